@@ -1,0 +1,42 @@
+# Two commands on a fresh machine with Python >= 3.11 and make:
+#   make run    makes .venv, installs, runs the quickstart study
+#   make test   makes .venv, installs, checks and tests everything
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: run test check install lock clean
+
+run: install
+	$(BIN)/fedsweep run quickstart --results results/quickstart
+
+test: check
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedsweep needs Python 3.11 or newer; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# Renew the pins: resolve pyproject.toml afresh and write down what was chosen (a "+cpu" build is the same release).
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet pip-tools
+	.venv-lock/bin/pip-compile --quiet --extra dev --no-emit-index-url --no-emit-find-links --strip-extras --no-annotate \
+	  --no-header --output-file .venv-lock/lock pyproject.toml
+	{ echo "# Written by 'make lock' from pyproject.toml; installed with pip by 'make install'."; \
+	  sed -e 's/+cpu//' -e '/^#/d' -e '/^$$/d' .venv-lock/lock; } > requirements.lock
+	rm -rf .venv-lock
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

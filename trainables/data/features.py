@@ -1,0 +1,149 @@
+"""Frozen features: one npz file or a built-in generator in, checked float32 arrays out."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data import synthetic
+from trainables.errors import UserError, in_range
+
+Rows = NDArray[np.int64]
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+CLIENT_COLUMN = "client_train"
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Features (rows x features, float32) and labels (int64, 0 to classes - 1) of the train and the test set."""
+
+    name: str
+    fingerprint: str
+    """Names the content: the file's SHA-256, or the generator with all its settings."""
+    x_train: NDArray[np.float32]
+    y_train: NDArray[np.int64]
+    x_test: NDArray[np.float32]
+    y_test: NDArray[np.int64]
+    client_train: NDArray[np.int64] | None = None
+    """Which client a train row belongs to, where the data set says so (the `explicit` partition)."""
+
+    @property
+    def classes(self) -> int:
+        return int(self.y_train.max()) + 1
+
+    @property
+    def features(self) -> int:
+        return int(self.x_train.shape[1])
+
+    def validation_rows(self, fraction: float, seed: int) -> Rows:
+        """The held-out rows of the train set: the same fraction of every class, chosen by the seed, ascending."""
+        in_range(0, 1, open_low=True, open_high=True, validation_fraction=fraction)
+        rng = np.random.Generator(np.random.Philox(key=seed))
+        chosen = []
+        for label in range(self.classes):
+            rows = np.flatnonzero(self.y_train == label)
+            chosen.append(rng.permutation(rows)[: round(fraction * len(rows))])
+        held_out = np.sort(np.concatenate(chosen))
+        if len(held_out) == 0:
+            raise UserError(
+                f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}"
+            )
+        return held_out
+
+
+def load(name: str) -> FeatureSet:
+    """`synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]`, `synthetic:ALPHA,BETA`, or the path of an npz file."""
+    generated = synthetic.generate(name)
+    if generated is not None:
+        fingerprint, arrays = generated
+        return _checked(name, fingerprint, arrays)
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"data {name!r} is neither a file nor a built-in set ({', '.join(synthetic.FORMS)})"
+        )
+    return _checked(path.stem, f"sha256:{_sha256(path)}", _read_npz(path))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_npz(path: Path) -> dict[str, NDArray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:  # a pickle in a data file could run anything
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise UserError(f"data file {path} is not an npz archive")
+            missing = [name for name in ARRAYS if name not in file]
+            if missing:
+                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
+            wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
+            return {name: file[name] for name in wanted}
+    except UserError:
+        raise
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UserError(f"data file {path} holds Python objects, which are never loaded") from None
+        raise UserError(f"data file {path} cannot be read as npz: {error}") from None
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"data file {path} is not a whole npz archive: {error}") from None
+
+
+def _checked(name: str, fingerprint: str, arrays: dict[str, NDArray]) -> FeatureSet:
+    x_train, x_test = (_features(name, key, arrays[key]) for key in ("x_train", "x_test"))
+    if x_train.shape[1] != x_test.shape[1]:
+        raise UserError(
+            f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}"
+        )
+    y_train, y_test = (
+        _labels(name, key, arrays[key], len(x))
+        for key, x in (("y_train", x_train), ("y_test", x_test))
+    )
+    counts = np.bincount(y_train)
+    if len(counts) < 2:
+        raise UserError(f"data {name}: y_train holds a single class")
+    if (counts == 0).any():
+        raise UserError(
+            f"data {name}: y_train holds the label {len(counts) - 1} but none of class "
+            f"{int(np.flatnonzero(counts == 0)[0])}; labels must be 0 to classes - 1"
+        )
+    if y_test.max() >= len(counts):
+        raise UserError(
+            f"data {name}: label {int(y_test.max())} in y_test is out of range, y_train has {len(counts)} classes"
+        )
+    clients = arrays.get(CLIENT_COLUMN)
+    if clients is not None:
+        clients = _labels(name, CLIENT_COLUMN, clients, len(x_train))
+    return FeatureSet(name, fingerprint, x_train, y_train, x_test, y_test, clients)
+
+
+def _features(name: str, key: str, x: NDArray) -> NDArray[np.float32]:
+    if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
+        raise UserError(
+            f"data {name}: {key} must be a table of numbers, rows x features, but is {x.dtype} of shape {x.shape}"
+        )
+    converted = np.ascontiguousarray(x, dtype=np.float32)
+    if not np.isfinite(converted).all():
+        row = int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
+        raise UserError(f"data {name}: {key} has a value that is nan or infinite in row {row}")
+    return converted
+
+
+def _labels(name: str, key: str, y: NDArray, rows: int) -> NDArray[np.int64]:
+    if y.shape != (rows,) or y.dtype.kind not in "iu":
+        raise UserError(
+            f"data {name}: {key} must be {rows} whole numbers, one per row, but is {y.dtype} of shape {y.shape}"
+        )
+    labels = y.astype(np.int64)
+    if labels.min() < 0 or labels.max() >= 100_000:
+        bad = int(labels.min()) if labels.min() < 0 else int(labels.max())
+        raise UserError(f"data {name}: label {bad} in {key} is out of range")
+    return labels

@@ -1,0 +1,30 @@
+"""What goes wrong through no fault of the program, said in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input. The message is one sentence with the name and value at fault; the command exits with 2."""
+
+
+def in_range(
+    low: float, high: float, *, open_low: bool = False, open_high: bool = False, **named: float
+) -> None:
+    """Raise unless every named value lies in the range: ``in_range(0, 1, beta=beta)``. NaN never does."""
+    for name, value in named.items():
+        above = value > low if open_low else value >= low
+        below = value < high if open_high else value <= high
+        if not (above and below):
+            raise UserError(
+                f"{name} = {value:g} is not in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+            )
+
+
+def one_of(allowed: Iterable[str], **named: str) -> None:
+    """Raise unless every named value is among the allowed ones, which the message lists."""
+    options = list(allowed)
+    for name, value in named.items():
+        if value not in options:
+            raise UserError(f"{name} = {value!r} is unknown; it is one of: {', '.join(options)}")

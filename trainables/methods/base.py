@@ -1,0 +1,142 @@
+"""What a method is: what its clients release, how its server uses that, and which hyperparameters it has.
+
+A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing: their
+trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape (lanes, ...), and
+hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values shared by the group.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from trainables.errors import UserError, in_range, one_of
+from trainables.privacy.plan import Event, PrivacySettings
+from trainables.spec import HyperValue
+
+State = dict[str, torch.Tensor]
+Hypers = Mapping[str, Any]
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    name: str
+    default: HyperValue
+    description: str
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+    whole: bool = False
+    choices: tuple[str, ...] = ()
+    """A choice is static: lanes that choose differently go into different groups."""
+    auto: bool = False
+    """Whether `auto` is allowed; the method says what it stands for."""
+
+    def check(self, value: HyperValue) -> HyperValue:
+        """The value in its proper type, or a sentence that names it."""
+        if self.auto and value == AUTO:
+            return AUTO
+        if isinstance(self.default, bool) or (self.auto and self.low == -math.inf):
+            words = {"true": True, "false": False}
+            if isinstance(value, str) and value.lower() in words:
+                value = words[value.lower()]
+            if not isinstance(value, bool):
+                raise UserError(f"{self.name} = {value!r} is neither true nor false")
+            return value
+        if self.choices:
+            one_of(self.choices, **{self.name: str(value)})
+            return str(value)
+        try:
+            number = float(value) if not isinstance(value, bool) else math.nan
+        except ValueError:
+            raise UserError(f"{self.name} = {value!r} is not a number") from None
+        in_range(
+            self.low,
+            min(self.high, 1e30),
+            open_low=self.open_low,
+            open_high=self.open_high,
+            **{self.name: number},
+        )
+        if self.whole and number != int(number):
+            raise UserError(f"{self.name} = {value!r} is not a whole number")
+        return int(number) if self.whole else number
+
+
+def learning_rate(default: float) -> Hyperparameter:
+    return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
+
+
+class ClientRound(Protocol):
+    """What a client program may use of its client in one round. Everything is laned."""
+
+    size: int
+
+    def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
+        """The sum over the client's rows of per-example gradients clipped to the lanes' bounds."""
+
+    def noise(self, purpose: str, step: int = 0) -> torch.Tensor:
+        """The noise that the privacy plan prescribes for this purpose."""
+
+
+class ClientProgram(ABC):
+    """The client half of a method. Its name tells which trials can share a pack."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        """The client's release; the server sees the mean over all clients."""
+
+
+class NoisyGradient(ClientProgram):
+    """u_i = (sum of clipped gradients + noise) / |D_i|, once a round."""
+
+    name = "noisy gradient"
+
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        return (client.clipped_gradient_sum(theta) + client.noise("gradient")) / client.size
+
+
+class Method(ABC):
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
+    client: ClassVar[ClientProgram] = NoisyGradient()
+
+    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
+        """What every client releases in the course of a run, for the privacy plan to price."""
+        return (Event("gradient", rounds, privacy.record_sensitivity),)
+
+    def resolve(self, hypers: dict[str, HyperValue], privacy: PrivacySettings) -> dict[str, HyperValue]:
+        """Replace `auto` by what it stands for under this privacy budget."""
+        return hypers
+
+    def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
+        """The server's state before the first round."""
+        return {}
+
+    @abstractmethod
+    def step(
+        self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers
+    ) -> torch.Tensor:
+        """The weights after round t = 1, 2, …, given the mean release G. Updates `state`."""
+
+    def check(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+        """All hyperparameters: the given ones checked, the others at their defaults."""
+        known = {h.name: h for h in self.hyperparameters}
+        for name in given:
+            if name not in known:
+                raise UserError(f"{self.name} has no hyperparameter {name!r}; it has: {', '.join(known)}")
+        return {name: h.check(given.get(name, h.default)) for name, h in known.items()}
+
+    @property
+    def static_names(self) -> tuple[str, ...]:
+        return tuple(h.name for h in self.hyperparameters if h.choices)

@@ -1,0 +1,19 @@
+"""DP-FedGD: plain gradient descent on the mean of the clients' noisy gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from trainables.methods.base import Hypers, Method, State, learning_rate
+
+
+class DPFedGD(Method):
+    name = "dp-fedgd"
+    title = "DP-FedGD"
+    paper = "McMahan et al. 2017; Krouka et al. 2025 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    hyperparameters = (learning_rate(0.1),)
+
+    def step(
+        self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers
+    ) -> torch.Tensor:
+        return theta - hypers["learning_rate"] * G

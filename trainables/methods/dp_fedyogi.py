@@ -1,0 +1,20 @@
+"""DP-FedYogi: as DP-FedAdam, but the second moment moves by no more than the squared gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from trainables.methods.base import Hypers, State
+from trainables.methods.dp_fedadam import DPFedAdam
+
+
+class DPFedYogi(DPFedAdam):
+    name = "dp-fedyogi"
+    title = "DP-FedYogi"
+
+    def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
+        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta) + hypers["tau"].square()}
+
+    def second_moment(self, v: torch.Tensor, G: torch.Tensor, beta2: torch.Tensor) -> torch.Tensor:
+        squared = G.square()
+        return v - (1 - beta2) * torch.sign(v - squared) * squared

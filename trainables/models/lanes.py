@@ -1,0 +1,52 @@
+"""Lanes in blocks of one fixed shape.
+
+A matrix product may round differently for another width, so lanes are always computed `LANES` at a time, the last block
+filled up with zeros: a lane's arithmetic then does not depend on how many others share its pack, nor on which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a device likes its work cut: fixed per kind of device, since it decides how sums are rounded."""
+
+    lanes: int
+    cells: int
+    """Rows x classes x lanes of one chunk: on a CPU what fits the second-level cache."""
+
+    def rows(self, classes: int) -> int:
+        """Rows of a chunk: a power of two, at least 64."""
+        return max(64, 1 << (self.cells // (classes * self.lanes)).bit_length() - 1)
+
+
+SHAPES = {"cpu": Shape(lanes=16, cells=1 << 18), "cuda": Shape(lanes=64, cells=1 << 27)}
+
+
+def to_blocks(theta: torch.Tensor, rows: int, classes: int, lanes: int) -> torch.Tensor:
+    """Weights (lane, row x class) as (block, row, class x lane): lanes innermost, so that what is done class by class
+    runs over contiguous lanes."""
+    count = -(-theta.shape[0] // lanes)
+    padded = torch.zeros(count * lanes, theta.shape[1], dtype=theta.dtype, device=theta.device)
+    padded[: theta.shape[0]] = theta
+    blocks = padded.view(count, lanes, rows, classes).permute(0, 2, 3, 1)
+    return blocks.reshape(count, rows, classes * lanes)
+
+
+def from_blocks(blocks: torch.Tensor, classes: int, lanes: int, count: int) -> torch.Tensor:
+    """The inverse of `to_blocks`, without the filling."""
+    number, rows, _ = blocks.shape
+    whole = blocks.view(number, rows, classes, lanes).permute(0, 3, 1, 2)
+    return whole.reshape(number * lanes, rows * classes)[:count]
+
+
+def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:
+    """One number per lane as (block, lane), filled up with ones."""
+    count = -(-values.shape[0] // lanes)
+    padded = torch.ones(count * lanes, dtype=values.dtype, device=values.device)
+    padded[: values.shape[0]] = values
+    return padded.view(count, lanes)

@@ -1,0 +1,138 @@
+"""A pack: trials that run together, one lane each, and what its client hosts and its server need to know of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainables import methods
+from trainables.methods.base import ClientProgram, Hypers, Method
+from trainables.privacy.plan import PrivacyPlan
+from trainables.problem import Shipment
+from trainables.spec import TrialSpec
+
+
+def pack_group(trial: TrialSpec) -> tuple[str, str, int, int]:
+    """Trials can share a pack if this is equal: same data, same client program, same rounds."""
+    program = methods.get(trial.method).client
+    return trial.problem.key, program.name, trial.rounds, trial.evaluate_every
+
+
+def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
+    """The mechanism of a trial and its account."""
+    method = methods.get(trial.method)
+    hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
+    return _plan(trial.privacy, method.releases(trial.privacy, trial.rounds, hypers), tuple(sizes))
+
+
+@lru_cache(maxsize=4096)
+def _plan(privacy, events, sizes):  # type: ignore[no-untyped-def]
+    return PrivacyPlan.calibrate(privacy, events, sizes=sizes)
+
+
+@dataclass(frozen=True)
+class LaneGroup:
+    """Neighbouring lanes of one method with equal static hyperparameters."""
+
+    method: Method
+    start: int
+    stop: int
+    hypers: Hypers
+
+    @property
+    def lanes(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """All a client host needs for any round of a pack. Calls carry it whole, so a host that was restarted knows enough."""
+
+    key: str
+    shipment: Shipment
+    program: ClientProgram
+    seeds: NDArray[np.int64]
+    clip: NDArray[np.float32]
+    noise_std: Mapping[str, NDArray[np.float32]]
+    """By purpose, per lane: what each client adds to its sum."""
+    assignment: tuple[tuple[int, ...], ...]
+    """The clients of every host."""
+
+
+def group_key(trial: TrialSpec) -> tuple[str, ...]:
+    method = methods.get(trial.method)
+    return (trial.method, *(str(trial.hyperparameters[name]) for name in method.static_names))
+
+
+def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Trials of a group side by side; otherwise in the order given."""
+    first_seen: dict[tuple[str, ...], int] = {}
+    for trial in trials:
+        first_seen.setdefault(group_key(trial), len(first_seen))
+    return sorted(trials, key=lambda trial: first_seen[group_key(trial)])
+
+
+def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGroup]:
+    """The groups of trials that `order_lanes` has put in order."""
+    groups: list[LaneGroup] = []
+    start = 0
+    for index in range(1, len(trials) + 1):
+        if index < len(trials) and group_key(trials[index]) == group_key(trials[start]):
+            continue
+        members = trials[start:index]
+        method = methods.get(members[0].method)
+        resolved = [method.resolve(dict(trial.hyperparameters), trial.privacy) for trial in members]
+        hypers = {
+            h.name: resolved[0][h.name]
+            if h.choices
+            else torch.tensor([[float(r[h.name])] for r in resolved], dtype=torch.float32, device=device)
+            for h in method.hyperparameters
+        }
+        groups.append(LaneGroup(method, start, index, hypers))
+        start = index
+    return groups
+
+
+def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> ClientWork:
+    plans = [plan_of(trial, shipment.sizes) for trial in trials]
+    purposes = {event.purpose for plan in plans for event in plan.events}
+    return ClientWork(
+        key=hashlib.sha256("".join(trial.key for trial in trials).encode()).hexdigest()[:16],
+        shipment=shipment,
+        program=methods.get(trials[0].method).client,
+        seeds=np.array([trial.seed for trial in trials]),
+        clip=np.array([trial.privacy.clip for trial in trials], dtype=np.float32),
+        noise_std={
+            purpose: np.array([plan.noise_std[purpose] for plan in plans], dtype=np.float32)
+            for purpose in purposes
+        },
+        assignment=assign(shipment.sizes, hosts),
+    )
+
+
+def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
+    """The same work for some of the lanes."""
+    index = np.asarray(keep, dtype=np.int64)
+    return replace(
+        work,
+        seeds=work.seeds[index],
+        clip=work.clip[index],
+        noise_std={purpose: std[index] for purpose, std in work.noise_std.items()},
+    )
+
+
+def assign(sizes: Sequence[int], hosts: int) -> tuple[tuple[int, ...], ...]:
+    """Clients to hosts, so that every host has about as many rows: the largest first, to whoever has least."""
+    held: list[list[int]] = [[] for _ in range(min(hosts, len(sizes)))]
+    load = [0] * len(held)
+    for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        host = load.index(min(load))
+        held[host].append(client)
+        load[host] += sizes[client]
+    return tuple(tuple(sorted(clients)) for clients in held)

@@ -1,0 +1,64 @@
+"""The Gaussian mechanism in closed form (Balle and Wang 2018; mu-GDP of Dong, Roth and Su).
+
+Any number of Gaussian releases compose into one number, mu: sqrt of the sum of (sensitivity / std)^2.
+The pair (eps, delta) follows from mu through delta(eps; mu) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+Everything is done in logarithms, so it holds for eps from 1e-3 to 1e3 and delta down to 1e-12 and beyond.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from trainables.errors import in_range
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """log delta(eps; mu); -inf when the mechanism is eps-DP to the last bit."""
+    if mu == 0:
+        return -math.inf
+    if math.isinf(mu):
+        return 0.0
+    first = float(log_ndtr(mu / 2 - epsilon / mu))
+    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    if second >= first:  # the difference is below what float64 can tell from nothing
+        return -math.inf
+    return first + math.log(-math.expm1(second - first))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The smallest eps for which mu-GDP is (eps, delta)-DP; rounded up, never down."""
+    in_range(0, 1, open_low=True, open_high=True, delta=delta)
+    in_range(0, math.inf, mu=mu)
+    target = math.log(delta)
+    if math.isinf(mu):
+        return math.inf
+    if log_delta(0.0, mu) <= target:
+        return 0.0
+    high = 1.0
+    while log_delta(high, mu) > target:
+        high *= 2
+    root = float(brentq(lambda e: max(log_delta(e, mu), -1e6) - target, 0.0, high, xtol=1e-15, rtol=1e-14))
+    while log_delta(root, mu) > target:
+        root = math.nextafter(root * (1 + 1e-15), math.inf)
+    return root
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest mu that is (eps, delta)-DP; rounded down, never up. An infinite eps gives an infinite mu."""
+    in_range(0, 1, open_low=True, open_high=True, delta=delta)
+    in_range(0, math.inf, open_low=True, epsilon=epsilon)
+    if math.isinf(epsilon):
+        return math.inf
+    target = math.log(delta)
+    low, high = 1e-12, 1.0
+    while log_delta(epsilon, high) <= target:
+        high *= 2
+    root = float(
+        brentq(lambda m: max(log_delta(epsilon, m), -1e6) - target, low, high, xtol=1e-15, rtol=1e-14)
+    )
+    while log_delta(epsilon, root) > target:
+        root *= 1 - 1e-15
+    return root

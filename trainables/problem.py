@@ -1,0 +1,99 @@
+"""A problem made ready: the rows every client trains on and the rows the model is judged on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from trainables.data.features import FeatureSet
+from trainables.data.partition import Partition, partition
+from trainables.models.softmax import SoftmaxHead
+from trainables.spec import ProblemSpec
+
+
+@dataclass(frozen=True)
+class Problem:
+    spec: ProblemSpec
+    data: FeatureSet
+    partition: Partition
+    x_eval: NDArray[np.float32]
+    y_eval: NDArray[np.int64]
+
+    @classmethod
+    def prepare(cls, data: FeatureSet, spec: ProblemSpec) -> Problem:
+        """Clients are dealt all train rows; `train_on: train` then takes the validation rows from each."""
+        dealt = partition(data, spec.partition)
+        held_out = data.validation_rows(spec.data.validation_fraction, spec.data.validation_seed)
+        if spec.train_on == "train":
+            dealt = dealt.without(held_out)
+        if spec.evaluate_on == "test":
+            return cls(spec, data, dealt, data.x_test, data.y_test)
+        return cls(spec, data, dealt, data.x_train[held_out], data.y_train[held_out])
+
+    @property
+    def model(self) -> SoftmaxHead:
+        return SoftmaxHead(self.data.features, self.data.classes)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A problem on its way to actors. The arrays are held by the object store, once per node; `fetch` takes either a
+    reference or the array itself."""
+
+    key: str
+    model: SoftmaxHead
+    sizes: tuple[int, ...]
+    x: Any
+    y: Any
+    rows: Any
+    x_eval: Any
+    y_eval: Any
+
+
+def fetch(value: Any) -> Any:
+    return ray.get(value) if isinstance(value, ray.ObjectRef) else value
+
+
+class Shipper:
+    """Puts problems into the object store, the features of a data set only once."""
+
+    def __init__(self) -> None:
+        self._features: dict[str, tuple[Any, Any]] = {}
+        self._shipped: dict[str, Shipment] = {}
+
+    def ship(self, problem: Problem) -> Shipment:
+        key = problem.spec.key
+        if key not in self._shipped:
+            data = problem.data
+            if data.fingerprint not in self._features:
+                self._features[data.fingerprint] = (ray.put(data.x_train), ray.put(data.y_train))
+            x, y = self._features[data.fingerprint]
+            self._shipped[key] = Shipment(
+                key,
+                problem.model,
+                problem.partition.sizes,
+                x,
+                y,
+                ray.put(problem.partition.rows),
+                ray.put(problem.x_eval),
+                ray.put(problem.y_eval),
+            )
+        return self._shipped[key]
+
+
+def in_process(problem: Problem) -> Shipment:
+    """For hosts that live in the caller's own process."""
+    return Shipment(
+        problem.spec.key,
+        problem.model,
+        problem.partition.sizes,
+        problem.data.x_train,
+        problem.data.y_train,
+        problem.partition.rows,
+        problem.x_eval,
+        problem.y_eval,
+    )

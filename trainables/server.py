@@ -1,0 +1,250 @@
+"""The server: owns the lanes' weights and state, drives the rounds, applies the update and evaluates."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from trainables.client_host import ClientHost, HostReply
+from trainables.exact import from_grid
+from trainables.methods.base import State
+from trainables.models.softmax import Shard
+from trainables.pack import (
+    ClientWork,
+    LaneGroup,
+    client_work,
+    lane_groups,
+    order_lanes,
+    select_lanes,
+)
+from trainables.problem import Shipment, fetch
+from trainables.spec import TrialSpec
+
+METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "noise_norm")
+
+
+@dataclass
+class LaneResult:
+    """What is known of a trial so far. `metrics` are by round; accuracy and shares are in percent."""
+
+    key: str
+    state: str = "running"
+    """running, done, diverged or stopped"""
+    rounds: int = 0
+    metrics: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
+    seconds: float = 0.0
+    """The trial's share of the time its pack took."""
+    correct: bytes = b""
+    """Per-example correctness on the test set after the last round, as packed bits; empty in a search."""
+
+
+class Hosts(Protocol):
+    """The client hosts of a federation, wherever they live."""
+
+    count: int
+
+    def round(self, work: ClientWork, t: int, theta: np.ndarray, diagnose: bool) -> list[HostReply]:
+        """One message to every host and one back."""
+
+
+class HostsHere:
+    """Client hosts in the caller's own process, one after the other: for tests, benchmarks and reading."""
+
+    def __init__(self, count: int, device: str = "cpu") -> None:
+        self.count = count
+        self._hosts = [ClientHost(index, device) for index in range(count)]
+
+    def round(self, work: ClientWork, t: int, theta: np.ndarray, diagnose: bool) -> list[HostReply]:
+        return [host.round(work, t, theta, diagnose) for host in self._hosts[: len(work.assignment)]]
+
+
+class Server:
+    def __init__(self, hosts: Hosts, device: str = "cpu") -> None:
+        self.hosts = hosts
+        self.device = device
+        self._evaluation: tuple[str, Shard] | None = None
+        if device == "cpu":
+            torch.set_num_threads(1)
+
+    # ---- a pack's life -----------------------------------------------------------------------------------------
+
+    def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
+        """Start a pack, or take it up again where `snapshot` left it."""
+        self.trials = order_lanes(trials)
+        self.shipment = shipment
+        self.results = {trial.key: LaneResult(trial.key) for trial in self.trials}
+        self.t = 0
+        self._work = client_work(self.trials, shipment, self.hosts.count)
+        self._groups = lane_groups(self.trials, self.device)
+        self.theta = torch.stack([shipment.model.initial(trial.seed) for trial in self.trials]).to(
+            self.device
+        )
+        self._states: list[State] = [
+            group.method.initial_state(self.theta[group.lanes], group.hypers) for group in self._groups
+        ]
+        if snapshot is not None:
+            self._restore(snapshot)
+
+    @property
+    def rounds(self) -> int:
+        return self.trials[0].rounds if self.trials else 0
+
+    def advance(self, until: int) -> list[LaneResult]:
+        """Run rounds up to and including `until`; what is known of every lane of the pack then."""
+        every = next(iter(self.trials)).evaluate_every if self.trials else 1
+        while self.trials and self.t < min(until, self.rounds):
+            began = time.perf_counter()
+            last = self.t + 1 == self.rounds
+            evaluate = last or (self.t + 1) % every == 0
+            self._round(evaluate)
+            if evaluate:
+                self._evaluate(last)
+            share = (time.perf_counter() - began) / max(1, len(self.trials))
+            for trial in self.trials:
+                self.results[trial.key].seconds += share
+            if evaluate:
+                self._retire(last)
+        return list(self.results.values())
+
+    def stop_lanes(self, keys: Iterable[str]) -> None:
+        """End some trials before their last round; the pack goes on without them."""
+        chosen = set(keys)
+        for trial in self.trials:
+            if trial.key in chosen:
+                self.results[trial.key].state = "stopped"
+        self._compact()
+
+    # ---- the round ---------------------------------------------------------------------------------------------
+
+    def _round(self, diagnose: bool) -> None:
+        self.t += 1
+        # 1. theta goes out to every host, 2. every client's release comes back, summed per host
+        replies = self.hosts.round(self._work, self.t, self.theta.cpu().numpy(), diagnose)
+        # 3. the mean over clients, exact whatever the hosts
+        clients = len(self.shipment.sizes)
+        G = self._sum(reply.total for reply in replies).div_(clients).to(self.theta)
+        # 4. the method's update, lane by lane
+        theta = torch.empty_like(self.theta)
+        for group, state in zip(self._groups, self._states, strict=True):
+            lanes = group.lanes
+            theta[lanes] = group.method.step(self.t, self.theta[lanes], G[lanes], state, group.hypers)
+        self.theta = theta
+        if diagnose:
+            found = [reply.diagnostics for reply in replies if reply.diagnostics is not None]
+            self._note("train_loss", self._sum(d.loss for d in found) / clients)
+            self._note("clipped_share", 100 * self._sum(d.clipped for d in found) / clients)
+            self._note("signal_norm", (self._sum(d.signal for d in found) / clients).norm(dim=1))
+            self._note("noise_norm", (self._sum(d.noise for d in found) / clients).norm(dim=1))
+
+    def _sum(self, parts: Iterable[np.ndarray]) -> torch.Tensor:
+        return from_grid(torch.from_numpy(np.sum(list(parts), axis=0)).to(self.device))
+
+    def _note(self, name: str, values: torch.Tensor) -> None:
+        for trial, value in zip(self.trials, values.tolist(), strict=True):
+            self.results[trial.key].metrics[name][self.t] = value
+
+    def _evaluate(self, last: bool) -> None:
+        shard = self._evaluation_shard()
+        loss, correct = self.shipment.model.evaluate(shard, self.theta)
+        self._note("loss", loss)
+        # a count first: an average of single-precision ones would round
+        self._note("accuracy", 100 * correct.sum(1).double() / shard.size)
+        if last and self.trials[0].problem.evaluate_on == "test":
+            bits = np.packbits(correct.cpu().numpy(), axis=1)
+            for trial, row in zip(self.trials, bits, strict=True):
+                self.results[trial.key].correct = row.tobytes()
+
+    def _evaluation_shard(self) -> Shard:
+        if self._evaluation is None or self._evaluation[0] != self.shipment.key:
+            x, y = fetch(self.shipment.x_eval), fetch(self.shipment.y_eval)
+            self._evaluation = (self.shipment.key, Shard.build(x, y, self.device))
+        return self._evaluation[1]
+
+    # ---- lanes that end ----------------------------------------------------------------------------------------
+
+    def _retire(self, last: bool) -> None:
+        finite = torch.isfinite(self.theta).all(dim=1).tolist()
+        for trial, alive in zip(self.trials, finite, strict=True):
+            result = self.results[trial.key]
+            result.rounds = self.t
+            if not alive or not math.isfinite(result.metrics["loss"][self.t]):
+                result.state = "diverged"
+            elif last:
+                result.state = "done"
+        self._compact()
+
+    def _compact(self) -> None:
+        """Go on with the running lanes alone."""
+        keep = [i for i, trial in enumerate(self.trials) if self.results[trial.key].state == "running"]
+        if len(keep) == len(self.trials):
+            return
+        self._work = select_lanes(self._work, keep)
+        self._work = replace(self._work, key=f"{self._work.key}:{self.t}")
+        groups, states = [], []
+        for group, state in zip(self._groups, self._states, strict=True):
+            mine = [i - group.start for i in keep if group.start <= i < group.stop]
+            if not mine:
+                continue
+            start = groups[-1].stop if groups else 0
+            hypers = {
+                name: value[mine] if isinstance(value, torch.Tensor) else value
+                for name, value in group.hypers.items()
+            }
+            groups.append(LaneGroup(group.method, start, start + len(mine), hypers))
+            states.append({name: value[mine] for name, value in state.items()})
+        self._groups, self._states = groups, states
+        self.theta = self.theta[keep]
+        self.trials = [self.trials[i] for i in keep]
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Everything needed to go on from here: plain tensors and numbers, no code."""
+        buffer = io.BytesIO()
+        torch.save(
+            {
+                "t": self.t,
+                "lanes": [trial.key for trial in self.trials],
+                "theta": self.theta.cpu(),
+                "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
+                "results": {key: vars(result) for key, result in self.results.items()},
+            },
+            buffer,
+        )
+        return buffer.getvalue()
+
+    def _restore(self, snapshot: bytes) -> None:
+        saved: dict[str, Any] = torch.load(io.BytesIO(snapshot), weights_only=True)
+        self.results = {key: LaneResult(**fields) for key, fields in saved["results"].items()}
+        self._compact()
+        if [trial.key for trial in self.trials] != saved["lanes"]:
+            raise ValueError("the snapshot belongs to another pack")
+        self.t = saved["t"]
+        self.theta = saved["theta"].to(self.device)
+        self._states = [
+            {name: v.to(self.device) for name, v in state.items()} for state in saved["states"]
+        ]
+
+
+def run_here(
+    trials: Sequence[TrialSpec],
+    shipment: Shipment,
+    hosts: int = 1,
+    device: str = "cpu",
+    on_round: Callable[[int], None] | None = None,
+) -> dict[str, LaneResult]:
+    """A whole pack in this process, without Ray."""
+    server = Server(HostsHere(hosts, device), device)
+    server.open(trials, shipment)
+    for t in range(1, server.rounds + 1):
+        server.advance(t)
+        if on_round:
+            on_round(t)
+    return server.results

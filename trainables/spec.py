@@ -1,0 +1,66 @@
+"""What a trial is: everything that can change its result, and nothing else. Its key is the hash of that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trainables.privacy.plan import PrivacySettings
+
+ENGINE_VERSION = 1  # raise it when a change of the code changes results: old rows then no longer count as done
+
+HyperValue = float | int | bool | str
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    @cached_property
+    def key(self) -> str:
+        """A stable name for the content."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(f"{ENGINE_VERSION}:{text}".encode()).hexdigest()[:24]
+
+
+class DataSpec(Spec):
+    """A data set, named by its content: a feature file's hash, or a generator with its settings."""
+
+    fingerprint: str
+    validation_fraction: float = 0.1
+    validation_seed: int = 42
+
+
+class PartitionSpec(Spec):
+    """How the train rows are dealt out to the clients."""
+
+    kind: Literal["iid", "dirichlet", "classes", "explicit"]
+    parameter: float = 0.0
+    """dirichlet: alpha. classes: how many classes a client holds."""
+    clients: int = 20
+    seed: int = 42
+
+
+class ProblemSpec(Spec):
+    """What the clients hold and what the model is judged on."""
+
+    data: DataSpec
+    partition: PartitionSpec
+    train_on: Literal["train", "all"]
+    """`train` keeps the validation split out of the clients' rows; `all` gives them every train row."""
+    evaluate_on: Literal["validation", "test"]
+
+
+class TrialSpec(Spec):
+    """One training run."""
+
+    problem: ProblemSpec
+    method: str
+    hyperparameters: dict[str, HyperValue]
+    privacy: PrivacySettings
+    rounds: int
+    evaluate_every: int = 10
+    seed: int = 42
