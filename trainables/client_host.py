@@ -40,7 +40,9 @@ class ClientHost:
         self._held: str | None = None
         self._shards: dict[int, Shard] = {}
         if device == "cpu":
-            torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
+            torch.set_num_threads(
+                1
+            )  # more cores means more hosts: no thread ever waits for another inside a round
 
     def round(self, work: ClientWork, t: int, theta: NDArray[np.float32], diagnose: bool) -> HostReply:
         """Every client's release for round t, summed. A pure function of its arguments."""

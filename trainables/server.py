@@ -228,9 +228,7 @@ class Server:
             raise ValueError("the snapshot belongs to another pack")
         self.t = saved["t"]
         self.theta = saved["theta"].to(self.device)
-        self._states = [
-            {name: v.to(self.device) for name, v in state.items()} for state in saved["states"]
-        ]
+        self._states = [{name: v.to(self.device) for name, v in state.items()} for state in saved["states"]]
 
 
 def run_here(

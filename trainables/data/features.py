@@ -66,9 +66,7 @@ def load(name: str) -> FeatureSet:
         return _checked(name, fingerprint, arrays)
     path = Path(name)
     if not path.is_file():
-        raise UserError(
-            f"data {name!r} is neither a file nor a built-in set ({', '.join(synthetic.FORMS)})"
-        )
+        raise UserError(f"data {name!r} is neither a file nor a built-in set ({', '.join(synthetic.FORMS)})")
     return _checked(path.stem, f"sha256:{_sha256(path)}", _read_npz(path))
 
 
@@ -84,7 +82,9 @@ def _read_npz(path: Path) -> dict[str, NDArray]:
                 raise UserError(f"data file {path} is not an npz archive")
             missing = [name for name in ARRAYS if name not in file]
             if missing:
-                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
+                raise UserError(
+                    f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}"
+                )
             wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
             return {name: file[name] for name in wanted}
     except UserError:
@@ -100,12 +100,9 @@ def _read_npz(path: Path) -> dict[str, NDArray]:
 def _checked(name: str, fingerprint: str, arrays: dict[str, NDArray]) -> FeatureSet:
     x_train, x_test = (_features(name, key, arrays[key]) for key in ("x_train", "x_test"))
     if x_train.shape[1] != x_test.shape[1]:
-        raise UserError(
-            f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}"
-        )
+        raise UserError(f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}")
     y_train, y_test = (
-        _labels(name, key, arrays[key], len(x))
-        for key, x in (("y_train", x_train), ("y_test", x_test))
+        _labels(name, key, arrays[key], len(x)) for key, x in (("y_train", x_train), ("y_test", x_test))
     )
     counts = np.bincount(y_train)
     if len(counts) < 2:

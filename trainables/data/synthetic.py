@@ -23,7 +23,9 @@ def generate(name: str) -> tuple[str, Arrays] | None:
         in_range(2, 1000, **{f"data {name!r}: CLASSES": classes})
         in_range(1, 100_000, **{f"data {name!r}: FEATURES": features})
         in_range(classes, 10**8, **{f"data {name!r}: TRAIN": train, f"data {name!r}: TEST": test})
-        return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(train, test, features, classes)
+        return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(
+            train, test, features, classes
+        )
     if kind == "synthetic":
         numbers = _numbers(name, text)
         if len(numbers) not in (2, 3) or any(number != int(number) for number in numbers[2:]):

@@ -77,7 +77,9 @@ class DPFedSOFIM(Method):
             direction = G
         else:
             squared = (M * M).sum(1, keepdim=True)
-            if hypers["direction"] == "momentum":  # H M = M / (rho + ||M||^2), without the cancellation of the general form
+            if (
+                hypers["direction"] == "momentum"
+            ):  # H M = M / (rho + ||M||^2), without the cancellation of the general form
                 isotropic, preconditioned = M / rho, M / (rho + squared)
             else:
                 isotropic = G / rho

@@ -80,7 +80,9 @@ class PrivacyPlan:
         """The least noise for which the claim holds, rounded up to what float32 can hold."""
         settings.check()
         if not math.isclose(sum(e.share for e in events), 1.0):
-            raise UserError(f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
+            raise UserError(
+                f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1"
+            )
         concentration = _concentration(sizes)
         mu = mu_of(settings.epsilon, settings.delta)
         seen = 1.0 if settings.release == "local" else concentration

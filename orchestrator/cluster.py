@@ -1,0 +1,46 @@
+"""Starting a local Ray, or joining one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+# Ray reads these when it is imported: no usage report, no progress tables of its own, no metrics agent
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+
+import ray
+
+from trainables.errors import UserError
+
+LOCAL_OBJECT_STORE = 1 << 30  # bytes; features are megabytes, weights kilobytes
+
+
+@contextlib.contextmanager
+def connected(address: str | None = None, cpus: int | None = None) -> Iterator[None]:
+    """A Ray to run on: the one at `address` (`auto` or HOST:PORT), else a local one that ends with the block."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=LOCAL_OBJECT_STORE,
+                _node_ip_address="127.0.0.1",
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"no Ray cluster answers at address = {address!r}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()

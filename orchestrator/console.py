@@ -1,0 +1,33 @@
+"""What people and programs read: JSON on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from rich.console import Console
+
+stderr = Console(stderr=True, highlight=False)
+
+
+def emit_json(value: Any) -> None:
+    """One line of JSON, which is the last line of standard output. What is infinite is the string "inf"."""
+    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def number(value: float) -> str:
+    """For people: short, and `inf` where it is."""
+    return f"{value:.4g}"

@@ -1,0 +1,102 @@
+"""A federation: one server actor and its client hosts, long-lived, reused by pack after pack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainables.client_host import ClientHost, HostReply
+from trainables.pack import ClientWork
+from trainables.problem import Shipment
+from trainables.server import LaneResult, Server
+from trainables.spec import TrialSpec
+
+HOST_RESTARTS = 8  # how often a host may die before the pack it works on is given up
+
+
+@dataclass(frozen=True)
+class FederationSize:
+    """How much of the cluster a federation takes. Never changes a result."""
+
+    hosts: int = 1
+    cpus_per_host: float = 1.0
+    gpus_per_host: float = 0.0
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus_per_host > 0 else "cpu"
+
+    @property
+    def host_bundle(self) -> dict[str, float]:
+        bundle = {"CPU": self.cpus_per_host}
+        return {**bundle, "GPU": self.gpus_per_host} if self.gpus_per_host else bundle
+
+
+class HostActors:
+    """The client hosts as seen from the server actor: one message out and one back per host and round."""
+
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self.count = len(handles)
+        self._handles = list(handles)
+        self._sent: tuple[ClientWork, Any] | None = None
+
+    def round(self, work: ClientWork, t: int, theta: np.ndarray, diagnose: bool) -> list[HostReply]:
+        if self._sent is None or self._sent[0] is not work:  # a pack's work is sent once, not every round
+            self._sent = (work, ray.put(work))
+        weights = ray.put(theta)
+        busy = self._handles[: len(work.assignment)]
+        return ray.get([host.round.remote(self._sent[1], t, weights, diagnose) for host in busy])
+
+
+class Federation:
+    """Starts the actors and speaks with the server. `close` ends them all."""
+
+    def __init__(self, size: FederationSize, group: PlacementGroup | None = None) -> None:
+        self.size = size
+        self._hosts = [
+            ray.remote(ClientHost)
+            .options(
+                num_cpus=size.cpus_per_host,
+                num_gpus=size.gpus_per_host,
+                # a round is a pure function of its arguments, so a host that died is started again and asked again
+                max_restarts=HOST_RESTARTS,
+                max_task_retries=HOST_RESTARTS,
+                **_placed(group, index),
+            )
+            .remote(index, size.device)
+            for index in range(size.hosts)
+        ]
+        self._server = (
+            ray.remote(Server).options(num_cpus=0, **_placed(group, 0)).remote(HostActors(self._hosts), "cpu")
+        )
+
+    def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
+        ray.get(self._server.open.remote(list(trials), shipment, snapshot))
+
+    def advance(self, until: int) -> list[LaneResult]:
+        return ray.get(self._server.advance.remote(until))
+
+    def stop_lanes(self, keys: Sequence[str]) -> None:
+        ray.get(self._server.stop_lanes.remote(list(keys)))
+
+    def snapshot(self) -> bytes:
+        return ray.get(self._server.snapshot.remote())
+
+    def close(self) -> None:
+        for actor in (self._server, *self._hosts):
+            ray.kill(actor, no_restart=True)
+
+
+def _placed(group: PlacementGroup | None, index: int) -> dict[str, Any]:
+    """Where an actor goes: into bundle `index` + 1 of the trial's placement group (bundle 0 is the trial's own)."""
+    if group is None:
+        return {}
+    return {
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index + 1)
+    }
