@@ -51,9 +51,7 @@ Data = Annotated[
     ),
 ]
 Clients = Annotated[int, typer.Option(help="Number of clients.")]
-PartitionText = Annotated[
-    str, typer.Option("--partition", help="iid, dirichlet:ALPHA, classes:K or explicit.")
-]
+PartitionText = Annotated[str, typer.Option("--partition", help="iid, dirichlet:ALPHA, classes:K or explicit.")]
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition; not changed by --seed.")]
 Epsilon = Annotated[float, typer.Option(help="Privacy budget; inf for the non-private arm.")]
 Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail with.")]
@@ -127,7 +125,7 @@ def calibrate(
     plan = PrivacyPlan.calibrate(
         settings, [Event("gradient", rounds, settings.record_sensitivity)], sizes=[1] * clients
     )
-    found = {
+    found: dict[str, Any] = {
         "mu": plan.mu(settings.release),
         "noise_multiplier": plan.noise_multiplier(),
         "noise_std_sum": plan.noise_multiplier() * clip,
@@ -140,9 +138,7 @@ def calibrate(
     typer.echo(f"mu                 {number(found['mu'])}")
     typer.echo(f"noise multiplier   {found['noise_multiplier']:.2f}   (sigma_g)")
     typer.echo(f"noise of the sum   {number(found['noise_std_sum'])}   (standard deviation, clip x sigma_g)")
-    typer.echo(
-        f"noise of a client  {number(found['noise_std_client'])}   (added to its sum of clipped gradients)"
-    )
+    typer.echo(f"noise of a client  {number(found['noise_std_client'])}   (added to its sum of clipped gradients)")
     for model, bought in plan.bought.items():
         typer.echo(f"epsilon bought     {number(bought)}   seen as {model}")
 
@@ -211,9 +207,7 @@ def train(
     train_on: Annotated[
         TrainOn, typer.Option(help="all: every train row; train: keep the validation split out.")
     ] = TrainOn.ALL,
-    evaluate_on: Annotated[
-        EvaluateOn, typer.Option(help="Which rows accuracy is measured on.")
-    ] = EvaluateOn.TEST,
+    evaluate_on: Annotated[EvaluateOn, typer.Option(help="Which rows accuracy is measured on.")] = EvaluateOn.TEST,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
     validation_fraction: Annotated[float, typer.Option(help="Share of the train rows held out.")] = 0.1,
     hosts: Annotated[int | None, typer.Option(help="Client hosts; default: one per core.")] = None,

@@ -35,9 +35,7 @@ class Training:
         in_range(1, 10**6, evaluate_every=trial.evaluate_every)
         in_range(0, 2**63 - 1, seed=trial.seed)
         if trial.problem.train_on == "all" and trial.problem.evaluate_on == "validation":
-            raise UserError(
-                "evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on"
-            )
+            raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
         problem = Problem.prepare(data, trial.problem)
         return cls(trial, problem, plan_of(trial, problem.partition.sizes))
 
@@ -53,9 +51,7 @@ def checked_trial(
 ) -> TrialSpec:
     """A trial with its hyperparameters checked and the defaults filled in."""
     complete = methods.get(method).check(hyperparameters)
-    return TrialSpec.model_validate(
-        {"problem": problem, "method": method, "hyperparameters": complete, **settings}
-    )
+    return TrialSpec.model_validate({"problem": problem, "method": method, "hyperparameters": complete, **settings})
 
 
 def train(

@@ -40,9 +40,7 @@ class ClientHost:
         self._held: str | None = None
         self._shards: dict[int, Shard] = {}
         if device == "cpu":
-            torch.set_num_threads(
-                1
-            )  # more cores means more hosts: no thread ever waits for another inside a round
+            torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
 
     def round(self, work: ClientWork, t: int, theta: NDArray[np.float32], diagnose: bool) -> HostReply:
         """Every client's release for round t, summed. A pure function of its arguments."""
@@ -74,9 +72,7 @@ class _Lanes:
 
     def __init__(self, work: ClientWork, weights: torch.Tensor) -> None:
         self.clip = torch.from_numpy(work.clip).to(weights)
-        self.std = {
-            name: torch.from_numpy(std).to(weights).unsqueeze(1) for name, std in work.noise_std.items()
-        }
+        self.std = {name: torch.from_numpy(std).to(weights).unsqueeze(1) for name, std in work.noise_std.items()}
         self.seeds, which = np.unique(work.seeds, return_inverse=True)
         self.which = torch.from_numpy(which).to(weights.device)
         self.weights = weights
@@ -97,9 +93,7 @@ class _Reported:
         self.noise = torch.zeros_like(self.signal)
 
     def collect(self) -> HostDiagnostics:
-        return HostDiagnostics(
-            *(part.cpu().numpy() for part in (self.loss, self.clipped, self.signal, self.noise))
-        )
+        return HostDiagnostics(*(part.cpu().numpy() for part in (self.loss, self.clipped, self.signal, self.noise)))
 
 
 class _Client:

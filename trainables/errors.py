@@ -9,17 +9,21 @@ class UserError(Exception):
     """Bad input. The message is one sentence with the name and value at fault; the command exits with 2."""
 
 
-def in_range(
-    low: float, high: float, *, open_low: bool = False, open_high: bool = False, **named: float
-) -> None:
+def in_range(low: float, high: float, *, open_low: bool = False, open_high: bool = False, **named: float) -> None:
     """Raise unless every named value lies in the range: ``in_range(0, 1, beta=beta)``. NaN never does."""
     for name, value in named.items():
-        above = value > low if open_low else value >= low
-        below = value < high if open_high else value <= high
-        if not (above and below):
-            raise UserError(
-                f"{name} = {value:g} is not in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-            )
+        name_in_range(name, value, low, high, open_low=open_low, open_high=open_high)
+
+
+def name_in_range(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    """`in_range` for a name that is no identifier."""
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below):
+        brackets = "(" if open_low else "[", ")" if open_high else "]"
+        raise UserError(f"{name} = {value:g} is not in {brackets[0]}{low:g}, {high:g}{brackets[1]}")
 
 
 def one_of(allowed: Iterable[str], **named: str) -> None:

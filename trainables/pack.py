@@ -52,7 +52,7 @@ class LaneGroup:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """All a client host needs for any round of a pack. Calls carry it whole, so a host that was restarted knows enough."""
+    """All a client host needs for any round of a pack. Calls carry it whole: a host that was restarted knows enough."""
 
     key: str
     shipment: Shipment
@@ -109,8 +109,7 @@ def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> 
         seeds=np.array([trial.seed for trial in trials]),
         clip=np.array([trial.privacy.clip for trial in trials], dtype=np.float32),
         noise_std={
-            purpose: np.array([plan.noise_std[purpose] for plan in plans], dtype=np.float32)
-            for purpose in purposes
+            purpose: np.array([plan.noise_std[purpose] for plan in plans], dtype=np.float32) for purpose in purposes
         },
         assignment=assign(shipment.sizes, hosts),
     )

@@ -73,7 +73,7 @@ class Server:
         if device == "cpu":
             torch.set_num_threads(1)
 
-    # ---- a pack's life -----------------------------------------------------------------------------------------
+    # ---- a pack's life
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
         """Start a pack, or take it up again where `snapshot` left it."""
@@ -83,9 +83,7 @@ class Server:
         self.t = 0
         self._work = client_work(self.trials, shipment, self.hosts.count)
         self._groups = lane_groups(self.trials, self.device)
-        self.theta = torch.stack([shipment.model.initial(trial.seed) for trial in self.trials]).to(
-            self.device
-        )
+        self.theta = torch.stack([shipment.model.initial(trial.seed) for trial in self.trials]).to(self.device)
         self._states: list[State] = [
             group.method.initial_state(self.theta[group.lanes], group.hypers) for group in self._groups
         ]
@@ -121,7 +119,7 @@ class Server:
                 self.results[trial.key].state = "stopped"
         self._compact()
 
-    # ---- the round ---------------------------------------------------------------------------------------------
+    # ---- the round
 
     def _round(self, diagnose: bool) -> None:
         self.t += 1
@@ -167,7 +165,7 @@ class Server:
             self._evaluation = (self.shipment.key, Shard.build(x, y, self.device))
         return self._evaluation[1]
 
-    # ---- lanes that end ----------------------------------------------------------------------------------------
+    # ---- lanes that end
 
     def _retire(self, last: bool) -> None:
         finite = torch.isfinite(self.theta).all(dim=1).tolist()
@@ -187,15 +185,15 @@ class Server:
             return
         self._work = select_lanes(self._work, keep)
         self._work = replace(self._work, key=f"{self._work.key}:{self.t}")
-        groups, states = [], []
+        groups: list[LaneGroup] = []
+        states: list[State] = []
         for group, state in zip(self._groups, self._states, strict=True):
             mine = [i - group.start for i in keep if group.start <= i < group.stop]
             if not mine:
                 continue
             start = groups[-1].stop if groups else 0
             hypers = {
-                name: value[mine] if isinstance(value, torch.Tensor) else value
-                for name, value in group.hypers.items()
+                name: value[mine] if isinstance(value, torch.Tensor) else value for name, value in group.hypers.items()
             }
             groups.append(LaneGroup(group.method, start, start + len(mine), hypers))
             states.append({name: value[mine] for name, value in state.items()})
@@ -203,7 +201,7 @@ class Server:
         self.theta = self.theta[keep]
         self.trials = [self.trials[i] for i in keep]
 
-    # ---- snapshots ---------------------------------------------------------------------------------------------
+    # ---- snapshots
 
     def snapshot(self) -> bytes:
         """Everything needed to go on from here: plain tensors and numbers, no code."""

@@ -52,9 +52,7 @@ class FeatureSet:
             chosen.append(rng.permutation(rows)[: round(fraction * len(rows))])
         held_out = np.sort(np.concatenate(chosen))
         if len(held_out) == 0:
-            raise UserError(
-                f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}"
-            )
+            raise UserError(f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}")
         return held_out
 
 
@@ -82,9 +80,7 @@ def _read_npz(path: Path) -> dict[str, NDArray]:
                 raise UserError(f"data file {path} is not an npz archive")
             missing = [name for name in ARRAYS if name not in file]
             if missing:
-                raise UserError(
-                    f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}"
-                )
+                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
             wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
             return {name: file[name] for name in wanted}
     except UserError:
@@ -101,9 +97,7 @@ def _checked(name: str, fingerprint: str, arrays: dict[str, NDArray]) -> Feature
     x_train, x_test = (_features(name, key, arrays[key]) for key in ("x_train", "x_test"))
     if x_train.shape[1] != x_test.shape[1]:
         raise UserError(f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}")
-    y_train, y_test = (
-        _labels(name, key, arrays[key], len(x)) for key, x in (("y_train", x_train), ("y_test", x_test))
-    )
+    y_train, y_test = (_labels(name, key, arrays[key], len(x)) for key, x in (("y_train", x_train), ("y_test", x_test)))
     counts = np.bincount(y_train)
     if len(counts) < 2:
         raise UserError(f"data {name}: y_train holds a single class")

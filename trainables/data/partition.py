@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.features import FeatureSet, Rows
-from trainables.errors import UserError, in_range
+from trainables.errors import UserError, in_range, name_in_range
 from trainables.spec import PartitionSpec
 
 MIN_ROWS = 10  # a client with fewer is topped up from the largest
@@ -18,9 +18,7 @@ FORMS = ("iid", "dirichlet:ALPHA", "classes:K", "explicit")
 def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     """`iid`, `dirichlet:0.5`, `classes:2` or `explicit`."""
     kind, _, parameter = text.partition(":")
-    if kind not in ("iid", "dirichlet", "classes", "explicit") or bool(parameter) != (
-        kind in ("dirichlet", "classes")
-    ):
+    if kind not in ("iid", "dirichlet", "classes", "explicit") or bool(parameter) != (kind in ("dirichlet", "classes")):
         raise UserError(f"partition = {text!r} is unknown; it is one of: {', '.join(FORMS)}")
     try:
         value = float(parameter or 0)
@@ -31,7 +29,7 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     if kind == "dirichlet":
         in_range(0, 1e6, open_low=True, alpha=value)
     if kind == "classes":
-        in_range(1, 1e5, **{"classes per client": value})
+        name_in_range("classes per client", value, 1, 1e5)
         if value != int(value):
             raise UserError(f"partition = {text!r}: {parameter!r} is not a whole number of classes")
     return PartitionSpec(kind=kind, parameter=value, clients=clients, seed=seed)  # type: ignore[arg-type]
@@ -110,9 +108,7 @@ def _classes(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
     if k > data.classes:
         raise UserError(f"partition {show(spec)}: the data has only {data.classes} classes")
     if k * spec.clients < data.classes:
-        raise UserError(
-            f"partition {show(spec)}: {spec.clients} clients of {k} classes cannot hold all {data.classes}"
-        )
+        raise UserError(f"partition {show(spec)}: {spec.clients} clients of {k} classes cannot hold all {data.classes}")
     rng = np.random.RandomState(spec.seed)
     circle = rng.permutation(data.classes)
     holders: list[list[int]] = [[] for _ in range(data.classes)]

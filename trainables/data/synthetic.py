@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.errors import UserError, in_range
+from trainables.errors import UserError, name_in_range
 
 FORMS = ("synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]", "synthetic:ALPHA,BETA[,CLIENTS]")
 
@@ -20,19 +20,19 @@ def generate(name: str) -> tuple[str, Arrays] | None:
         if len(sizes) != 4 or any(size != int(size) for size in sizes):
             raise UserError(f"data {name!r}: expected four whole numbers TRAIN,TEST,FEATURES,CLASSES")
         train, test, features, classes = (int(size) for size in sizes)
-        in_range(2, 1000, **{f"data {name!r}: CLASSES": classes})
-        in_range(1, 100_000, **{f"data {name!r}: FEATURES": features})
-        in_range(classes, 10**8, **{f"data {name!r}: TRAIN": train, f"data {name!r}: TEST": test})
-        return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(
-            train, test, features, classes
-        )
+        name_in_range(f"data {name!r}: CLASSES", classes, 2, 1000)
+        name_in_range(f"data {name!r}: FEATURES", features, 1, 100_000)
+        name_in_range(f"data {name!r}: TRAIN", train, classes, 10**8)
+        name_in_range(f"data {name!r}: TEST", test, classes, 10**8)
+        return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(train, test, features, classes)
     if kind == "synthetic":
         numbers = _numbers(name, text)
         if len(numbers) not in (2, 3) or any(number != int(number) for number in numbers[2:]):
             raise UserError(f"data {name!r}: expected ALPHA,BETA[,CLIENTS]")
         alpha, beta, clients = numbers[0], numbers[1], int(numbers[2]) if len(numbers) == 3 else 30
-        in_range(0, 100, **{f"data {name!r}: ALPHA": alpha, f"data {name!r}: BETA": beta})
-        in_range(1, 10**6, **{f"data {name!r}: CLIENTS": clients})
+        name_in_range(f"data {name!r}: ALPHA", alpha, 0, 100)
+        name_in_range(f"data {name!r}: BETA", beta, 0, 100)
+        name_in_range(f"data {name!r}: CLIENTS", clients, 1, 10**6)
         return f"synthetic:1:{alpha:g},{beta:g},{clients}", heterogeneous(alpha, beta, clients)
     return None
 
@@ -60,14 +60,12 @@ def frozen(train: int, test: int, features: int, classes: int) -> Arrays:
 
 
 def heterogeneous(alpha: float, beta: float, clients: int) -> Arrays:
-    """synthetic(alpha, beta) of the FedProx paper: 60 features, 10 classes, every client with its own model (as far from
-    the others' as alpha says) and its own inputs (beta). A tenth of each client's rows is the test set."""
+    """synthetic(alpha, beta) of the FedProx paper: 60 features, 10 classes, every client with its own model (as far
+    from the others' as alpha says) and its own inputs (beta). A tenth of each client's rows is the test set."""
     rng = _generator(f"synthetic:{alpha:g},{beta:g}")
     features, classes = 60, 10
     deviation = np.arange(1, features + 1) ** -0.6  # covariance j^-1.2
-    parts: dict[str, list[NDArray]] = {
-        key: [] for key in ("x_train", "y_train", "client_train", "x_test", "y_test")
-    }
+    parts: dict[str, list[NDArray]] = {key: [] for key in ("x_train", "y_train", "client_train", "x_test", "y_test")}
     for client in range(clients):
         size = min(int(rng.lognormal(4, 2)), 10_000) + 50
         model_mean, input_mean = rng.normal(0, np.sqrt(alpha)), rng.normal(0, np.sqrt(beta))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 
 from trainables.errors import one_of
@@ -11,14 +12,15 @@ from trainables.methods.base import Method
 
 def catalogue() -> dict[str, Method]:
     """Every method there is, found by looking into this package."""
-    found: dict[str, Method] = {}
-    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
-        loaded = importlib.import_module(f"{__name__}.{module}")
-        for value in vars(loaded).values():
-            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == loaded.__name__:
-                if value is not Method:
-                    found[value.name] = value()
-    return found
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+    classes = [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__
+    ]
+    named = [value() for value in classes if not inspect.isabstract(value)]
+    return {method.name: method for method in sorted(named, key=lambda method: method.name)}
 
 
 METHODS: dict[str, Method] = catalogue()

@@ -1,8 +1,9 @@
 """What a method is: what its clients release, how its server uses that, and which hyperparameters it has.
 
-A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing: their
-trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape (lanes, ...), and
-hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values shared by the group.
+A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing:
+their trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape
+(lanes, ...), and hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values
+shared by the group.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from trainables.errors import UserError, in_range, one_of
+from trainables.errors import UserError, name_in_range, one_of
 from trainables.privacy.plan import Event, PrivacySettings
 from trainables.spec import HyperValue
 
@@ -57,13 +58,8 @@ class Hyperparameter:
             number = float(value) if not isinstance(value, bool) else math.nan
         except ValueError:
             raise UserError(f"{self.name} = {value!r} is not a number") from None
-        in_range(
-            self.low,
-            min(self.high, 1e30),
-            open_low=self.open_low,
-            open_high=self.open_high,
-            **{self.name: number},
-        )
+        bounds = {"open_low": self.open_low, "open_high": self.open_high}
+        name_in_range(self.name, number, self.low, min(self.high, 1e30), **bounds)
         if self.whole and number != int(number):
             raise UserError(f"{self.name} = {value!r} is not a whole number")
         return int(number) if self.whole else number
@@ -124,9 +120,7 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def step(
-        self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers
-    ) -> torch.Tensor:
+    def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         """The weights after round t = 1, 2, …, given the mean release G. Updates `state`."""
 
     def check(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:

@@ -24,9 +24,7 @@ class DPFedAdam(Method):
     def second_moment(self, v: torch.Tensor, G: torch.Tensor, beta2: torch.Tensor) -> torch.Tensor:
         return beta2 * v + (1 - beta2) * G.square()
 
-    def step(
-        self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers
-    ) -> torch.Tensor:
+    def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         beta1, beta2 = hypers["beta1"], hypers["beta2"]
         state["m"] = beta1 * state["m"] + (1 - beta1) * G
         state["v"] = self.second_moment(state["v"], G, beta2)

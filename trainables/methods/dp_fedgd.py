@@ -13,7 +13,5 @@ class DPFedGD(Method):
     paper = "McMahan et al. 2017; Krouka et al. 2025 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
     hyperparameters = (learning_rate(0.1),)
 
-    def step(
-        self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers
-    ) -> torch.Tensor:
+    def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         return theta - hypers["learning_rate"] * G

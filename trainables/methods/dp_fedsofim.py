@@ -1,8 +1,8 @@
 """DP-FedSOFIM: the server preconditions with the inverse of a rank-one Fisher proxy, rho I + M M^T.
 
-The published algorithm applies the inverse to the gradient (`direction: gradient`); the authors' released program applies
-it to the momentum itself (`direction: momentum`, the default), which gives M / (rho + ||M||^2). With the tuned values of the
-paper only the second gives the paper's numbers; the first diverges (docs/methods.md).
+The published algorithm applies the inverse to the gradient (`direction: gradient`); the authors' released program
+applies it to the momentum itself (`direction: momentum`, the default), which gives M / (rho + ||M||^2). With the tuned
+values of the paper only the second gives the paper's numbers; the first diverges (docs/methods.md).
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class DPFedSOFIM(Method):
             "what is preconditioned: momentum (released program) or gradient (published text)",
             choices=("momentum", "gradient"),
         ),
-        Hyperparameter(
-            "bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", auto=True
-        ),
+        Hyperparameter("bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", auto=True),
         Hyperparameter(
             "warmup_rounds",
             AUTO,
@@ -65,9 +63,7 @@ class DPFedSOFIM(Method):
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"M": torch.zeros_like(theta)}
 
-    def step(
-        self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers
-    ) -> torch.Tensor:
+    def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         rho, beta = hypers["rho"], hypers["beta"]
         state["M"] = beta * state["M"] + (1 - beta) * G
         M = torch.where(hypers["bias_correction"] > 0, state["M"] / (1 - beta**t), state["M"])

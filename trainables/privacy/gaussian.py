@@ -56,9 +56,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     low, high = 1e-12, 1.0
     while log_delta(epsilon, high) <= target:
         high *= 2
-    root = float(
-        brentq(lambda m: max(log_delta(epsilon, m), -1e6) - target, low, high, xtol=1e-15, rtol=1e-14)
-    )
+    root = float(brentq(lambda m: max(log_delta(epsilon, m), -1e6) - target, low, high, xtol=1e-15, rtol=1e-14))
     while log_delta(epsilon, root) > target:
         root *= 1 - 1e-15
     return root

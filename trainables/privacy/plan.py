@@ -74,22 +74,16 @@ class PrivacyPlan:
     """Standard deviation of the noise each client adds to its sum, by purpose. Zero in the non-private arm."""
 
     @classmethod
-    def calibrate(
-        cls, settings: PrivacySettings, events: Sequence[Event], *, sizes: Sequence[int]
-    ) -> PrivacyPlan:
+    def calibrate(cls, settings: PrivacySettings, events: Sequence[Event], *, sizes: Sequence[int]) -> PrivacyPlan:
         """The least noise for which the claim holds, rounded up to what float32 can hold."""
         settings.check()
         if not math.isclose(sum(e.share for e in events), 1.0):
-            raise UserError(
-                f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1"
-            )
+            raise UserError(f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
         concentration = _concentration(sizes)
         mu = mu_of(settings.epsilon, settings.delta)
         seen = 1.0 if settings.release == "local" else concentration
         noise_std = {
-            e.purpose: 0.0
-            if math.isinf(mu)
-            else _float32_up(e.sensitivity * seen * math.sqrt(e.count / e.share) / mu)
+            e.purpose: 0.0 if math.isinf(mu) else _float32_up(e.sensitivity * seen * math.sqrt(e.count / e.share) / mu)
             for e in events
         }
         return cls(settings, len(sizes), concentration, tuple(events), noise_std)
