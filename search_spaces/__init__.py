@@ -1,0 +1,185 @@
+"""Search spaces: one YAML file per method with its coarse grid, its fine grid and the scale of every axis."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+import yaml
+
+from trainables import methods
+from trainables.errors import UserError
+from trainables.methods.base import Hyperparameter
+from trainables.spec import HyperValue
+
+Axis = tuple[HyperValue, ...]
+Configuration = dict[str, HyperValue]
+SCALES = ("log", "linear", "complement")  # complement: logarithmic in 1 - x, for what lives just below one
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What a method is tuned over. Axes are crossed; a configuration holds only the axes, not the fixed values."""
+
+    method: str
+    coarse: Mapping[str, Axis]
+    fine: Mapping[str, Axis]
+    scale: Mapping[str, str]
+    fixed: Mapping[str, HyperValue] = field(default_factory=dict)
+
+    def grid(self, axes: Mapping[str, Axis]) -> list[Configuration]:
+        """Every combination, in grid order, each once."""
+        names = list(axes)
+        found = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
+        return unique({**self.fixed, **configuration} for configuration in found)
+
+    def changed(
+        self,
+        *,
+        fixed: Mapping[str, HyperValue],
+        coarse: Mapping[str, Sequence[HyperValue]],
+        fine: Mapping[str, Sequence[HyperValue]],
+    ) -> SearchSpace:
+        """With a study's overrides: a fixed hyperparameter is no axis any more, an axis given anew replaces the old."""
+        return build(
+            self.method,
+            {**{k: v for k, v in self.coarse.items() if k not in fixed}, **coarse},
+            {**{k: v for k, v in self.fine.items() if k not in fixed}, **fine},
+            self.scale,
+            {**{k: v for k, v in self.fixed.items() if k not in coarse}, **fixed},
+        )
+
+
+def load(method: str) -> SearchSpace:
+    """The packaged space of a method."""
+    methods.get(method)
+    return _read(method)
+
+
+@cache
+def _read(method: str) -> SearchSpace:
+    file = resources.files(__name__) / f"{method.replace('-', '_')}.yaml"
+    if not file.is_file():
+        raise UserError(f"method {method!r} has no search space; a study must give its coarse and fine axes")
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return build(method, content["coarse"], content["fine"], content.get("scale", {}), content.get("fixed", {}))
+
+
+def build(
+    method: str,
+    coarse: Mapping[str, Sequence[HyperValue]],
+    fine: Mapping[str, Sequence[HyperValue]],
+    scale: Mapping[str, str],
+    fixed: Mapping[str, HyperValue],
+) -> SearchSpace:
+    """A space with every value checked against the method's own rules."""
+    known = {h.name: h for h in methods.get(method).hyperparameters}
+
+    def checked(axes: Mapping[str, Sequence[HyperValue]]) -> dict[str, Axis]:
+        found = {}
+        for name, values in axes.items():
+            if name not in known:
+                raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(known)}")
+            if not isinstance(values, list | tuple) or not values:
+                raise UserError(f"{method}: axis {name} = {values!r} is not a list of values")
+            found[name] = tuple(dict.fromkeys(known[name].check(value) for value in values))
+        return found
+
+    for name in fixed:
+        if name not in known:
+            raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(known)}")
+    fixed_values = {name: known[name].check(value) for name, value in fixed.items()}
+    if set(coarse) != set(fine):
+        odd = sorted(set(coarse) ^ set(fine))[0]
+        raise UserError(f"{method}: axis {odd!r} is in only one of the coarse and the fine grid")
+    for name in coarse:
+        if name in fixed:
+            raise UserError(f"{method}: {name!r} is both fixed and an axis")
+    scales = {name: scale.get(name, "linear") for name in coarse}
+    for name, kind in scales.items():
+        if kind not in SCALES:
+            raise UserError(f"{method}: scale of {name} = {kind!r} is unknown; it is one of: {', '.join(SCALES)}")
+    return SearchSpace(method, checked(coarse), checked(fine), scales, fixed_values)
+
+
+def unique(configurations: Iterable[Configuration]) -> list[Configuration]:
+    seen: dict[tuple[tuple[str, HyperValue], ...], Configuration] = {}
+    for configuration in configurations:
+        seen.setdefault(tuple(sorted(configuration.items())), configuration)
+    return list(seen.values())
+
+
+# ---- refinement
+
+
+def refine(space: SearchSpace, rule: str, winner: Configuration) -> list[Configuration]:
+    """The fine grid. `table`: as printed. `zoom`: around the coarse winner."""
+    if rule == "table":
+        return space.grid(space.fine)
+    known = {h.name: h for h in methods.get(space.method).hyperparameters}
+    numeric = [name for name, axis in space.coarse.items() if is_numeric(axis)]
+    steps = 2 if len(numeric) <= 3 else 1  # a grid grows with the power of its axes: 5^3 = 125, 3^4 = 81
+    return space.grid(
+        {
+            name: zoom(known[name], axis, space.scale[name], winner[name], steps) if name in numeric else axis
+            for name, axis in space.coarse.items()
+        }
+    )
+
+
+def is_numeric(axis: Axis) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis)
+
+
+def zoom(hyper: Hyperparameter, axis: Axis, scale: str, winner: HyperValue, steps: int = 2) -> Axis:
+    """The winner and `steps` points on either side, half a coarse step apart on the axis' scale. Where the winner sits
+    on an edge the axis goes on beyond it by the same step, as far as the method allows."""
+    values = sorted(float(value) for value in axis)
+    if len(values) == 1:
+        return axis
+    position = values.index(float(winner))
+    middle = _forward(scale, values[position])
+    gaps = [_forward(scale, b) - _forward(scale, a) for a, b in itertools.pairwise(values)]
+    down = gaps[position - 1] if position > 0 else gaps[0]
+    up = gaps[position] if position < len(gaps) else gaps[-1]
+    points = [middle - down * k / 2 for k in range(steps, 0, -1)]
+    points += [middle + up * k / 2 for k in range(steps + 1)]
+    found: list[HyperValue] = []
+    for point in points:
+        value = _significant(_backward(scale, point)) if point != middle else values[position]
+        try:
+            found.append(hyper.check(round(value) if hyper.whole else value))
+        except UserError:
+            continue  # beyond what the method allows
+    return tuple(dict.fromkeys(found))
+
+
+def on_edge(axis: Axis, value: HyperValue) -> bool:
+    """Whether a value is the lowest or highest of a numeric axis that has others."""
+    if not is_numeric(axis) or len(axis) < 2:
+        return False
+    numbers = [float(v) for v in axis]
+    return float(value) in (min(numbers), max(numbers))
+
+
+def _forward(scale: str, value: float) -> float:
+    if scale == "log":
+        return math.log(value)
+    return -math.log1p(-value) if scale == "complement" else value
+
+
+def _backward(scale: str, value: float) -> float:
+    if scale == "log":
+        return math.exp(value)
+    return -math.expm1(-value) if scale == "complement" else value
+
+
+def _significant(value: float, digits: int = 4) -> float:
+    """Numbers a person would type; for values just below one the digits count from there."""
+    if 0.9 < value < 1:
+        return 1 - float(f"{1 - value:.{digits}g}")
+    return float(f"{value:.{digits}g}")

@@ -94,7 +94,7 @@ class Federation:
 
 
 def _placed(group: PlacementGroup | None, index: int) -> dict[str, Any]:
-    """Where an actor goes: into bundle `index` + 1 of the trial's placement group (bundle 0 is the trial's own)."""
+    """Where an actor goes: into a bundle of the trial's placement group (which has none for the trial itself)."""
     if group is None:
         return {}
-    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index + 1)}
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)}

@@ -16,14 +16,17 @@ ENGINE_VERSION = 1  # raise it when a change of the code changes results: old ro
 HyperValue = float | int | bool | str
 
 
+def _hash(text: str) -> str:
+    return hashlib.sha256(f"{ENGINE_VERSION}:{text}".encode()).hexdigest()[:24]
+
+
 class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     @cached_property
     def key(self) -> str:
         """A stable name for the content."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(f"{ENGINE_VERSION}:{text}".encode()).hexdigest()[:24]
+        return _hash(json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")))
 
 
 class DataSpec(Spec):
@@ -64,3 +67,12 @@ class TrialSpec(Spec):
     rounds: int
     evaluate_every: int = 10
     seed: int = 42
+    stop_rule: str = ""
+    """Early stopping: the rule and the company it was applied in; empty where a trial always runs to its end."""
+
+    @cached_property
+    def key(self) -> str:
+        """As for any specification, with the problem by its own key: there may be very many trials of a problem."""
+        rest = self.model_dump(mode="json", exclude={"problem"})
+        text = json.dumps({**rest, "problem": self.problem.key}, sort_keys=True, separators=(",", ":"))
+        return _hash(text)

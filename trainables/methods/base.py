@@ -58,8 +58,8 @@ class Hyperparameter:
             number = float(value) if not isinstance(value, bool) else math.nan
         except ValueError:
             raise UserError(f"{self.name} = {value!r} is not a number") from None
-        bounds = {"open_low": self.open_low, "open_high": self.open_high}
-        name_in_range(self.name, number, self.low, min(self.high, 1e30), **bounds)
+        open_high = self.open_high or math.isinf(self.high)
+        name_in_range(self.name, number, self.low, self.high, open_low=self.open_low, open_high=open_high)
         if self.whole and number != int(number):
             raise UserError(f"{self.name} = {value!r} is not a whole number")
         return int(number) if self.whole else number

@@ -1,0 +1,254 @@
+"""The ledger: the durable truth about what has been done.
+
+One SQLite file in the result folder. A trial has a row once it has ended, keyed by the hash of all that can change its
+result; rows are added, never changed. One process writes (it holds the folder's lock), any number may read meanwhile.
+A write is a transaction that is on the disk when the call returns: a process killed at any moment loses at most what it
+had not yet handed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainables.errors import UserError
+from trainables.spec import TrialSpec
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS studies (number INTEGER PRIMARY KEY, study TEXT NOT NULL, source TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS trials (
+    key TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('done', 'diverged', 'stopped', 'failed')),
+    reason TEXT NOT NULL,
+    rounds INTEGER NOT NULL,
+    accuracy REAL, loss REAL,              -- after the last round, on the rows the trial is judged on
+    metrics TEXT NOT NULL,                 -- JSON: name -> round -> value
+    epsilon_claimed REAL NOT NULL, epsilon_local REAL NOT NULL, epsilon_secure REAL NOT NULL,
+    seconds REAL NOT NULL,
+    correct BLOB NOT NULL                  -- confirm: per-example correctness on the test set, packed bits
+);
+CREATE TABLE IF NOT EXISTS stages (        -- which trials make up a stage of a cell, in grid order
+    cell TEXT NOT NULL, way TEXT NOT NULL, stage TEXT NOT NULL, position INTEGER NOT NULL, key TEXT NOT NULL,
+    PRIMARY KEY (cell, way, stage, position)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (      -- packs that had to be tried again
+    number INTEGER PRIMARY KEY, trials INTEGER NOT NULL, first_key TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
+);
+"""
+COLUMNS = (
+    "key, spec, state, reason, rounds, accuracy, loss, metrics, "
+    "epsilon_claimed, epsilon_local, epsilon_secure, seconds, correct"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial that has ended."""
+
+    key: str
+    spec: str
+    """The trial as JSON."""
+    state: str
+    reason: str
+    rounds: int
+    accuracy: float | None
+    loss: float | None
+    metrics: dict[str, dict[int, float]]
+    epsilon_claimed: float
+    epsilon_local: float
+    epsilon_secure: float
+    seconds: float
+    correct: bytes = b""
+
+    @property
+    def trial(self) -> TrialSpec:
+        return TrialSpec.model_validate_json(self.spec)
+
+    def values(self) -> tuple[Any, ...]:
+        metrics = json.dumps(self.metrics, separators=(",", ":"))
+        epsilons = (self.epsilon_claimed, self.epsilon_local, self.epsilon_secure)
+        return (
+            *(self.key, self.spec, self.state, self.reason, self.rounds, self.accuracy, self.loss, metrics),
+            *epsilons,
+            self.seconds,
+            self.correct,
+        )
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> Row:
+        metrics = {
+            name: {int(t): value for t, value in by_round.items()} for name, by_round in json.loads(values[7]).items()
+        }
+        head, tail = values[:7], values[8:]
+        return cls(*head, metrics, *tail)  # type: ignore[call-arg]
+
+
+class Ledger:
+    """Open with `Ledger.write(folder)` (takes the lock) or `Ledger.read(folder)`."""
+
+    def __init__(self, connection: sqlite3.Connection, lock: int | None) -> None:
+        self._db = connection
+        self._lock = lock
+
+    @classmethod
+    @contextlib.contextmanager
+    def write(cls, folder: Path) -> Iterator[Ledger]:
+        """For the one process that runs the study."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"result folder {folder} cannot be made: {error.strerror}") from None
+        lock = _take_lock(folder)
+        try:
+            connection = _connect(f"file:{_quoted(folder / 'ledger.sqlite')}", folder)
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.executescript(SCHEMA)
+                ledger = cls(connection, lock)
+                ledger._check_version(folder)
+                yield ledger
+            finally:
+                connection.close()
+        finally:
+            os.close(lock)  # which also lets go of it
+
+    @classmethod
+    @contextlib.contextmanager
+    def read(cls, folder: Path) -> Iterator[Ledger]:
+        """For anyone who looks, also while the study runs."""
+        file = folder / "ledger.sqlite"
+        if not file.is_file():
+            raise UserError(f"result folder {folder} holds no ledger.sqlite")
+        connection = _connect(f"file:{_quoted(file)}?mode=ro", folder)
+        try:
+            ledger = cls(connection, None)
+            ledger._check_version(folder)
+            yield ledger
+        finally:
+            connection.close()
+
+    def _check_version(self, folder: Path) -> None:
+        found = self._meta("schema")
+        if found is None and self._lock is not None:
+            self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        elif found != str(SCHEMA_VERSION):
+            raise UserError(f"the ledger in {folder} is of version {found}, this program reads {SCHEMA_VERSION}")
+
+    def _meta(self, name: str) -> str | None:
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
+    # ---- the study
+
+    def add_study(self, study: str, source: str) -> None:
+        self._db.execute("INSERT INTO studies (study, source) VALUES (?, ?)", (study, source))
+
+    def study(self) -> tuple[str, str] | None:
+        """The study as last run (JSON) and its text."""
+        return self._db.execute("SELECT study, source FROM studies ORDER BY number DESC LIMIT 1").fetchone()
+
+    # ---- trials
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """All or none of them; a row that is there already stays as it is."""
+        with self._transaction():
+            marks = ", ".join("?" * 13)
+            self._db.executemany(
+                f"INSERT OR IGNORE INTO trials ({COLUMNS}) VALUES ({marks})", (row.values() for row in rows)
+            )
+
+    def outcomes(self) -> dict[str, tuple[str, float | None, float | None]]:
+        """State, accuracy and loss of every trial that has ended: what selection needs, and cheap for many."""
+        found = self._db.execute("SELECT key, state, accuracy, loss FROM trials")
+        return {key: (state, accuracy, loss) for key, state, accuracy, loss in found}
+
+    def rows(self, keys: Iterable[str]) -> dict[str, Row]:
+        """The rows of these trials, as far as they have ended."""
+        found = {}
+        for key in keys:
+            values = self._db.execute(f"SELECT {COLUMNS} FROM trials WHERE key = ?", (key,)).fetchone()
+            if values is not None:
+                found[key] = Row.read(values)
+        return found
+
+    # ---- stages
+
+    def add_stage(self, cell: str, way: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)",
+                ((cell, way, stage, start + position, key) for position, key in enumerate(keys)),
+            )
+
+    def stages(self) -> dict[tuple[str, str, str], list[str]]:
+        """(cell, way, stage) -> the keys of its trials in grid order."""
+        found: dict[tuple[str, str, str], list[str]] = {}
+        rows = self._db.execute("SELECT cell, way, stage, key FROM stages ORDER BY cell, way, stage, position")
+        for cell, way, stage, key in rows:
+            found.setdefault((cell, way, stage), []).append(key)
+        return found
+
+    # ---- failures
+
+    def add_failure(self, keys: Sequence[str], reason: str) -> None:
+        self._db.execute(
+            "INSERT INTO failures (trials, first_key, reason, at) VALUES (?, ?, ?, ?)",
+            (len(keys), keys[0], reason, time.time()),
+        )
+
+    def failures(self) -> list[tuple[int, str, str]]:
+        """Packs that failed, oldest first: how many trials, the first one's key, why."""
+        return self._db.execute("SELECT trials, first_key, reason FROM failures ORDER BY number").fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+def _connect(uri: str, folder: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"the ledger in {folder} cannot be opened: {error}") from None
+    return connection
+
+
+def _quoted(path: Path) -> str:
+    """A path as SQLite's URI wants it."""
+    from urllib.parse import quote
+
+    return quote(str(path.absolute()))
+
+
+def _take_lock(folder: Path) -> int:
+    """The kernel lets go of the lock when its holder ends, however it ends: a dead driver never blocks the next."""
+    descriptor = os.open(folder / "ledger.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise UserError(f"result folder {folder} is in use by {holder or 'another process'}") from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return descriptor

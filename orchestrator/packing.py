@@ -1,0 +1,91 @@
+"""How trials are put together into packs, and how much of the cluster a federation takes. Never changes a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.study import ResourceSettings
+from trainables.errors import UserError
+from trainables.federation import FederationSize
+from trainables.models.lanes import SHAPES
+from trainables.pack import pack_group
+from trainables.spec import TrialSpec
+
+AUTO_LANES = {"cpu": 128, "cuda": 2048}
+HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; cores beyond that run another federation
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the cluster can hold of this study."""
+
+    size: FederationSize
+    federations: int
+    lanes_per_pack: int
+
+
+def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
+    """`nodes`: the resources of every node. A federation fits into a node or not at all, whatever the cluster's sum,
+    unless its hosts are to be spread."""
+    if settings.gpus_per_host > 0:
+        hosts = 1 if settings.hosts == "auto" else settings.hosts
+        size = FederationSize(min(hosts, clients), 1.0, settings.gpus_per_host)
+    else:
+        largest = max((int(node.get("CPU", 0)) for node in nodes), default=0)
+        automatic = min(HOSTS_PER_FEDERATION, max(1, largest))
+        size = FederationSize(min(automatic if settings.hosts == "auto" else settings.hosts, clients))
+    slots = [_slots(node, size) for node in nodes]
+    if settings.placement == "spread":
+        federations = sum(slots) // size.hosts
+    else:
+        federations = sum(slot // size.hosts for slot in slots)
+    if federations == 0:
+        need = " and ".join(f"{amount * size.hosts:g} {name}" for name, amount in size.host_bundle.items())
+        raise UserError(
+            f"resources: a federation of {size.hosts} hosts needs {need} on "
+            f"{'the cluster' if settings.placement == 'spread' else 'one node'}, which none has"
+        )
+    lanes = AUTO_LANES[size.device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
+    return Capacity(size, federations, lanes)
+
+
+def _slots(node: dict[str, float], size: FederationSize) -> int:
+    return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in size.host_bundle.items())
+
+
+def make_packs(trials: Iterable[TrialSpec], size: Capacity) -> list[list[TrialSpec]]:
+    """Trials that can share a pack, cut into packs of about equal size, as many as keep all federations busy."""
+    groups: dict[tuple[str, str, int, int], list[TrialSpec]] = {}
+    for trial in trials:
+        groups.setdefault(pack_group(trial), []).append(trial)
+    packs = []
+    block = SHAPES[size.size.device].lanes
+    for members in groups.values():
+        count = math.ceil(len(members) / size.lanes_per_pack)
+        if count < size.federations:  # split further, but not below a block of lanes
+            count = min(size.federations, max(count, len(members) // block))
+        length = math.ceil(len(members) / count)
+        if size.lanes_per_pack >= block:
+            length = min(size.lanes_per_pack, math.ceil(length / block) * block)
+        packs += _cut(members, length)
+    return packs
+
+
+def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
+    """Pieces of `length`; a company of early stopping is never cut, even where it is longer."""
+    pieces: list[list[TrialSpec]] = []
+    for unit in _units(members):
+        if pieces and len(pieces[-1]) + len(unit) <= length:
+            pieces[-1] += unit
+        else:
+            pieces.append(list(unit))
+    return pieces
+
+
+def _units(members: list[TrialSpec]) -> list[list[TrialSpec]]:
+    companies: dict[str, list[TrialSpec]] = {}
+    for trial in members:
+        companies.setdefault(trial.stop_rule or trial.key, []).append(trial)
+    return list(companies.values())

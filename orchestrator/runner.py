@@ -1,0 +1,278 @@
+"""Ray Tune drives: packs are its trials, and this searcher hands them out as the ledger says what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Tune reads these as it starts: results go to our ledger, not to its loggers, and Ctrl-C is ours to handle
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from orchestrator.ledger import Row
+from orchestrator.packing import Capacity, make_packs
+from orchestrator.search import Sweep
+from trainables.errors import UserError
+from trainables.pack import plan_of
+from trainables.pack_trial import PackTrial
+from trainables.problem import Shipper
+from trainables.server import LaneResult
+from trainables.spec import TrialSpec
+
+PACK_RETRIES = 2  # how often Tune takes a failed pack up again before it is split
+GIVE_UP_AFTER = 3  # single trials failed and not one pack ended: the fault is not in the trials
+log = logging.getLogger("fedsweep")
+
+
+class Pack(list[TrialSpec]):
+    """A pack on its way through Tune, which copies and prints what it is given."""
+
+    def __deepcopy__(self, memo: Any) -> Pack:
+        return self
+
+    def __repr__(self) -> str:
+        return f"pack of {len(self)}"
+
+
+@dataclass
+class InFlight:
+    pack: Pack
+    began: float = field(default_factory=time.monotonic)
+    round: int = 0
+    running: int = 0
+
+
+class Conductor(Searcher):
+    """Tune's searcher: suggests packs, takes their results to the ledger, and isolates what keeps failing."""
+
+    def __init__(self, sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None]) -> None:
+        super().__init__(metric="round", mode="max")
+        self.sweep, self.size = sweep, size
+        self.in_flight: dict[str, InFlight] = {}
+        self.lane_rounds = 0
+        """Rounds of single trials that have been run, for the rate."""
+        self.retries = 0
+        self.stopping = False
+        self.broken = ""
+        """Why nothing can run here at all, if that is so."""
+        self._lone_failures = 0
+        self._any_success = False
+        self._ready: list[Pack] = []
+        self._queued: set[str] = set()
+        self._on_change = on_change
+
+    # ---- what Tune asks
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self.stopping or self.sweep.finished:
+            return None if self.in_flight else Searcher.FINISHED
+        if len(self.in_flight) >= self.size.federations:
+            return None
+        if not self._ready:
+            fresh = [trial for key, trial in self.sweep.waiting.items() if key not in self._queued]
+            self._ready = [Pack(trials) for trials in make_packs(fresh, self.size)]
+            self._queued.update(trial.key for trial in fresh)
+        if not self._ready:
+            return None
+        pack = self._ready.pop(0)
+        self.in_flight[trial_id] = InFlight(pack, running=len(pack))
+        log.info("pack of %d trials starts: %s at %d rounds", len(pack), pack[0].method, pack[0].rounds)
+        return {"trials": pack}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        flight = self.in_flight[trial_id]
+        self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
+        flight.round, flight.running = result["round"], result["running"]
+        self._on_change(self)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        if error or result is None or result.get("lanes") is None:
+            return  # `failed` hears of it with the reason
+        flight = self.in_flight.pop(trial_id)
+        self._any_success = True
+        self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
+        by_key = {trial.key: trial for trial in flight.pack}
+        self._record([self._row(by_key[lane["key"]], LaneResult(**lane)) for lane in result["lanes"]])
+        log.info("pack of %d trials ended after %.1f s", len(flight.pack), time.monotonic() - flight.began)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its searcher to restore it later. The ledger is our state; there is nothing to keep here."""
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the ledger is the state."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: the ledger is the state."""
+
+    # ---- what becomes of packs
+
+    def recovered(self, trial_id: str, reason: str) -> None:
+        """Tune takes a pack up again from its last checkpoint."""
+        self.retries += 1
+        flight = self.in_flight[trial_id]
+        self.sweep.ledger.add_failure([trial.key for trial in flight.pack], reason)
+        log.warning("pack of %d trials is taken up again: %s", len(flight.pack), reason)
+
+    def failed(self, trial_id: str, reason: str) -> None:
+        """A pack has failed too often: split it until the culprit stands alone, and record that one."""
+        pack = self.in_flight.pop(trial_id).pack
+        self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
+        if len(pack) > 1:
+            log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
+            half = len(pack) // 2
+            self._ready[:0] = [Pack(pack[:half]), Pack(pack[half:])]
+            return
+        log.error("trial %s failed: %s", pack[0].key, reason)
+        self._lone_failures += 1
+        if self._lone_failures >= GIVE_UP_AFTER and not self._any_success:
+            self.broken = reason
+            self.stopping = True
+            return
+        self._record([self._row(pack[0], LaneResult(pack[0].key, state="failed"), reason)])
+
+    def _row(self, trial: TrialSpec, lane: LaneResult, reason: str = "") -> Row:
+        problem = self.sweep.blueprint.problems[trial.problem.key]
+        bought = plan_of(trial, problem.partition.sizes).bought
+        ended = lane.state == "done"
+        return Row(
+            key=trial.key,
+            spec=trial.model_dump_json(),
+            state=lane.state,
+            reason=reason,
+            rounds=lane.rounds,
+            accuracy=lane.metrics["accuracy"].get(trial.rounds) if ended else None,
+            loss=lane.metrics["loss"].get(trial.rounds) if ended else None,
+            metrics=lane.metrics,
+            epsilon_claimed=trial.privacy.epsilon,
+            epsilon_local=bought["local"],
+            epsilon_secure=bought["secure-aggregation"],
+            seconds=lane.seconds,
+            correct=lane.correct,
+        )
+
+    def _record(self, rows: list[Row]) -> None:
+        self.sweep.ledger.add(rows)  # on the disk first, then in the plan
+        self.sweep.ended({row.key: (row.state, row.accuracy, row.loss) for row in rows})
+        self._on_change(self)
+
+
+class _Failures(tune.Callback):
+    """Tells the conductor why a pack failed, which Tune's searchers are not told."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self.conductor = conductor
+
+    def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.conductor.recovered(trial.trial_id, _reason(trial))
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.conductor.failed(trial.trial_id, _reason(trial))
+
+
+def _reason(trial: Any) -> str:
+    """The last line of what Tune wrote down about the failure."""
+    with contextlib.suppress(OSError, TypeError):
+        lines = [line.strip() for line in Path(trial.error_file).read_text(encoding="utf-8").splitlines()]
+        said = [line for line in lines if line and not line.startswith(("File ", "Failure #"))]
+        if said:
+            return said[-1][:500]
+    return "its process ended without a word"
+
+
+def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], storage: Path | None = None) -> Conductor:
+    """Run all that is missing. Returns when the study is finished, or stopped by one Ctrl-C."""
+    conductor = Conductor(sweep, size, on_change)
+    if sweep.finished:
+        return conductor
+    shipper = Shipper()
+    shipments = {key: shipper.ship(problem) for key, problem in sweep.blueprint.problems.items()}
+    bundles: list[dict[str, float]] = [{}, *([size.size.host_bundle] * size.size.hosts)]
+    strategy = "SPREAD" if sweep.blueprint.study.resources.placement == "spread" else "PACK"
+    trainable = tune.with_resources(
+        tune.with_parameters(PackTrial, shipments=shipments, size=size.size),
+        tune.PlacementGroupFactory(bundles, strategy=strategy),
+    )
+    scratch = Path(tempfile.mkdtemp(prefix="fedsweep-tune-", dir=storage))
+    tuner = tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=conductor,
+            num_samples=-1,
+            reuse_actors=True,
+            trial_name_creator=lambda trial: f"pack_{trial.trial_id}",
+            trial_dirname_creator=lambda trial: f"pack_{trial.trial_id}",
+        ),
+        run_config=tune.RunConfig(
+            name="packs",
+            storage_path=str(scratch),
+            failure_config=tune.FailureConfig(max_failures=PACK_RETRIES),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
+            callbacks=[_Failures(conductor)],
+            verbose=0,
+        ),
+    )
+    try:
+        with _quiet(), _stop_on_signal(conductor):
+            tuner.fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if conductor.broken:
+        raise UserError(f"no trial can run here: {conductor.broken}")
+    return conductor
+
+
+def node_resources() -> list[dict[str, float]]:
+    """The resources of every node that is alive."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's own messages are kept off the screen: what matters of them reaches the ledger and the log."""
+    logger = logging.getLogger("ray")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    logger.handlers, logger.propagate = [logging.NullHandler()], False
+    try:
+        yield
+    finally:
+        level, logger.propagate, logger.handlers = before
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _stop_on_signal(conductor: Conductor) -> Iterator[None]:
+    """Ctrl-C once: finish the packs in flight. Twice, or SIGTERM: stop now. The ledger is whole either way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        if conductor.stopping or number == signal.SIGTERM:
+            raise KeyboardInterrupt
+        conductor.stopping = True
+        log.warning("stopping after the packs in flight; once more to stop now")
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,299 @@
+"""The study file: what to sweep over. Typed, checked in full before anything runs, with file and line in the message.
+
+What changes results stands in the body; what only changes how fast they come stands under `resources`.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+import search_spaces
+from search_spaces import SearchSpace
+from trainables.errors import UserError
+from trainables.methods import METHODS
+from trainables.privacy.plan import Adjacency, Release
+from trainables.spec import HyperValue
+
+Stage = Literal["coarse", "fine", "optuna", "confirm"]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class DataSettings(Settings):
+    """A data set: a feature file (relative to the study file) or a built-in set, and what to call it in tables."""
+
+    source: str
+    label: str = Field(default="", max_length=60)
+    backbone: str = Field(default="", max_length=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+
+class MethodSettings(Settings):
+    """A method with what the study changes of its search space. A label tells two variants of one method apart."""
+
+    name: str
+    label: str = Field(default="", max_length=60)
+    fixed: dict[str, HyperValue] = {}
+    coarse: dict[str, list[HyperValue]] = {}
+    fine: dict[str, list[HyperValue]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and len(value) == 1 and "name" not in value:
+            ((name, changes),) = value.items()
+            return {"name": name, **(changes or {})}
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in METHODS:
+            raise ValueError(f"method {name!r} is unknown; it is one of: {', '.join(METHODS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _space_is_valid(self) -> MethodSettings:
+        try:
+            self.space()
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def space(self) -> SearchSpace:
+        return search_spaces.load(self.name).changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine)
+
+    @property
+    def shown(self) -> str:
+        return self.label or METHODS[self.name].title
+
+
+class RoundSettings(Settings):
+    coarse: int = Field(default=50, ge=1, le=10**6)
+    fine: int = Field(default=50, ge=1, le=10**6)
+    confirm: int = Field(default=70, ge=1, le=10**6)
+
+
+class SeedSettings(Settings):
+    search: int = Field(default=42, ge=0)
+    confirm: list[int] = Field(default=[42, 123, 7], min_length=1)
+    partition: int = Field(default=42, ge=0, lt=2**32)
+    """Who holds which rows is the same for all seeds: it belongs to the data."""
+
+    @field_validator("confirm")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) != len(seeds) or min(seeds) < 0:
+            raise ValueError(f"confirm seeds {seeds} must be distinct and not negative")
+        return seeds
+
+
+class PrivacyStudySettings(Settings):
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    clip: float = Field(default=10.0, gt=0)
+    release: Release = "local"
+    adjacency: Adjacency = "replace-one"
+
+
+class ValidationSettings(Settings):
+    fraction: float = Field(default=0.1, gt=0, lt=1)
+    seed: int = Field(default=42, ge=0)
+
+
+class HalvingSettings(Settings):
+    """Successive halving: after each of these rounds only the best `keep` of a cell's running configurations go on."""
+
+    rounds: list[int] = Field(min_length=1)
+    keep: float = Field(default=0.5, gt=0, lt=1)
+
+
+class OptunaSettings(Settings):
+    """TPE with the same number of trials as the grids, asked and told in batches."""
+
+    batch: int = Field(default=16, ge=1)
+    seed: int = Field(default=42, ge=0, lt=2**32)
+
+
+class SearchSettings(Settings):
+    ways: list[Literal["grid", "optuna"]] = Field(default=["grid"], min_length=1)
+    refine: Literal["table", "zoom"] = "table"
+    optuna: OptunaSettings = OptunaSettings()
+    early_stopping: HalvingSettings | None = None
+
+    @field_validator("ways")
+    @classmethod
+    def _once(cls, ways: list[str]) -> list[str]:
+        if len(set(ways)) != len(ways):
+            raise ValueError(f"ways {ways} names one twice")
+        return ways
+
+
+class ResourceSettings(Settings):
+    """Never changes a result."""
+
+    hosts: int | Literal["auto"] = Field(default="auto")
+    """Client hosts of a federation; auto: by the cores of a node."""
+    gpus_per_host: float = Field(default=0.0, ge=0)
+    lanes_per_pack: int | Literal["auto"] = Field(default="auto")
+    placement: Literal["pack", "spread"] = "pack"
+    """Whether a federation's hosts share a node or are spread over nodes."""
+
+    @field_validator("hosts", "lanes_per_pack")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} is less than 1")
+        return value
+
+
+class Study(Settings):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    description: str = ""
+    data: list[DataSettings] = Field(min_length=1)
+    partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
+    clients: int = Field(default=20, ge=1)
+    methods: list[MethodSettings] = Field(min_length=1)
+    epsilons: list[float] = Field(min_length=1)
+    privacy: PrivacyStudySettings = PrivacyStudySettings()
+    rounds: RoundSettings = RoundSettings()
+    seeds: SeedSettings = SeedSettings()
+    evaluate_every: int = Field(default=10, ge=1)
+    validation: ValidationSettings = ValidationSettings()
+    confirm_train_on: Literal["all", "train"] = "all"
+    """Which rows the winners are trained on before they meet the test set."""
+    search: SearchSettings = SearchSettings()
+    compare_to: str = ""
+    """The method (or its label) that McNemar's test holds the others against; default: the last one."""
+    resources: ResourceSettings = ResourceSettings()
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _all_methods(cls, value: Any) -> Any:
+        return list(METHODS) if value == "all" else value
+
+    @field_validator("epsilons")
+    @classmethod
+    def _positive(cls, values: list[float]) -> list[float]:
+        for value in values:
+            if math.isnan(value) or value <= 0:
+                raise ValueError(f"epsilon {value:g} is not above 0")
+        if len(set(values)) != len(values):
+            raise ValueError("an epsilon is named twice")
+        return values
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Study:
+        shown = [method.shown for method in self.methods]
+        for name in shown:
+            if shown.count(name) > 1:
+                raise ValueError(f"method {name} is named twice; give one of them a label")
+        if self.compare_to and self.compare_to not in [*shown, *(m.name for m in self.methods)]:
+            raise ValueError(f"compare_to = {self.compare_to!r} is none of the methods: {', '.join(shown)}")
+        return self
+
+    @property
+    def reference(self) -> MethodSettings:
+        """The method that the others are compared with."""
+        for method in self.methods:
+            if self.compare_to in (method.shown, method.name):
+                return method
+        return self.methods[-1]
+
+
+# ---- reading
+
+
+def packaged() -> list[str]:
+    """The names of the studies that come with the package."""
+    folder = resources.files("orchestrator") / "studies"
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def load(name: str) -> tuple[Study, str]:
+    """A study by path or by the name of a packaged one, and its text."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UserError(f"study file {name} cannot be read: {reason}") from None
+        return parse(text, str(path), path.resolve().parent), text
+    if name in packaged():
+        text = (resources.files("orchestrator") / "studies" / f"{name}.yaml").read_text(encoding="utf-8")
+        return parse(text, name, Path.cwd()), text
+    raise UserError(f"study {name!r} is neither a file nor a packaged study ({', '.join(packaged())})")
+
+
+def parse(text: str, file: str, folder: Path) -> Study:
+    """Feature files are looked for beside the study file."""
+    try:
+        content = yaml.safe_load(text)
+        marks = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else file
+        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
+    try:
+        study = Study.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        line = _line(marks, first["loc"])
+        name = ".".join(str(part) for part in first["loc"] if not _internal(part))
+        message = first["msg"].removeprefix("Value error, ")
+        shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
+        raise UserError(f"{file}:{line}: {name + ': ' if name else ''}{message}{shown}") from None
+    return study.model_copy(update={"data": [_located(data, folder) for data in study.data]})
+
+
+def _located(data: DataSettings, folder: Path) -> DataSettings:
+    if not data.source.endswith(".npz") or Path(data.source).is_absolute():
+        return data
+    beside = folder / data.source
+    return data.model_copy(update={"source": str(beside)}) if beside.exists() else data
+
+
+def _internal(part: str | int) -> bool:
+    """Names of pydantic's own making in an error's location, such as the branch of a union."""
+    return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)
+
+
+def _line(node: Any, location: tuple[str | int, ...]) -> int:
+    """The line of the deepest part of the location that stands in the file."""
+    line = node.start_mark.line if node is not None else 0
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            entries = [(key, value) for key, value in node.value if key.value == str(part)]
+            if not entries and len(node.value) == 1:  # `- dp-fedsofim: {…}`: one step down, the same part again
+                node = node.value[0][1]
+                entries = (
+                    [(k, v) for k, v in node.value if k.value == str(part)]
+                    if isinstance(node, yaml.MappingNode)
+                    else []
+                )
+            if not entries:
+                break
+            key, node = entries[0]
+            line = key.start_mark.line
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1

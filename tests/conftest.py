@@ -1,0 +1,47 @@
+"""Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import small
+
+hypothesis.settings.register_profile("fedsweep", derandomize=True, deadline=None, max_examples=50)
+hypothesis.settings.load_profile("fedsweep")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository():
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def small_problem():
+    """600 rows of 12 features in 4 classes, dealt unevenly to 5 clients."""
+    return small.problem()
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """The path of a real feature file, or a skip that says it was not there."""
+    folder = Path(os.environ.get("FEDSWEEP_DATA") or REPOSITORY.parent / "shared" / "data")
+
+    def find(name: str) -> Path:
+        path = folder / name
+        if not path.is_file():
+            pytest.skip(f"{path} is not there; set FEDSWEEP_DATA to the folder that holds {name}")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def local_ray():
+    """A local Ray with two processors, for all tests of the session."""
+    from orchestrator.cluster import connected
+
+    with connected(cpus=2):
+        yield

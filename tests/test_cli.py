@@ -1,0 +1,352 @@
+"""The command: JSON for programs on standard output, and one sentence and exit code 2 for bad input, at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import small
+
+from orchestrator.cli import main
+from trainables.problem import in_process
+from trainables.server import run_here
+
+TINY = "synthetic-frozen:300,60,6,3"
+
+
+@pytest.fixture
+def fedsweep(monkeypatch, capfd):
+    """Run the command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsweep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def no_actors(monkeypatch):
+    """Nothing may start Ray or an actor."""
+
+    def forbidden(*arguments, **options):
+        pytest.fail("an actor or a Ray was started")
+
+    monkeypatch.setattr(ray, "init", forbidden)
+    monkeypatch.setattr("trainables.federation.Federation.__init__", forbidden)
+
+
+def last_json(out: str):
+    return json.loads(out.splitlines()[-1])
+
+
+# ---- bad input
+
+
+def npz(folder: Path, **replaced) -> Path:
+    """A small feature file, some arrays replaced."""
+    arrays = {
+        "x_train": np.ones((40, 3), dtype=np.float32),
+        "y_train": np.arange(40) % 2,
+        "x_test": np.ones((10, 3), dtype=np.float32),
+        "y_test": np.arange(10) % 2,
+    }
+    path = folder / "bad.npz"
+    np.savez(path, **{**arrays, **replaced})
+    return path
+
+
+def truncated(folder: Path) -> Path:
+    path = npz(folder)
+    path.write_bytes(path.read_bytes()[:-300])
+    return path
+
+
+BAD_FILES = {
+    "missing": (lambda folder: folder / "absent.npz", "absent.npz"),
+    "truncated": (truncated, "bad.npz"),
+    "object array": (lambda folder: npz(folder, x_train=np.array([[{}]] * 40, dtype=object)), "Python objects"),
+    "nan features": (lambda folder: npz(folder, x_train=np.full((40, 3), np.nan)), "x_train"),
+    "labels out of range": (lambda folder: npz(folder, y_test=np.full(10, 7)), "label 7"),
+    "negative labels": (lambda folder: npz(folder, y_train=np.arange(40) % 2 - 1), "label -1"),
+}
+
+BAD_FLAGS = {
+    "unknown method": ("--method dp-fedsgd", "method = 'dp-fedsgd'"),
+    "unknown key": ("--method dp-fedgd --set rho=1", "'rho'"),
+    "key without value": ("--set rho", "'rho'"),
+    "key given twice": ("--set rho=1 --set rho=2", "'rho'"),
+    "value that is no number": ("--set rho=big", "rho = 'big'"),
+    "epsilon zero": ("--epsilon 0", "epsilon = 0"),
+    "epsilon negative": ("--epsilon -1", "epsilon = -1"),
+    "epsilon nan": ("--epsilon nan", "epsilon = nan"),
+    "epsilon no number": ("--epsilon small", "--epsilon"),
+    "delta zero": ("--delta 0", "delta = 0"),
+    "delta one": ("--delta 1", "delta = 1"),
+    "delta above one": ("--delta 1.5", "delta = 1.5"),
+    "delta negative": ("--delta=-1e-5", "delta = -1e-05"),
+    "beta one": ("--method dp-fedsofim --set beta=1", "beta = 1"),
+    "beta2 one": ("--method dp-fedadam --set beta2=1", "beta2 = 1"),
+    "learning rate zero": ("--set learning_rate=0", "learning_rate = 0"),
+    "clip zero": ("--clip 0", "clip = 0"),
+    "more clients than rows": ("--clients 301 --partition iid", "clients = 301"),
+    "no clients": ("--clients 0", "clients = 0"),
+    "alpha that leaves empty clients": ("--partition dirichlet:0.001", "dirichlet:0.001"),
+    "alpha zero": ("--partition dirichlet:0", "alpha = 0"),
+    "unknown partition": ("--partition zipf", "'zipf'"),
+    "too many classes a client": ("--partition classes:4", "classes:4"),
+    "explicit without a column": ("--partition explicit", "client_train"),
+    "no rounds": ("--rounds 0", "rounds = 0"),
+    "never evaluated": ("--evaluate-every 0", "evaluate_every = 0"),
+    "negative seed": ("--seed=-1", "seed = -1"),
+    "negative partition seed": ("--partition-seed=-1", "partition_seed = -1"),
+    "unknown release": ("--release trusted", "'trusted'"),
+    "unknown adjacency": ("--adjacency near", "'near'"),
+    "unknown train-on": ("--train-on test", "'test'"),
+    "validation fraction": ("--validation-fraction 1", "validation_fraction = 1"),
+    "trained on what judges": ("--train-on all --evaluate-on validation", "validation"),
+    "unknown data": ("--data synthetic-thawed", "'synthetic-thawed'"),
+    "sizes that are none": ("--data synthetic-frozen:1,2", "synthetic-frozen:1,2"),
+    "unknown flag": ("--epsilom 1", "--epsilom"),
+    "no hosts": ("--hosts 0", "hosts = 0"),
+}
+
+
+def assert_one_sentence(result, culprit: str) -> None:
+    code, out, err = result
+    assert code == 2, err
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert err.startswith("fedsweep: ")
+    assert err.endswith(".\n")
+    assert culprit in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", BAD_FLAGS)
+def test_bad_flags(fedsweep, no_actors, name):
+    flags, culprit = BAD_FLAGS[name]
+    data = [] if "--data" in flags else ["--data", TINY]
+    assert_one_sentence(fedsweep("train", *data, "--rounds", 2, *flags.split()), culprit)
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("command", ["train", "partition"])
+def test_bad_files(fedsweep, no_actors, tmp_path, command, name):
+    make, culprit = BAD_FILES[name]
+    assert_one_sentence(fedsweep(command, "--data", make(tmp_path), "--partition", "iid"), culprit)
+
+
+@pytest.mark.parametrize(
+    ("flags", "culprit"),
+    [
+        ("--epsilon 0", "epsilon = 0"),
+        ("--epsilon 1 --delta 1", "delta = 1"),
+        ("--epsilon 1 --rounds 0", "rounds = 0"),
+        ("--epsilon 1 --clients 0", "clients = 0"),
+        ("", "--epsilon"),
+    ],
+)
+def test_bad_calibrations(fedsweep, no_actors, flags, culprit):
+    assert_one_sentence(fedsweep("calibrate", *flags.split()), culprit)
+
+
+def test_unknown_command(fedsweep):
+    assert_one_sentence(fedsweep("trian"), "trian")
+
+
+def test_bad_input_from_outside():
+    """As a user meets it: another process, no traceback, before anything slow has been loaded."""
+    found = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli", "train", "--epsilon", "-3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert_one_sentence((found.returncode, found.stdout, found.stderr), "epsilon = -3")
+
+
+def test_help_is_no_error(fedsweep):
+    for arguments in ([], ["--help"], ["train", "--help"]):
+        code, out, _ = fedsweep(*arguments)
+        assert code == 0
+        assert "Usage" in out
+
+
+# ---- calibrate, partition, methods
+
+
+@pytest.mark.parametrize(
+    ("release", "sigma", "mu_bought"), [("local", 279.17, "local"), ("secure-aggregation", 62.43, "secure-aggregation")]
+)
+def test_calibrate(fedsweep, release, sigma, mu_bought):
+    """The issue's own check values. The noise of the sum has standard deviation clip x sigma_g."""
+    flags = f"--epsilon 1 --delta 1e-5 --rounds 70 --clients 20 --release {release} --adjacency replace-one --json"
+    code, out, _ = fedsweep("calibrate", *flags.split())
+    found = last_json(out)
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert found["noise_multiplier"] == pytest.approx(sigma, abs=0.005)
+    assert found["noise_std_sum"] == pytest.approx(10 * found["noise_multiplier"])
+    assert found["mu"] == pytest.approx(0.2681, abs=5e-5)
+    assert found["epsilon"]["claimed"] == 1
+    assert found["epsilon"]["bought"][mu_bought] == pytest.approx(1, rel=1e-6)
+    assert found["epsilon"]["bought"][mu_bought] <= 1
+
+
+def test_calibrate_for_people(fedsweep):
+    code, out, _ = fedsweep("calibrate", "--epsilon", 1)
+    assert code == 0
+    assert "279.17" in out
+
+
+def test_calibrate_the_non_private_arm(fedsweep):
+    """JSON has no infinity, so it is a string."""
+    code, out, _ = fedsweep("calibrate", "--epsilon", "inf", "--json")
+    assert code == 0
+    assert last_json(out)["noise_multiplier"] == 0
+    assert last_json(out)["epsilon"] == {"claimed": "inf", "bought": {"local": "inf", "secure-aggregation": "inf"}}
+
+
+def test_partition(fedsweep):
+    code, out, err = fedsweep("partition", "--data", TINY, "--partition", "dirichlet:0.5", "--clients", 8, "--json")
+    found = last_json(out)
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    counts = np.array(found["counts"])
+    assert counts.shape == (8, 3)
+    assert counts.sum(axis=1).tolist() == found["sizes"]
+    assert counts.sum(axis=0).tolist() == [100, 100, 100]
+    assert found["absent_classes"] == (counts == 0).sum(axis=1).tolist()
+    p = counts / counts.sum(axis=1, keepdims=True)
+    kl = [sum(v * np.log(3 * v) for v in row if v > 0) for row in p]
+    assert found["kl_from_uniform"] == pytest.approx(kl, abs=1e-12)
+    assert found["kl_mean"] == pytest.approx(np.mean(kl))
+    assert all(note in err for note in found["notes"])
+
+
+def test_partition_says_that_it_topped_up(fedsweep):
+    code, out, err = fedsweep("partition", "--data", TINY, "--partition", "dirichlet:0.1", "--clients", 6, "--json")
+    assert code == 0
+    notes = last_json(out)["notes"]
+    assert len(notes) > 0
+    assert all(f"note: {note}" in err for note in notes)
+
+
+@pytest.mark.data
+def test_partition_of_the_paper(fedsweep, shared_data):
+    """Table 14, client 0, from the command line."""
+    code, out, _ = fedsweep("partition", "--data", shared_data("cifar10-resnet20.npz"), "--json")
+    found = last_json(out)
+    assert code == 0
+    assert found["counts"][0] == [14, 122, 240, 126, 630, 74, 193, 71, 230, 6]
+    assert (min(found["sizes"]), max(found["sizes"])) == (891, 3498)
+
+
+def test_partition_for_people(fedsweep):
+    code, out, _ = fedsweep("partition", "--data", TINY, "--clients", 4)
+    assert code == 0
+    assert "absent classes" in out
+
+
+def test_methods(fedsweep):
+    code, out, _ = fedsweep("methods", "--json")
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    found = {entry["name"]: entry for entry in last_json(out)}
+    assert {"dp-fedgd", "dp-fedsofim", "dp-fedadam", "dp-fedyogi"} <= set(found)
+    sofim = {h["name"]: h for h in found["dp-fedsofim"]["hyperparameters"]}
+    assert sofim["rho"]["default"] == 0.5
+    assert sofim["direction"]["choices"] == ["momentum", "gradient"]
+    assert "2601.09166" in found["dp-fedsofim"]["paper"]
+    for entry in found.values():
+        assert entry["paper"]
+        assert all(h["description"] and h["default"] is not None for h in entry["hyperparameters"])
+
+
+def test_methods_for_people(fedsweep):
+    _, out, _ = fedsweep("methods")
+    assert "learning_rate = " in out
+    assert "dp-fedyogi" in out
+
+
+def test_the_diverging_direction_is_documented(fedsweep, repository):
+    """Where a user would look: the list of methods, the README or docs/ says, in one paragraph, that `direction` =
+    `gradient` diverges with the tuned values."""
+    _, out, _ = fedsweep("methods")
+    pages = [repository / "README.md", *(repository / "docs").glob("*.md")]
+    places = [*out.splitlines(), *(part for page in pages for part in page.read_text().split("\n\n"))]
+    assert [text for text in places if "direction" in text and "gradient" in text and "diverge" in text]
+
+
+# ---- train
+
+
+@pytest.mark.ray
+def test_train_from_outside():
+    """The real entry point, with Ray actors of its own: JSON is all of standard output, and the numbers are those of
+    the same trial in one process."""
+    script = Path(sys.executable).with_name("fedsweep")
+    flags = (
+        "--method dp-fedsofim --epsilon 8 --clip 5 --rounds 20 --clients 5 --partition dirichlet:1 --seed 42"
+        " --release local --set learning_rate=0.5 --set rho=1 --hosts 2 --json"
+    )
+    found = subprocess.run(
+        [script, "train", "--data", small.SMALL, *flags.split()], capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.splitlines()) == 1
+    report = json.loads(found.stdout)
+    assert list(report["accuracy"]) == ["10", "20"]
+    assert report["state"] == "done"
+    assert report["epsilon"]["claimed"] == 8
+    assert report["epsilon"]["bought"]["local"] == pytest.approx(8, rel=1e-5)
+    assert report["epsilon"]["bought"]["local"] <= 8
+    assert report["epsilon"]["bought"]["secure-aggregation"] < 8
+    assert 0 < report["seconds_per_round"] < 5
+    for name in ("train_loss", "clipped_share", "signal_norm", "noise_norm"):
+        assert list(report["metrics"][name]) == ["10", "20"]
+    assert "Traceback" not in found.stderr
+    assert "accuracy" in found.stderr
+    assert "bought" in found.stderr
+
+    of = small.problem()
+    trial = small.trial(of, "dp-fedsofim", {"learning_rate": 0.5, "rho": 1.0}, rounds=20, every=10)
+    expected = run_here([trial], in_process(of))[trial.key]
+    assert report["key"] == trial.key
+    assert report["metrics"] == json.loads(json.dumps(expected.metrics))
+
+
+@pytest.mark.ray
+def test_train_on_the_validation_split(fedsweep, local_ray):
+    flags = (
+        f"--data {TINY} --method dp-fedgd --epsilon inf --rounds 7 --evaluate-every 3 --clients 3 --hosts 1"
+        " --train-on train --evaluate-on validation --json"
+    )
+    code, out, _ = fedsweep("train", *flags.split())
+    report = last_json(out)
+    assert code == 0
+    assert list(report["accuracy"]) == ["3", "6", "7"]
+    assert report["epsilon"]["claimed"] == "inf"
+    assert set(report["metrics"]["noise_norm"].values()) == {0}
+    # 30 rows are held out, so accuracy is a multiple of 100/30
+    assert all((value * 30 / 100) == pytest.approx(round(value * 30 / 100)) for value in report["accuracy"].values())
+
+
+@pytest.mark.ray
+def test_a_run_that_diverges_says_so(fedsweep, local_ray):
+    """An absurd learning rate with weight decay doubles the weights' digits every round: no traceback, valid JSON."""
+    flags = (
+        f"--data {TINY} --method dp-fedsofim --epsilon 8 --rounds 40 --evaluate-every 5 --clients 3 --hosts 1"
+        " --set learning_rate=1e20 --set weight_decay=1e6 --json"
+    )
+    code, out, err = fedsweep("train", *flags.split())
+    assert code == 0
+    assert last_json(out)["state"] == "diverged"
+    assert "diverged" in err

@@ -1,0 +1,217 @@
+"""The federation on Ray: actors leave the bits of a run in one process, whatever dies on the way."""
+
+import io
+import os
+import pickle
+import signal
+
+import numpy as np
+import pytest
+import ray
+import small
+import torch
+
+from trainables.errors import UserError
+from trainables.federation import Federation, FederationSize
+from trainables.pack import assign, pack_group
+from trainables.problem import Shipper, in_process
+from trainables.server import HostsHere, Server
+
+ROUNDS = 30
+
+
+@pytest.fixture(scope="module")
+def trials(small_problem):
+    """A mixed pack: two methods, three seeds."""
+    return [
+        small.trial(small_problem, name, {"learning_rate": rate}, rounds=ROUNDS, every=10, seed=seed)
+        for name, rate in (("dp-fedsofim", 0.5), ("dp-fedgd", 0.1), ("dp-fedadam", 0.05))
+        for seed in (42, 123, 7)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(trials, small_problem):
+    """What the same pack leaves in this process, without Ray."""
+    server = Server(HostsHere(1))
+    server.open(trials, in_process(small_problem))
+    return outcomes(server.advance(ROUNDS))
+
+
+def outcomes(results) -> dict[str, tuple]:
+    """Everything but the time it took."""
+    return {r.key: (r.state, r.rounds, r.metrics, r.correct) for r in results}
+
+
+@pytest.fixture(scope="module")
+def federation(local_ray):
+    """Two client hosts for five clients, reused by test after test, as packs reuse it."""
+    made = Federation(FederationSize(hosts=2, cpus_per_host=0.5))
+    yield made
+    made.close()
+
+
+def host_pid(host) -> int:
+    return ray.get(host.__ray_call__.remote(lambda self: os.getpid()))
+
+
+@pytest.mark.ray
+def test_actors_leave_the_same_bits_pack_after_pack(federation, trials, expected, small_problem):
+    """And the same actors serve another problem in between."""
+    shipper = Shipper()
+    federation.open(trials, shipper.ship(small_problem))
+    pids = [host_pid(host) for host in federation._hosts]
+    assert len({*pids, os.getpid()}) == 3, "hosts are processes of their own"
+    assert outcomes(federation.advance(ROUNDS)) == expected
+
+    other = small.problem(partition="iid", clients=4)
+    trial = small.trial(other, "dp-fedyogi", rounds=5)
+    federation.open([trial], shipper.ship(other))
+    here = Server(HostsHere(1))
+    here.open([trial], in_process(other))
+    assert outcomes(federation.advance(5)) == outcomes(here.advance(5))
+
+    federation.open(trials, shipper.ship(small_problem))
+    assert outcomes(federation.advance(ROUNDS)) == expected
+    assert [host_pid(host) for host in federation._hosts] == pids
+
+
+@pytest.mark.ray
+def test_a_host_killed_between_rounds(federation, trials, expected, small_problem):
+    """It is restarted, reloads its shards and is asked again; the other host never notices."""
+    federation.open(trials, Shipper().ship(small_problem))
+    federation.advance(13)
+    before = [host_pid(host) for host in federation._hosts]
+    os.kill(before[1], signal.SIGKILL)
+    assert outcomes(federation.advance(ROUNDS)) == expected
+    after = [host_pid(host) for host in federation._hosts]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+@pytest.mark.ray
+def test_both_hosts_killed_while_rounds_are_running(federation, trials, expected, small_problem):
+    """Wherever in a round it strikes, the result does not show it."""
+    federation.open(trials, Shipper().ship(small_problem))
+    federation.advance(2)
+    before = [host_pid(host) for host in federation._hosts]
+    running = federation._server.advance.remote(ROUNDS)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert outcomes(ray.get(running)) == expected
+    assert not set(before) & {host_pid(host) for host in federation._hosts}
+
+
+@pytest.mark.ray
+def test_a_federation_goes_on_from_a_snapshot_made_elsewhere(federation, trials, expected, small_problem):
+    """The server and the hosts that began are gone; their snapshot is enough."""
+    begun = Server(HostsHere(3))
+    begun.open(trials, in_process(small_problem))
+    begun.advance(17)
+    federation.open(trials, Shipper().ship(small_problem), begun.snapshot())
+    federation.advance(23)
+    resumed = Server(HostsHere(1))
+    resumed.open(trials, in_process(small_problem), federation.snapshot())
+    assert outcomes(federation.advance(ROUNDS)) == expected
+    assert outcomes(resumed.advance(ROUNDS)) == expected
+
+
+@pytest.mark.ray
+def test_lanes_that_are_stopped_leave_the_others_alone(federation, trials, expected, small_problem):
+    stopped = {trials[0].key, trials[4].key}
+    federation.open(trials, Shipper().ship(small_problem))
+    federation.advance(10)
+    federation.stop_lanes(sorted(stopped))
+    found = outcomes(federation.advance(ROUNDS))
+    for key, outcome in found.items():
+        if key in stopped:
+            assert outcome[0] == "stopped"
+            assert list(outcome[2]["accuracy"]) == [10]
+        else:
+            assert outcome == expected[key]
+
+
+def test_no_address_answers(monkeypatch):
+    """A wrong address is bad input like any other."""
+    from orchestrator.cluster import connected
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+    def unanswered(address, **options):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(ray, "init", unanswered)
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:1"), connected("127.0.0.1:1"):
+        pass
+
+
+# ---- snapshots without Ray
+
+
+class Payload:
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (self.target,)
+
+
+def test_a_snapshot_with_code_in_it_is_refused(trials, small_problem, tmp_path):
+    trap, buffer = tmp_path / "sprung", io.BytesIO()
+    torch.save({"t": Payload(str(trap))}, buffer)
+    server = Server(HostsHere(1))
+    with pytest.raises(pickle.UnpicklingError):
+        server.open(trials, in_process(small_problem), buffer.getvalue())
+    assert not trap.exists()
+
+
+def test_a_snapshot_of_another_pack_is_refused(trials, small_problem):
+    shipment = in_process(small_problem)
+    server = Server(HostsHere(1))
+    server.open(trials[:3], shipment)
+    saved = server.snapshot()
+    with pytest.raises(ValueError, match="another pack"):
+        server.open(trials[3:6], shipment, saved)
+
+
+# ---- trials, packs, assignment
+
+
+def test_a_key_names_everything_that_can_change_a_result(small_problem):
+    base = small.trial(small_problem, "dp-fedgd")
+    others = [
+        small.trial(small_problem, "dp-fedgd", {"learning_rate": 0.2}),
+        small.trial(small_problem, "dp-fedsofim"),
+        small.trial(small_problem, "dp-fedgd", seed=7),
+        small.trial(small_problem, "dp-fedgd", rounds=13),
+        small.trial(small_problem, "dp-fedgd", epsilon=1.0),
+        small.trial(small_problem, "dp-fedgd", epsilon=float("inf")),
+        small.trial(small_problem, "dp-fedgd", delta=1e-6),
+        small.trial(small_problem, "dp-fedgd", clip=1.0),
+        small.trial(small_problem, "dp-fedgd", release="secure-aggregation"),
+        small.trial(small_problem, "dp-fedgd", adjacency="add-remove"),
+        small.trial(small.problem(partition="iid"), "dp-fedgd"),
+        small.trial(small.problem(clients=4), "dp-fedgd"),
+        small.trial(small.problem(data="synthetic-frozen:601,100,12,4"), "dp-fedgd"),
+        small.trial(small.problem(train_on="train"), "dp-fedgd"),
+        small.trial(small.problem(train_on="train", evaluate_on="validation"), "dp-fedgd"),
+    ]
+    assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
+    assert small.trial(small_problem, "dp-fedgd", {"learning_rate": "0.1"}).key == base.key, "0.1 is the default"
+
+
+def test_only_like_trials_share_a_pack(small_problem):
+    base = small.trial(small_problem, "dp-fedgd")
+    assert pack_group(base) == pack_group(small.trial(small_problem, "dp-fedsofim", seed=7, epsilon=1.0))
+    assert pack_group(base) != pack_group(small.trial(small_problem, "dp-fedgd", rounds=13))
+    assert pack_group(base) != pack_group(small.trial(small.problem(partition="iid"), "dp-fedgd"))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 7, 20, 50])
+def test_every_client_has_one_host_and_hosts_have_like_loads(hosts):
+    sizes = np.random.default_rng(0).integers(891, 3498, 20).tolist()
+    held = assign(sizes, hosts)
+    assert sorted(client for clients in held for client in clients) == list(range(20))
+    assert len(held) == min(hosts, 20)
+    loads = [sum(sizes[client] for client in clients) for clients in held]
+    assert max(loads) - min(loads) <= max(sizes)

@@ -1,0 +1,250 @@
+"""The laned kernel: closed-form clipping and evaluation against plain loops, and sums that know no order."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import twin
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from trainables.exact import GRID, from_grid, to_grid
+from trainables.models.lanes import SHAPES, from_blocks, to_blocks
+from trainables.models.softmax import Shard, SoftmaxHead
+
+
+def random_case(rows, features, classes, lanes, seed=0, scale=1.0):
+    """Features, labels and weights (lane, weight), all float32."""
+    rng = np.random.default_rng(seed)
+    x = (4 * rng.random((rows, features))).astype(np.float32)
+    y = rng.integers(0, classes, rows)
+    theta = (scale * rng.standard_normal((lanes, (features + 1) * classes))).astype(np.float32)
+    return x, y, theta
+
+
+def by_loops(x, y, W, clip):
+    """The sum of clipped gradients, the sum of losses and the number of clipped rows, example by example."""
+    total, losses, too_long = np.zeros_like(W), 0.0, 0
+    for row, label in zip(x, y, strict=True):
+        row = twin.with_constant(row)
+        g = twin.gradient(W, row, label)
+        total += twin.clipped(g, clip)
+        losses += twin.loss(W, row, label)
+        too_long += bool(np.linalg.norm(g) > clip)
+    return total, losses, too_long
+
+
+def clipped_sum(x, y, theta, clip, classes, diagnose=False):
+    head = SoftmaxHead(x.shape[1], classes)
+    clips = torch.as_tensor(clip, dtype=torch.float32)
+    return head.clipped_gradient_sum(Shard.build(x, y), torch.from_numpy(theta), clips, diagnose=diagnose)
+
+
+def assert_matches_loops(x, y, theta, clip, classes):
+    fast, diagnostics = clipped_sum(x, y, theta, clip, classes, diagnose=True)
+    for lane in range(len(theta)):
+        W = theta[lane].astype(np.float64).reshape(x.shape[1] + 1, classes)
+        slow, losses, too_long = by_loops(x, y, W, clip[lane])
+        got = fast[lane].numpy().reshape(slow.shape)
+        np.testing.assert_allclose(got, slow, rtol=0, atol=1e-5 * max(1.0, np.abs(slow).max(), clip[lane]))
+        assert diagnostics.loss[lane].item() == pytest.approx(losses, rel=1e-5, abs=1e-5 * len(y))
+        assert diagnostics.clipped[lane].item() == pytest.approx(too_long, abs=0.01 * len(y)), "a few lie on the border"
+
+
+@given(
+    rows=st.integers(1, 40),
+    features=st.integers(1, 12),
+    classes=st.integers(2, 9),
+    lanes=st.integers(1, 20),
+    scale=st.sampled_from([0.0, 0.1, 1.0, 5.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_clipped_gradient_sum(rows, features, classes, lanes, scale, seed):
+    x, y, theta = random_case(rows, features, classes, lanes, seed, scale)
+    clip = np.random.default_rng(seed).choice([0.5, 1.0, 5.0, 1e6], lanes)
+    assert_matches_loops(x, y, theta, clip, classes)
+
+
+def test_the_extremes_clip_all_and_none():
+    x, y, theta = random_case(50, 4, 3, 2, scale=0.1)
+    _, diagnostics = clipped_sum(x, y, theta, [1e-6, 1e6], 3, diagnose=True)
+    assert diagnostics.clipped.tolist() == [50, 0]
+
+
+def test_one_row_by_hand():
+    """x = (3, 1), two classes, W = 0: p - y = (-1/2, 1/2), norm sqrt(10) / sqrt(2) = sqrt(5), so a clip of 1 divides by
+    sqrt(5); the loss is ln 2."""
+    x, y = np.array([[3.0]], dtype=np.float32), np.array([0])
+    fast, diagnostics = clipped_sum(x, y, np.zeros((2, 4), dtype=np.float32), [1.0, 100.0], 2, diagnose=True)
+    whole = np.array([-1.5, 1.5, -0.5, 0.5])
+    np.testing.assert_allclose(fast.numpy(), [whole / math.sqrt(5), whole], rtol=1e-6)
+    np.testing.assert_allclose(diagnostics.loss.numpy(), [math.log(2)] * 2, rtol=1e-6)
+    assert diagnostics.clipped.tolist() == [1, 0]
+
+
+CHUNK = SHAPES["cpu"].rows(100)  # with a hundred classes chunks are short, which keeps the loops quick
+
+
+@pytest.mark.parametrize("rows", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3])
+def test_shards_around_the_chunk_length(rows):
+    x, y, theta = random_case(rows, 3, 100, 2, scale=0.3)
+    assert_matches_loops(x, y, theta, [1.0, 3.0], 100)
+
+
+def test_many_classes():
+    x, y, theta = random_case(20, 3, 1000, 2)
+    assert_matches_loops(x, y, theta, [0.5, 5.0], 1000)
+
+
+@given(
+    logits=st.floats(0, 60),
+    size=st.sampled_from([1.0, 30.0, 1e3]),
+    clip=st.sampled_from([1e-6, 1e-3, 0.1, 1.0, 10.0]),
+    label=st.integers(0, 2),
+)
+@example(logits=9.0, size=30.0, clip=1e-3, label=0)
+@example(logits=9.0, size=1e3, clip=0.1, label=0)
+def test_no_record_moves_the_sum_by_more_than_the_clip(logits, size, clip, label):
+    """What privacy rests on: one row's contribution never exceeds the clip, however sure the model is of its label and
+    however long the row. With x = (size, 1) and the weights below, class 0 leads by `logits`."""
+    x = np.array([[size]], dtype=np.float32)
+    W = np.zeros((2, 3), dtype=np.float32)
+    W[0] = [logits / size, 0, -0.1 / size]
+    fast, _ = clipped_sum(x, np.array([label]), W.reshape(1, 6), [clip], 3)
+    assert np.linalg.norm(fast.double().numpy()) <= clip * (1 + 1e-5)
+
+
+def test_gradients_stay_finite_when_the_model_is_sure():
+    x, y, theta = random_case(64, 5, 4, 3, scale=1e3)
+    fast, diagnostics = clipped_sum(x, y, theta, [1.0, 10.0, 1e6], 4, diagnose=True)
+    assert torch.isfinite(fast).all()
+    assert torch.isfinite(diagnostics.loss).all()
+    assert_matches_loops(x, y, theta, [1.0, 10.0, 1e6], 4)
+
+
+# ---- lanes
+
+
+@pytest.mark.parametrize(("rows", "features", "classes"), [(1500, 64, 10), (700, 123, 2), (300, 20, 37)])
+def test_a_lane_knows_nothing_of_the_others(rows, features, classes):
+    """Alone, among 40, in another order, beside lanes of nan: the same bits, in the gradient and in the evaluation."""
+    x, y, theta = random_case(rows, features, classes, 40, scale=0.2)
+    clip = np.random.default_rng(3).uniform(1, 10, 40).astype(np.float32)
+    head, shard = SoftmaxHead(features, classes), Shard.build(x, y)
+
+    def bits(lanes, weights=theta):
+        chosen = torch.from_numpy(weights[lanes])
+        gradient, found = head.clipped_gradient_sum(shard, chosen, torch.from_numpy(clip[lanes]), diagnose=True)
+        loss, correct = head.evaluate(shard, chosen)
+        parts = (gradient, found.loss, found.clipped, loss, correct)
+        return {lane: [part[i].numpy().tobytes() for part in parts] for i, lane in enumerate(lanes)}
+
+    whole = bits(list(range(40)))
+    assert bits(list(reversed(range(40)))) == whole
+    for lane in range(0, 40, 3):
+        assert bits([lane]) == {lane: whole[lane]}
+    broken = theta.copy()
+    broken[5] = np.nan
+    broken[6] = np.inf
+    beside = bits(list(range(40)), broken)
+    assert all(beside[lane] == whole[lane] for lane in range(40) if lane not in (5, 6))
+
+
+def test_diagnostics_do_not_change_the_gradient():
+    x, y, theta = random_case(300, 20, 5, 3)
+    with_them, _ = clipped_sum(x, y, theta, [1.0, 2.0, 3.0], 5, diagnose=True)
+    without, nothing = clipped_sum(x, y, theta, [1.0, 2.0, 3.0], 5, diagnose=False)
+    assert nothing is None
+    assert torch.equal(with_them, without)
+
+
+@given(lanes=st.integers(1, 40), rows=st.integers(1, 5), classes=st.integers(2, 4), width=st.sampled_from([1, 16, 64]))
+def test_blocks_come_back_as_they_went(lanes, rows, classes, width):
+    theta = torch.arange(lanes * rows * classes, dtype=torch.float32).view(lanes, -1)
+    blocks = to_blocks(theta, rows, classes, width)
+    assert torch.equal(from_blocks(blocks, classes, width, lanes), theta)
+
+
+def test_inputs_are_left_alone():
+    x, y, theta = random_case(30, 4, 3, 2)
+    shard, weights, clip = Shard.build(x, y), torch.from_numpy(theta.copy()), torch.tensor([1.0, 2.0])
+    before = [part.clone() for part in (shard.x, shard.norm, shard.y, weights, clip)]
+    SoftmaxHead(4, 3).clipped_gradient_sum(shard, weights, clip, diagnose=True)
+    SoftmaxHead(4, 3).evaluate(shard, weights)
+    after = (shard.x, shard.norm, shard.y, weights, clip)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# ---- evaluation
+
+
+@pytest.mark.parametrize("rows", [1, 7, 200, CHUNK, CHUNK + 1])
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_evaluate_against_numpy(rows, classes):
+    x, y, theta = random_case(rows, 6, classes, 18)
+    loss, correct = SoftmaxHead(6, classes).evaluate(Shard.build(x, y), torch.from_numpy(theta))
+    constant = np.hstack([x, np.ones((rows, 1))])
+    for lane in range(18):
+        scores = constant @ theta[lane].astype(np.float64).reshape(7, classes)
+        assert (correct[lane].numpy() == (scores.argmax(axis=1) == y)).all()
+        lifted = scores - scores.max(axis=1, keepdims=True)
+        expected = np.mean(np.log(np.exp(lifted).sum(axis=1)) - lifted[np.arange(rows), y])
+        assert loss[lane].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_ties_count_as_wrong():
+    """Weights of zero score all classes alike: nothing is correct. Neither is it where two classes share the lead."""
+    x, y, _ = random_case(40, 3, 4, 1)
+    two_lead = np.zeros((4, 4), dtype=np.float32)
+    two_lead[3] = [1, 1, 0, 0]
+    theta = torch.from_numpy(np.stack([np.zeros(16, dtype=np.float32), two_lead.ravel()]))
+    loss, correct = SoftmaxHead(3, 4).evaluate(Shard.build(x, y), theta)
+    assert not correct.any()
+    assert loss[0].item() == pytest.approx(math.log(4))
+
+
+def test_nan_weights_are_never_correct():
+    x, y, _ = random_case(40, 3, 4, 1)
+    loss, correct = SoftmaxHead(3, 4).evaluate(Shard.build(x, y), torch.full((1, 16), math.nan))
+    assert not correct.any()
+    assert not torch.isfinite(loss).any()
+
+
+# ---- exact sums
+
+
+@given(st.integers(0, 10**6), st.integers(2, 50))
+def test_grid_sums_do_not_depend_on_order(seed, count):
+    """In any order and any grouping, as hosts may make them."""
+    rng = np.random.default_rng(seed)
+    parts = [to_grid(torch.from_numpy(row)) for row in (100 * rng.standard_normal((count, 8))).astype(np.float32)]
+    forward = sum(parts)
+    cut = int(rng.integers(1, count))
+    shuffled = [parts[i] for i in rng.permutation(count)]
+    assert torch.equal(forward, sum(shuffled))
+    assert torch.equal(forward, sum(shuffled[:cut]) + sum(shuffled[cut:]))
+
+
+def test_float_sums_would_depend_on_order():
+    """Guards the test above: without the grid, the same sums do differ."""
+    rows = (100 * np.random.default_rng(0).standard_normal((50, 8))).astype(np.float32)
+    assert (rows.sum(axis=0) != rows[::-1].cumsum(axis=0, dtype=np.float32)[-1]).any()
+
+
+def test_the_grid_is_finer_than_float32_needs():
+    values = torch.tensor([0.0, 1.0, -1.0, 1e-3, 123.456, 1e4])
+    assert from_grid(to_grid(values)).tolist() == pytest.approx(values.tolist(), abs=0.5 / GRID)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_to_grid_leaves_its_argument_alone(dtype):
+    values = torch.ones(3, dtype=dtype)
+    to_grid(values)
+    assert values.tolist() == [1, 1, 1]
+
+
+def test_nan_and_infinity_survive_the_grid():
+    out = from_grid(to_grid(torch.tensor([math.nan, math.inf, -math.inf])))
+    assert math.isnan(out[0])
+    assert out[1:].tolist() == [math.inf, -math.inf]

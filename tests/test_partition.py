@@ -1,0 +1,244 @@
+"""Dealing rows out to clients: the paper's table, and that no row is lost or dealt twice."""
+
+import numpy as np
+import pytest
+import small
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainables.data import features, partition
+from trainables.data.features import FeatureSet
+from trainables.errors import UserError
+
+# Table 14 of the main paper, as printed: a blank separates thousands as well as columns. The last number is the total.
+TABLE_14 = """\
+0 14 122 240 126 630 74 193 71 230 6 1 706
+1 122 37 1 488 88 12 43 0 123 43 419 2 375
+2 17 113 97 122 647 1 030 609 822 27 14 3 498
+3 467 1 253 2 151 7 149 20 130 66 367 2 612
+4 794 1 117 0 40 0 5 83 86 180 1 306
+5 38 386 1 967 777 134 436 44 16 216 3 015
+6 29 729 335 95 126 1 200 5 9 45 783 3 356
+7 32 106 266 19 226 472 101 29 90 174 1 515
+8 161 619 20 585 46 66 55 45 222 120 1 939
+9 173 72 524 102 225 326 68 32 256 766 2 544
+10 33 175 929 508 477 35 116 39 37 187 2 536
+11 138 877 1 105 62 2 1 019 0 1 191 1 3 396
+12 45 3 1 751 138 104 7 100 951 1 212 3 312
+13 43 83 186 669 14 3 54 1 333 373 168 2 926
+14 192 4 51 90 303 83 744 1 241 588 33 3 329
+15 44 16 64 311 1 047 25 727 44 494 208 2 980
+16 331 163 119 3 9 92 22 67 10 75 891
+17 7 92 12 95 11 746 91 413 26 46 1 539
+18 449 0 104 192 93 0 723 204 246 14 2 025
+19 1 871 149 443 21 110 416 5 171 3 11 3 200
+"""
+
+
+def labelled(labels, clients=None) -> FeatureSet:
+    """A data set of which only the labels matter."""
+    y = np.asarray(labels, dtype=np.int64)
+    x = np.zeros((len(y), 1), dtype=np.float32)
+    return FeatureSet("labels", "labels", x, y, x[:1], y[:1], None if clients is None else np.asarray(clients))
+
+
+def deal(data: FeatureSet, text: str, clients: int, seed: int = 42) -> partition.Partition:
+    return partition.partition(data, partition.parse(text, clients=clients, seed=seed))
+
+
+def printed(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def assert_table_14(data: FeatureSet) -> None:
+    dealt = deal(data, "dirichlet:0.5", 20)
+    counts = dealt.counts(data)
+    table = [" ".join([str(c), *map(printed, row), printed(row.sum())]) for c, row in enumerate(counts)]
+    assert table == TABLE_14.splitlines()
+    assert counts[0].tolist() == [14, 122, 240, 126, 630, 74, 193, 71, 230, 6]
+    assert (min(dealt.sizes), max(dealt.sizes)) == (891, 3498)
+    assert np.std(dealt.sizes) == pytest.approx(779.6, abs=0.05)
+    divergence = partition.divergence_from_uniform(counts)
+    assert divergence.mean() == pytest.approx(0.666, abs=5e-4)
+    assert divergence.max() == pytest.approx(1.039, abs=5e-4)
+    absent = (counts == 0).sum(axis=1)
+    assert absent.mean() == pytest.approx(0.3, abs=0.05)
+    assert (absent[4], absent[18], absent.max()) == (2, 2, 2)
+    assert dealt.notes == ()
+
+
+@pytest.mark.data
+def test_table_14_on_the_real_labels(shared_data):
+    assert_table_14(features.load(str(shared_data("cifar10-resnet20.npz"))))
+
+
+def test_table_14_on_any_balanced_labels():
+    """The counts depend on the class sizes alone, so the table holds without the real file, too."""
+    assert_table_14(labelled(np.arange(50_000) % 10))
+
+
+# ---- every row once
+
+
+@given(
+    labels=st.integers(2, 6).flatmap(
+        lambda classes: st.lists(st.integers(0, classes - 1), min_size=30, max_size=300).map(
+            lambda drawn: [*range(classes), *drawn]
+        )
+    ),
+    text=st.sampled_from(["iid", "dirichlet:0.3", "dirichlet:1", "dirichlet:100", "classes:1", "classes:2"]),
+    clients=st.integers(1, 30),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_row_is_dealt_exactly_once(labels, text, clients, seed):
+    data = labelled(labels)
+    try:
+        dealt = deal(data, text, clients, seed)
+    except UserError:
+        return
+    assert len(dealt.rows) == clients
+    assert np.sort(np.concatenate(dealt.rows)).tolist() == list(range(len(labels)))
+    assert all((np.diff(rows) > 0).all() for rows in dealt.rows)
+    assert dealt.counts(data).sum(axis=0).tolist() == np.bincount(labels).tolist()
+    assert min(dealt.sizes) >= min(partition.MIN_ROWS, len(labels) // clients), "a client with too few is topped up"
+    again = deal(data, text, clients, seed)
+    assert all((a == b).all() for a, b in zip(dealt.rows, again.rows, strict=True))
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2"])
+def test_the_seed_decides(text):
+    data = labelled(np.arange(600) % 5)
+    first, other = deal(data, text, 5, seed=1), deal(data, text, 5, seed=2)
+    assert any(a.tolist() != b.tolist() for a, b in zip(first.rows, other.rows, strict=True))
+
+
+def test_iid_is_even():
+    data = labelled(np.arange(1003) % 4)
+    dealt = deal(data, "iid", 10)
+    assert sorted(set(dealt.sizes)) == [100, 101]
+    assert partition.divergence_from_uniform(dealt.counts(data)).max() < 0.1
+
+
+def test_classes_gives_each_client_k():
+    data = labelled(np.arange(1000) % 10)
+    for k in (1, 2, 5, 10):
+        counts = deal(data, f"classes:{k}", 20).counts(data)
+        assert ((counts > 0).sum(axis=1) == k).all()
+        assert counts.sum(axis=0).tolist() == [100] * 10
+
+
+def test_explicit_is_the_column():
+    column = np.array([2, 0, 1, 1, 0, 2, 2, 0])
+    dealt = deal(labelled([0, 1] * 4, column), "explicit", 3)
+    assert [rows.tolist() for rows in dealt.rows] == [[1, 4, 7], [2, 3], [0, 5, 6]]
+    assert dealt.notes == (), "small as they are: the data says who holds what"
+
+
+def test_smaller_alpha_is_less_even():
+    data = labelled(np.arange(20_000) % 10)
+    divergence = [
+        partition.divergence_from_uniform(deal(data, f"dirichlet:{alpha}", 10).counts(data)).mean()
+        for alpha in (0.1, 0.5, 5, 500)
+    ]
+    assert divergence == sorted(divergence, reverse=True)
+
+
+# ---- topping up
+
+
+def test_top_up_and_its_note():
+    """60 rows of one kind and 2 of another, class by class: the client with 2 is given 8 of the largest's."""
+    dealt = deal(labelled([0] * 60 + [1] * 2), "classes:1", 2)
+    assert sorted(dealt.sizes) == [10, 52]
+    (note,) = dealt.notes
+    poor = dealt.sizes.index(10)
+    assert note == f"client {poor} had 2 rows and was given 8 of client {1 - poor}'s"
+
+
+def test_topping_up_impoverishes_no_one():
+    """Sizes 14, 15 and 1 of 30 rows: all of the 15's surplus does not suffice, so both others must give."""
+    labels = [0] * 14 + [1] * 15 + [2]
+    assert deal(labelled(labels), "classes:1", 3).sizes == (10, 10, 10)
+
+
+# ---- KL
+
+
+def test_divergence_from_uniform():
+    """Two classes: all in one gives ln 2; half and half 0; 3 to 1 gives 3/4 ln(3/2) + 1/4 ln(1/2) = 0.1308."""
+    found = partition.divergence_from_uniform(np.array([[8, 0], [4, 4], [6, 2]]))
+    assert found == pytest.approx([np.log(2), 0, 0.1308], abs=5e-5)
+
+
+# ---- without the validation rows
+
+
+def test_without_takes_the_held_out_rows_from_each():
+    of = small.problem(train_on="train", evaluate_on="validation")
+    held_out = of.data.validation_rows(0.1, 42)
+    kept = np.concatenate(of.partition.rows)
+    assert sorted([*kept, *held_out]) == list(range(600))
+    assert (of.x_eval == of.data.x_train[held_out]).all()
+    assert (of.y_eval == of.data.y_train[held_out]).all()
+    whole = small.problem(train_on="all")
+    for mine, all_of_mine in zip(of.partition.rows, whole.partition.rows, strict=True):
+        assert set(mine) == set(all_of_mine) - set(held_out)
+
+
+def test_train_on_all_uses_every_row_and_is_judged_on_the_test_set():
+    of = small.problem()
+    assert sum(of.partition.sizes) == 600
+    assert (of.x_eval == of.data.x_test).all()
+
+
+def test_a_client_emptied_by_the_validation_split_is_refused():
+    dealt = deal(labelled([0, 1] * 4, [0, 0, 0, 0, 0, 0, 0, 1]), "explicit", 2)
+    with pytest.raises(UserError, match="client 1 has no row left"):
+        dealt.without(np.array([7]))
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("text", "clients", "sentence"),
+    [
+        ("dirichlet:0.001", 20, "dirichlet:0.001 leaves client .* without a row"),
+        ("iid", 101, "clients = 101 is more than the 100 train rows"),
+        ("dirichlet:0.5", 101, "clients = 101"),
+        ("classes:6", 20, "classes:6: the data has only 5 classes"),
+        ("classes:1", 4, "classes:1: 4 clients of 1 classes cannot hold all 5"),
+        ("explicit", 20, "no client_train column"),
+        ("iid", 0, "clients = 0"),
+        ("iid", -3, "clients = -3"),
+        ("dirichlet", 20, "'dirichlet' is unknown"),
+        ("dirichlet:0", 20, "alpha = 0"),
+        ("dirichlet:-1", 20, "alpha = -1"),
+        ("dirichlet:nan", 20, "alpha = nan"),
+        ("dirichlet:inf", 20, "alpha = inf"),
+        ("dirichlet:x", 20, "'x' is not a number"),
+        ("classes:1.5", 20, "'1.5' is not a whole number"),
+        ("classes:0", 20, "classes per client = 0"),
+        ("iid:3", 20, "'iid:3' is unknown"),
+        ("zipf:1", 20, "'zipf:1' is unknown"),
+        ("", 20, "'' is unknown"),
+    ],
+)
+def test_bad_partitions_are_named(text, clients, sentence):
+    with pytest.raises(UserError, match=sentence):
+        deal(labelled(np.arange(100) % 5), text, clients)
+
+
+def test_explicit_with_another_number_of_clients():
+    with pytest.raises(UserError, match="clients = 3, but data labels names 2"):
+        deal(labelled([0, 1] * 4, [0, 1] * 4), "explicit", 3)
+
+
+def test_explicit_with_a_gap():
+    with pytest.raises(UserError, match="client 1 of 3 without a row"):
+        deal(labelled([0, 1] * 4, [0, 2] * 4), "explicit", 3)
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2", "explicit"])
+def test_show_is_what_parse_reads(text):
+    assert partition.show(partition.parse(text, clients=3, seed=1)) == text

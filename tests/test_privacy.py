@@ -1,0 +1,280 @@
+"""Calibration and account: against the papers' tables, against 60-digit arithmetic, and against another library."""
+
+import math
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting import pld
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainables.errors import UserError
+from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
+from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings
+
+T, N = 70, 20  # rounds and clients of the main paper
+
+EPSILONS = [1e-3, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 100.0, 1e3]
+DELTAS = [1e-12, 1e-9, 1e-5, 1e-2]
+
+
+def plan_for(epsilon, *, sizes=(1,) * N, rounds=T, **settings) -> PrivacyPlan:
+    """One noisy gradient a round."""
+    privacy = PrivacySettings(epsilon=epsilon, **settings)
+    return PrivacyPlan.calibrate(privacy, [Event("gradient", rounds, privacy.record_sensitivity)], sizes=sizes)
+
+
+# ---- the check values of METHODS.md
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(0.5, 0.1422), (1, 0.2681), (5, 1.1212), (10, 2.0004)])
+def test_mu_table(epsilon, mu):
+    assert mu_of(epsilon, 1e-5) == pytest.approx(mu, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "local", "secure"), [(0.5, 526.21, 117.66), (1, 279.17, 62.43), (5, 66.74, 14.92), (10, 37.41, 8.36)]
+)
+def test_sigma_table(epsilon, local, secure):
+    """Replace-one, n = 20, T = 70: sigma_g = 2 sqrt(n T) / mu locally, 2 sqrt(T) / mu under secure aggregation."""
+    assert plan_for(epsilon).noise_multiplier() == pytest.approx(local, abs=0.005)
+    assert plan_for(epsilon, release="secure-aggregation").noise_multiplier() == pytest.approx(secure, abs=0.005)
+
+
+def test_the_mechanism_is_the_formula():
+    """A client adds N(0, (C sigma_g)^2 / n) to its sum, for any clip."""
+    for clip in (0.1, 1.0, 10.0):
+        plan = plan_for(1.0, clip=clip)
+        sigma = 2 * math.sqrt(N * T) / mu_of(1.0, 1e-5)
+        assert plan.noise_std["gradient"] == pytest.approx(clip * sigma / math.sqrt(N), rel=1e-6)
+
+
+# ---- the closed form
+
+
+def exact_log_delta(epsilon, mu):
+    """delta(eps; mu) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), in 600 binary digits."""
+    with mpmath.workprec(600):
+        epsilon, mu = mpmath.mpf(epsilon), mpmath.mpf(mu)
+        first = mpmath.erfc((epsilon / mu - mu / 2) / mpmath.sqrt(2)) / 2
+        second = mpmath.exp(epsilon) * mpmath.erfc((epsilon / mu + mu / 2) / mpmath.sqrt(2)) / 2
+        return mpmath.log(first - second)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_stable_over_the_whole_range(epsilon, delta):
+    """The calibrated mu meets delta to nine digits of 600-bit arithmetic, and the way back finds eps again."""
+    mu = mu_of(epsilon, delta)
+    assert float(exact_log_delta(epsilon, mu)) == pytest.approx(math.log(delta), rel=1e-9)
+    assert log_delta(epsilon, mu) <= math.log(delta)
+    back = epsilon_of(mu, delta)
+    assert back <= epsilon * (1 + 1e-11), "beyond rounding, never more than what was asked for"
+    assert back == pytest.approx(epsilon, rel=1e-7)
+
+
+@given(
+    st.floats(math.log(1e-3), math.log(1e3)).map(math.exp),
+    st.floats(math.log(1e-12), math.log(0.1)).map(math.exp),
+    st.floats(1.001, 10),
+)
+def test_monotone(epsilon, delta, factor):
+    mu = mu_of(epsilon, delta)
+    assert mu_of(epsilon * factor, delta) > mu
+    assert mu_of(epsilon, min(0.5, delta * factor)) > mu
+    assert epsilon_of(mu * factor, delta) > epsilon_of(mu, delta)
+    assert epsilon_of(mu, delta / factor) > epsilon_of(mu, delta)
+
+
+def test_the_ends():
+    assert epsilon_of(0.0, 1e-5) == 0.0
+    assert epsilon_of(1e-9, 1e-5) == 0.0, "so much noise that delta alone covers it"
+    assert epsilon_of(math.inf, 1e-5) == math.inf
+    assert mu_of(math.inf, 1e-5) == math.inf
+
+
+def test_many_clients_seen_one_by_one():
+    """Noise for the sum of 100,000 clients is next to none for a single one: still a finite, right number.
+    For large mu, eps is about mu^2/2 + mu z with z = 4.26 the normal quantile of 1 - 1e-5."""
+    mu = mu_of(1.0, 1e-5) * math.sqrt(100_000)
+    assert epsilon_of(mu, 1e-5) == pytest.approx(mu**2 / 2 + 4.2649 * mu, rel=1e-3)
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-13, 1e-5), (1e-9, 0.999), (1e-13, 1e-15), (1e12, 1e-300)])
+def test_beyond_the_range_it_answers_or_refuses(epsilon, delta):
+    """But it neither hangs nor fails in some library's words."""
+    try:
+        mu = mu_of(epsilon, delta)
+    except UserError:
+        return
+    assert float(exact_log_delta(epsilon, mu)) <= math.log(delta) + 1e-3
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("above", [1e-9, 1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_next_to_zero(delta, above):
+    """Where delta alone all but covers the mechanism, eps is tiny, but found at once. delta(0; mu) = 2 Phi(mu/2) - 1,
+    which is delta at mu = 2 Phi^-1((1 + delta) / 2)."""
+    border = 2 * math.sqrt(2) * float(mpmath.erfinv(mpmath.mpf(delta)))
+    epsilon = epsilon_of(border * (1 + above), delta)
+    assert 0 <= epsilon < 10 * border * above + 1e-15
+    assert epsilon_of(border * (1 - 1e-3), delta) == 0.0
+
+
+# ---- another library
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 5.0, 10.0])
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("release", RELEASES)
+def test_against_dp_accounting(epsilon, adjacency, release):
+    """Google's accountant composes T Gaussian releases of multiplier std / sensitivity through discretised privacy loss
+    distributions. Equal client sizes: the sum of n noises has sqrt(n) times the standard deviation of one."""
+    plan = plan_for(epsilon, adjacency=adjacency, release=release)
+    moved = 10.0 * (2 if adjacency == "replace-one" else 1)
+    std = plan.noise_std["gradient"] * (math.sqrt(N) if release == "secure-aggregation" else 1)
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(dp_accounting.GaussianDpEvent(std / moved), T)
+    assert plan.bought[release] == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    assert plan.bought[release] == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_unequal_sizes_against_dp_accounting():
+    """Secure aggregation over clients of 10, 20 and 40 rows, from the definition: the server sees the sum of
+    (S_i + E_i) / |D_i|; a record of the smallest client moves it by 2C/10, and its noise has standard deviation
+    s sqrt(1/10^2 + 1/20^2 + 1/40^2)."""
+    plan = plan_for(2.0, sizes=(20, 10, 40), release="secure-aggregation")
+    seen_std = plan.noise_std["gradient"] * math.sqrt(1 / 10**2 + 1 / 20**2 + 1 / 40**2)
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(dp_accounting.GaussianDpEvent(seen_std / (2 * 10.0 / 10)), T)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=2e-3)
+
+
+# ---- adjacency, release, sizes
+
+
+def test_replace_one_costs_twice_the_noise():
+    for release in RELEASES:
+        double = plan_for(1.0, release=release).noise_std["gradient"]
+        single = plan_for(1.0, release=release, adjacency="add-remove").noise_std["gradient"]
+        assert double == pytest.approx(2 * single, rel=1e-6)
+
+
+def test_add_remove_under_secure_aggregation_is_dp_fednew():
+    """sigma_g = sqrt(T) / mu."""
+    plan = plan_for(1.0, release="secure-aggregation", adjacency="add-remove")
+    assert plan.noise_multiplier() == pytest.approx(math.sqrt(T) / mu_of(1.0, 1e-5), rel=1e-6)
+
+
+def test_what_each_release_model_buys():
+    """Noise calibrated for the sum buys a lone client less: mu grows by sqrt(n). And the other way round."""
+    mu = mu_of(1.0, 1e-5)
+    for_sum = plan_for(1.0, release="secure-aggregation")
+    assert for_sum.bought["local"] == pytest.approx(epsilon_of(mu * math.sqrt(N), 1e-5), rel=1e-6)
+    for_client = plan_for(1.0, release="local")
+    assert for_client.bought["secure-aggregation"] == pytest.approx(epsilon_of(mu / math.sqrt(N), 1e-5), rel=1e-6)
+
+
+def test_unequal_sizes_cost_more_under_secure_aggregation():
+    """Sizes 1 and 3: w = (1, 1/3). The record of the small client weighs 1, the noise sqrt(1 + 1/9) = sqrt(10)/3, so
+    the factor on the noise is 3/sqrt(10) = 0.9487, against 1/sqrt(2) = 0.7071 for equal sizes."""
+    equal = plan_for(1.0, sizes=(2, 2), release="secure-aggregation").noise_std["gradient"]
+    unequal = plan_for(1.0, sizes=(1, 3), release="secure-aggregation").noise_std["gradient"]
+    local = plan_for(1.0, sizes=(1, 3)).noise_std["gradient"]
+    assert equal / local == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+    assert unequal / local == pytest.approx(3 / math.sqrt(10), rel=1e-6)
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=30))
+def test_sizes_matter_only_to_the_sum(sizes):
+    """Locally every client stands alone. In the sum, noise never falls below that of equal sizes, nor above local."""
+    local = plan_for(3.0, sizes=tuple(sizes)).noise_std["gradient"]
+    summed = plan_for(3.0, sizes=tuple(sizes), release="secure-aggregation").noise_std["gradient"]
+    assert local == plan_for(3.0, sizes=(1,)).noise_std["gradient"]
+    assert local / math.sqrt(len(sizes)) * (1 - 1e-6) <= summed <= local * (1 + 1e-6)
+
+
+# ---- claimed and bought
+
+
+@given(
+    epsilon=st.floats(math.log(1e-3), math.log(1e3)).map(math.exp),
+    delta=st.floats(math.log(1e-12), math.log(1e-2)).map(math.exp),
+    clip=st.floats(1e-3, 1e3),
+    rounds=st.integers(1, 10_000),
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=20),
+    release=st.sampled_from(RELEASES),
+    adjacency=st.sampled_from(ADJACENCIES),
+)
+def test_bought_never_exceeds_claimed(epsilon, delta, clip, rounds, sizes, release, adjacency):
+    """Noise is rounded up to float32, which is what is really added: what it buys is a hair better than the claim."""
+    plan = plan_for(
+        epsilon, delta=delta, clip=clip, rounds=rounds, sizes=tuple(sizes), release=release, adjacency=adjacency
+    )
+    assert plan.bought[release] <= epsilon
+    assert plan.bought[release] == pytest.approx(epsilon, rel=1e-5)
+    std = plan.noise_std["gradient"]
+    assert float(np.float32(std)) == std, "the noise that is added is the noise that is accounted for"
+
+
+def test_the_account_follows_the_noise():
+    """One object: whoever changes the noise changes the eps. Half the noise, twice the mu."""
+    plan = plan_for(1.0)
+    half = PrivacyPlan(
+        plan.settings, plan.clients, plan.concentration, plan.events, {"gradient": plan.noise_std["gradient"] / 2}
+    )
+    assert half.bought["local"] == pytest.approx(epsilon_of(2 * plan.mu("local"), 1e-5))
+    with pytest.raises(AttributeError):
+        plan.noise_std = {}
+
+
+def test_non_private_arm_is_a_configuration():
+    for release in RELEASES:
+        plan = plan_for(math.inf, release=release)
+        assert plan.noise_std["gradient"] == 0.0
+        assert plan.bought == {"local": math.inf, "secure-aggregation": math.inf}
+
+
+def test_shares_of_the_budget():
+    """A quarter of mu^2 for a one-time release, the rest for T steps: together they cost exactly the claim."""
+    privacy = PrivacySettings(epsilon=1.0)
+    once, steps = Event("covariance", 1, 3.0, share=0.25), Event("gradient", T, 20.0, share=0.75)
+    plan = PrivacyPlan.calibrate(privacy, [once, steps], sizes=[5, 7])
+    mu = mu_of(1.0, 1e-5)
+    assert 3.0 / plan.noise_std["covariance"] == pytest.approx(math.sqrt(0.25) * mu, rel=1e-6)
+    assert math.sqrt(T) * 20.0 / plan.noise_std["gradient"] == pytest.approx(math.sqrt(0.75) * mu, rel=1e-6)
+    assert plan.bought["local"] <= 1.0
+    assert plan.bought["local"] == pytest.approx(1.0, rel=1e-6)
+
+
+def test_shares_that_do_not_add_up_are_refused():
+    events = [Event("covariance", 1, 3.0, share=0.5), Event("gradient", T, 20.0, share=0.75)]
+    with pytest.raises(UserError, match=r"1\.25"):
+        PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), events, sizes=[5, 7])
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"epsilon": 0.0}, "epsilon = 0"),
+        ({"epsilon": -1.0}, "epsilon = -1"),
+        ({"epsilon": math.nan}, "epsilon = nan"),
+        ({"epsilon": 1.0, "delta": 0.0}, "delta = 0"),
+        ({"epsilon": 1.0, "delta": 1.0}, "delta = 1"),
+        ({"epsilon": 1.0, "delta": -0.1}, "delta = -0.1"),
+        ({"epsilon": 1.0, "clip": 0.0}, "clip = 0"),
+        ({"epsilon": 1.0, "clip": math.inf}, "clip = inf"),
+        ({"epsilon": 1.0, "clip": math.nan}, "clip = nan"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_named(settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        plan_for(**settings)

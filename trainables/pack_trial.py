@@ -1,0 +1,90 @@
+"""A pack as a Ray Tune trial.
+
+The trial process holds a federation inside its own placement group and keeps it: Tune hands it the next pack through
+`reset_config`, and shards, hosts and server stay where they are. A step runs to the next evaluation.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from trainables.federation import Federation, FederationSize
+from trainables.problem import Shipment
+from trainables.server import LaneResult
+from trainables.spec import TrialSpec
+from trainables.stopping import lanes_to_stop
+
+SNAPSHOT = "pack.snapshot"
+
+
+class PackTrial(tune.Trainable):
+    def setup(self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize) -> None:
+        self.shipments = shipments
+        self.federation = Federation(size, ray.util.get_current_placement_group())
+        self._open(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._open(new_config)
+        return True
+
+    def _open(self, config: dict[str, Any], snapshot: bytes | None = None) -> None:
+        self.trials: list[TrialSpec] = config["trials"]
+        self.t = 0
+        self._opened_with = snapshot
+        self._opened = False
+
+    def _ensure_open(self) -> None:
+        """Only when the first step comes is it known whether a snapshot is to be restored."""
+        if not self._opened:
+            shipment = self.shipments[self.trials[0].problem.key]
+            self.federation.open(self.trials, shipment, self._opened_with)
+            self._opened = True
+
+    def step(self) -> dict[str, Any]:
+        self._ensure_open()
+        first = self.trials[0]
+        self.t = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.rounds)
+        lanes = self.federation.advance(self.t)
+        stop = lanes_to_stop(self.trials, lanes, self.t)
+        if stop:
+            self.federation.stop_lanes(stop)
+            for lane in lanes:
+                if lane.key in stop:
+                    lane.state = "stopped"
+        done = all(lane.state != "running" for lane in lanes)
+        running = sum(lane.state == "running" for lane in lanes)
+        return {"round": self.t, "running": running, "done": done, "lanes": _payload(lanes) if done else None}
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        self._ensure_open()
+        body = self.federation.snapshot()
+        file = Path(checkpoint_dir) / SNAPSHOT
+        with file.open("wb") as out:
+            out.write(self.t.to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
+            out.flush()
+            os.fsync(out.fileno())
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self._open(self.config, None)
+        content = (Path(checkpoint_dir) / SNAPSHOT).read_bytes()
+        body = content[12:]
+        if len(content) < 12 or zlib.crc32(body) != int.from_bytes(content[8:12], "little"):
+            print(f"checkpoint {checkpoint_dir} is damaged: the pack starts again from round 0")
+            return
+        self.t = int.from_bytes(content[:8], "little")
+        self._opened_with = body
+
+    def cleanup(self) -> None:
+        self.federation.close()
+
+
+def _payload(lanes: list[LaneResult]) -> list[dict[str, Any]]:
+    return [vars(lane) for lane in lanes]

@@ -1,0 +1,29 @@
+"""Early stopping of hopeless lanes: successive halving among the trials of one company (a cell's stage)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from trainables.server import LaneResult
+from trainables.spec import TrialSpec
+
+
+def lanes_to_stop(trials: Sequence[TrialSpec], lanes: Sequence[LaneResult], t: int) -> list[str]:
+    """The keys of the lanes that end after round t. A company always shares one pack, so the answer does not depend
+    on how trials were packed."""
+    by_key = {lane.key: lane for lane in lanes}
+    companies: dict[str, list[TrialSpec]] = defaultdict(list)
+    for trial in trials:
+        if trial.stop_rule:
+            companies[trial.stop_rule].append(trial)
+    stop: list[str] = []
+    for rule, members in companies.items():
+        _, rounds, keep, _ = rule.split(":")
+        if str(t) not in rounds.split(","):
+            continue
+        running = [trial.key for trial in members if by_key[trial.key].state == "running"]
+        ranked = sorted(running, key=lambda key: (-by_key[key].metrics["accuracy"][t], by_key[key].metrics["loss"][t]))
+        stop += ranked[max(1, math.ceil(len(ranked) * float(keep))) :]
+    return stop
