@@ -15,7 +15,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from trainables.spec import TrialSpec
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS data (label TEXT PRIMARY KEY, fingerprint TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS studies (number INTEGER PRIMARY KEY, study TEXT NOT NULL, source TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS trials (
     key TEXT PRIMARY KEY,
@@ -159,6 +161,25 @@ class Ledger:
     def study(self) -> tuple[str, str] | None:
         """The study as last run (JSON) and its text."""
         return self._db.execute("SELECT study, source FROM studies ORDER BY number DESC LIMIT 1").fetchone()
+
+    def add_facts(self, facts: Mapping[str, int]) -> None:
+        """Numbers about the data that tables need, such as how many rows there are to judge on."""
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
+
+    def facts(self) -> dict[str, int]:
+        return dict(self._db.execute("SELECT name, value FROM facts"))
+
+    def add_data(self, fingerprints: Mapping[str, str]) -> None:
+        """What each data label stands for; a label never changes its meaning in a folder."""
+        known = dict(self._db.execute("SELECT label, fingerprint FROM data"))
+        for label, fingerprint in fingerprints.items():
+            if known.get(label, fingerprint) != fingerprint:
+                raise UserError(
+                    f"data {label!r} has other content than when this folder's study was run; choose another folder"
+                )
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO data VALUES (?, ?)", fingerprints.items())
 
     # ---- trials
 

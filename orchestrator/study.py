@@ -6,6 +6,7 @@ What changes results stands in the body; what only changes how fast they come st
 from __future__ import annotations
 
 import math
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -263,10 +264,50 @@ def parse(text: str, file: str, folder: Path) -> Study:
 
 
 def _located(data: DataSettings, folder: Path) -> DataSettings:
-    if not data.source.endswith(".npz") or Path(data.source).is_absolute():
+    """A feature file by its whole path, so that the study can be resumed from anywhere. It is looked for beside the
+    study file, in the current folder and in $FEDSWEEP_DATA."""
+    if not data.source.endswith(".npz"):
         return data
-    beside = folder / data.source
-    return data.model_copy(update={"source": str(beside)}) if beside.exists() else data
+    places = [folder, Path.cwd(), Path(os.environ.get("FEDSWEEP_DATA", "."))]
+    found = [place / data.source for place in places if (place / data.source).is_file()]
+    return data.model_copy(update={"source": str(found[0].resolve())}) if found else data
+
+
+def check_extension(old: Study, new: Study) -> None:
+    """A result folder takes a changed study only if it adds to the old one: everything shown before is shown still."""
+    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
+    for study in (before, after):
+        for free in ("resources", "description", "compare_to"):
+            del study[free]
+        for data in study["data"]:
+            del data["source"]  # a file may move; that its content is the same is checked by its hash
+    _check_extension("", before, after)
+
+
+GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.ways")
+
+
+def _check_extension(path: str, before: Any, after: Any) -> None:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in before:
+            _check_extension(f"{path}.{name}" if path else name, before[name], after.get(name))
+    elif path in GROWING:
+        lost = [item for item in before if item not in after]
+        if lost:
+            raise UserError(
+                f"the folder's study has {path} {_short(lost[0])}, the new one has not; choose another folder"
+            )
+        if path == "seeds.confirm" and after[: len(before)] != before:
+            raise UserError(f"new {path} must come after the old ones, {before}; choose another folder")
+    elif before != after:
+        raise UserError(
+            f"the study has {path} = {_short(after)}, the folder was made with {_short(before)}; choose another folder"
+        )
+
+
+def _short(value: Any) -> str:
+    text = value["name"] if isinstance(value, dict) and "name" in value else value
+    return repr(text) if len(repr(text)) < 80 else repr(text)[:77] + "..."
 
 
 def _internal(part: str | int) -> bool:

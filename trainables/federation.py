@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.client_host import ClientHost, HostReply
+from trainables.client_host import ClientHost, ClientStates, HostReply, Sent
 from trainables.pack import ClientWork
 from trainables.problem import Shipment
 from trainables.server import LaneResult, Server
@@ -44,14 +43,25 @@ class HostActors:
     def __init__(self, handles: Sequence[Any]) -> None:
         self.count = len(handles)
         self._handles = list(handles)
-        self._sent: tuple[ClientWork, Any] | None = None
+        self._work: tuple[ClientWork, Any] | None = None
 
-    def round(self, work: ClientWork, t: int, theta: np.ndarray, diagnose: bool) -> list[HostReply]:
-        if self._sent is None or self._sent[0] is not work:  # a pack's work is sent once, not every round
-            self._sent = (work, ray.put(work))
-        weights = ray.put(theta)
+    def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
+        if self._work is None or self._work[0] is not work:  # a pack's work is sent once, not every round
+            self._work = (work, ray.put(work))
+        message = ray.put(sent)
         busy = self._handles[: len(work.assignment)]
-        return ray.get([host.round.remote(self._sent[1], t, weights, diagnose) for host in busy])
+        return ray.get([host.round.remote(self._work[1], t, message, diagnose) for host in busy])
+
+    def states(self) -> list[ClientStates | None]:
+        return ray.get([host.states.remote() for host in self._handles])
+
+    def restore(self, work: ClientWork, states: ClientStates) -> None:
+        ray.get(
+            [
+                host.restore.remote(states.of(clients))
+                for host, clients in zip(self._handles, work.assignment, strict=False)
+            ]
+        )
 
 
 class Federation:

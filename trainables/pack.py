@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +19,7 @@ from trainables.spec import TrialSpec
 
 def pack_group(trial: TrialSpec) -> tuple[str, str, int, int]:
     """Trials can share a pack if this is equal: same data, same client program, same rounds."""
-    program = methods.get(trial.method).client
+    program = methods.get(trial.method).program(trial.hyperparameters)
     return trial.problem.key, program.name, trial.rounds, trial.evaluate_every
 
 
@@ -54,15 +53,24 @@ class LaneGroup:
 class ClientWork:
     """All a client host needs for any round of a pack. Calls carry it whole: a host that was restarted knows enough."""
 
-    key: str
     shipment: Shipment
     program: ClientProgram
     seeds: NDArray[np.int64]
     clip: NDArray[np.float32]
     noise_std: Mapping[str, NDArray[np.float32]]
     """By purpose, per lane: what each client adds to its sum."""
+    hypers: Mapping[str, NDArray[np.float32]]
+    """What the program asked for, per lane."""
+    lanes: tuple[str, ...]
+    """The trials' keys: whose state a client keeps."""
     assignment: tuple[tuple[int, ...], ...]
     """The clients of every host."""
+
+    def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lanes that stand for every distinct noise (seed and scales), and which of them each lane has."""
+        table = np.stack([self.seeds.astype(np.float64), *(std for _, std in sorted(self.noise_std.items()))], axis=1)
+        _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        return first, which.reshape(-1)
 
 
 def group_key(trial: TrialSpec) -> tuple[str, ...]:
@@ -90,7 +98,7 @@ def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGr
         resolved = [method.resolve(dict(trial.hyperparameters), trial.privacy) for trial in members]
         hypers = {
             h.name: resolved[0][h.name]
-            if h.choices
+            if h.static
             else torch.tensor([[float(r[h.name])] for r in resolved], dtype=torch.float32, device=device)
             for h in method.hyperparameters
         }
@@ -102,15 +110,20 @@ def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGr
 def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> ClientWork:
     plans = [plan_of(trial, shipment.sizes) for trial in trials]
     purposes = {event.purpose for plan in plans for event in plan.events}
+    program = methods.get(trials[0].method).program(trials[0].hyperparameters)
     return ClientWork(
-        key=hashlib.sha256("".join(trial.key for trial in trials).encode()).hexdigest()[:16],
         shipment=shipment,
-        program=methods.get(trials[0].method).client,
+        program=program,
         seeds=np.array([trial.seed for trial in trials]),
         clip=np.array([trial.privacy.clip for trial in trials], dtype=np.float32),
         noise_std={
             purpose: np.array([plan.noise_std[purpose] for plan in plans], dtype=np.float32) for purpose in purposes
         },
+        hypers={
+            name: np.array([float(trial.hyperparameters[name]) for trial in trials], dtype=np.float32)
+            for name in program.hypers
+        },
+        lanes=tuple(trial.key for trial in trials),
         assignment=assign(shipment.sizes, hosts),
     )
 
@@ -123,6 +136,8 @@ def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
         seeds=work.seeds[index],
         clip=work.clip[index],
         noise_std={purpose: std[index] for purpose, std in work.noise_std.items()},
+        hypers={name: values[index] for name, values in work.hypers.items()},
+        lanes=tuple(work.lanes[i] for i in keep),
     )
 
 

@@ -6,13 +6,13 @@ import io
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from trainables.client_host import ClientHost, HostReply
+from trainables.client_host import ClientHost, ClientStateLostError, ClientStates, HostReply, Sent
 from trainables.exact import from_grid
 from trainables.methods.base import State
 from trainables.models.softmax import Shard
@@ -50,8 +50,14 @@ class Hosts(Protocol):
 
     count: int
 
-    def round(self, work: ClientWork, t: int, theta: np.ndarray, diagnose: bool) -> list[HostReply]:
+    def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
         """One message to every host and one back."""
+
+    def states(self) -> list[ClientStates | None]:
+        """What the clients keep, host by host."""
+
+    def restore(self, work: ClientWork, states: ClientStates) -> None:
+        """Give the clients back what they kept, on whichever host they are now."""
 
 
 class HostsHere:
@@ -61,8 +67,15 @@ class HostsHere:
         self.count = count
         self._hosts = [ClientHost(index, device) for index in range(count)]
 
-    def round(self, work: ClientWork, t: int, theta: np.ndarray, diagnose: bool) -> list[HostReply]:
-        return [host.round(work, t, theta, diagnose) for host in self._hosts[: len(work.assignment)]]
+    def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
+        return [host.round(work, t, sent, diagnose) for host in self._hosts[: len(work.assignment)]]
+
+    def states(self) -> list[ClientStates | None]:
+        return [host.states() for host in self._hosts]
+
+    def restore(self, work: ClientWork, states: ClientStates) -> None:
+        for host, clients in zip(self._hosts, work.assignment, strict=False):
+            host.restore(states.of(clients))
 
 
 class Server:
@@ -77,6 +90,8 @@ class Server:
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
         """Start a pack, or take it up again where `snapshot` left it."""
+        self._opened = (list(trials), shipment)
+        self._kept = snapshot
         self.trials = order_lanes(trials)
         self.shipment = shipment
         self.results = {trial.key: LaneResult(trial.key) for trial in self.trials}
@@ -101,7 +116,11 @@ class Server:
             began = time.perf_counter()
             last = self.t + 1 == self.rounds
             evaluate = last or (self.t + 1) % every == 0
-            self._round(evaluate)
+            try:
+                self._round(evaluate)
+            except ClientStateLostError:
+                self.open(*self._opened, self._kept)  # back to the last snapshot; the rounds since are repeated
+                continue
             if evaluate:
                 self._evaluate(last)
             share = (time.perf_counter() - began) / max(1, len(self.trials))
@@ -122,12 +141,15 @@ class Server:
     # ---- the round
 
     def _round(self, diagnose: bool) -> None:
-        self.t += 1
         # 1. theta goes out to every host, 2. every client's release comes back, summed per host
-        replies = self.hosts.round(self._work, self.t, self.theta.cpu().numpy(), diagnose)
+        replies = self.hosts.round(self._work, self.t + 1, self._message(), diagnose)
+        self.t += 1
         # 3. the mean over clients, exact whatever the hosts
         clients = len(self.shipment.sizes)
         G = self._sum(reply.total for reply in replies).div_(clients).to(self.theta)
+        once = [reply.prepared for reply in replies if reply.prepared is not None]
+        if once:
+            self._receive(self._sum(once).div_(clients).to(self.theta))
         # 4. the method's update, lane by lane
         theta = torch.empty_like(self.theta)
         for group, state in zip(self._groups, self._states, strict=True):
@@ -140,6 +162,17 @@ class Server:
             self._note("clipped_share", 100 * self._sum(d.clipped for d in found) / clients)
             self._note("signal_norm", (self._sum(d.signal for d in found) / clients).norm(dim=1))
             self._note("noise_norm", (self._sum(d.noise for d in found) / clients).norm(dim=1))
+
+    def _receive(self, prepared: torch.Tensor) -> None:
+        which = torch.from_numpy(self._work.distinct_noises()[1]).to(self.device)
+        for group, state in zip(self._groups, self._states, strict=True):
+            group.method.receive(prepared, which[group.lanes], state, group.hypers)
+
+    def _message(self) -> Sent:
+        """theta, and what the methods broadcast beside it, laned like theta."""
+        parts = [group.method.broadcast(state) for group, state in zip(self._groups, self._states, strict=True)]
+        extra = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: value.cpu().numpy() for name, value in {"theta": self.theta, **extra}.items()}
 
     def _sum(self, parts: Iterable[np.ndarray]) -> torch.Tensor:
         return from_grid(torch.from_numpy(np.sum(list(parts), axis=0)).to(self.device))
@@ -184,7 +217,6 @@ class Server:
         if len(keep) == len(self.trials):
             return
         self._work = select_lanes(self._work, keep)
-        self._work = replace(self._work, key=f"{self._work.key}:{self.t}")
         groups: list[LaneGroup] = []
         states: list[State] = []
         for group, state in zip(self._groups, self._states, strict=True):
@@ -205,6 +237,7 @@ class Server:
 
     def snapshot(self) -> bytes:
         """Everything needed to go on from here: plain tensors and numbers, no code."""
+        clients = ClientStates.merged(self.hosts.states()) if self._work.program.stateful and self.t > 0 else None
         buffer = io.BytesIO()
         torch.save(
             {
@@ -213,10 +246,12 @@ class Server:
                 "theta": self.theta.cpu(),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
                 "results": {key: vars(result) for key, result in self.results.items()},
+                "clients": vars(clients) if clients else None,
             },
             buffer,
         )
-        return buffer.getvalue()
+        self._kept = buffer.getvalue()
+        return self._kept
 
     def _restore(self, snapshot: bytes) -> None:
         saved: dict[str, Any] = torch.load(io.BytesIO(snapshot), weights_only=True)

@@ -36,9 +36,15 @@ class Hyperparameter:
     open_high: bool = False
     whole: bool = False
     choices: tuple[str, ...] = ()
-    """A choice is static: lanes that choose differently go into different groups."""
+    shared: bool = False
+    """For loop counts and switches: lanes that differ in it cannot be computed together."""
     auto: bool = False
     """Whether `auto` is allowed; the method says what it stands for."""
+
+    @property
+    def static(self) -> bool:
+        """Choices and the like are one plain value for a group of lanes; everything else is a number per lane."""
+        return bool(self.choices) or self.shared
 
     def check(self, value: HyperValue) -> HyperValue:
         """The value in its proper type, or a sentence that names it."""
@@ -72,32 +78,61 @@ def learning_rate(default: float) -> Hyperparameter:
 class ClientRound(Protocol):
     """What a client program may use of its client in one round. Everything is laned."""
 
+    t: int
+    """The round, from 1."""
     size: int
+    hypers: Mapping[str, torch.Tensor]
+    """The hyperparameters that the program asked for."""
+    broadcast: Mapping[str, torch.Tensor]
+    """What the server sent beside theta."""
+    state: State
+    """What the client keeps from round to round; it never leaves the host but in checkpoints."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
         """The sum over the client's rows of per-example gradients clipped to the lanes' bounds."""
 
-    def noise(self, purpose: str, step: int = 0) -> torch.Tensor:
-        """The noise that the privacy plan prescribes for this purpose."""
+    def noise(self, purpose: str, step: int = 0, t: int | None = None) -> torch.Tensor:
+        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's."""
+
+    def clipped_gram(self, bound: float) -> torch.Tensor:
+        """The sum over the client's rows of x x^T, every x clipped to l2 norm `bound`; flat."""
+
+    def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
+        """Noise for a release that is the same for all lanes but for its noise: one row for every distinct one."""
 
 
 class ClientProgram(ABC):
-    """The client half of a method. Its name tells which trials can share a pack."""
+    """The client half of a method."""
 
-    name: ClassVar[str]
+    hypers: ClassVar[tuple[str, ...]] = ()
+    """Which hyperparameters the clients need."""
+    stateful: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Trials whose programs have the same name can share a pack."""
+
+    def prepare(self, client: ClientRound) -> torch.Tensor | None:
+        """A release made once, before the first round: one row for every distinct noise among the lanes."""
+        return None
 
     @abstractmethod
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         """The client's release; the server sees the mean over all clients."""
 
+    def noisy_gradient(self, client: ClientRound, theta: torch.Tensor, step: int = 0) -> torch.Tensor:
+        """u_i = (sum of clipped gradients + noise) / |D_i|."""
+        return (client.clipped_gradient_sum(theta) + client.noise("gradient", step)) / client.size
+
 
 class NoisyGradient(ClientProgram):
-    """u_i = (sum of clipped gradients + noise) / |D_i|, once a round."""
+    """One noisy gradient a round."""
 
     name = "noisy gradient"
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        return (client.clipped_gradient_sum(theta) + client.noise("gradient")) / client.size
+        return self.noisy_gradient(client, theta)
 
 
 class Method(ABC):
@@ -105,7 +140,10 @@ class Method(ABC):
     title: ClassVar[str]
     paper: ClassVar[str]
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
-    client: ClassVar[ClientProgram] = NoisyGradient()
+
+    def program(self, hypers: Hypers) -> ClientProgram:
+        """The client half, given the static hyperparameters."""
+        return NoisyGradient()
 
     def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
         """What every client releases in the course of a run, for the privacy plan to price."""
@@ -117,6 +155,14 @@ class Method(ABC):
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         """The server's state before the first round."""
+        return {}
+
+    def receive(self, prepared: torch.Tensor, which: torch.Tensor, state: State, hypers: Hypers) -> None:
+        """Take the mean of the releases made once; lane i's is row which[i]."""
+        raise NotImplementedError(f"{self.name} prepares nothing")
+
+    def broadcast(self, state: State) -> dict[str, torch.Tensor]:
+        """What the clients need beside theta."""
         return {}
 
     @abstractmethod
@@ -133,4 +179,4 @@ class Method(ABC):
 
     @property
     def static_names(self) -> tuple[str, ...]:
-        return tuple(h.name for h in self.hyperparameters if h.choices)
+        return tuple(h.name for h in self.hyperparameters if h.static)

@@ -55,6 +55,11 @@ class Event:
     """How far one record moves the sum that is released, in l2 norm."""
     share: float = 1.0
     """The part of the budget (of mu squared) that all releases of this purpose may spend together."""
+    aggregated: bool = True
+    """Whether secure aggregation hides a single client's release. Not so for local steps after the first: they follow
+    the client's own noisy weights, which the clients' noises together do not cover."""
+    noise_factor: float = 1.0
+    """The noise that is added over the noise that would be right. Not 1 only where a released program got it wrong."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +86,21 @@ class PrivacyPlan:
             raise UserError(f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
         concentration = _concentration(sizes)
         mu = mu_of(settings.epsilon, settings.delta)
-        seen = 1.0 if settings.release == "local" else concentration
-        noise_std = {
-            e.purpose: 0.0 if math.isinf(mu) else _float32_up(e.sensitivity * seen * math.sqrt(e.count / e.share) / mu)
-            for e in events
-        }
+        noise_std = {}
+        for e in events:
+            seen = _seen(e, settings.release, concentration)
+            right = 0.0 if math.isinf(mu) else e.sensitivity * seen * math.sqrt(e.count / e.share) / mu
+            noise_std[e.purpose] = _float32_up(right * e.noise_factor)
         return cls(settings, len(sizes), concentration, tuple(events), noise_std)
 
     def mu(self, release: Release) -> float:
         """The mu-GDP of everything that is released, as one who sees `release` sees it."""
-        seen = 1.0 if release == "local" else self.concentration
         total = 0.0
         for event in self.events:
             std = self.noise_std[event.purpose]
-            if std == 0:
+            if std == 0 or math.isinf(event.sensitivity):
                 return math.inf
-            total += event.count * (event.sensitivity * seen / std) ** 2
+            total += event.count * (event.sensitivity * _seen(event, release, self.concentration) / std) ** 2
         return math.sqrt(total)
 
     @cached_property
@@ -104,9 +108,15 @@ class PrivacyPlan:
         """The eps that the noise really added buys, under each release model."""
         return {release: epsilon_of(self.mu(release), self.settings.delta) for release in RELEASES}
 
-    def noise_multiplier(self, purpose: str = "gradient") -> float:
-        """sigma_g of the papers: a client's noise has variance (clip * sigma_g)^2 / n."""
-        return self.noise_std[purpose] * math.sqrt(self.clients) / self.settings.clip
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma_g of the papers, for what is released first: a client's noise has variance (clip * sigma_g)^2 / n."""
+        return self.noise_std[self.events[0].purpose] * math.sqrt(self.clients) / self.settings.clip
+
+
+def _seen(event: Event, release: Release, concentration: float) -> float:
+    """How much of one client's move shows against the noise, as one who sees `release` sees it."""
+    return concentration if release == "secure-aggregation" and event.aggregated else 1.0
 
 
 def _concentration(sizes: Sequence[int]) -> float:

@@ -1,0 +1,1 @@
+"""The commands of `fedsweep`, a module for each part of the job."""

@@ -1,0 +1,278 @@
+"""One run at a time: methods, calibrate, partition, train."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orchestrator.commands.options import (
+    Address,
+    Adjacency,
+    AdjacencyModel,
+    Clients,
+    Clip,
+    Data,
+    Delta,
+    Epsilon,
+    EvaluateOn,
+    Json,
+    PartitionSeed,
+    PartitionText,
+    Release,
+    ReleaseModel,
+    Rounds,
+    TrainOn,
+)
+from orchestrator.console import emit_json, number, stderr
+from trainables.errors import UserError, in_range
+
+app = typer.Typer()
+
+
+@app.command("methods")
+def methods_command(json: Json = False) -> None:
+    """List the methods with their hyperparameters, defaults and papers."""
+    from trainables.methods import METHODS
+
+    if json:
+        emit_json(
+            [
+                {
+                    "name": method.name,
+                    "title": method.title,
+                    "paper": method.paper,
+                    "releases": method.program(method.check({})).name,
+                    "hyperparameters": [
+                        {
+                            "name": h.name,
+                            "default": h.default,
+                            "description": h.description,
+                            "choices": list(h.choices) or None,
+                            "low": h.low if math.isfinite(h.low) else None,
+                            "high": h.high if math.isfinite(h.high) else None,
+                        }
+                        for h in method.hyperparameters
+                    ],
+                }
+                for method in METHODS.values()
+            ]
+        )
+        return
+    for method in METHODS.values():
+        typer.echo(f"{method.name}  ({method.title}; {method.paper})")
+        for h in method.hyperparameters:
+            typer.echo(f"    {h.name} = {h.default}    {h.description}")
+
+
+@app.command()
+def calibrate(
+    epsilon: Epsilon,
+    delta: Delta = 1e-5,
+    rounds: Rounds = 70,
+    clients: Clients = 20,
+    clip: Clip = 10.0,
+    release: ReleaseModel = Release.LOCAL,
+    adjacency: AdjacencyModel = Adjacency.REPLACE,
+    json: Json = False,
+) -> None:
+    """Say how much noise a budget needs: one noisy gradient a round, clients of equal size."""
+    from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
+
+    in_range(1, 10**6, rounds=rounds)
+    in_range(1, 10**7, clients=clients)
+    settings = PrivacySettings(
+        epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
+    ).check()
+    plan = PrivacyPlan.calibrate(
+        settings, [Event("gradient", rounds, settings.record_sensitivity)], sizes=[1] * clients
+    )
+    found: dict[str, Any] = {
+        "mu": plan.mu(settings.release),
+        "noise_multiplier": plan.noise_multiplier,
+        "noise_std_sum": plan.noise_multiplier * clip,
+        "noise_std_client": plan.noise_std["gradient"],
+        "epsilon": {"claimed": epsilon, "bought": plan.bought},
+    }
+    if json:
+        emit_json(found)
+        return
+    typer.echo(f"mu                 {number(found['mu'])}")
+    typer.echo(f"noise multiplier   {found['noise_multiplier']:.2f}   (sigma_g)")
+    typer.echo(f"noise of the sum   {number(found['noise_std_sum'])}   (standard deviation, clip x sigma_g)")
+    typer.echo(f"noise of a client  {number(found['noise_std_client'])}   (added to its sum of clipped gradients)")
+    for model, bought in plan.bought.items():
+        typer.echo(f"epsilon bought     {number(bought)}   seen as {model}")
+
+
+@app.command("partition")
+def partition_command(
+    data: Data,
+    partition: PartitionText = "dirichlet:0.5",
+    clients: Clients = 20,
+    partition_seed: PartitionSeed = 42,
+    json: Json = False,
+) -> None:
+    """Show which client would hold how many rows of which class."""
+    from trainables.data import features
+    from trainables.data import partition as partitions
+
+    loaded = features.load(data)
+    dealt = partitions.partition(loaded, partitions.parse(partition, clients=clients, seed=partition_seed))
+    counts = dealt.counts(loaded)
+    divergence = partitions.divergence_from_uniform(counts)
+    absent = (counts == 0).sum(axis=1)
+    for note in dealt.notes:
+        stderr.print(f"note: {note}")
+    if json:
+        emit_json(
+            {
+                "counts": counts.tolist(),
+                "sizes": list(dealt.sizes),
+                "kl_from_uniform": divergence.tolist(),
+                "kl_mean": float(divergence.mean()),
+                "kl_max": float(divergence.max()),
+                "absent_classes": absent.tolist(),
+                "absent_mean": float(absent.mean()),
+                "notes": list(dealt.notes),
+            }
+        )
+        return
+    width = max(6, len(str(max(dealt.sizes))) + 1)
+    typer.echo("client " + "".join(f"{f'cls {c}':>{width}}" for c in range(loaded.classes)) + f"{'total':>8}")
+    for client, row in enumerate(counts):
+        typer.echo(f"{client:>6} " + "".join(f"{value:>{width}}" for value in row) + f"{row.sum():>8}")
+    sizes = counts.sum(axis=1)
+    typer.echo(f"sizes {sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}, std {sizes.std():.1f}")
+    typer.echo(f"KL from uniform: mean {divergence.mean():.3f}, max {divergence.max():.3f}")
+    typer.echo(f"absent classes per client: mean {absent.mean():.1f}, max {absent.max()}")
+
+
+@app.command()
+def train(
+    data: Data = "synthetic-frozen",
+    method: Annotated[str, typer.Option(help="See `fedsweep methods`.")] = "dp-fedsofim",
+    epsilon: Epsilon = 10.0,
+    delta: Delta = 1e-5,
+    rounds: Rounds = 70,
+    clients: Clients = 20,
+    partition: PartitionText = "dirichlet:0.5",
+    partition_seed: PartitionSeed = 42,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the noise.")] = 42,
+    release: ReleaseModel = Release.LOCAL,
+    adjacency: AdjacencyModel = Adjacency.REPLACE,
+    clip: Clip = 10.0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A hyperparameter; may be repeated."),
+    ] = None,
+    train_on: Annotated[
+        TrainOn, typer.Option(help="all: every train row; train: keep the validation split out.")
+    ] = TrainOn.ALL,
+    evaluate_on: Annotated[EvaluateOn, typer.Option(help="Which rows accuracy is measured on.")] = EvaluateOn.TEST,
+    evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
+    validation_fraction: Annotated[float, typer.Option(help="Share of the train rows held out.")] = 0.1,
+    hosts: Annotated[int | None, typer.Option(help="Client hosts; default: one per core.")] = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Train one federation and print its accuracy and its privacy account."""
+    from orchestrator.training import Training, checked_trial
+    from orchestrator.training import train as run_training
+    from trainables.data import features
+    from trainables.data import partition as partitions
+    from trainables.privacy.plan import PrivacySettings
+    from trainables.spec import DataSpec, ProblemSpec
+
+    privacy = PrivacySettings(
+        epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
+    ).check()
+    parsed = partitions.parse(partition, clients=clients, seed=partition_seed)
+    hyperparameters = _key_values(settings or [])
+    from trainables import methods
+
+    methods.get(method).check(hyperparameters)  # cheap mistakes first: the data may take a while to load
+    loaded = features.load(data)
+    problem = ProblemSpec(
+        data=DataSpec(fingerprint=loaded.fingerprint, validation_fraction=validation_fraction),
+        partition=parsed,
+        train_on=train_on.value,
+        evaluate_on=evaluate_on.value,
+    )
+    trial = checked_trial(
+        problem,
+        method,
+        hyperparameters,
+        privacy=privacy,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        seed=seed,
+    )
+    training = Training.prepare(trial, loaded)
+    for note in training.problem.partition.notes:
+        stderr.print(f"note: {note}")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task("starting Ray", total=rounds)
+
+        def on_round(t: int, result: Any) -> None:
+            accuracy = result.metrics["accuracy"]
+            latest = f", accuracy {list(accuracy.values())[-1]:.2f}%" if accuracy else ""
+            progress.update(task, completed=t, description=f"{trial.method} at eps {epsilon:g}{latest}")
+
+        trained = run_training(training, address=address, hosts=hosts, on_round=on_round)
+    result, bought = trained.result, training.plan.bought
+    _show_training(trial.method, result, evaluate_on.value)
+    stderr.print(
+        f"epsilon claimed {number(epsilon)} ({release.value}, {adjacency.value}, delta {delta:g}); bought "
+        + ", ".join(f"{number(value)} as {model}" for model, value in bought.items())
+    )
+    stderr.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
+    if json:
+        emit_json(
+            {
+                "method": trial.method,
+                "key": trial.key,
+                "state": result.state,
+                "hyperparameters": trial.hyperparameters,
+                "accuracy": result.metrics["accuracy"],
+                "metrics": result.metrics,
+                "epsilon": {"claimed": epsilon, "bought": bought},
+                "noise_multiplier": training.plan.noise_multiplier,
+                "seconds_per_round": trained.seconds_per_round,
+            }
+        )
+
+
+def _show_training(method: str, result: Any, evaluated_on: str) -> None:
+    table = Table(title=f"{method}, judged on the {evaluated_on} set", title_justify="left")
+    headings = {
+        "accuracy": "accuracy %",
+        "loss": "loss",
+        "train_loss": "train loss",
+        "clipped_share": "clipped %",
+        "signal_norm": "signal norm",
+        "noise_norm": "noise norm",
+    }
+    table.add_column("round", justify="right")
+    for heading in headings.values():
+        table.add_column(heading, justify="right")
+    for t in result.metrics["accuracy"]:
+        table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in headings))
+    stderr.print(table)
+
+
+def _key_values(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or not value:
+            raise UserError(f"--set {pair!r} is not of the form KEY=VALUE")
+        if name in found:
+            raise UserError(f"--set names {name!r} twice")
+        found[name] = value
+    return found

@@ -1,0 +1,53 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Release(StrEnum):
+    LOCAL = "local"
+    SECURE = "secure-aggregation"
+
+
+class Adjacency(StrEnum):
+    REPLACE = "replace-one"
+    ADD_REMOVE = "add-remove"
+
+
+class TrainOn(StrEnum):
+    ALL = "all"
+    TRAIN = "train"
+
+
+class EvaluateOn(StrEnum):
+    TEST = "test"
+    VALIDATION = "validation"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on standard output.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="An .npz file of features, synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES] or synthetic:ALPHA,BETA."
+    ),
+]
+Clients = Annotated[int, typer.Option(help="Number of clients.")]
+PartitionText = Annotated[str, typer.Option("--partition", help="iid, dirichlet:ALPHA, classes:K or explicit.")]
+PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition; not changed by --seed.")]
+Epsilon = Annotated[float, typer.Option(help="Privacy budget; inf for the non-private arm.")]
+Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail with.")]
+Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient.")]
+Rounds = Annotated[int, typer.Option(help="Federated rounds.")]
+ReleaseModel = Annotated[
+    Release,
+    typer.Option(help="Who is not trusted: every client's own release is private, or only their sum."),
+]
+AdjacencyModel = Annotated[Adjacency, typer.Option(help="What neighbouring data sets differ in.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Join the Ray at this address (auto or HOST:PORT); default: start one here."),
+]

@@ -1,0 +1,43 @@
+"""DP-AdaFedProx: DP-FedAvg whose local steps are drawn back to theta, less and less as rounds go by."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers
+from trainables.methods.dp_fedavg import DPFedAvg
+from trainables.methods.local_steps import (
+    LOCAL_STEPS,
+    SERVER_LEARNING_RATE,
+    LocalSteps,
+    client_learning_rate,
+)
+
+
+class ProximalSteps(LocalSteps):
+    hypers = ("client_learning_rate", "mu0")
+
+    @property
+    def name(self) -> str:
+        return f"{self.steps} proximal local steps"
+
+    def correction(self, client: ClientRound, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+        """mu_t (y - theta), mu_t = max(mu_0 / sqrt(t), mu_0 / 10)."""
+        return client.hypers["mu0"] * max(1 / math.sqrt(client.t), 0.1) * (y - theta)
+
+
+class DPAdaFedProx(DPFedAvg):
+    name = "dp-adafedprox"
+    title = "DP-AdaFedProx"
+    paper = "Sahoo et al. 2024 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    hyperparameters = (
+        SERVER_LEARNING_RATE,
+        client_learning_rate(0.1),
+        Hyperparameter("mu0", 0.1, "weight of the proximal term in the first round", low=0),
+        LOCAL_STEPS,
+    )
+
+    def program(self, hypers: Hypers) -> ClientProgram:
+        return ProximalSteps(int(hypers["local_steps"]))

@@ -1,0 +1,91 @@
+"""DP-FTRL: theta_0 - eta (sum of gradients so far) / t, the sums noised through a binary tree.
+
+Honest mode: one noise per tree node that some prefix uses. With full participation a record is under every node, so a
+node of m leaves moves by m times what one gradient moves by, and the sensitivity is that of all used nodes together.
+`as_released`: independent noise every round, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, State, learning_rate
+from trainables.privacy.plan import Event, PrivacySettings
+
+
+def prefix_nodes(t: int) -> Iterator[tuple[int, int]]:
+    """The tree nodes whose sum is the prefix 1..t: (last leaf, level), a node of level j having 2^j leaves."""
+    end = 0
+    for level in reversed(range(t.bit_length())):
+        if t >> level & 1:
+            end += 1 << level
+            yield end, level
+
+
+def used_nodes(rounds: int, restart_every: int) -> set[tuple[int, int, int]]:
+    """(tree, last leaf, level) of every node that a prefix of some round uses."""
+    span = restart_every or rounds
+    return {
+        ((t - 1) // span, end, level) for t in range(1, rounds + 1) for end, level in prefix_nodes((t - 1) % span + 1)
+    }
+
+
+@dataclass(frozen=True)
+class TreeGradient(ClientProgram):
+    """The gradient of a round with the difference of two prefixes' noises: the releases add up to noisy prefixes."""
+
+    restart_every: int
+
+    @property
+    def name(self) -> str:
+        return f"tree-noised gradient, restart {self.restart_every}"
+
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        leaf = (client.t - 1) % self.restart_every + 1 if self.restart_every else client.t
+        total = client.clipped_gradient_sum(theta)
+        now, before = set(prefix_nodes(leaf)), set(prefix_nodes(leaf - 1))
+        for sign, nodes in ((1, now - before), (-1, before - now)):
+            for end, level in sorted(nodes):
+                # a node's noise is addressed by the round of its last leaf and by its level
+                total = total + sign * client.noise("tree", level, client.t - leaf + end)
+        return total / client.size
+
+
+class DPFTRL(Method):
+    name = "dp-ftrl"
+    title = "DP-FTRL"
+    paper = "Kairouz et al. 2021 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    hyperparameters = (
+        learning_rate(5.0),
+        Hyperparameter(
+            "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, whole=True, shared=True
+        ),
+        Hyperparameter(
+            "as_released",
+            False,
+            "the authors' program: noise for ceil(log2 T) + 1 releases although all T are released",
+            shared=True,
+        ),
+    )
+
+    def program(self, hypers: Hypers) -> ClientProgram:
+        return super().program(hypers) if hypers["as_released"] else TreeGradient(int(hypers["restart_every"]))
+
+    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
+        if hypers["as_released"]:
+            factor = math.sqrt((math.ceil(math.log2(rounds)) + 1) / rounds) if rounds > 1 else 1.0
+            return (Event("gradient", rounds, privacy.record_sensitivity, noise_factor=factor),)
+        nodes = used_nodes(rounds, int(hypers["restart_every"]))
+        leaves = math.sqrt(sum(4**level for _, _, level in nodes))
+        return (Event("tree", 1, privacy.record_sensitivity * leaves),)
+
+    def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
+        return {"theta_0": theta.clone(), "sum": torch.zeros_like(theta)}
+
+    def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
+        state["sum"] = state["sum"] + G
+        return state["theta_0"] - hypers["learning_rate"] * state["sum"] / t

@@ -1,0 +1,54 @@
+"""Clients that take several noisy steps of their own before they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method
+from trainables.privacy.plan import Event, PrivacySettings
+
+
+@dataclass(frozen=True)
+class LocalSteps(ClientProgram):
+    """From y = theta, K steps y -= eta_c (u_i(y) + correction); the release is y - theta."""
+
+    steps: int
+    hypers: ClassVar[tuple[str, ...]] = ("client_learning_rate",)
+
+    @property
+    def name(self) -> str:
+        return f"{self.steps} local steps"
+
+    def correction(self, client: ClientRound, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor | float:
+        return 0.0
+
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        y = theta
+        for step in range(self.steps):
+            direction = self.noisy_gradient(client, y, step) + self.correction(client, y, theta)
+            y = y - client.hypers["client_learning_rate"] * direction
+        return y - theta
+
+
+LOCAL_STEPS = Hyperparameter("local_steps", 1, "K, noisy steps of a client in a round", low=1, whole=True, shared=True)
+SERVER_LEARNING_RATE = Hyperparameter(
+    "server_learning_rate", 1.0, "how far the server goes along the mean of the clients' moves", low=0, open_low=True
+)
+
+
+def client_learning_rate(default: float) -> Hyperparameter:
+    return Hyperparameter("client_learning_rate", default, "step size of a client", low=0, open_low=True)
+
+
+class LocalStepsMethod(Method):
+    """A method whose clients take `local_steps` noisy steps: every step is a release."""
+
+    def program(self, hypers: Hypers) -> ClientProgram:
+        return LocalSteps(int(hypers["local_steps"]))
+
+    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
+        steps = int(hypers["local_steps"])
+        return (Event("gradient", rounds * steps, privacy.record_sensitivity, aggregated=steps == 1),)
