@@ -192,7 +192,7 @@ class Study(Settings):
         for value in values:
             if math.isnan(value) or value <= 0:
                 raise ValueError(f"epsilon {value:g} is not above 0")
-        if len(set(values)) != len(values):
+        if len({f"{value:g}" for value in values}) != len(values):  # as tables print them
             raise ValueError("an epsilon is named twice")
         return values
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from orchestrator import runner
 from orchestrator.cells import Blueprint
@@ -21,6 +17,7 @@ from orchestrator.progress import View
 from orchestrator.search import Sweep
 from orchestrator.study import Study, check_extension
 from orchestrator.tables import write_tables
+from orchestrator.tables.render import write_text
 from trainables.errors import UserError
 
 
@@ -65,17 +62,6 @@ def rebuild_tables(folder: Path) -> list[Path]:
         return write_tables(ledger, folder)
 
 
-def read_best(file: Path) -> dict[str, dict[str, Any]]:
-    """The chosen configurations by cell, as the tables wrote them."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read: {error}".replace("\n", " ")) from None
-    if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
-        raise UserError(f"{file} is not a best.yaml: it has no mapping of cells")
-    return content["cells"]
-
-
 def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path) -> None:
     """Write the study into its folder, or see that it goes with the one that is there."""
     study = blueprint.study
@@ -93,14 +79,6 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
         facts[f"test_rows:{setting.id}"] = len(blueprint.problems[setting.confirm.key].y_eval)
     ledger.add_facts(facts)
     write_text(folder / "study.yaml", source)
-
-
-def write_text(path: Path, text: str) -> None:
-    """All of it or nothing, whatever happens meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager

@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import ray
+from pydantic import ValidationError
 
 from orchestrator.cluster import connected
 from trainables import methods
 from trainables.data import features
+from trainables.data import partition as partitions
+from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
 from trainables.federation import Federation, FederationSize
 from trainables.pack import plan_of
-from trainables.privacy.plan import PrivacyPlan
+from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.problem import Problem, Shipper
 from trainables.server import LaneResult
-from trainables.spec import HyperValue, ProblemSpec, TrialSpec
+from trainables.spec import DataSpec, PartitionSpec, ProblemSpec, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,6 @@ class Training:
     problem: Problem
     plan: PrivacyPlan
 
-    @classmethod
-    def prepare(cls, trial: TrialSpec, data: features.FeatureSet) -> Training:
-        """Everything that can be wrong is found here, before any actor starts."""
-        in_range(1, 10**6, rounds=trial.rounds)
-        in_range(1, 10**6, evaluate_every=trial.evaluate_every)
-        in_range(0, 2**63 - 1, seed=trial.seed)
-        if trial.problem.train_on == "all" and trial.problem.evaluate_on == "validation":
-            raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
-        problem = Problem.prepare(data, trial.problem)
-        return cls(trial, problem, plan_of(trial, problem.partition.sizes))
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -46,12 +40,64 @@ class Trained:
     seconds_per_round: float
 
 
-def checked_trial(
-    problem: ProblemSpec, method: str, hyperparameters: dict[str, HyperValue], **settings: object
-) -> TrialSpec:
-    """A trial with its hyperparameters checked and the defaults filled in."""
-    complete = methods.get(method).check(hyperparameters)
-    return TrialSpec.model_validate({"problem": problem, "method": method, "hyperparameters": complete, **settings})
+def prepare(
+    data: FeatureSet,
+    *,
+    partition: PartitionSpec,
+    train_on: str,
+    evaluate_on: str,
+    validation_fraction: float = 0.1,
+    validation_seed: int = 42,
+    **trial: Any,
+) -> Training:
+    """Everything that can be wrong is found here, before any actor starts."""
+    if train_on == "all" and evaluate_on == "validation":
+        raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
+    content = DataSpec(
+        fingerprint=data.fingerprint, validation_fraction=validation_fraction, validation_seed=validation_seed
+    )
+    problem = ProblemSpec.model_validate(
+        {"data": content, "partition": partition, "train_on": train_on, "evaluate_on": evaluate_on}
+    )
+    spec = TrialSpec.model_validate({"problem": problem, **trial})
+    in_range(1, 10**6, rounds=spec.rounds)
+    in_range(1, 10**6, evaluate_every=spec.evaluate_every)
+    in_range(0, 2**63 - 1, seed=spec.seed)
+    ready = Problem.prepare(data, problem)
+    return Training(spec, ready, plan_of(spec, ready.partition.sizes))
+
+
+def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Training:
+    """A winner of a sweep as the confirm stage trained it, from the sweep's best.yaml."""
+    from orchestrator.tables.best import read_best  # brings pandas along, which plain training does without
+
+    cells = read_best(file)
+    if cell is None and len(cells) == 1:
+        cell = next(iter(cells))
+    if cell not in cells:
+        raise UserError(f"cell = {cell!r} is not in {file}; it has: {'; '.join(map(repr, cells))}")
+    entry = cells[cell]
+    try:
+        chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
+        privacy = PrivacySettings(
+            **{name: entry[name] for name in ("epsilon", "delta", "clip", "release", "adjacency")}
+        ).check()
+        dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=entry["partition_seed"])
+        loaded = features.load(source or entry["data"])
+        if loaded.fingerprint != entry["fingerprint"]:
+            raise UserError(f"data {source or entry['data']} has other content than the sweep's")
+        names = ("validation_fraction", "validation_seed", "train_on", "evaluate_on", "rounds", "evaluate_every")
+        return prepare(
+            loaded,
+            partition=dealt,
+            method=entry["method"],
+            hyperparameters=chosen,
+            privacy=privacy,
+            seed=seed,
+            **{name: entry[name] for name in names},
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise UserError(f"cell {cell!r} of {file} is not as a sweep writes it: {error!r}".replace("\n", " ")) from None
 
 
 def train(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from orchestrator.commands.options import (
+    DATA_HELP,
     Address,
     Adjacency,
     AdjacencyModel,
@@ -29,6 +31,10 @@ from orchestrator.commands.options import (
 )
 from orchestrator.console import emit_json, number, stderr
 from trainables.errors import UserError, in_range
+
+if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the command line should not cost them
+    from orchestrator.training import Training
+    from trainables.server import LaneResult
 
 app = typer.Typer()
 
@@ -153,7 +159,7 @@ def partition_command(
 
 @app.command()
 def train(
-    data: Data = "synthetic-frozen",
+    data: Annotated[str | None, typer.Option(help=f"{DATA_HELP}  [default: synthetic-frozen]")] = None,
     method: Annotated[str, typer.Option(help="See `fedsweep methods`.")] = "dp-fedsofim",
     epsilon: Epsilon = 10.0,
     delta: Delta = 1e-5,
@@ -175,60 +181,74 @@ def train(
     evaluate_on: Annotated[EvaluateOn, typer.Option(help="Which rows accuracy is measured on.")] = EvaluateOn.TEST,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
     validation_fraction: Annotated[float, typer.Option(help="Share of the train rows held out.")] = 0.1,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Train a winner of a sweep again, from its best.yaml; of the other options only --cell, --seed, "
+            "--data, --hosts, --address and --json count then.",
+        ),
+    ] = None,
+    cell: Annotated[str | None, typer.Option(help="With --from: which cell; default: the only one.")] = None,
     hosts: Annotated[int | None, typer.Option(help="Client hosts; default: one per core.")] = None,
     address: Address = None,
     json: Json = False,
 ) -> None:
     """Train one federation and print its accuracy and its privacy account."""
-    from orchestrator.training import Training, checked_trial
-    from orchestrator.training import train as run_training
+    from orchestrator import training as trainings
+    from trainables import methods
     from trainables.data import features
     from trainables.data import partition as partitions
     from trainables.privacy.plan import PrivacySettings
-    from trainables.spec import DataSpec, ProblemSpec
 
-    privacy = PrivacySettings(
-        epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
-    ).check()
-    parsed = partitions.parse(partition, clients=clients, seed=partition_seed)
-    hyperparameters = _key_values(settings or [])
-    from trainables import methods
+    if from_file is not None:
+        training = trainings.from_best(from_file, cell, seed, data)
+    else:
+        if cell is not None:
+            raise UserError(f"cell = {cell!r} goes with --from")
+        privacy = PrivacySettings(
+            epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
+        ).check()
+        dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
+        chosen = methods.get(method).check(_key_values(settings or []))  # cheap mistakes first: data take a while
+        training = trainings.prepare(
+            features.load(data or "synthetic-frozen"),
+            partition=dealt,
+            validation_fraction=validation_fraction,
+            train_on=train_on.value,
+            evaluate_on=evaluate_on.value,
+            method=method,
+            hyperparameters=chosen,
+            privacy=privacy,
+            rounds=rounds,
+            evaluate_every=evaluate_every,
+            seed=seed,
+        )
+    _train(training, hosts, address, json)
 
-    methods.get(method).check(hyperparameters)  # cheap mistakes first: the data may take a while to load
-    loaded = features.load(data)
-    problem = ProblemSpec(
-        data=DataSpec(fingerprint=loaded.fingerprint, validation_fraction=validation_fraction),
-        partition=parsed,
-        train_on=train_on.value,
-        evaluate_on=evaluate_on.value,
-    )
-    trial = checked_trial(
-        problem,
-        method,
-        hyperparameters,
-        privacy=privacy,
-        rounds=rounds,
-        evaluate_every=evaluate_every,
-        seed=seed,
-    )
-    training = Training.prepare(trial, loaded)
+
+def _train(training: Training, hosts: int | None, address: str | None, json: bool) -> None:
+    from orchestrator.training import train as run_training
+
+    trial, privacy = training.trial, training.trial.privacy
     for note in training.problem.partition.notes:
         stderr.print(f"note: {note}")
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
-        task = progress.add_task("starting Ray", total=rounds)
+        task = progress.add_task("starting Ray", total=trial.rounds)
 
-        def on_round(t: int, result: Any) -> None:
-            accuracy = result.metrics["accuracy"]
-            latest = f", accuracy {list(accuracy.values())[-1]:.2f}%" if accuracy else ""
-            progress.update(task, completed=t, description=f"{trial.method} at eps {epsilon:g}{latest}")
+        def on_round(t: int, result: LaneResult) -> None:
+            accuracy = list(result.metrics["accuracy"].values())
+            latest = f", accuracy {accuracy[-1]:.2f}%" if accuracy else ""
+            progress.update(task, completed=t, description=f"{trial.method} at eps {privacy.epsilon:g}{latest}")
 
         trained = run_training(training, address=address, hosts=hosts, on_round=on_round)
     result, bought = trained.result, training.plan.bought
-    _show_training(trial.method, result, evaluate_on.value)
+    _show_training(trial.method, result, trial.problem.evaluate_on)
     stderr.print(
-        f"epsilon claimed {number(epsilon)} ({release.value}, {adjacency.value}, delta {delta:g}); bought "
+        f"epsilon claimed {number(privacy.epsilon)} ({privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}); "
+        + "bought "
         + ", ".join(f"{number(value)} as {model}" for model, value in bought.items())
     )
     stderr.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
@@ -241,14 +261,14 @@ def train(
                 "hyperparameters": trial.hyperparameters,
                 "accuracy": result.metrics["accuracy"],
                 "metrics": result.metrics,
-                "epsilon": {"claimed": epsilon, "bought": bought},
+                "epsilon": {"claimed": privacy.epsilon, "bought": bought},
                 "noise_multiplier": training.plan.noise_multiplier,
                 "seconds_per_round": trained.seconds_per_round,
             }
         )
 
 
-def _show_training(method: str, result: Any, evaluated_on: str) -> None:
+def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
     table = Table(title=f"{method}, judged on the {evaluated_on} set", title_justify="left")
     headings = {
         "accuracy": "accuracy %",

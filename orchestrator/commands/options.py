@@ -29,12 +29,8 @@ class EvaluateOn(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on standard output.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        help="An .npz file of features, synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES] or synthetic:ALPHA,BETA."
-    ),
-]
+DATA_HELP = "An .npz file of features, synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES] or synthetic:ALPHA,BETA."
+Data = Annotated[str, typer.Option(help=DATA_HELP)]
 Clients = Annotated[int, typer.Option(help="Number of clients.")]
 PartitionText = Annotated[str, typer.Option("--partition", help="iid, dirichlet:ALPHA, classes:K or explicit.")]
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition; not changed by --seed.")]

@@ -104,7 +104,8 @@ def tables(folder: Folder) -> None:
 @app.command()
 def best(folder: Folder, json: Json = False) -> None:
     """Print the chosen configuration of every cell."""
-    from orchestrator.sweeping import read_best, rebuild_tables
+    from orchestrator.sweeping import rebuild_tables
+    from orchestrator.tables.best import read_best
 
     rebuild_tables(folder)
     cells = read_best(folder / "best.yaml")

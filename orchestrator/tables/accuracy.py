@@ -1,0 +1,163 @@
+"""Test accuracy by round, after the last round, and how many rounds it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from orchestrator.tables.common import (
+    NAMES,
+    bold_best,
+    budget,
+    mean_and_std,
+    name_columns,
+    named_rows,
+    names,
+    short_name,
+    spread,
+    unfinished,
+)
+from orchestrator.tables.render import NOTHING, Group, Table
+from orchestrator.tables.results import CellResult, Results
+
+MAX_ROUND_COLUMNS = 10
+BASELINE = "dp-fedgd"
+SHARE = 0.95
+
+
+def accuracy(results: Results, setting: str) -> Table:
+    """Form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
+    cells, evaluated = results.of(setting), _evaluated_rounds(results)
+    shown = _thinned(evaluated)
+    groups = []
+    for epsilon in results.study.epsilons:
+        mine = results.of(setting, epsilon)
+        columns = [_column(mine, t) for t in shown]
+        groups.append(Group(budget(epsilon), named_rows(results, mine, zip(*columns, strict=True))))
+    caption = [f"Test accuracy (%) by federated round, for each privacy budget ε: {spread(results)}."]
+    caption.append("The best mean per ε and round is bold.")
+    if len(shown) < len(evaluated):
+        caption.append("Not every evaluated round is shown; the CSV file has them all.")
+    records = [
+        {**names(cell), "round": t, "mean": score.mean, "std": score.std, "seeds": score.seeds}
+        for cell in cells
+        for t, score in cell.curve.items()
+    ]
+    return Table(
+        title=f"Test accuracy by round: {setting}",
+        summary="Test accuracy of every method, round by round, at every privacy budget.",
+        caption=" ".join([*caption, *_seed_notes(results, cells), *unfinished(cells)]),
+        columns=[*name_columns(results), *(str(t) for t in shown)],
+        align="l" * len(name_columns(results)) + "r" * len(shown),
+        groups=groups,
+        data=pd.DataFrame(records, columns=[*NAMES, "round", "mean", "std", "seeds"]),
+    )
+
+
+def final_accuracy(results: Results, setting: str) -> Table:
+    """The last round alone, methods by budgets: the table to look at first."""
+    last, cells = results.study.rounds.confirm, results.of(setting)
+    by_budget = [results.of(setting, epsilon) for epsilon in results.study.epsilons]
+    columns = [_column(mine, last) for mine in by_budget]
+    caption = f"Test accuracy (%) after round {last}: {spread(results)}. The best mean per ε is bold."
+    return Table(
+        title=f"Test accuracy after round {last}: {setting}",
+        summary="",
+        caption=" ".join([caption, *_seed_notes(results, cells)]),
+        columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
+        align="l" * len(name_columns(results)) + "r" * len(columns),
+        groups=[Group("", named_rows(results, by_budget[0], zip(*columns, strict=True)))],
+        data=pd.DataFrame(),
+    )
+
+
+def rounds_to_95(results: Results, setting: str) -> Table | None:
+    """How soon a method is about as good as the plain one ends up; None if the plain one is not in the study."""
+    baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
+    if baseline is None:
+        return None
+    last, ways = results.study.rounds.confirm, results.study.search.ways
+    targets: dict[tuple[float, str], float] = {
+        (cell.epsilon, cell.way): SHARE * cell.curve[last].mean
+        for cell in results.of(setting)
+        if cell.method == baseline and cell.complete(last)
+    }
+    columns, records = [], []
+    for epsilon in results.study.epsilons:
+        mine = results.of(setting, epsilon)
+        firsts = [_first_round(cell, targets.get((epsilon, cell.way))) for cell in mine]
+        columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], firsts, lowest=True))
+        records += [
+            {**names(cell), "target": targets.get((epsilon, cell.way)), "round": t}
+            for cell, t in zip(mine, firsts, strict=True)
+        ]
+    goals = []
+    for way in ways:
+        texts = [
+            f"{targets[epsilon, way]:.2f}" if (epsilon, way) in targets else NOTHING
+            for epsilon in results.study.epsilons
+        ]
+        goals.append(["accuracy to reach (%)", *([way] if results.both_ways else []), *texts])
+    cells = results.of(setting)
+    caption = (
+        f"First evaluated round at which a method's mean test accuracy reaches {SHARE:.0%} of the mean that "
+        f"{baseline.shown} has after round {last} at the same ε; {NOTHING}: never. Accuracy is evaluated every "
+        f"{results.study.evaluate_every} rounds, so the true number may be lower by up to that. "
+        "The fewest rounds per ε are bold."
+    )
+    first_rows = named_rows(results, results.of(setting, results.study.epsilons[0]), zip(*columns, strict=True))
+    return Table(
+        title=f"Rounds to {SHARE:.0%} of {baseline.shown}'s final accuracy: {setting}",
+        summary=f"How many rounds each method needs to come close to where {baseline.shown} ends.",
+        caption=" ".join([caption, *unfinished(cells)]),
+        columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
+        align="l" * len(name_columns(results)) + "r" * len(columns),
+        groups=[Group("", goals), Group("", first_rows)],
+        data=pd.DataFrame(records, columns=[*NAMES, "target", "round"]).astype({"round": "Int64"}),
+    )
+
+
+def _evaluated_rounds(results: Results) -> list[int]:
+    last, every = results.study.rounds.confirm, results.study.evaluate_every
+    return sorted({*range(every, last + 1, every), last})
+
+
+def _thinned(rounds: list[int]) -> list[int]:
+    """Few enough to print, evenly, the last among them."""
+    step = math.ceil(len(rounds) / MAX_ROUND_COLUMNS)
+    return rounds[::-1][::step][::-1]
+
+
+def _column(cells: Sequence[CellResult], t: int) -> list[str]:
+    """A mean over fewer seeds may flatter its method: it is shown with a mark and never as the best."""
+    texts, means = [], []
+    for cell in cells:
+        score, complete = cell.curve.get(t), cell.complete(t)
+        texts.append(NOTHING if score is None else mean_and_std(score) + ("" if complete else " †"))
+        means.append(score.mean if score is not None and complete else None)
+    return bold_best(texts, means)
+
+
+def _first_round(cell: CellResult, target: float | None) -> int | None:
+    if target is None:
+        return None
+    return next((t for t, score in cell.curve.items() if cell.complete(t) and score.mean >= target), None)
+
+
+def _seed_notes(results: Results, cells: Sequence[CellResult]) -> list[str]:
+    """Which means lack a seed, and why."""
+    short, without = [], []
+    for cell in cells:
+        lost = [f"seed {seed} {row.state}" for seed, row in cell.confirm.items() if row.state != "done"]
+        if cell.confirm:
+            lost += [f"seed {seed} has not ended" for seed in cell.seeds if seed not in cell.confirm]
+        if lost:
+            short.append(f"{short_name(cell, results)}: {', '.join(lost)}")
+        if cell.search.choice is None and cell.search.states and not cell.missing:
+            without.append(short_name(cell, results))
+    notes = [f"† Over fewer seeds, and never bold ({'; '.join(short)})."] if short else []
+    if without:
+        notes.append(f"No configuration ran to its end: {', '.join(without)}.")
+    return notes

@@ -1,0 +1,101 @@
+"""What was promised and what the noise really buys."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+from statistics import fmean
+
+import pandas as pd
+
+from orchestrator.ledger import Row
+from orchestrator.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
+from orchestrator.tables.render import NOTHING, Group, Table
+from orchestrator.tables.results import CellResult, Results
+
+_UP = Context(prec=4, rounding=ROUND_CEILING)
+NUMBERS = ("epsilon_claimed", "epsilon_local", "epsilon_secure", "clipped_share", "signal_norm", "noise_norm")
+
+
+def privacy(results: Results, setting: str) -> Table:
+    groups = []
+    for epsilon in results.study.epsilons:
+        cells = results.of(setting, epsilon)
+        groups.append(Group(budget(epsilon), named_rows(results, cells, [_row(cell) for cell in cells])))
+    settings, cells = results.study.privacy, results.of(setting)
+    caption = (
+        f"The claim is (ε, {settings.delta:g})-differential privacy for one record of one client, adjacency "
+        f"{settings.adjacency}, as seen by one who sees the {settings.release} release; per-example gradients are "
+        f"clipped to l2 norm {settings.clip:g}. ε bought is what the noise really added is worth to one who sees every "
+        "client's own release (local), and to one who sees only their sum (secure aggregation); it is rounded up. "
+        "The claim holds where ε bought does not exceed it. Clipped: share of the gradients that clipping shortened. "
+        "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
+        "means over evaluated rounds and seeds. "
+        "The account is for one training run with the chosen values: the search on the same data, and the other seeds, "
+        "are not in it."
+    )
+    return Table(
+        title=f"ε claimed and ε bought: {setting}",
+        summary="The privacy that was claimed for every run beside the privacy that its noise buys.",
+        caption=" ".join([caption, *unfinished(cells)]),
+        columns=[
+            *name_columns(results),
+            *("ε claimed", "ε bought, local", "ε bought, secure aggregation", "Claim holds for"),
+            *("Clipped (%)", "Signal", "Noise"),
+        ],
+        align="l" * len(name_columns(results)) + "rrrlrrr",
+        groups=groups,
+        data=pd.DataFrame(
+            [_record(cell) for cell in cells],
+            columns=[*NAMES, "delta", "clip", "release", "adjacency", *NUMBERS, "claim_holds_for"],
+        ),
+    )
+
+
+def _record(cell: CellResult) -> dict[str, object]:
+    rows = list(cell.confirm.values())
+    if not rows:
+        return dict(names(cell))
+    stated = rows[0].trial.privacy
+    return {
+        **names(cell),
+        **stated.model_dump(include={"delta", "clip", "release", "adjacency"}),
+        **_numbers(rows),
+        "claim_holds_for": _holds(_numbers(rows)),
+    }
+
+
+def _row(cell: CellResult) -> list[str]:
+    rows = list(cell.confirm.values())
+    if not rows:
+        return [NOTHING] * 7
+    numbers = _numbers(rows)
+    diagnostics = [
+        f"{numbers[name]:.1f}" if name == "clipped_share" else f"{numbers[name]:.3g}" for name in NUMBERS[3:]
+    ]
+    return [
+        *(_rounded_up(numbers[name]) for name in NUMBERS[:3]),
+        _holds(numbers),
+        *(NOTHING if text == "nan" else text for text in diagnostics),
+    ]
+
+
+def _numbers(rows: list[Row]) -> dict[str, float]:
+    """Of epsilons the worst over the seeds, of what was measured the mean."""
+    found = {name: max(getattr(row, name) for row in rows) for name in NUMBERS[:3]}
+    for name in NUMBERS[3:]:
+        values = [value for row in rows for value in row.metrics.get(name, {}).values() if math.isfinite(value)]
+        found[name] = fmean(values) if values else math.nan
+    return found
+
+
+def _holds(numbers: dict[str, float]) -> str:
+    models = {"local": "epsilon_local", "secure aggregation": "epsilon_secure"}
+    if math.isinf(numbers["epsilon_claimed"]):
+        return "no privacy claimed"
+    return " and ".join(m for m, name in models.items() if numbers[name] <= numbers["epsilon_claimed"]) or "neither"
+
+
+def _rounded_up(epsilon: float) -> str:
+    """A rounded epsilon may say too much privacy was spent, never too little."""
+    return "∞" if math.isinf(epsilon) else f"{_UP.create_decimal(Decimal(repr(epsilon))).normalize():f}"

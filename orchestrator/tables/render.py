@@ -1,0 +1,167 @@
+"""A table and its three forms: Markdown to read, CSV to compute with, LaTeX to print.
+
+What a table says is plain text. Each form escapes it in its own way, so a name from a study file is shown as it is and
+can neither end a cell nor become markup.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+NOTHING = "–"
+"""Shown where there is no result."""
+
+
+class Bold(str):
+    """Text of a cell that stands out."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows under a common heading; an empty heading is not shown."""
+
+    heading: str
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    summary: str
+    """One sentence for the index."""
+    caption: str
+    columns: Sequence[str]
+    align: str
+    """A letter per column: l, r, or p for longer text, which LaTeX breaks into lines."""
+    groups: Sequence[Group]
+    data: pd.DataFrame
+    """The same numbers, unrounded, one observation per row: what the CSV file holds."""
+
+
+# ---- Markdown
+
+_MARKDOWN = re.compile(
+    r"[\\`*\[\]|~$]"
+    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # within a word an underscore is only that
+    r"|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?<=[A-Za-z]:)/(?=/)"
+)
+
+
+def markdown_text(text: str) -> str:
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", one_line(text))
+
+
+def to_markdown(table: Table) -> str:
+    return f"# {markdown_text(table.title)}\n\n{markdown_text(table.caption)}\n\n{markdown_rows(table)}"
+
+
+def markdown_rows(table: Table) -> str:
+    """The table alone, its columns aligned for those who read the file as it is."""
+    blank = [""] * (len(table.columns) - 1)
+    lines = [[markdown_text(column) for column in table.columns]]
+    for group in table.groups:
+        if group.heading:
+            lines.append([f"**{markdown_text(group.heading)}**", *blank])
+        lines += [[_markdown_cell(text) for text in row] for row in group.rows]
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(table.columns))]
+    rule = ["-" * (width - 1) + ":" if a == "r" else "-" * width for width, a in zip(widths, table.align, strict=True)]
+
+    def shown(line: list[str]) -> str:
+        cells = zip(line, widths, table.align, strict=True)
+        padded = (text.rjust(width) if a == "r" else text.ljust(width) for text, width, a in cells)
+        return f"| {' | '.join(padded)} |\n"
+
+    return "".join(shown(line) for line in [lines[0], rule, *lines[1:]])
+
+
+def _markdown_cell(text: str) -> str:
+    return f"**{markdown_text(text)}**" if isinstance(text, Bold) else markdown_text(text)
+
+
+# ---- LaTeX
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "{}$&#_%"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+    **{character: f"{{{character}}}" for character in "[]*"},  # which mean something after a line break
+    **{"±": r"$\pm$", "–": "--", "ε": r"$\varepsilon$", "δ": r"$\delta$", "χ": r"$\chi$", "²": "$^2$"},
+    **{"∞": r"$\infty$", "†": r"$\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≤": r"$\leq$"},
+}
+
+
+def latex_text(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
+
+
+def to_latex(table: Table, label: str) -> str:
+    """A fragment for \\input in a document that uses booktabs."""
+    columns = "".join("p{3.5cm}" if a == "p" else a for a in table.align)
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{table}[htbp]",
+        "\\centering",
+        "\\footnotesize",
+        "\\setlength{\\tabcolsep}{4pt}",
+        f"\\caption{{{latex_text(table.title)}. {latex_text(table.caption)}}}",
+        f"\\label{{tab:{label}}}",
+        f"\\begin{{tabular}}{{{columns}}}",
+        "\\toprule",
+        _latex_row([latex_text(column) for column in table.columns]),
+    ]
+    for group in table.groups:
+        lines.append("\\midrule")
+        if group.heading:
+            lines.append(f"\\multicolumn{{{len(table.columns)}}}{{l}}{{{latex_text(group.heading)}}} \\\\")
+        lines += [_latex_row([_latex_cell(text) for text in row]) for row in group.rows]
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
+
+
+def _latex_cell(text: str) -> str:
+    return f"\\textbf{{{latex_text(text)}}}" if isinstance(text, Bold) else latex_text(text)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+# ---- files
+
+
+def to_csv(table: Table) -> str:
+    return table.data.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+
+
+def one_line(text: str) -> str:
+    """Line breaks, control characters and what turns the direction of writing become spaces."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def slug(text: str) -> str:
+    """A file name of a-z, 0-9 and hyphens, whatever the text."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80].strip("-") or "setting"
+
+
+def write_table(table: Table, folder: Path, stem: str) -> list[Path]:
+    forms = {"md": to_markdown(table), "csv": to_csv(table), "tex": to_latex(table, stem)}
+    return [write_text(folder / f"{stem}.{ending}", text) for ending, text in forms.items()]
+
+
+def write_text(path: Path, text: str) -> Path:
+    """All of it or nothing: a reader never meets half a table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_bytes(text.encode("utf-8", errors="replace"))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
