@@ -29,9 +29,12 @@ class Capacity:
 def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
     """`nodes`: the resources of every node. A federation fits into a node or not at all, whatever the cluster's sum,
     unless its hosts are to be spread."""
-    if settings.gpus_per_host > 0:
+    gpus = settings.gpus_per_host
+    if gpus == "auto":
+        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
+    if gpus > 0:
         hosts = 1 if settings.hosts == "auto" else settings.hosts
-        size = FederationSize(min(hosts, clients), 1.0, settings.gpus_per_host)
+        size = FederationSize(min(hosts, clients), 1.0, gpus)
     else:
         largest = max((int(node.get("CPU", 0)) for node in nodes), default=0)
         automatic = min(HOSTS_PER_FEDERATION, max(1, largest))

@@ -148,10 +148,18 @@ class ResourceSettings(Settings):
 
     hosts: int | Literal["auto"] = Field(default="auto")
     """Client hosts of a federation; auto: by the cores of a node."""
-    gpus_per_host: float = Field(default=0.0, ge=0)
+    gpus_per_host: float | Literal["auto"] = Field(default="auto")
+    """auto: a whole GPU where there is one, else none. Several hosts can share one: 0.5."""
     lanes_per_pack: int | Literal["auto"] = Field(default="auto")
     placement: Literal["pack", "spread"] = "pack"
     """Whether a federation's hosts share a node or are spread over nodes."""
+
+    @field_validator("gpus_per_host")
+    @classmethod
+    def _not_negative(cls, value: float | str) -> float | str:
+        if isinstance(value, float | int) and not 0 <= value <= 64:
+            raise ValueError(f"{value} is not in [0, 64]")
+        return value
 
     @field_validator("hosts", "lanes_per_pack")
     @classmethod

@@ -32,6 +32,11 @@ class FederationSize:
         return "cuda" if self.gpus_per_host > 0 else "cpu"
 
     @property
+    def server_gpus(self) -> float:
+        """The server works beside its first host: a small part of that host's GPU is set down to it."""
+        return round(self.gpus_per_host * 0.1, 4)
+
+    @property
     def host_bundle(self) -> dict[str, float]:
         bundle = {"CPU": self.cpus_per_host}
         return {**bundle, "GPU": self.gpus_per_host} if self.gpus_per_host else bundle
@@ -73,7 +78,7 @@ class Federation:
             ray.remote(ClientHost)
             .options(
                 num_cpus=size.cpus_per_host,
-                num_gpus=size.gpus_per_host,
+                num_gpus=size.gpus_per_host - (size.server_gpus if index == 0 else 0),
                 # a round is a pure function of its arguments, so a host that died is started again and asked again
                 max_restarts=HOST_RESTARTS,
                 max_task_retries=HOST_RESTARTS,

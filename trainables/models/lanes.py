@@ -1,7 +1,7 @@
 """Lanes in blocks of one fixed shape.
 
-A matrix product may round differently for another width, so lanes are always computed `LANES` at a time, the last block
-filled up with zeros: a lane's arithmetic then does not depend on how many others share its pack, nor on which.
+A matrix product may round differently for another width, so lanes are always computed a fixed number at a time, the
+last block filled up with zeros: a lane's arithmetic does not depend on how many others share its pack, nor on which.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Shape:
         return max(64, 1 << (self.cells // (classes * self.lanes)).bit_length() - 1)
 
 
-SHAPES = {"cpu": Shape(lanes=16, cells=1 << 18), "cuda": Shape(lanes=64, cells=1 << 27)}
+SHAPES = {"cpu": Shape(lanes=16, cells=1 << 18), "cuda": Shape(lanes=256, cells=1 << 28)}
 
 
 def to_blocks(theta: torch.Tensor, rows: int, classes: int, lanes: int) -> torch.Tensor:
