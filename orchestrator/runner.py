@@ -224,7 +224,7 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
             name="packs",
             storage_path=str(scratch),
             failure_config=tune.FailureConfig(max_failures=PACK_RETRIES),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
             callbacks=[_Failures(conductor)],
             verbose=0,
         ),

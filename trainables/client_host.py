@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainables.exact import to_grid
 from trainables.methods.base import State
+from trainables.models.lanes import SHAPES
 from trainables.models.softmax import Shard, SoftmaxHead
 from trainables.pack import ClientWork
 from trainables.privacy.noise import Address
@@ -43,7 +44,7 @@ class ClientStateLostError(RuntimeError):
 
 @dataclass(frozen=True)
 class ClientStates:
-    """What clients keep, after round t, laned."""
+    """What every client keeps, after round t, laned."""
 
     lanes: tuple[str, ...]
     t: int
@@ -59,13 +60,17 @@ class ClientStates:
         """The states of some clients."""
         return ClientStates(self.lanes, self.t, {client: self.clients[client] for client in clients})
 
-    def on(self, device: str) -> ClientStates:
-        moved = {client: {n: v.to(device) for n, v in state.items()} for client, state in self.clients.items()}
-        return ClientStates(self.lanes, self.t, moved)
-
 
 Sent = Mapping[str, NDArray[np.float32]]
 """What goes out to the hosts: `theta`, and what the method broadcasts beside it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clients that a host computes together, and their rows."""
+
+    clients: tuple[int, ...]
+    shard: Shard
 
 
 class ClientHost:
@@ -73,8 +78,9 @@ class ClientHost:
         self.index = index
         self.device = device
         self._held: str | None = None
-        self._shards: dict[int, Shard] = {}
-        self._states: ClientStates | None = None
+        self._batches: list[Batch] = []
+        self._states: tuple[tuple[str, ...], int, list[State]] | None = None
+        """The lanes, the round, and what the clients of every batch keep: (clients, lanes, ...)."""
         if device == "cpu":
             torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
 
@@ -89,40 +95,55 @@ class ClientHost:
         total = torch.zeros(weights.shape, dtype=torch.float64, device=self.device)
         prepared: torch.Tensor | None = None
         reported = _Reported(weights) if diagnose else None
-        for client in work.assignment[self.index]:
-            shard, state = self._shards[client], states[client]
-            view = _Client(client, t, shard, work.shipment.model, lanes, broadcast, state, reported)
+        for batch, state in zip(self._batches, states, strict=True):
+            view = _Clients(batch, t, work.shipment.model, lanes, broadcast, state, reported)
             once = work.program.prepare(view) if t == 1 else None
             if once is not None:
-                prepared = to_grid(once) if prepared is None else prepared + to_grid(once)
-            total += to_grid(work.program.round(view, weights))
-        self._states = ClientStates(work.lanes, t, states)
+                part = to_grid(once).sum(0)
+                prepared = part if prepared is None else prepared + part
+            total += to_grid(work.program.round(view, weights)).sum(0)
+        self._states = (work.lanes, t, states)
         return HostReply(
             total.cpu().numpy(),
             None if prepared is None else prepared.cpu().numpy(),
             reported.collect() if reported else None,
         )
 
-    def _states_before(self, work: ClientWork, t: int) -> dict[int, State]:
-        """The clients' states after round t - 1, for the lanes that are still there."""
-        mine = work.assignment[self.index]
+    def _states_before(self, work: ClientWork, t: int) -> list[State]:
+        """The clients' states after round t - 1, batch by batch, for the lanes that are still there."""
         if t == 1 or not work.program.stateful:
-            return {client: {} for client in mine}
-        kept = self._states
-        if kept is None or kept.t != t - 1 or not set(work.lanes) <= set(kept.lanes):
+            return [{} for _ in self._batches]
+        if self._states is None or self._states[1] != t - 1 or not set(work.lanes) <= set(self._states[0]):
             raise ClientStateLostError(f"client host {self.index} does not hold the state after round {t - 1}")
+        lanes, _, kept = self._states
         # copies of the dictionaries: a round that fails half-way must leave the states as they were
-        if kept.lanes == work.lanes:
-            return {client: dict(state) for client, state in kept.clients.items()}
-        index = [kept.lanes.index(lane) for lane in work.lanes]
-        return {client: {name: value[index] for name, value in state.items()} for client, state in kept.clients.items()}
+        if lanes == work.lanes:
+            return [dict(state) for state in kept]
+        index = [lanes.index(lane) for lane in work.lanes]
+        return [{name: value[:, index] for name, value in state.items()} for state in kept]
 
     def states(self) -> ClientStates | None:
-        """For checkpoints."""
-        return self._states.on("cpu") if self._states else None
+        """For checkpoints: client by client, on the CPU."""
+        if self._states is None:
+            return None
+        lanes, t, kept = self._states
+        found = {
+            client: {name: value[i].cpu() for name, value in state.items()}
+            for batch, state in zip(self._batches, kept, strict=True)
+            for i, client in enumerate(batch.clients)
+        }
+        return ClientStates(lanes, t, found)
 
-    def restore(self, states: ClientStates) -> None:
-        self._states = states.on(self.device)
+    def restore(self, work: ClientWork, states: ClientStates) -> None:
+        self._hold(work)
+        kept = [
+            {
+                name: torch.stack([states.clients[client][name] for client in batch.clients]).to(self.device)
+                for name in states.clients[batch.clients[0]]
+            }
+            for batch in self._batches
+        ]
+        self._states = (states.lanes, states.t, kept)
 
     def _hold(self, work: ClientWork) -> None:
         """Load the clients' rows, unless they are here already."""
@@ -130,10 +151,12 @@ class ClientHost:
         held = f"{work.shipment.key}:{mine}"
         if self._held == held:
             return
-        self._shards.clear()
+        self._batches, self._states = [], None
         x, y, rows = (fetch(part) for part in (work.shipment.x, work.shipment.y, work.shipment.rows))
-        for client in mine:
-            self._shards[client] = Shard.build(x[rows[client]], y[rows[client]], self.device)
+        together = [mine] if SHAPES[self.device].clients_together else [(client,) for client in mine]
+        for clients in together:
+            parts = [(x[rows[client]], y[rows[client]]) for client in clients]
+            self._batches.append(Batch(clients, Shard.build(parts, self.device)))
         self._held = held
 
 
@@ -149,14 +172,19 @@ class _Lanes:
         self.weights = weights
         self.hypers = {name: torch.from_numpy(v).to(weights).unsqueeze(1) for name, v in work.hypers.items()}
 
-    def noise(self, client: int, t: int, step: int, purpose: str) -> torch.Tensor:
-        return self._drawn(client, t, step, purpose, self.weights.shape[1])[self.which] * self.std[purpose]
+    def noise(self, clients: Sequence[int], t: int, step: int, purpose: str) -> torch.Tensor:
+        drawn = self._drawn(clients, t, step, purpose, self.weights.shape[1])
+        return drawn[:, self.which] * self.std[purpose]
 
-    def distinct_noise(self, client: int, t: int, purpose: str, size: int) -> torch.Tensor:
-        return self._drawn(client, t, 0, purpose, size)[self.which[self.distinct]] * self.std[purpose][self.distinct]
+    def distinct_noise(self, clients: Sequence[int], t: int, purpose: str, size: int) -> torch.Tensor:
+        drawn = self._drawn(clients, t, 0, purpose, size)
+        return drawn[:, self.which[self.distinct]] * self.std[purpose][self.distinct]
 
-    def _drawn(self, client: int, t: int, step: int, purpose: str, size: int) -> torch.Tensor:
-        drawn = np.stack([Address(int(seed), client, t, step, purpose).normal(size) for seed in self.seeds])
+    def _drawn(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
+        drawn = np.empty((len(clients), len(self.seeds), size), dtype=np.float32)
+        for i, client in enumerate(clients):
+            for j, seed in enumerate(self.seeds):
+                drawn[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
         return torch.from_numpy(drawn).to(self.weights)
 
 
@@ -173,49 +201,53 @@ class _Reported:
         return HostDiagnostics(*(part.cpu().numpy() for part in (self.loss, self.clipped, self.signal, self.noise)))
 
 
-class _Client:
-    """One client in one round, as its program sees it."""
+class _Clients:
+    """The clients of a batch in one round, as their program sees them."""
 
     def __init__(
         self,
-        client: int,
+        batch: Batch,
         t: int,
-        shard: Shard,
         model: SoftmaxHead,
         lanes: _Lanes,
         broadcast: Mapping[str, torch.Tensor],
         state: State,
         reported: _Reported | None,
     ) -> None:
-        self.t, self.size = t, shard.size
+        self.t, self.size = t, batch.shard.size
         self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
         self.broadcast, self.state = broadcast, state
-        self._client = client
-        self._shard, self._model, self._lanes = shard, model, lanes
+        self._batch, self._model, self._lanes = batch, model, lanes
         self._reported, self._report_noise = reported, reported
 
     def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
         reported = self._reported
         total, diagnostics = self._model.clipped_gradient_sum(
-            self._shard, theta, self._lanes.clip, diagnose=reported is not None
+            self._batch.shard, theta, self._lanes.clip, diagnose=reported is not None
         )
         if reported is not None and diagnostics is not None:
             self._reported = None  # of several local steps the first one, at theta itself, is reported
-            reported.loss += to_grid(diagnostics.loss / self.size)
-            reported.clipped += to_grid(diagnostics.clipped / self.size)
-            reported.signal += to_grid(total / self.size)
+            size = self.size.squeeze(2)
+            reported.loss += to_grid(diagnostics.loss / size).sum(0)
+            reported.clipped += to_grid(diagnostics.clipped / size).sum(0)
+            reported.signal += to_grid(total / self.size).sum(0)
         return total
 
     def noise(self, purpose: str, step: int = 0, t: int | None = None) -> torch.Tensor:
-        noise = self._lanes.noise(self._client, self.t if t is None else t, step, purpose)
+        noise = self._lanes.noise(self._batch.clients, self.t if t is None else t, step, purpose)
         if self._report_noise is not None:
-            self._report_noise.noise += to_grid(noise / self.size)
+            self._report_noise.noise += to_grid(noise / self.size).sum(0)
             self._report_noise = None
         return noise
 
+    def zeros(self) -> torch.Tensor:
+        shape = (self._batch.shard.clients, *self._lanes.weights.shape)
+        return torch.zeros(shape, dtype=self._lanes.weights.dtype, device=self._lanes.weights.device)
+
     def clipped_gram(self, bound: float) -> torch.Tensor:
-        scaled = self._shard.x * (bound / self._shard.norm).clamp(max=1)
-        return (scaled.T @ scaled).flatten()
+        shard = self._batch.shard
+        scaled = shard.x * (bound / shard.norm).clamp(max=1)
+        return (scaled.mT @ scaled).flatten(1)
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
-        return self._lanes.distinct_noise(self._client, self.t, purpose, size)
+        return self._lanes.distinct_noise(self._batch.clients, self.t, purpose, size)

@@ -63,7 +63,7 @@ class HostActors:
     def restore(self, work: ClientWork, states: ClientStates) -> None:
         ray.get(
             [
-                host.restore.remote(states.of(clients))
+                host.restore.remote(work, states.of(clients))
                 for host, clients in zip(self._handles, work.assignment, strict=False)
             ]
         )

@@ -7,12 +7,14 @@ The trial process holds a federation inside its own placement group and keeps it
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
 from trainables.problem import Shipment
@@ -21,6 +23,7 @@ from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
 
 SNAPSHOT = "pack.snapshot"
+CHECKPOINT_EVERY_S = 10.0  # a pack that dies loses about this much; a checkpoint costs a twentieth of a second
 
 
 class PackTrial(tune.Trainable):
@@ -38,6 +41,7 @@ class PackTrial(tune.Trainable):
         self.t = 0
         self._opened_with = snapshot
         self._opened = False
+        self._saved = time.monotonic()
 
     def _ensure_open(self) -> None:
         """Only when the first step comes is it known whether a snapshot is to be restored."""
@@ -59,7 +63,10 @@ class PackTrial(tune.Trainable):
                     lane.state = "stopped"
         done = all(lane.state != "running" for lane in lanes)
         running = sum(lane.state == "running" for lane in lanes)
-        return {"round": self.t, "running": running, "done": done, "lanes": _payload(lanes) if done else None}
+        result = {"round": self.t, "running": running, "done": done, "lanes": _payload(lanes) if done else None}
+        if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S:
+            result[SHOULD_CHECKPOINT] = True
+        return result
 
     # ---- checkpoints
 
@@ -71,6 +78,7 @@ class PackTrial(tune.Trainable):
             out.write(self.t.to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
             out.flush()
             os.fsync(out.fileno())
+        self._saved = time.monotonic()
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self._open(self.config, None)

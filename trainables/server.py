@@ -75,7 +75,7 @@ class HostsHere:
 
     def restore(self, work: ClientWork, states: ClientStates) -> None:
         for host, clients in zip(self._hosts, work.assignment, strict=False):
-            host.restore(states.of(clients))
+            host.restore(work, states.of(clients))
 
 
 class Server:
@@ -186,7 +186,7 @@ class Server:
         loss, correct = self.shipment.model.evaluate(shard, self.theta)
         self._note("loss", loss)
         # a count first: an average of single-precision ones would round
-        self._note("accuracy", 100 * correct.sum(1).double() / shard.size)
+        self._note("accuracy", 100 * correct.sum(1).double() / shard.rows)
         if last and self.trials[0].problem.evaluate_on == "test":
             bits = np.packbits(correct.cpu().numpy(), axis=1)
             for trial, row in zip(self.trials, bits, strict=True):
@@ -195,7 +195,7 @@ class Server:
     def _evaluation_shard(self) -> Shard:
         if self._evaluation is None or self._evaluation[0] != self.shipment.key:
             x, y = fetch(self.shipment.x_eval), fetch(self.shipment.y_eval)
-            self._evaluation = (self.shipment.key, Shard.build(x, y, self.device))
+            self._evaluation = (self.shipment.key, Shard.build([(x, y)], self.device))
         return self._evaluation[1]
 
     # ---- lanes that end

@@ -76,11 +76,13 @@ def learning_rate(default: float) -> Hyperparameter:
 
 
 class ClientRound(Protocol):
-    """What a client program may use of its client in one round. Everything is laned."""
+    """What a client program may use in one round. It speaks for one client or for several side by side: tensors have
+    the shape (clients, lanes, ...), or (lanes, ...) where clients do not differ."""
 
     t: int
     """The round, from 1."""
-    size: int
+    size: torch.Tensor
+    """|D_i|, in a shape that divides."""
     hypers: Mapping[str, torch.Tensor]
     """The hyperparameters that the program asked for."""
     broadcast: Mapping[str, torch.Tensor]
@@ -93,6 +95,9 @@ class ClientRound(Protocol):
 
     def noise(self, purpose: str, step: int = 0, t: int | None = None) -> torch.Tensor:
         """The noise that the privacy plan prescribes for this purpose, at this round's address or another's."""
+
+    def zeros(self) -> torch.Tensor:
+        """A state of the weights' shape."""
 
     def clipped_gram(self, bound: float) -> torch.Tensor:
         """The sum over the client's rows of x x^T, every x clipped to l2 norm `bound`; flat."""

@@ -25,7 +25,7 @@ class CovarianceThenGradient(ClientProgram):
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
         gram = client.clipped_gram(self.feature_clip)
-        return (gram + client.distinct_noise("covariance", gram.shape[0])) / client.size
+        return (gram.unsqueeze(1) + client.distinct_noise("covariance", gram.shape[1])) / client.size
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         return self.noisy_gradient(client, theta)

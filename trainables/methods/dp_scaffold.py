@@ -30,7 +30,7 @@ class ControlledSteps(LocalSteps):
         return client.broadcast["c"] - client.state["c_i"]
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        client.state.setdefault("c_i", torch.zeros_like(theta))
+        client.state.setdefault("c_i", client.zeros())
         move = super().round(client, theta)
         taken = self.steps * client.hypers["client_learning_rate"]
         client.state["c_i"] = client.state["c_i"] - client.broadcast["c"] - move / taken

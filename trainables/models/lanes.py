@@ -16,32 +16,39 @@ class Shape:
     """How a device likes its work cut: fixed per kind of device, since it decides how sums are rounded."""
 
     lanes: int
+    clients_together: bool
+    """Whether a host computes all its clients at once: a GPU must, so many small steps would leave it idle; on a CPU
+    one client's rows fill the caches."""
     cells: int
     """Rows x classes x lanes of one chunk: on a CPU what fits the second-level cache."""
 
     def rows(self, classes: int) -> int:
-        """Rows of a chunk: a power of two, at least 64."""
+        """Rows of a chunk, for so many classes (of all clients computed together): a power of two, at least 64."""
         return max(64, 1 << (self.cells // (classes * self.lanes)).bit_length() - 1)
 
 
-SHAPES = {"cpu": Shape(lanes=16, cells=1 << 18), "cuda": Shape(lanes=256, cells=1 << 28)}
+SHAPES = {
+    "cpu": Shape(lanes=16, clients_together=False, cells=1 << 18),
+    "cuda": Shape(lanes=256, clients_together=True, cells=1 << 28),
+}
 
 
 def to_blocks(theta: torch.Tensor, rows: int, classes: int, lanes: int) -> torch.Tensor:
-    """Weights (lane, row x class) as (block, row, class x lane): lanes innermost, so that what is done class by class
-    runs over contiguous lanes."""
-    count = -(-theta.shape[0] // lanes)
-    padded = torch.zeros(count * lanes, theta.shape[1], dtype=theta.dtype, device=theta.device)
-    padded[: theta.shape[0]] = theta
-    blocks = padded.view(count, lanes, rows, classes).permute(0, 2, 3, 1)
-    return blocks.reshape(count, rows, classes * lanes)
+    """Weights (client, lane, row x class) as (block, client, row, class x lane): lanes innermost, so that what is done
+    class by class runs over contiguous lanes."""
+    clients, have, size = theta.shape
+    count = -(-have // lanes)
+    padded = torch.zeros(clients, count * lanes, size, dtype=theta.dtype, device=theta.device)
+    padded[:, :have] = theta
+    blocks = padded.view(clients, count, lanes, rows, classes).permute(1, 0, 3, 4, 2)
+    return blocks.reshape(count, clients, rows, classes * lanes)
 
 
 def from_blocks(blocks: torch.Tensor, classes: int, lanes: int, count: int) -> torch.Tensor:
     """The inverse of `to_blocks`, without the filling."""
-    number, rows, _ = blocks.shape
-    whole = blocks.view(number, rows, classes, lanes).permute(0, 3, 1, 2)
-    return whole.reshape(number * lanes, rows * classes)[:count]
+    number, clients, rows, _ = blocks.shape
+    whole = blocks.view(number, clients, rows, classes, lanes).permute(1, 0, 4, 2, 3)
+    return whole.reshape(clients, number * lanes, rows * classes)[:, :count]
 
 
 def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,34 +23,53 @@ LOG2E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows resident on a device: features with the constant 1 appended, their norms, and labels."""
+    """Rows of one or more clients, resident on a device: features with the constant 1 appended, norms, labels.
+
+    Several clients stand side by side, filled up to the longest. A filling row has an infinite norm: its gradient is
+    clipped to nothing.
+    """
 
     x: torch.Tensor
+    """(clients, rows, features + 1)"""
     norm: torch.Tensor
+    """(clients, rows, 1)"""
     y: torch.Tensor
+    """(clients, rows)"""
+    size: torch.Tensor
+    """(clients, 1, 1): how many rows each client really has."""
 
     @classmethod
     def build(
         cls,
-        x: NDArray[np.float32],
-        y: NDArray[np.int64],
+        parts: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Shard:
-        features = torch.from_numpy(np.ascontiguousarray(x)).to(device=device, dtype=dtype)
-        ones = torch.ones(len(x), 1, dtype=dtype, device=device)
-        with_constant = torch.cat([features, ones], dim=1)
-        norm = torch.linalg.vector_norm(with_constant, dim=1, keepdim=True)
-        return cls(with_constant, norm, torch.from_numpy(np.ascontiguousarray(y)).to(device))
+        rows, features = max(len(y) for _, y in parts), parts[0][0].shape[1]
+        x = np.zeros((len(parts), rows, features + 1), dtype=np.float32)
+        labels = np.zeros((len(parts), rows), dtype=np.int64)
+        for client, (features_of, labels_of) in enumerate(parts):
+            x[client, : len(labels_of), :features] = features_of
+            x[client, : len(labels_of), features] = 1
+            labels[client, : len(labels_of)] = labels_of
+        placed = torch.from_numpy(x).to(device=device, dtype=dtype)
+        norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True)
+        norm[norm == 0] = math.inf
+        size = torch.tensor([[[float(len(y))]] for _, y in parts], dtype=dtype, device=device)
+        return cls(placed, norm, torch.from_numpy(labels).to(device), size)
 
     @property
-    def size(self) -> int:
+    def clients(self) -> int:
         return self.x.shape[0]
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[1]
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What only the experimenter sees, sums over a shard, one number per lane. Not private, never a release."""
+    """What only the experimenter sees: sums over a client's rows, (clients, lanes). Not private, never a release."""
 
     loss: torch.Tensor
     clipped: torch.Tensor
@@ -78,45 +98,52 @@ class SoftmaxHead:
     def clipped_gradient_sum(
         self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
     ) -> tuple[torch.Tensor, Diagnostics | None]:
-        """For every lane, the sum over the shard of per-example gradients clipped to l2 norm `clip`."""
+        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`.
+
+        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
+        """
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, step = shape.lanes, shape.rows(self.classes)
-        weights = to_blocks(theta * LOG2E, self.rows, c, lanes)
+        lanes, step = shape.lanes, shape.rows(self.classes * shard.clients)
+        per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
+        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
-        total = torch.zeros_like(weights)
-        losses, clipped = torch.zeros_like(clips), torch.zeros_like(clips)
-        logits = torch.empty(min(step, shard.size), c * lanes, dtype=theta.dtype, device=theta.device)
+        total = torch.zeros(weights.shape, dtype=theta.dtype, device=theta.device)
+        losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
+        clipped = torch.zeros_like(losses)
+        logits = torch.empty(shard.clients, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
         scratch = torch.empty_like(logits)
         for block in range(weights.shape[0]):
-            for start in range(0, shard.size, step):
-                x = shard.x[start : start + step]
-                n = x.shape[0]
-                flat = torch.mm(x, weights[block], out=logits[:n])
-                z = flat.view(n, c, lanes)
-                label = shard.y[start : start + n].view(n, 1, 1).expand(n, 1, lanes)
-                z.sub_(z.amax(1, keepdim=True))
-                shifted_label = z.gather(1, label).squeeze(1) if diagnose else None
+            for start in range(0, shard.rows, step):
+                x, row_norm = shard.x[:, start : start + step], shard.norm[:, start : start + step]
+                n = x.shape[1]
+                flat = torch.bmm(x, weights[block], out=logits[:, :n])
+                z = flat.view(-1, n, c, lanes)
+                label = shard.y[:, start : start + n].view(-1, n, 1, 1).expand(-1, -1, 1, lanes)
+                z.sub_(z.amax(2, keepdim=True))
+                shifted_label = z.gather(2, label).squeeze(2) if diagnose else None
                 z.exp2_()
-                inverse = z.sum(1)
+                inverse = z.sum(2)
                 if shifted_label is not None:  # -ln p_y = ln 2 (log2 of the sum - shifted logit of the label)
-                    losses[block] += inverse.log2().sub_(shifted_label).sum(0)
+                    real = torch.isfinite(row_norm)
+                    losses[block] += inverse.log2().sub_(shifted_label).mul_(real).sum(1)
                 inverse.reciprocal_()
                 # ||p - y||^2 = sum p^2 - 2 p_y + 1, not below what float32 can tell from zero
-                norm = torch.mul(z, z, out=scratch[:n].view(n, c, lanes)).sum(1).mul_(inverse).mul_(inverse)
-                norm.sub_(z.gather(1, label).squeeze(1).mul_(inverse), alpha=2).add_(1).clamp_(min=1e-24)
-                norm.sqrt_().mul_(shard.norm[start : start + n])
+                norm = torch.mul(z, z, out=scratch[:, :n].view(z.shape)).sum(2).mul_(inverse).mul_(inverse)
+                norm.sub_(z.gather(2, label).squeeze(2).mul_(inverse), alpha=2).add_(1).clamp_(min=1e-24)
+                norm.sqrt_().mul_(row_norm)
                 factor = torch.div(clips[block], norm, out=norm).clamp_(max=1)
                 if diagnose:
-                    clipped[block] += (factor < 1).sum(0)
+                    clipped[block] += ((factor < 1) & real).sum(1)
                 # (p - y) * factor, in place of the logits
-                z.mul_(inverse.mul_(factor).unsqueeze(1))
-                z.scatter_add_(1, label, factor.neg_().unsqueeze(1))
-                total[block].addmm_(x.t(), flat)
-        gradient = from_blocks(total, c, lanes, theta.shape[0])
+                z.mul_(inverse.mul_(factor).unsqueeze(2))
+                z.scatter_add_(2, label, factor.neg_().unsqueeze(2))
+                total[block].baddbmm_(x.mT, flat)
+        count = theta.shape[-2]
+        gradient = from_blocks(total, c, lanes, count)
         if not diagnose:
             return gradient, None
-        count = theta.shape[0]
-        return gradient, Diagnostics(losses.flatten()[:count] * math.log(2), clipped.flatten()[:count])
+        loss, cut = (part.movedim(0, 1).reshape(shard.clients, -1)[:, :count] for part in (losses, clipped))
+        return gradient, Diagnostics(loss * math.log(2), cut)
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows).
@@ -125,18 +152,18 @@ class SoftmaxHead:
         """
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, step, count = shape.lanes, shape.rows(self.classes), theta.shape[0]
-        weights = to_blocks(theta * LOG2E, self.rows, c, lanes)
+        weights = to_blocks(theta.unsqueeze(0) * LOG2E, self.rows, c, lanes)[:, 0]
         loss = torch.zeros(weights.shape[0], lanes, dtype=theta.dtype, device=theta.device)
-        correct = torch.zeros(weights.shape[0], lanes, shard.size, dtype=torch.bool, device=theta.device)
+        correct = torch.zeros(weights.shape[0], lanes, shard.rows, dtype=torch.bool, device=theta.device)
         for block in range(weights.shape[0]):
-            for start in range(0, shard.size, step):
-                x = shard.x[start : start + step]
+            for start in range(0, shard.rows, step):
+                x = shard.x[0, start : start + step]
                 n = x.shape[0]
                 z = torch.mm(x, weights[block]).view(n, c, lanes)
-                label = shard.y[start : start + n].view(n, 1, 1).expand(n, 1, lanes)
+                label = shard.y[0, start : start + n].view(n, 1, 1).expand(n, 1, lanes)
                 z.sub_(z.amax(1, keepdim=True))
                 of_label = z.gather(1, label)
                 loss[block] += z.exp2().sum(1).log2_().sub_(of_label.squeeze(1)).sum(0)
                 z.scatter_(1, label, -math.inf)
                 correct[block, :, start : start + n] = (of_label.squeeze(1) > z.amax(1)).T
-        return loss.flatten()[:count] * (math.log(2) / shard.size), correct.view(-1, shard.size)[:count]
+        return loss.flatten()[:count] * (math.log(2) / shard.rows), correct.view(-1, shard.rows)[:count]
