@@ -110,7 +110,11 @@ class Conductor(Searcher):
         self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
         by_key = {trial.key: trial for trial in flight.pack}
         self._record([self._row(by_key[lane["key"]], LaneResult(**lane)) for lane in result["lanes"]])
-        log.info("pack of %d trials ended after %.1f s", len(flight.pack), time.monotonic() - flight.began)
+        seconds = time.monotonic() - flight.began
+        log.info(
+            "pack of %d trials ended after %.2f s, %.2f s of them to start its federation",
+            *(len(flight.pack), seconds, result["starting_s"]),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its searcher to restore it later. The ledger is our state; there is nothing to keep here."""
@@ -230,7 +234,7 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
         ),
     )
     try:
-        with _quiet(), _stop_on_signal(conductor):
+        with quiet(), _stop_on_signal(conductor):
             tuner.fit()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -245,7 +249,7 @@ def node_resources() -> list[dict[str, float]]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Ray's own messages are kept off the screen: what matters of them reaches the ledger and the log."""
     logger = logging.getLogger("ray")
     before = logger.level, logger.propagate, list(logger.handlers)

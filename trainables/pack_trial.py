@@ -29,6 +29,9 @@ CHECKPOINT_EVERY_S = 10.0  # a pack that dies loses about this much; a checkpoin
 class PackTrial(tune.Trainable):
     def setup(self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize) -> None:
         self.shipments = shipments
+        self._began = time.monotonic()
+        """When this federation was begun, until its first pack is open."""
+        self.starting_s = 0.0
         self.federation = Federation(size, ray.util.get_current_placement_group())
         self._open(config)
 
@@ -49,6 +52,7 @@ class PackTrial(tune.Trainable):
             shipment = self.shipments[self.trials[0].problem.key]
             self.federation.open(self.trials, shipment, self._opened_with)
             self._opened = True
+            self.starting_s, self._began = (time.monotonic() - self._began if self._began else 0.0), 0.0
 
     def step(self) -> dict[str, Any]:
         self._ensure_open()
@@ -64,6 +68,7 @@ class PackTrial(tune.Trainable):
         done = all(lane.state != "running" for lane in lanes)
         running = sum(lane.state == "running" for lane in lanes)
         result = {"round": self.t, "running": running, "done": done, "lanes": _payload(lanes) if done else None}
+        result["starting_s"] = self.starting_s
         if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S:
             result[SHOULD_CHECKPOINT] = True
         return result

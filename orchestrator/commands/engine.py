@@ -1,4 +1,4 @@
-"""One run at a time: methods, calibrate, partition, train."""
+"""One run at a time: methods, calibrate, partition, train; and the benchmark."""
 
 from __future__ import annotations
 
@@ -284,6 +284,19 @@ def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
     for t in result.metrics["accuracy"]:
         table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in headings))
     stderr.print(table)
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, no growth curves.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine: lanes, packs and the naive way, side by side in one run."""
+    from orchestrator.bench import bench as run_bench
+
+    report = run_bench(quick, stderr.print)
+    if json:
+        emit_json(report)
 
 
 def _key_values(pairs: list[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Shape:
 
 SHAPES = {
     "cpu": Shape(lanes=16, clients_together=False, cells=1 << 18),
-    "cuda": Shape(lanes=256, clients_together=True, cells=1 << 28),
+    "cuda": Shape(lanes=64, clients_together=True, cells=1 << 28),
 }
 
 
