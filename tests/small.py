@@ -61,18 +61,20 @@ class Outcome:
     """After the round before the last: the server lets go of a lane that is done."""
 
 
-def run(trials, of: Problem, *, hosts: int = 1, restart_at: int | None = None) -> dict[str, Outcome]:
+def run(
+    trials, of: Problem, *, hosts: int = 1, restart_at: int | None = None, device: str = "cpu"
+) -> dict[str, Outcome]:
     """A pack in this process; at `restart_at` everything is thrown away and taken up again from a snapshot."""
     shipment = in_process(of)
-    server = Server(HostsHere(hosts))
+    server = Server(HostsHere(hosts, device), device)
     server.open(trials, shipment)
     if restart_at:
         server.advance(restart_at)
         saved = server.snapshot()
-        server = Server(HostsHere(hosts))
+        server = Server(HostsHere(hosts, device), device)
         server.open(trials, shipment, saved)
     server.advance(server.rounds - 1)
-    weights = {t.key: row.numpy().tobytes() for t, row in zip(server.trials, server.theta, strict=True)}
+    weights = {t.key: row.cpu().numpy().tobytes() for t, row in zip(server.trials, server.theta, strict=True)}
     server.advance(server.rounds)
     return {
         key: Outcome(r.state, r.rounds, repr(r.metrics), r.correct, weights.get(key, b""))

@@ -114,6 +114,7 @@ def test_a_flipped_byte_never_ends_in_a_traceback(write):
     assert refusals > 20
 
 
+@pytest.mark.filterwarnings("ignore:Reading")
 def test_an_unreadable_header_never_ends_in_a_traceback(write, tmp_path):
     """The checksum is right, the array's header is nonsense."""
     path = tmp_path / "features.npz"

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import ray
 import small
 import torch
 
+from trainables.client_host import ClientHost
 from trainables.errors import UserError
 from trainables.federation import Federation, FederationSize
-from trainables.pack import assign, pack_group
+from trainables.methods.base import ClientProgram
+from trainables.pack import assign, client_work, pack_group
 from trainables.problem import Shipper, in_process
 from trainables.server import HostsHere, Server
 
@@ -145,6 +148,72 @@ def test_no_address_answers(monkeypatch):
         pass
 
 
+# ---- exact sums over hosts
+
+
+class WideReleases(ClientProgram):
+    """A client whose release has numbers of very different sizes, as float64 cannot add them in any order."""
+
+    name = "wide releases"
+
+    def round(self, client, theta):
+        sizes = [torch.linspace(-9, 3, theta.shape[1]).roll(int(size)) for size in client.size.flatten()]
+        return (theta + client.noise("gradient")) * 10.0 ** torch.stack(sizes).unsqueeze(1)
+
+
+def test_the_sum_of_all_releases_is_exact(small_problem):
+    """Before the server rounds it to float32: to the last bit of float64, the same from 1, 2, 3 and 5 hosts."""
+    trial = small.trial(small_problem, "dp-fedgd", clip=1e-3)
+    theta = np.zeros((1, small_problem.model.dimension), dtype=np.float32)
+
+    def total(hosts: int) -> bytes:
+        work = replace(client_work([trial], in_process(small_problem), hosts), program=WideReleases())
+        replies = HostsHere(hosts).round(work, 1, {"theta": theta}, False)
+        return np.sum([reply.total for reply in replies], axis=0).tobytes()
+
+    assert total(1) == total(2) == total(3) == total(5)
+
+
+# ---- hosts that keep clients' states, without Ray
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("snapshot_at", [None, 5, 7])
+def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
+    """DP-SCAFFOLD's clients keep c_i. When a host is started anew, rounds are repeated from the last snapshot, or from
+    the first round; the result does not show it."""
+    trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (42, 7)]
+    hosts = HostsHere(3)
+    server = Server(hosts)
+    server.open(trials, in_process(small_problem))
+    if snapshot_at:
+        server.advance(snapshot_at)
+        server.snapshot()
+    server.advance(7)
+    hosts._hosts[1] = ClientHost(1)
+    found = outcomes(server.advance(12))
+    undisturbed = Server(HostsHere(1))
+    undisturbed.open(trials, in_process(small_problem))
+    assert found == outcomes(undisturbed.advance(12))
+
+
+@pytest.mark.timeout(60)
+def test_idle_hosts_do_not_speak_for_clients_of_the_pack(small_problem):
+    """Five hosts served five clients; of the next pack's two clients they know nothing, or what is out of date."""
+    first = small.trial(small_problem, "dp-scaffold")
+    two = small.problem(clients=2)
+    second = small.trial(two, "dp-scaffold")
+    server = Server(HostsHere(5))
+    server.open([first], in_process(small_problem))
+    server.advance(6)
+    server.open([second], in_process(two))
+    server.advance(6)
+    saved = server.snapshot()
+    resumed = Server(HostsHere(1))
+    resumed.open([second], in_process(two), saved)
+    assert outcomes(resumed.advance(12)) == outcomes(server.advance(12))
+
+
 # ---- snapshots without Ray
 
 
@@ -205,6 +274,26 @@ def test_only_like_trials_share_a_pack(small_problem):
     assert pack_group(base) == pack_group(small.trial(small_problem, "dp-fedsofim", seed=7, epsilon=1.0))
     assert pack_group(base) != pack_group(small.trial(small_problem, "dp-fedgd", rounds=13))
     assert pack_group(base) != pack_group(small.trial(small.problem(partition="iid"), "dp-fedgd"))
+
+
+def test_trials_that_cannot_share_a_pack_are_refused(small_problem):
+    """A pack runs all its lanes as its first one says, rounds and data alike: a stranger must not go unseen."""
+    base = small.trial(small_problem, "dp-fedgd")
+    strangers = [
+        small.trial(small_problem, "dp-fedgd", rounds=20),
+        small.trial(small_problem, "dp-fedgd", every=6),
+        small.trial(small.problem(partition="iid"), "dp-fedgd"),
+    ]
+    for stranger in strangers:
+        with pytest.raises(ValueError, match="pack"):
+            Server(HostsHere(1)).open([base, stranger], in_process(small_problem))
+
+
+def test_a_pack_is_opened_with_its_own_data(small_problem):
+    """Noise is calibrated to the shipment's client sizes: another problem's shipment must not go unseen either."""
+    trial = small.trial(small_problem, "dp-fedgd")
+    with pytest.raises(ValueError, match="problem"):
+        Server(HostsHere(1)).open([trial], in_process(small.problem(partition="iid")))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7, 20, 50])

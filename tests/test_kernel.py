@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainables.exact import GRID, from_grid, to_grid
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
-from trainables.models.softmax import Shard, SoftmaxHead
+from trainables.models.softmax import Diagnostics, Shard, SoftmaxHead
 
 
 def random_case(rows, features, classes, lanes, seed=0, scale=1.0):
@@ -36,9 +36,11 @@ def by_loops(x, y, W, clip):
 
 
 def clipped_sum(x, y, theta, clip, classes, diagnose=False):
+    """Of one client: the gradient (lanes, d), and the diagnostics of every lane."""
     head = SoftmaxHead(x.shape[1], classes)
     clips = torch.as_tensor(clip, dtype=torch.float32)
-    return head.clipped_gradient_sum(Shard.build(x, y), torch.from_numpy(theta), clips, diagnose=diagnose)
+    total, found = head.clipped_gradient_sum(Shard.build([(x, y)]), torch.from_numpy(theta), clips, diagnose=diagnose)
+    return total[0], Diagnostics(found.loss[0], found.clipped[0]) if found else None
 
 
 def assert_matches_loops(x, y, theta, clip, classes):
@@ -131,13 +133,13 @@ def test_a_lane_knows_nothing_of_the_others(rows, features, classes):
     """Alone, among 40, in another order, beside lanes of nan: the same bits, in the gradient and in the evaluation."""
     x, y, theta = random_case(rows, features, classes, 40, scale=0.2)
     clip = np.random.default_rng(3).uniform(1, 10, 40).astype(np.float32)
-    head, shard = SoftmaxHead(features, classes), Shard.build(x, y)
+    head, shard = SoftmaxHead(features, classes), Shard.build([(x, y)])
 
     def bits(lanes, weights=theta):
         chosen = torch.from_numpy(weights[lanes])
         gradient, found = head.clipped_gradient_sum(shard, chosen, torch.from_numpy(clip[lanes]), diagnose=True)
         loss, correct = head.evaluate(shard, chosen)
-        parts = (gradient, found.loss, found.clipped, loss, correct)
+        parts = (gradient[0], found.loss[0], found.clipped[0], loss, correct)
         return {lane: [part[i].numpy().tobytes() for part in parts] for i, lane in enumerate(lanes)}
 
     whole = bits(list(range(40)))
@@ -151,6 +153,25 @@ def test_a_lane_knows_nothing_of_the_others(rows, features, classes):
     assert all(beside[lane] == whole[lane] for lane in range(40) if lane not in (5, 6))
 
 
+def test_clients_side_by_side():
+    """As a GPU computes them: clients of 1 to 300 rows, filled up to the longest, each with its own weights or all with
+    the same. The filling adds nothing, to no number."""
+    sizes = (300, 1, 77, 130)
+    cases = [random_case(rows, 6, 5, 3, seed, scale=0.5) for seed, rows in enumerate(sizes)]
+    clip = torch.tensor([0.5, 2.0, 1e6])
+    head, together = SoftmaxHead(6, 5), Shard.build([(x, y) for x, y, _ in cases])
+    assert together.size.flatten().tolist() == list(sizes)
+    own = torch.from_numpy(np.stack([theta for _, _, theta in cases]))
+    for weights in (own, own[0]):
+        gradient, found = head.clipped_gradient_sum(together, weights, clip, diagnose=True)
+        for client, (x, y, _) in enumerate(cases):
+            theta = weights[client] if weights.dim() == 3 else weights
+            alone, expected = head.clipped_gradient_sum(Shard.build([(x, y)]), theta, clip, diagnose=True)
+            np.testing.assert_allclose(gradient[client], alone[0], rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(found.loss[client], expected.loss[0], rtol=1e-5)
+            assert torch.equal(found.clipped[client], expected.clipped[0])
+
+
 def test_diagnostics_do_not_change_the_gradient():
     x, y, theta = random_case(300, 20, 5, 3)
     with_them, _ = clipped_sum(x, y, theta, [1.0, 2.0, 3.0], 5, diagnose=True)
@@ -159,16 +180,22 @@ def test_diagnostics_do_not_change_the_gradient():
     assert torch.equal(with_them, without)
 
 
-@given(lanes=st.integers(1, 40), rows=st.integers(1, 5), classes=st.integers(2, 4), width=st.sampled_from([1, 16, 64]))
-def test_blocks_come_back_as_they_went(lanes, rows, classes, width):
-    theta = torch.arange(lanes * rows * classes, dtype=torch.float32).view(lanes, -1)
+@given(
+    clients=st.integers(1, 3),
+    lanes=st.integers(1, 40),
+    rows=st.integers(1, 5),
+    classes=st.integers(2, 4),
+    width=st.sampled_from([1, 16, 64]),
+)
+def test_blocks_come_back_as_they_went(clients, lanes, rows, classes, width):
+    theta = torch.arange(clients * lanes * rows * classes, dtype=torch.float32).view(clients, lanes, -1)
     blocks = to_blocks(theta, rows, classes, width)
     assert torch.equal(from_blocks(blocks, classes, width, lanes), theta)
 
 
 def test_inputs_are_left_alone():
     x, y, theta = random_case(30, 4, 3, 2)
-    shard, weights, clip = Shard.build(x, y), torch.from_numpy(theta.copy()), torch.tensor([1.0, 2.0])
+    shard, weights, clip = Shard.build([(x, y)]), torch.from_numpy(theta.copy()), torch.tensor([1.0, 2.0])
     before = [part.clone() for part in (shard.x, shard.norm, shard.y, weights, clip)]
     SoftmaxHead(4, 3).clipped_gradient_sum(shard, weights, clip, diagnose=True)
     SoftmaxHead(4, 3).evaluate(shard, weights)
@@ -183,7 +210,7 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_evaluate_against_numpy(rows, classes):
     x, y, theta = random_case(rows, 6, classes, 18)
-    loss, correct = SoftmaxHead(6, classes).evaluate(Shard.build(x, y), torch.from_numpy(theta))
+    loss, correct = SoftmaxHead(6, classes).evaluate(Shard.build([(x, y)]), torch.from_numpy(theta))
     constant = np.hstack([x, np.ones((rows, 1))])
     for lane in range(18):
         scores = constant @ theta[lane].astype(np.float64).reshape(7, classes)
@@ -199,14 +226,14 @@ def test_ties_count_as_wrong():
     two_lead = np.zeros((4, 4), dtype=np.float32)
     two_lead[3] = [1, 1, 0, 0]
     theta = torch.from_numpy(np.stack([np.zeros(16, dtype=np.float32), two_lead.ravel()]))
-    loss, correct = SoftmaxHead(3, 4).evaluate(Shard.build(x, y), theta)
+    loss, correct = SoftmaxHead(3, 4).evaluate(Shard.build([(x, y)]), theta)
     assert not correct.any()
     assert loss[0].item() == pytest.approx(math.log(4))
 
 
 def test_nan_weights_are_never_correct():
     x, y, _ = random_case(40, 3, 4, 1)
-    loss, correct = SoftmaxHead(3, 4).evaluate(Shard.build(x, y), torch.full((1, 16), math.nan))
+    loss, correct = SoftmaxHead(3, 4).evaluate(Shard.build([(x, y)]), torch.full((1, 16), math.nan))
     assert not correct.any()
     assert not torch.isfinite(loss).any()
 
@@ -214,11 +241,17 @@ def test_nan_weights_are_never_correct():
 # ---- exact sums
 
 
+def wide_numbers(rng, count):
+    """Rows of eight numbers of very different sizes."""
+    sizes = 10.0 ** rng.uniform(-9, 4, (count, 8))
+    return (sizes * rng.choice([-1, 1], (count, 8))).astype(np.float32)
+
+
 @given(st.integers(0, 10**6), st.integers(2, 50))
 def test_grid_sums_do_not_depend_on_order(seed, count):
     """In any order and any grouping, as hosts may make them."""
     rng = np.random.default_rng(seed)
-    parts = [to_grid(torch.from_numpy(row)) for row in (100 * rng.standard_normal((count, 8))).astype(np.float32)]
+    parts = [to_grid(torch.from_numpy(row)) for row in wide_numbers(rng, count)]
     forward = sum(parts)
     cut = int(rng.integers(1, count))
     shuffled = [parts[i] for i in rng.permutation(count)]
@@ -226,10 +259,10 @@ def test_grid_sums_do_not_depend_on_order(seed, count):
     assert torch.equal(forward, sum(shuffled[:cut]) + sum(shuffled[cut:]))
 
 
-def test_float_sums_would_depend_on_order():
-    """Guards the test above: without the grid, the same sums do differ."""
-    rows = (100 * np.random.default_rng(0).standard_normal((50, 8))).astype(np.float32)
-    assert (rows.sum(axis=0) != rows[::-1].cumsum(axis=0, dtype=np.float32)[-1]).any()
+def test_plain_sums_would_depend_on_order():
+    """Guards the test above: without the grid, the same sums do differ, in float64, too."""
+    rows = wide_numbers(np.random.default_rng(0), 50).astype(np.float64)
+    assert (rows.cumsum(axis=0)[-1] != rows[::-1].cumsum(axis=0)[-1]).any()
 
 
 def test_the_grid_is_finer_than_float32_needs():

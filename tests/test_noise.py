@@ -98,7 +98,7 @@ def released_noise(trials, of, hosts: int, t: int) -> dict[str, np.ndarray]:
     """The noise that all clients together added in round t, by trial."""
     work = client_work(trials, in_process(of), hosts)
     theta = np.zeros((len(trials), of.model.dimension), dtype=np.float32)
-    replies = [ClientHost(index).round(work, t, theta, True) for index in range(len(work.assignment))]
+    replies = [ClientHost(index).round(work, t, {"theta": theta}, True) for index in range(len(work.assignment))]
     total = np.sum([reply.diagnostics.noise for reply in replies], axis=0)
     return {trial.key: row for trial, row in zip(trials, total, strict=True)}
 
@@ -131,6 +131,6 @@ def test_each_client_adds_the_noise_of_its_own_address(small_problem):
     std = float(work.noise_std["gradient"][0])
     for host, held in enumerate(work.assignment):
         (client,) = held
-        reply = ClientHost(host).round(work, 9, theta, True)
+        reply = ClientHost(host).round(work, 9, {"theta": theta}, True)
         expected = std * Address(5, client, 9, 0, "gradient").normal(theta.size) / small_problem.partition.sizes[client]
         np.testing.assert_allclose(reply.diagnostics.noise[0] / 2**34, expected, rtol=1e-6, atol=1e-9)

@@ -6,11 +6,14 @@ import dp_accounting
 import mpmath
 import numpy as np
 import pytest
+import small
 from dp_accounting import pld
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables.errors import UserError
+from trainables.methods import METHODS
+from trainables.pack import plan_of
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
 from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings
 
@@ -39,8 +42,8 @@ def test_mu_table(epsilon, mu):
 )
 def test_sigma_table(epsilon, local, secure):
     """Replace-one, n = 20, T = 70: sigma_g = 2 sqrt(n T) / mu locally, 2 sqrt(T) / mu under secure aggregation."""
-    assert plan_for(epsilon).noise_multiplier() == pytest.approx(local, abs=0.005)
-    assert plan_for(epsilon, release="secure-aggregation").noise_multiplier() == pytest.approx(secure, abs=0.005)
+    assert plan_for(epsilon).noise_multiplier == pytest.approx(local, abs=0.005)
+    assert plan_for(epsilon, release="secure-aggregation").noise_multiplier == pytest.approx(secure, abs=0.005)
 
 
 def test_the_mechanism_is_the_formula():
@@ -167,7 +170,7 @@ def test_replace_one_costs_twice_the_noise():
 def test_add_remove_under_secure_aggregation_is_dp_fednew():
     """sigma_g = sqrt(T) / mu."""
     plan = plan_for(1.0, release="secure-aggregation", adjacency="add-remove")
-    assert plan.noise_multiplier() == pytest.approx(math.sqrt(T) / mu_of(1.0, 1e-5), rel=1e-6)
+    assert plan.noise_multiplier == pytest.approx(math.sqrt(T) / mu_of(1.0, 1e-5), rel=1e-6)
 
 
 def test_what_each_release_model_buys():
@@ -196,6 +199,62 @@ def test_sizes_matter_only_to_the_sum(sizes):
     summed = plan_for(3.0, sizes=tuple(sizes), release="secure-aggregation").noise_std["gradient"]
     assert local == plan_for(3.0, sizes=(1,)).noise_std["gradient"]
     assert local / math.sqrt(len(sizes)) * (1 - 1e-6) <= summed <= local * (1 + 1e-6)
+
+
+# ---- methods whose released programs do not buy the eps they claim
+
+
+def bought_by(method, epsilon, **hypers) -> float:
+    """Main paper's setting: 70 rounds, 20 clients, local release, replace-one."""
+    trial = small.trial(small.problem(), method, hypers, rounds=T, epsilon=epsilon, clip=10.0)
+    return plan_of(trial, [1] * N).bought["local"]
+
+
+@pytest.mark.parametrize(("epsilon", "bought"), [(0.5, 1.64), (1, 3.35), (5, 19.0), (10, 42.0)])
+def test_ftrl_as_released_buys_less_than_it_claims(epsilon, bought):
+    """Noise for ceil(log2 70) + 1 = 8 releases where all 70 are released: mu is sqrt(70 / 8) times too large."""
+    assert bought_by("dp-ftrl", epsilon, as_released=True) == pytest.approx(bought, rel=5e-3)
+    assert bought_by("dp-ftrl", epsilon) == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(("epsilon", "bought"), [(1, 0.47), (10, 4.38)])
+def test_scaffold_as_released_adds_twice_the_noise(epsilon, bought):
+    assert bought_by("dp-scaffold", epsilon, as_released=True) == pytest.approx(bought, abs=5e-3)
+    assert bought_by("dp-scaffold", epsilon) == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_buys_what_it_claims(method):
+    for release in RELEASES:
+        trial = small.trial(small.problem(), method, rounds=T, epsilon=2.0, release=release)
+        bought = plan_of(trial, [30, 10, 200]).bought[release]
+        assert bought <= 2.0
+        assert bought == pytest.approx(2.0, rel=1e-5)
+
+
+def test_local_steps_cost_releases():
+    """K steps a round are T K releases: sqrt(K) times the noise."""
+    one, four = (
+        plan_of(small.trial(small.problem(), "dp-fedavg", {"local_steps": k}, rounds=T), [1] * N) for k in (1, 4)
+    )
+    assert four.noise_std["gradient"] == pytest.approx(2 * one.noise_std["gradient"], rel=1e-6)
+
+
+def test_the_tree_of_ftrl():
+    """Three rounds: the prefixes 1, 2 and 3 use the nodes {1}, {1,2} and {1,2} + {3}, of 1, 2 and 1 leaves. A record is
+    under all of them: the sensitivity is 2C sqrt(1 + 4 + 1) = 20 sqrt(6)."""
+    trial = small.trial(small.problem(), "dp-ftrl", rounds=3, epsilon=1.0, clip=10.0)
+    std = plan_of(trial, [1] * N).noise_std["tree"]
+    assert std == pytest.approx(20 * math.sqrt(6) / mu_of(1.0, 1e-5), rel=1e-6)
+
+
+def test_the_covariance_of_fedfc_is_paid_for():
+    """A tenth of mu^2 for one release that moves by sqrt(2) C_c^2, nine tenths for T gradients."""
+    trial = small.trial(small.problem(), "dp-fedfc", {"feature_clip": 3.0}, rounds=T, epsilon=1.0, clip=10.0)
+    std = plan_of(trial, [1] * N).noise_std
+    mu = mu_of(1.0, 1e-5)
+    assert std["covariance"] == pytest.approx(math.sqrt(2) * 9 / (math.sqrt(0.1) * mu), rel=1e-6)
+    assert std["gradient"] == pytest.approx(20 * math.sqrt(T) / (math.sqrt(0.9) * mu), rel=1e-6)
 
 
 # ---- claimed and bought

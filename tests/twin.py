@@ -5,8 +5,9 @@ tests. One trial at a time; every per-example gradient is a matrix that is reall
 only the addressed noise (so that both see the same random numbers) and the privacy plan's noise scale.
 
     for every round t = 1, 2, ..., T:
-        every client i:  u_i = (sum over its rows of clip_C(gradient) + E_i) / |D_i|
-        server:          G = mean of the u_i,  W = step(W, G)
+        every client i:  releases u_i(W) = (sum over its rows of clip_C(gradient) + E_i) / |D_i|,
+                         or, after local steps of its own, the move y - W
+        server:          G = mean of the releases,  W = step(W, G)
 """
 
 import math
@@ -72,11 +73,150 @@ def initial_weights(q, c, seed):
     return s * Address(seed, SERVER, 0, 0, "initial weights").normal(q * c).astype(np.float64).reshape(q, c)
 
 
-# ---- the methods: each takes the weights, the mean release G, the round t = 1, 2, ... and its state
+# ---- the clients: each holds its rows, and adds noise of the scale that the privacy plan says
+
+
+@dataclass
+class Client:
+    number: int
+    rows: np.ndarray
+    labels: np.ndarray
+    noise_std: dict
+    """By purpose: the standard deviation of what is added to a sum."""
+    clip: float
+    seed: int
+    kept: dict = field(default_factory=dict)
+    """What stays with the client from round to round."""
+
+    def __len__(self):
+        return len(self.labels)
+
+    def noise(self, shape, t, step=0, purpose="gradient"):
+        """The noise at an address, in the shape of what it is added to."""
+        z = Address(self.seed, self.number, t, step, purpose).normal(math.prod(shape)).astype(np.float64)
+        return self.noise_std[purpose] * z.reshape(shape)
+
+    def clipped_gradient_sum(self, W):
+        total = np.zeros_like(W)
+        for x, label in zip(self.rows, self.labels, strict=True):
+            total += clipped(gradient(W, with_constant(x), label), self.clip)
+        return total
+
+    def noisy_gradient(self, W, t, step=0):
+        """u_i(W)."""
+        return (self.clipped_gradient_sum(W) + self.noise(W.shape, t, step)) / len(self)
+
+    def mean_loss(self, W):
+        return mean_loss(W, self.rows, self.labels)
+
+    def clipped_share(self, W):
+        """Percent of rows whose gradient is longer than the clip."""
+        norms = [np.linalg.norm(gradient(W, with_constant(x), y)) for x, y in zip(self.rows, self.labels, strict=True)]
+        return 100.0 * sum(norm > self.clip for norm in norms) / len(self)
+
+
+# ---- what a client releases in round t
+
+
+def one_gradient(client, W, t, hypers, server):
+    return client.noisy_gradient(W, t)
+
+
+def local_steps(client, W, t, hypers, server, correction=lambda y: 0.0):
+    """K steps y -= eta_c (u_i(y) + correction) from y = W, noise anew in every step."""
+    y = W
+    for step in range(hypers["local_steps"]):
+        y = y - hypers["client_learning_rate"] * (client.noisy_gradient(y, t, step) + correction(y))
+    return y - W
+
+
+def proximal_steps(client, W, t, hypers, server):
+    """Every step is drawn back to W, with mu_t = max(mu_0 / sqrt(t), mu_0 / 10)."""
+    mu = max(hypers["mu0"] / math.sqrt(t), hypers["mu0"] / 10)
+    return local_steps(client, W, t, hypers, server, lambda y: mu * (y - W))
+
+
+def controlled_steps(client, W, t, hypers, server):
+    """y -= eta_c (u_i(y) - c_i + c), then c_i' = c_i - c + (W - y) / (K eta_c)."""
+    c, c_i = server.get("c", np.zeros_like(W)), client.kept.get("c_i", np.zeros_like(W))
+    move = local_steps(client, W, t, hypers, server, lambda y: c - c_i)
+    client.kept["c_i"] = c_i - c - move / (hypers["local_steps"] * hypers["client_learning_rate"])
+    client.kept["change of c_i"] = client.kept["c_i"] - c_i
+    return move
+
+
+def prefix(t):
+    """The nodes of a binary tree over rounds that make up the prefix 1..t, each (last round, level), by the binary
+    digits of t: 6 = 4 + 2 is (4, level 2) and (6, level 1)."""
+    nodes, end = [], 0
+    for level in reversed(range(t.bit_length())):
+        if t & 2**level:
+            end += 2**level
+            nodes.append((end, level))
+    return nodes
+
+
+def prefix_sum(client, W, t, hypers, server):
+    """The sum of all the client's gradients so far, with the noise of the tree's nodes: one noise per node, however
+    many prefixes it is part of. With restarts every tree that is full adds the noise of its own last prefix."""
+    client.kept["sum"] = client.kept.get("sum", np.zeros_like(W)) + client.clipped_gradient_sum(W)
+    span = hypers["restart_every"] or t
+    noise = np.zeros_like(W)
+    for start in range(0, t, span):
+        for end, level in prefix(min(span, t - start)):
+            noise += client.noise(W.shape, start + end, level, "tree")
+    return (client.kept["sum"] + noise) / len(client)
+
+
+def ftrl_release(client, W, t, hypers, server):
+    return (
+        one_gradient(client, W, t, hypers, server)
+        if hypers["as_released"]
+        else prefix_sum(client, W, t, hypers, server)
+    )
+
+
+def covariance(client, bound):
+    """Once, beside the first gradient: the sum of x x^T over rows clipped to `bound`, with noise, over |D_i|."""
+    q = client.rows.shape[1] + 1
+    total = np.zeros((q, q))
+    for x in client.rows:
+        x = clipped(with_constant(x), bound)
+        total += np.outer(x, x)
+    return (total + client.noise((q, q), 1, purpose="covariance")) / len(client)
+
+
+# ---- what the server makes of the mean release G in round t = 1, 2, ...
 
 
 def dp_fedgd(W, G, t, state, *, learning_rate):
     return W - learning_rate * G
+
+
+def dp_fedavg(W, G, t, state, *, server_learning_rate, **client_side):
+    return W + server_learning_rate * G
+
+
+def dp_scaffold(W, G, t, state, *, server_learning_rate, clients, **client_side):
+    """c moves by the mean of the clients' changes (which the server can tell from G, so this is no further release)."""
+    state["c"] = state.get("c", 0.0) + np.mean([client.kept["change of c_i"] for client in clients], axis=0)
+    return W + server_learning_rate * G
+
+
+def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every):
+    """W_0 - eta * prefix sum / t. In the honest mode the clients release prefix sums, as released single gradients."""
+    start = state.setdefault("W_0", W)
+    total = state["sum"] = state.get("sum", 0.0) + G if as_released else G
+    return start - learning_rate * total / t
+
+
+def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_share, clients):
+    """(Cov + gamma I)^-1 G. The noisy covariance is made symmetric, and its negative eigenvalues zero, first."""
+    if t == 1:
+        mean = np.mean([covariance(client, feature_clip) for client in clients], axis=0)
+        values, vectors = np.linalg.eigh((mean + mean.T) / 2)
+        state["Cov"] = vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
+    return W - learning_rate * np.linalg.solve(state["Cov"] + gamma * np.eye(len(W)), G)
 
 
 def dp_fedadam(W, G, t, state, *, learning_rate, beta1, beta2, tau):
@@ -132,11 +272,17 @@ def dp_fedsofim(
     return W - learning_rate * (step + weight_decay * W)
 
 
+# method: what a client releases, what the server does with it
 METHODS = {
-    "dp-fedgd": dp_fedgd,
-    "dp-fedadam": dp_fedadam,
-    "dp-fedyogi": dp_fedyogi,
-    "dp-fedsofim": dp_fedsofim,
+    "dp-fedgd": (one_gradient, dp_fedgd),
+    "dp-fedavg": (local_steps, dp_fedavg),
+    "dp-adafedprox": (proximal_steps, dp_fedavg),
+    "dp-scaffold": (controlled_steps, dp_scaffold),
+    "dp-fedadam": (one_gradient, dp_fedadam),
+    "dp-fedyogi": (one_gradient, dp_fedyogi),
+    "dp-ftrl": (ftrl_release, dp_ftrl),
+    "dp-fedfc": (one_gradient, dp_fedfc),
+    "dp-fedsofim": (one_gradient, dp_fedsofim),
 }
 
 
@@ -144,53 +290,37 @@ METHODS = {
 
 
 @dataclass
-class Client:
-    """One client's rows and how much noise it adds to its sum of clipped gradients."""
-
-    number: int
-    rows: np.ndarray
-    labels: np.ndarray
-    noise_std: float
-
-
-@dataclass
 class Report:
-    """What came of a run: the weights after every round, and the experimenter's diagnostics of every round."""
+    """What came of a run: the weights after every round, and diagnostics of some rounds, by name and round."""
 
     weights: list = field(default_factory=list)
-    train_loss: list = field(default_factory=list)
-    clipped_share: list = field(default_factory=list)
-    signal_norm: list = field(default_factory=list)
-    noise_norm: list = field(default_factory=list)
+    diagnostics: dict = field(default_factory=dict)
 
 
-def train(clients, classes, method, hypers, *, clip, seed, rounds):
-    """The whole of a trial. Diagnostics are taken at the weights a round starts from, as means over clients."""
-    q = clients[0].rows.shape[1] + 1
-    W = initial_weights(q, classes, seed)
+def diagnose(clients, W, t):
+    """For the experimenter's eyes: means over clients, at the weights that round t starts from."""
+    signals = [client.clipped_gradient_sum(W) / len(client) for client in clients]
+    found = {
+        ("train_loss", t): np.mean([client.mean_loss(W) for client in clients]),
+        ("clipped_share", t): np.mean([client.clipped_share(W) for client in clients]),
+        ("signal_norm", t): np.linalg.norm(np.mean(signals, axis=0)),
+    }
+    if "gradient" in clients[0].noise_std:  # the noise of a tree belongs to no one round
+        noises = [client.noise(W.shape, t) / len(client) for client in clients]
+        found["noise_norm", t] = np.linalg.norm(np.mean(noises, axis=0))
+    return found
+
+
+def train(clients, classes, method, hypers, *, rounds, diagnose_at=()):
+    """The whole of a trial."""
+    release, step = METHODS[method]
+    W = initial_weights(clients[0].rows.shape[1] + 1, classes, clients[0].seed)
+    everyone = {"clients": clients} if method in ("dp-scaffold", "dp-fedfc") else {}
     report, state = Report(), {}
     for t in range(1, rounds + 1):
-        signals, noises, losses, shares = [], [], [], []
-        for client in clients:
-            total = np.zeros_like(W)
-            client_loss, too_long = 0.0, 0
-            for x, label in zip(client.rows, client.labels, strict=True):
-                x = with_constant(x)
-                g = gradient(W, x, label)
-                total += clipped(g, clip)
-                too_long += bool(np.linalg.norm(g) > clip)
-                client_loss += loss(W, x, label)
-            noise = Address(seed, client.number, t, 0, "gradient").normal(W.size).astype(np.float64).reshape(W.shape)
-            size = len(client.labels)
-            signals.append(total / size)
-            noises.append(client.noise_std * noise / size)
-            losses.append(client_loss / size)
-            shares.append(100.0 * too_long / size)
-        signal, noise = np.mean(signals, axis=0), np.mean(noises, axis=0)
-        W = METHODS[method](W, signal + noise, t, state, **hypers)
+        if t in diagnose_at:
+            report.diagnostics |= diagnose(clients, W, t)
+        G = np.mean([release(client, W, t, hypers, state) for client in clients], axis=0)
+        W = step(W, G, t, state, **hypers, **everyone)
         report.weights.append(W)
-        report.train_loss.append(np.mean(losses))
-        report.clipped_share.append(np.mean(shares))
-        report.signal_norm.append(np.linalg.norm(signal))
-        report.noise_norm.append(np.linalg.norm(noise))
     return report

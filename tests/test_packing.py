@@ -1,0 +1,198 @@
+"""Packs and capacity: how much fits where, and which trials may share a pack."""
+
+import re
+from collections import Counter
+
+import pytest
+import small
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.packing import AUTO_LANES, Capacity, capacity, make_packs
+from orchestrator.study import ResourceSettings
+from trainables.errors import UserError
+from trainables.federation import FederationSize
+from trainables.models.lanes import SHAPES
+from trainables.pack import pack_group
+
+
+def fitting(*nodes: dict[str, float], clients: int = 20, **settings) -> tuple[int, int]:
+    """Federations, and hosts of each."""
+    found = capacity(nodes, ResourceSettings(**settings), clients)
+    return found.federations, found.size.hosts
+
+
+def cpus(count: float) -> dict[str, float]:
+    return {"CPU": float(count), "memory": 1e9, "node:127.0.0.1": 1.0}
+
+
+# ---- capacity
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "expected"),
+    [
+        ([2], {}, (1, 2)),  # as many hosts as the node has cores
+        ([3, 3], {}, (2, 3)),
+        ([8], {}, (2, 4)),  # four hosts at most; the other cores run another federation
+        ([8, 8, 2], {}, (4, 4)),  # two on each of the large nodes, none on the small one
+        ([6, 6], {}, (2, 4)),  # twelve cores, but a federation stays on its node: one on each
+        ([6, 6], {"placement": "spread"}, (3, 4)),  # unless it is spread
+        ([1, 1, 1, 1], {"hosts": 4, "placement": "spread"}, (1, 4)),
+        ([5, 1], {"hosts": 2}, (2, 2)),
+        ([0, 4], {"hosts": 1}, (4, 1)),  # a head node that lends no core
+    ],
+)
+def test_how_many_federations_fit(nodes, settings, expected):
+    assert fitting(*map(cpus, nodes), **settings) == expected
+
+
+def test_never_more_hosts_than_clients():
+    assert fitting(cpus(8), clients=3) == (2, 3)
+    assert fitting(cpus(8), clients=1, hosts=4) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("node", "settings", "expected"),
+    [
+        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 1}, (1, 1)),  # one host has the whole device
+        ({"CPU": 16, "GPU": 4}, {"gpus_per_host": 1}, (4, 1)),
+        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.25, "hosts": 2}, (2, 2)),
+        ({"CPU": 2, "GPU": 1}, {"gpus_per_host": 0.25}, (2, 1)),  # every host needs a core as well
+        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.3}, (3, 1)),  # three thirds, not 3.33
+        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.1}, (10, 1)),  # though 1 / 0.1 may round below 10
+        ({"CPU": 16, "GPU": 2}, {}, (2, 1)),  # by itself it takes whole devices, where there are any
+        ({"CPU": 16, "GPU": 0.5}, {}, (4, 4)),
+        ({"CPU": 16, "GPU": 2}, {"gpus_per_host": 0}, (4, 4)),  # and leaves them alone when told so
+    ],
+)
+def test_how_many_federations_fit_on_gpus(node, settings, expected):
+    assert fitting(node, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "sentence"),
+    [
+        ([cpus(2)], {"hosts": 4}, "a federation of 4 hosts needs 4 CPU on one node, which none has"),
+        ([cpus(3), cpus(3)], {"hosts": 4}, "needs 4 CPU on one node"),
+        ([cpus(1), cpus(2)], {"hosts": 4, "placement": "spread"}, "needs 4 CPU on the cluster"),
+        ([cpus(8)], {"gpus_per_host": 1}, "needs 1 CPU and 1 GPU on one node"),
+        ([{"CPU": 8, "GPU": 1}], {"gpus_per_host": 0.5, "hosts": 3}, "needs 3 CPU and 1.5 GPU on one node"),
+        ([], {}, "needs 1 CPU on one node"),
+    ],
+)
+def test_what_does_not_fit_is_said(nodes, settings, sentence):
+    with pytest.raises(UserError, match=f"^resources: .*{re.escape(sentence)}"):
+        fitting(*nodes, **settings)
+
+
+def test_lanes_of_a_pack():
+    assert capacity([cpus(2)], ResourceSettings(), 20).lanes_per_pack == AUTO_LANES["cpu"]
+    assert capacity([cpus(2)], ResourceSettings(lanes_per_pack=7), 20).lanes_per_pack == 7
+    gpu = capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
+    assert (gpu.size.device, gpu.lanes_per_pack) == ("cuda", AUTO_LANES["cuda"])
+
+
+# ---- packs
+
+
+def size(lanes: int, federations: int = 1) -> Capacity:
+    return Capacity(FederationSize(), federations, lanes)
+
+
+def trials(problem, count: int, method: str = "dp-fedgd", rounds: int = 12, **hypers):
+    name = "server_learning_rate" if "local_steps" in hypers else "learning_rate"
+    return [small.trial(problem, method, {name: 0.01 * (k + 1), **hypers}, rounds=rounds) for k in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "lanes", "federations", "expected"),
+    [
+        (75, 128, 1, [75]),
+        (128, 128, 1, [128]),
+        (129, 128, 1, [80, 49]),  # two packs of about equal size, in whole blocks of 16: 65 -> 80
+        (300, 128, 1, [112, 112, 76]),  # three packs: 100 -> 112
+        (75, 128, 2, [48, 27]),  # one for each federation: 38 -> 48
+        (20, 128, 4, [20]),  # less than two blocks are not worth a second federation
+        (64, 128, 4, [16, 16, 16, 16]),
+        (5, 1, 1, [1, 1, 1, 1, 1]),
+        (12, 5, 1, [4, 4, 4]),  # below a block: equal shares
+        (40, 16, 1, [16, 16, 8]),
+        (40, 20, 1, [20, 20]),  # 32 would be whole blocks, but 20 is the limit
+        (0, 128, 1, []),
+    ],
+)
+def test_sizes_of_packs(small_problem, count, lanes, federations, expected):
+    assert SHAPES["cpu"].lanes == 16
+    members = trials(small_problem, count)
+    packs = make_packs(members, size(lanes, federations))
+    assert [len(pack) for pack in packs] == expected
+    assert [trial for pack in packs for trial in pack] == members, "in the order given"
+
+
+def test_packs_never_mix_what_cannot_be_computed_together(small_problem):
+    """Other data, other client programs, other rounds, other evaluations, however the trials come mixed."""
+    other = small.problem(partition="iid", clients=4)
+    like = [
+        trials(small_problem, 3),
+        trials(small_problem, 3, rounds=8),
+        trials(other, 3),
+        trials(small_problem, 3, "dp-fedavg", local_steps=2),
+        trials(small_problem, 3, "dp-fedavg", local_steps=3),
+        [small.trial(small_problem, "dp-fedgd", every=3)],
+    ]
+    mixed = [trial for members in zip(*like, strict=False) for trial in members]
+    mixed += [trial for members in like for trial in members if trial not in mixed]
+    packs = make_packs(mixed, size(128))
+    assert sorted(sorted(t.key for t in pack) for pack in packs) == sorted(sorted(t.key for t in m) for m in like)
+
+
+def test_methods_with_the_same_client_program_share_a_pack(small_problem):
+    members = [
+        small.trial(small_problem, method, seed=seed, epsilon=epsilon)
+        for method in ("dp-fedgd", "dp-fedsofim", "dp-fedadam")
+        for seed in (1, 2)
+        for epsilon in (1.0, 8.0)
+    ]
+    (pack,) = make_packs(members, size(128))
+    assert pack == members
+
+
+def companies(problem, *sizes: int):
+    """Trials of several companies, dealt one by one from each."""
+    made = [
+        [
+            trial.model_copy(update={"stop_rule": f"halving:4:0.5:{name}", "seed": name})
+            for trial in trials(problem, count)
+        ]
+        for name, count in enumerate(sizes)
+    ]
+    longest = max(sizes)
+    return [members[k] for k in range(longest) for members in made if k < len(members)]
+
+
+@pytest.mark.parametrize("lanes", [1, 5, 16, 20, 128])
+@pytest.mark.parametrize("federations", [1, 3])
+def test_companies_of_early_stopping_stay_together(small_problem, lanes, federations):
+    """Even where one is longer than a pack; otherwise packs keep to their size."""
+    members = companies(small_problem, 40, 3, 18, 1, 7) + trials(small_problem, 4)
+    packs = make_packs(members, size(lanes, federations))
+    assert Counter(t.key for pack in packs for t in pack) == Counter(t.key for t in members)
+    for rule in {t.stop_rule for t in members} - {""}:
+        assert sum(any(t.stop_rule == rule for t in pack) for pack in packs) == 1
+    for pack in packs:
+        assert len(pack) <= lanes or len({t.stop_rule for t in pack}) == 1
+
+
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    lanes=st.integers(1, 150),
+    federations=st.integers(1, 6),
+)
+def test_every_trial_is_in_one_pack(counts, lanes, federations):
+    problem = small.problem()
+    members = [trial for rounds, count in enumerate(counts, 1) for trial in trials(problem, count, rounds=rounds)]
+    packs = make_packs(members, size(lanes, federations))
+    assert Counter(t.key for pack in packs for t in pack) == Counter(t.key for t in members)
+    assert all(0 < len(pack) <= lanes for pack in packs)
+    assert all(len({pack_group(t) for t in pack}) == 1 for pack in packs)

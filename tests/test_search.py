@@ -1,0 +1,852 @@
+"""The search without Ray: which stages open when, who wins, and that it can be cut off anywhere and go on the same.
+
+Trials are "run" by a pure function of their configuration, so every winner can be named beforehand.
+"""
+
+import itertools
+import math
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import search_spaces
+from orchestrator import status
+from orchestrator.cells import Blueprint
+from orchestrator.ledger import Ledger, Row
+from orchestrator.packing import Capacity
+from orchestrator.planning import plan
+from orchestrator.runner import GIVE_UP_AFTER, Conductor
+from orchestrator.search import Sweep
+from orchestrator.selection import choose, rank
+from orchestrator.study import Study, check_extension
+from trainables.errors import UserError
+from trainables.federation import FederationSize
+from trainables.server import METRICS, LaneResult
+from trainables.spec import TrialSpec
+from trainables.stopping import lanes_to_stop
+
+DATA = "synthetic-frozen:400,100,6,3"
+SETTING = "toy / iid"
+GD = {
+    "name": "dp-fedgd",
+    "coarse": {"learning_rate": [0.01, 0.1, 1]},
+    "fine": {"learning_rate": [0.05, 0.1, 0.3, 0.5]},
+}
+SOFIM = {
+    "name": "dp-fedsofim",
+    "coarse": {"learning_rate": [0.1, 1], "rho": [0.5, 5], "beta": [0.9]},
+    "fine": {"learning_rate": [0.5, 1], "rho": [1], "beta": [0.8, 0.9]},
+}
+
+
+def study(**changes) -> Study:
+    """Two methods at one budget: 3 + 4 trials (one of them in both grids) and 4 + 4, then two seeds each."""
+    return Study.model_validate(
+        {
+            "name": "by-hand",
+            "data": [{"source": DATA, "label": "toy"}],
+            "partitions": ["iid"],
+            "clients": 4,
+            "methods": [GD, SOFIM],
+            "epsilons": [8],
+            "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
+            "evaluate_every": 2,
+            "seeds": {"confirm": [42, 7]},
+            "resources": {"gpus_per_host": 0},
+            **changes,
+        }
+    )
+
+
+def cell(title: str, epsilon: float = 8) -> str:
+    return f"{SETTING} / {title} / eps {epsilon:g}"
+
+
+def near(best: float):
+    """Accuracy falls by 10 with every decade of the learning rate away from the best one."""
+
+    def judge(trial: TrialSpec):
+        away = abs(math.log10(trial.hyperparameters["learning_rate"] / best))
+        return "done", 90 - 10 * away, 1.0
+
+    return judge
+
+
+def row(trial: TrialSpec, outcome) -> Row:
+    state, accuracy, loss = outcome
+    return Row(
+        key=trial.key,
+        spec=trial.model_dump_json(),
+        state=state,
+        reason="",
+        rounds=trial.rounds,
+        accuracy=accuracy,
+        loss=loss,
+        metrics={},
+        epsilon_claimed=trial.privacy.epsilon,
+        epsilon_local=1.0,
+        epsilon_secure=1.0,
+        seconds=1.0,
+    )
+
+
+@dataclass
+class Ran:
+    trials: list[TrialSpec]
+    """In the order in which they were run."""
+    stages: dict[tuple[str, str, str], list[str]]
+    finished: bool
+    choices: dict[str, str | None]
+    """The winner's key, by cell."""
+
+    def of(self, title: str, stage: str, way: str = "grid", epsilon: float = 8) -> list[TrialSpec]:
+        known = {trial.key: trial for trial in self.trials}
+        return [known[key] for key in self.stages.get((cell(title, epsilon), way, stage), [])]
+
+
+def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | None = None) -> Ran:
+    """Run what is missing, a few at a time; `stop_after` so many trials the driver is gone."""
+    trials: list[TrialSpec] = []
+    with Ledger.write(folder) as ledger:
+        before = ledger.study()
+        if before is not None:
+            check_extension(Study.model_validate_json(before[0]), of)
+        ledger.add_study(of.model_dump_json(), "by hand")
+        sweep = Sweep(Blueprint.draw(of), ledger)
+        while not sweep.finished and (stop_after is None or len(trials) < stop_after):
+            assert sweep.waiting, "not finished, and nothing to run"
+            some = list(sweep.waiting.values())[: batch if stop_after is None else min(batch, stop_after - len(trials))]
+            rows = [row(trial, judge(trial)) for trial in some]
+            ledger.add(rows)
+            sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
+            trials += some
+        choices = {}
+        if sweep.finished:
+            found = {search.name: search.choice(sweep.outcomes) for search in sweep.searches}
+            choices = {name: choice.key if choice else None for name, choice in found.items()}
+        return Ran(trials, ledger.stages(), sweep.finished, choices)
+
+
+def rates(trials: list[TrialSpec]) -> list[float]:
+    return [trial.hyperparameters["learning_rate"] for trial in trials]
+
+
+# ---- stages
+
+
+def test_stages_open_one_after_the_other(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(Blueprint.draw(study(methods=[GD])), ledger)
+
+        def end_all() -> list[TrialSpec]:
+            ended = list(sweep.waiting.values())
+            sweep.ended({trial.key: near(0.3)(trial) for trial in ended})
+            return ended
+
+        coarse = end_all()
+        assert rates(coarse) == [0.01, 0.1, 1.0]
+        fine = end_all()
+        assert rates(fine) == [0.05, 0.3, 0.5], "0.1 has been run"
+        assert not sweep.finished
+        confirm = end_all()
+        assert [(rate, trial.seed) for rate, trial in zip(rates(confirm), confirm, strict=True)] == [
+            (0.3, 42),
+            (0.3, 7),
+        ]
+        assert sweep.finished
+        assert not sweep.waiting
+
+
+def test_what_the_trials_of_a_stage_are(tmp_path):
+    of = study(rounds={"coarse": 3, "fine": 4, "confirm": 6}, seeds={"search": 5, "confirm": [1, 2]})
+    ran = drive(tmp_path, of, near(0.3))
+    for title in ("DP-FedGD", "DP-FedSOFIM"):
+        for stage, rounds in (("coarse", 3), ("fine", 4)):
+            for trial in ran.of(title, stage):
+                assert (trial.rounds, trial.seed, trial.stop_rule) == (rounds, 5, "")
+                assert (trial.problem.train_on, trial.problem.evaluate_on) == ("train", "validation")
+        confirm = ran.of(title, "confirm")
+        assert [trial.seed for trial in confirm] == [1, 2]
+        assert {trial.rounds for trial in confirm} == {6}
+        assert {(t.problem.train_on, t.problem.evaluate_on) for t in confirm} == {("all", "test")}
+    on_test = [trial for trial in ran.trials if trial.problem.evaluate_on == "test"]
+    assert len(on_test) == 4, "test data is for the confirm stage alone"
+
+
+def test_a_cell_does_not_wait_for_the_others(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(Blueprint.draw(study()), ledger)
+        gd = [trial for trial in sweep.waiting.values() if trial.method == "dp-fedgd"]
+        sweep.ended({trial.key: near(0.3)(trial) for trial in gd})
+        assert Counter(trial.method for trial in sweep.waiting.values()) == {"dp-fedsofim": 4, "dp-fedgd": 3}
+
+
+def test_a_configuration_in_both_grids_is_run_once(tmp_path):
+    ran = drive(tmp_path, study(methods=[GD]), near(0.3))
+    assert rates(ran.of("DP-FedGD", "coarse")) == [0.01, 0.1, 1.0]
+    assert rates(ran.of("DP-FedGD", "fine")) == [0.05, 0.1, 0.3, 0.5]
+    assert len(ran.trials) == 3 + 4 - 1 + 2
+    assert len({trial.key for trial in ran.trials}) == len(ran.trials)
+
+
+def test_with_other_rounds_it_is_another_trial(tmp_path):
+    ran = drive(tmp_path, study(methods=[GD], rounds={"coarse": 3, "fine": 4, "confirm": 6}), near(0.3))
+    assert len(ran.trials) == 3 + 4 + 2
+
+
+def test_a_trial_that_two_cells_share_is_run_once(tmp_path):
+    """Two names for the same thing: both cells finish, the second for nothing."""
+    ran = drive(tmp_path, study(methods=[GD, {**GD, "label": "again"}]), near(0.3))
+    assert ran.finished
+    assert len(ran.trials) == 8
+    for stage in ("coarse", "fine", "confirm"):
+        assert ran.stages[cell("DP-FedGD"), "grid", stage] == ran.stages[cell("again"), "grid", stage]
+
+
+def test_a_folder_with_other_trials_of_a_stage_is_refused(tmp_path):
+    """As when a new version of the program means something else by the same study."""
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add_stage(cell("DP-FedGD"), "grid", "coarse", ["of", "another", "version"])
+        with pytest.raises(UserError, match=f"holds other coarse trials of '{cell('DP-FedGD')}' than this version"):
+            Sweep(Blueprint.draw(study()), ledger)
+
+
+def test_the_plan_is_what_is_run(tmp_path):
+    """DP-FedGD's 0.1 is in both grids, so its fine stage has three trials of its own."""
+    planned = plan(study())
+    ran = drive(tmp_path, study(), near(0.3))
+    assert planned.cells == 2
+    assert planned.packs == {"coarse": 1, "fine": 1, "confirm": 1}, "both methods release the same thing"
+    assert planned.trials == {"coarse": 3 + 4, "fine": 3 + 4, "confirm": 4}
+    assert sum(planned.trials.values()) == len(ran.trials)
+    assert planned.trial_rounds == sum(trial.rounds for trial in ran.trials) == 14 * 4 + 4 * 6
+
+
+# ---- who wins
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "winner", "within"),
+    [
+        # accuracy first, then loss, then grid order; one standard error at 50% of 100 rows is 5
+        ([("done", 50, 1.0), ("done", 60, 2.0), ("done", 55, 0.5)], "b", 1),
+        ([("done", 60, 2.0), ("done", 60, 1.0), ("done", 60, 3.0)], "b", 3),
+        ([("done", 50, 1.0), ("done", 60, 1.0), ("done", 60, 1.0)], "b", 2),
+        ([("diverged", None, None), ("done", 10, 9.0), ("failed", None, None)], "b", 1),
+        ([("stopped", None, None), ("done", 0, 9.0), ("diverged", None, None)], "b", 1),
+        ([("done", 45, 1.0), ("done", 50, 1.0), ("done", 44.9, 1.0)], "b", 2),
+    ],
+)
+def test_the_rule_of_selection(outcomes, winner, within):
+    found = choose("abc", dict(zip("abc", outcomes, strict=True)), rows=100)
+    assert (found.key, found.trials, found.within_standard_error) == (winner, 3, within)
+    assert found.diverged == sum(state == "diverged" for state, _, _ in outcomes)
+
+
+def test_nothing_wins_where_nothing_ended_well():
+    assert choose("ab", {"a": ("diverged", None, None), "b": ("failed", None, None)}, rows=100) is None
+    assert choose("", {}, rows=100) is None
+
+
+def test_a_trial_named_twice_counts_once():
+    found = choose("aabba", {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
+    assert (found.key, found.trials, found.within_standard_error) == ("a", 2, 2)
+
+
+def test_rank_puts_last_what_did_not_run_to_its_end():
+    ranked = sorted([("stopped", 99.0, 0.1), ("done", 1.0, 9.0), ("done", 2.0, 9.0), ("done", 2.0, 8.0)], key=rank)
+    assert ranked == [("done", 2.0, 8.0), ("done", 2.0, 9.0), ("done", 1.0, 9.0), ("stopped", 99.0, 0.1)]
+
+
+def test_ties_go_to_the_lower_loss_then_to_grid_order(tmp_path):
+    def judge(trial):
+        return "done", 50.0, {0.05: 0.7, 0.5: 0.7}.get(trial.hyperparameters["learning_rate"], 0.9)
+
+    ran = drive(tmp_path, study(methods=[GD]), judge)
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.05, 0.05]
+
+
+def test_the_best_of_both_grids_is_confirmed(tmp_path):
+    """The printed fine grid lies between 0.05 and 0.5; the coarse one had 1."""
+    ran = drive(tmp_path, study(methods=[GD]), near(2))
+    assert rates(ran.of("DP-FedGD", "confirm")) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("best", [0.01, 0.1, 1.0])
+def test_zoom_goes_on_around_the_coarse_winner(tmp_path, best):
+    """Half a decade apart, a decade to either side, also beyond the edge of the grid."""
+    ran = drive(tmp_path, study(methods=[GD], search={"refine": "zoom"}), near(best * 1.1))
+    space = study(methods=[GD]).methods[0].space()
+    expected = [c["learning_rate"] for c in search_spaces.refine(space, "zoom", {"learning_rate": best})]
+    assert rates(ran.of("DP-FedGD", "fine")) == expected
+    assert expected == pytest.approx([best / 10, best / 10**0.5, best, best * 10**0.5, best * 10], rel=1e-3)
+    assert len(ran.trials) == 3 + 5 + 2 - len({0.01, 0.1, 1.0} & set(expected))
+
+
+# ---- what does not run to its end
+
+
+@pytest.mark.parametrize("state", ["diverged", "failed"])
+def test_a_cell_without_a_winner_ends_without_confirm(tmp_path, state):
+    def judge(trial):
+        return near(0.3)(trial) if trial.method == "dp-fedsofim" else (state, None, None)
+
+    ran = drive(tmp_path, study(), judge)
+    assert ran.finished
+    assert (cell("DP-FedGD"), "grid", "fine") not in ran.stages
+    assert (cell("DP-FedGD"), "grid", "confirm") not in ran.stages
+    assert ran.choices == {cell("DP-FedGD"): None, cell("DP-FedSOFIM"): ran.of("DP-FedSOFIM", "fine")[0].key}
+    assert len(ran.of("DP-FedSOFIM", "confirm")) == 2
+    found = status.read(tmp_path)
+    assert found["finished"]
+    assert found["trials"] == {state: 3, "done": 4 + 4 + 2}
+    assert drive(tmp_path, study(), judge).trials == [], "and stays so"
+
+
+def test_a_fine_grid_that_diverges_leaves_the_coarse_winner(tmp_path):
+    def judge(trial):
+        coarse = trial.hyperparameters["learning_rate"] in (0.01, 0.1, 1)
+        return near(0.3)(trial) if coarse else ("diverged", None, None)
+
+    ran = drive(tmp_path, study(methods=[GD]), judge)
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]  # 0.3 is nearer to 0.1 than to 1, in decades
+
+
+def test_confirm_trials_that_diverge_end_the_cell_all_the_same(tmp_path):
+    def judge(trial):
+        return ("diverged", None, None) if trial.rounds == 6 else near(0.3)(trial)
+
+    assert drive(tmp_path, study(), judge).finished
+    assert status.read(tmp_path)["finished"]
+
+
+# ---- cut off and taken up again
+
+
+WAYS = {
+    "table": {},
+    "zoom": {"search": {"refine": "zoom"}},
+    "both": {"search": {"ways": ["grid", "optuna"], "optuna": {"batch": 3}}},
+    "early stopping": {"search": {"early_stopping": {"rounds": [2]}}},
+}
+
+
+def sometimes_diverging(trial: TrialSpec):
+    """Depends on all of a configuration, and on nothing else."""
+    if trial.hyperparameters["learning_rate"] > 0.9 and trial.rounds == 4:
+        return "diverged", None, None
+    state, accuracy, _ = near(0.2)(trial)
+    return state, accuracy, trial.hyperparameters.get("rho", 1.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sweep_cut_off_anywhere_goes_on_the_same(tmp_path, way):
+    of = study(**WAYS[way])
+    whole = drive(tmp_path / "whole", of, sometimes_diverging)
+    assert whole.finished
+    for cut in range(1, len(whole.trials)):
+        folder = tmp_path / str(cut)
+        first = drive(folder, of, sometimes_diverging, stop_after=cut)
+        assert not first.finished
+        second = drive(folder, of, sometimes_diverging)
+        assert second.finished
+        assert second.stages == whole.stages
+        assert second.choices == whole.choices
+        assert Counter(t.key for t in first.trials + second.trials) == Counter(t.key for t in whole.trials)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_s_key_is_that_of_its_trial(tmp_path, way):
+    """The key is the hash of all that can change the result: read back, the trial must have the same one."""
+    drive(tmp_path, study(**WAYS[way]), sometimes_diverging)
+    with Ledger.read(tmp_path) as ledger:
+        for key, found in ledger.rows(ledger.outcomes()).items():
+            assert found.trial.key == key
+
+
+def test_a_finished_sweep_has_nothing_to_run(tmp_path):
+    drive(tmp_path, study(), near(0.3))
+    before = (tmp_path / "ledger.sqlite").read_bytes()
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(Blueprint.draw(study()), ledger)
+        assert sweep.finished
+        assert sweep.waiting == {}
+    assert (tmp_path / "ledger.sqlite").read_bytes() == before, "and nothing is written"
+
+
+class DyingLedger:
+    """A ledger whose process dies at its n-th write, before or after that is on the disk."""
+
+    def __init__(self, ledger: Ledger, writes: int, after: bool) -> None:
+        self._ledger, self._writes, self._after = ledger, writes, after
+
+    def __getattr__(self, name):
+        attribute = getattr(self._ledger, name)
+        if not name.startswith("add"):
+            return attribute
+
+        def write(*arguments, **named):
+            self._writes -= 1
+            if self._writes == 0 and not self._after:
+                raise KeyboardInterrupt
+            attribute(*arguments, **named)
+            if self._writes == 0:
+                raise KeyboardInterrupt
+
+        return write
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_driver_that_dies_at_any_write(tmp_path, after):
+    of = study(search={"ways": ["grid", "optuna"], "optuna": {"batch": 4}})
+    blueprint = Blueprint.draw(of)
+    whole = drive(tmp_path / "whole", of, sometimes_diverging)
+    for writes in itertools.count(1):
+        folder = tmp_path / str(writes)
+        with Ledger.write(folder) as ledger:
+            dying = DyingLedger(ledger, writes, after)
+            try:
+                sweep = Sweep(blueprint, dying)
+                while not sweep.finished:
+                    rows = [row(trial, sometimes_diverging(trial)) for trial in list(sweep.waiting.values())[:5]]
+                    dying.add(rows)
+                    sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
+            except KeyboardInterrupt:
+                pass
+            else:
+                assert writes > 15, "the test must have died somewhere"
+                return
+        second = drive(folder, of, sometimes_diverging)
+        assert second.stages == whole.stages
+        assert second.choices == whole.choices
+
+
+# ---- a study that grows
+
+
+def test_more_confirm_seeds_run_alone(tmp_path):
+    drive(tmp_path, study(), near(0.3))
+    ran = drive(tmp_path, study(seeds={"confirm": [42, 7, 1, 2]}), near(0.3))
+    assert ran.finished
+    assert [(trial.method, trial.rounds, trial.seed) for trial in ran.trials] == [
+        ("dp-fedgd", 6, 1),
+        ("dp-fedgd", 6, 2),
+        ("dp-fedsofim", 6, 1),
+        ("dp-fedsofim", 6, 2),
+    ]
+    assert len(ran.stages[cell("DP-FedGD"), "grid", "confirm"]) == 4
+
+
+def test_more_of_everything_else_runs_alone(tmp_path):
+    drive(tmp_path, study(methods=[GD]), near(0.3))
+    ran = drive(tmp_path, study(methods=[GD], epsilons=[8, 2]), near(0.3))
+    assert {trial.privacy.epsilon for trial in ran.trials} == {2}
+    assert len(ran.trials) == 8
+    ran = drive(tmp_path, study(methods=[SOFIM, GD], epsilons=[8, 2]), near(0.3))
+    assert {trial.method for trial in ran.trials} == {"dp-fedsofim"}
+    ran = drive(tmp_path, study(methods=[SOFIM, GD], epsilons=[8, 2], partitions=["iid", "dirichlet:1"]), near(0.3))
+    assert {trial.problem.partition.kind for trial in ran.trials} == {"dirichlet"}
+    assert status.read(tmp_path)["finished"]
+    assert status.read(tmp_path)["cells_ended"] == 2 * 2 * 2
+
+
+def test_a_second_way_of_searching_runs_alone(tmp_path):
+    first = drive(tmp_path, study(methods=[GD]), near(0.3))
+    second = drive(tmp_path, study(methods=[GD], search={"ways": ["grid", "optuna"]}), near(0.3))
+    assert {key for key in second.stages if key not in first.stages} == {
+        (cell("DP-FedGD"), "optuna", "optuna"),
+        (cell("DP-FedGD"), "optuna", "confirm"),
+    }
+    keys = second.stages[cell("DP-FedGD"), "optuna", "optuna"]
+    assert {trial.key for trial in second.trials if trial.rounds == 4} == set(keys)
+
+
+def test_status_of_a_sweep_that_is_cut_off(tmp_path):
+    drive(tmp_path, study(), near(0.3), stop_after=5, batch=1)
+    found = status.read(tmp_path)
+    assert not found["finished"]
+    assert found["running"] is None
+    assert (found["cells_ended"], found["cells_total"]) == (0, 2)
+    assert found["trials"] == {"done": 5}
+    gd = next(entry for entry in found["cells"] if entry["cell"] == cell("DP-FedGD"))
+    assert gd["stages"] == {"coarse": {"done": 3, "total": 3}, "fine": {"done": 1, "total": 4}}
+    assert gd["best_validation_accuracy"] == pytest.approx(90 - 10 * math.log10(3))  # 0.1 and 0.3
+    assert "not finished, 0 of 2 cells ended" in status.as_text(found)
+
+
+# ---- optuna
+
+
+OPTUNA = {"ways": ["optuna"], "optuna": {"batch": 3}}
+
+
+def test_optuna_has_the_budget_of_the_grids(tmp_path):
+    """3 + 4 and 4 + 4 trials, though a configuration is in both grids."""
+    ran = drive(tmp_path, study(search=OPTUNA), near(0.3))
+    assert len(ran.stages[cell("DP-FedGD"), "optuna", "optuna"]) == 7
+    assert len(ran.stages[cell("DP-FedSOFIM"), "optuna", "optuna"]) == 8
+    assert ran.finished
+
+
+def test_optuna_asks_in_batches(tmp_path):
+    """The next three come only when the last three are told."""
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(Blueprint.draw(study(methods=[GD], search=OPTUNA)), ledger)
+        sizes = []
+        while not sweep.finished:
+            batch = list(sweep.waiting.values())
+            sizes.append(len(batch))
+            first, *rest = batch
+            sweep.ended({first.key: near(0.3)(first)})
+            assert list(sweep.waiting.values()) == rest or not rest
+            sweep.ended({trial.key: near(0.3)(trial) for trial in rest})
+    assert sizes == [3, 3, 1, 2], "seven trials by threes, then the two confirm seeds"
+
+
+def test_optuna_is_deterministic_and_depends_on_its_seed(tmp_path):
+    runs = [drive(tmp_path / name, study(search=OPTUNA), near(0.3)) for name in "ab"]
+    assert runs[0].stages == runs[1].stages
+    other = drive(tmp_path / "c", study(search={**OPTUNA, "optuna": {"batch": 3, "seed": 1}}), near(0.3))
+    assert other.stages != runs[0].stages
+
+
+def test_optuna_learns(tmp_path):
+    """It starts with ten random trials, the same whatever it is told; the last ones lie where it was told to look."""
+    method = {
+        "name": "dp-fedgd",
+        "coarse": {"learning_rate": [1e-4, 10]},
+        "fine": {"learning_rate": [0.1 + 0.001 * k for k in range(40)]},
+    }
+    found = {}
+    for best in (0.003, 3):
+        ran = drive(tmp_path / str(best), study(methods=[method], search=OPTUNA), near(best))
+        found[best] = rates(ran.of("DP-FedGD", "optuna", "optuna"))
+        assert len(found[best]) == 42
+    assert found[0.003][:9] == found[3][:9]
+    assert statistics.median(found[0.003][-20:]) < 0.05 < statistics.median(found[3][-20:])
+
+
+def test_optuna_stays_within_the_axes(tmp_path):
+    """Between the lowest and the highest value of both grids; whole numbers whole, words and fixed values as given."""
+    methods = [
+        {
+            "name": "dp-fedsofim",
+            "fixed": {"weight_decay": 0.25},
+            "coarse": {
+                "learning_rate": [0.1, 1],
+                "rho": [1, 2],
+                "beta": [0.5, 0.99],
+                "direction": ["momentum", "gradient"],
+            },
+            "fine": {"learning_rate": [2], "rho": [1.5], "beta": [0.999], "direction": ["momentum"]},
+        },
+        {
+            "name": "dp-fedavg",
+            "coarse": {"server_learning_rate": [0.1, 1], "local_steps": [1, 3, 5]},
+            "fine": {"server_learning_rate": [0.5, 1], "local_steps": [2, 7]},
+        },
+    ]
+    ran = drive(tmp_path, study(methods=methods, search=OPTUNA), lambda trial: ("done", 50.0, 1.0))
+    sofim = [trial.hyperparameters for trial in ran.of("DP-FedSOFIM", "optuna", "optuna")]
+    assert len(sofim) == 16 + 1
+    assert all(0.1 <= h["learning_rate"] <= 2 and 1 <= h["rho"] <= 2 and 0.5 <= h["beta"] <= 0.999 for h in sofim)
+    assert {h["direction"] for h in sofim} == {"momentum", "gradient"}
+    assert {h["weight_decay"] for h in sofim} == {0.25}
+    steps = [trial.hyperparameters["local_steps"] for trial in ran.of("DP-FedAvg", "optuna", "optuna")]
+    assert len(steps) == 6 + 4
+    assert all(type(step) is int and 1 <= step <= 7 for step in steps)
+
+
+def test_optuna_with_an_axis_from_zero(tmp_path):
+    """mu0 = 0 is allowed, and its scale is logarithmic."""
+    method = {
+        "name": "dp-adafedprox",
+        "fixed": {"local_steps": 1, "client_learning_rate": 0.1, "server_learning_rate": 1},
+        "coarse": {"mu0": [0, 0.1]},
+        "fine": {"mu0": [1]},
+    }
+    ran = drive(tmp_path, study(methods=[method], search=OPTUNA), lambda trial: ("done", 50.0, 1.0))
+    assert ran.finished
+
+
+def test_optuna_runs_a_configuration_once_however_often_it_asks(tmp_path):
+    """One axis of two whole numbers: five asked, at most two different."""
+    method = {
+        "name": "dp-fedavg",
+        "fixed": {"server_learning_rate": 1},
+        "coarse": {"local_steps": [1, 2]},
+        "fine": {"local_steps": [1, 2]},
+    }
+    ran = drive(tmp_path, study(methods=[method], search=OPTUNA), lambda trial: ("done", 50.0, 1.0))
+    assert ran.finished
+    assert len(ran.stages[cell("DP-FedAvg"), "optuna", "optuna"]) == 4
+    assert len({trial.key for trial in ran.trials}) == len(ran.trials) <= 2 + 2
+
+
+def test_optuna_goes_on_where_trials_diverge(tmp_path):
+    ran = drive(tmp_path, study(methods=[GD], search=OPTUNA), lambda trial: ("diverged", None, None))
+    assert ran.finished
+    assert len(ran.trials) == 7
+    assert ran.choices == {f"{cell('DP-FedGD')} (optuna)": None}
+    assert status.read(tmp_path)["finished"]
+
+
+def test_a_cut_off_optuna_search_has_not_ended(tmp_path):
+    """Its first batch diverged and the next one is still to be asked: the driver died in between."""
+    of = study(methods=[GD], search=OPTUNA)
+    drive(tmp_path, of, lambda trial: ("diverged", None, None), stop_after=2)
+    with Ledger.write(tmp_path) as ledger:
+        (last,) = Sweep(Blueprint.draw(of), ledger).waiting.values()
+        ledger.add([row(last, ("diverged", None, None))])
+    assert not status.read(tmp_path)["finished"]
+
+
+# ---- early stopping
+
+
+def test_a_stage_is_a_company(tmp_path):
+    ran = drive(tmp_path, study(search={"early_stopping": {"rounds": [2], "keep": 0.25}}), near(0.3))
+    rules = {
+        (title, stage): {trial.stop_rule for trial in ran.of(title, stage)}
+        for title in ("DP-FedGD", "DP-FedSOFIM")
+        for stage in ("coarse", "fine")
+    }
+    assert all(len(found) == 1 for found in rules.values())
+    assert len(set.union(*rules.values())) == 4, "each has one of its own"
+    assert all(rule.startswith("halving:2:0.25:") for found in rules.values() for rule in found)
+    assert {trial.stop_rule for trial in ran.of("DP-FedGD", "confirm")} == {""}, "winners run to the end"
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.3, 0.3]
+
+
+def test_company_is_part_of_what_a_trial_is(tmp_path):
+    """A trial that was stopped, or might have been, is not the trial that runs to its end in any company."""
+    halving = {"early_stopping": {"rounds": [2]}}
+    stopped = drive(tmp_path / "a", study(methods=[GD], search=halving), near(0.3))
+    free = drive(tmp_path / "b", study(methods=[GD]), near(0.3))
+    assert not {t.key for t in stopped.trials if t.rounds == 4} & {t.key for t in free.trials if t.rounds == 4}
+    assert len(stopped.trials) == 3 + 4 + 2, "0.1 is run in either company"
+    assert {t.key for t in stopped.trials if t.rounds == 6} == {t.key for t in free.trials if t.rounds == 6}
+
+
+def company(rule: str, *accuracies: float | None, loss=None):
+    """Trials and what is known of them after round 2; None: diverged before."""
+    blueprint = Blueprint.draw(study(methods=[GD]))
+    trials = [
+        blueprint.cells[0].trial("coarse", {"learning_rate": 0.1}, seed).model_copy(update={"stop_rule": rule})
+        for seed in range(len(accuracies))
+    ]
+    lanes = []
+    for number, (trial, accuracy) in enumerate(zip(trials, accuracies, strict=True)):
+        metrics = {"accuracy": {2: accuracy}, "loss": {2: loss[number] if loss else 1.0}}
+        lanes.append(LaneResult(trial.key, "running" if accuracy is not None else "diverged", 2, metrics))
+    return trials, lanes
+
+
+def stopped(*arguments, t: int = 2, **named) -> list[int]:
+    trials, lanes = company(*arguments, **named)
+    keys = [trial.key for trial in trials]
+    return sorted(keys.index(key) for key in lanes_to_stop(trials, lanes, t))
+
+
+@pytest.mark.parametrize(
+    ("rule", "accuracies", "expected"),
+    [
+        ("halving:2:0.5:x", (10, 40, 30, 20), [0, 3]),
+        ("halving:2:0.5:x", (10, 40, 30), [0]),  # half of three, rounded up, is two
+        ("halving:2:0.5:x", (10,), []),  # the last one is never stopped
+        ("halving:2:0.01:x", (10, 40, 30, 20), [0, 2, 3]),
+        ("halving:2:0.5:x", (None, 40, 30, 20, 10), [3, 4]),  # what has diverged does not count
+        ("halving:2:0.5:x", (None, None), []),
+        ("halving:2:0.5:x", (30, 30, 30, 30), [2, 3]),  # ties: the first stay
+        ("halving:4,8:0.5:x", (10, 40), []),  # not after this round
+        ("halving:22:0.5:x", (10, 40), []),  # 22 is not 2
+        ("", (10, 40), []),
+    ],
+)
+def test_successive_halving(rule, accuracies, expected):
+    assert stopped(rule, *accuracies) == expected
+
+
+def test_halving_breaks_ties_by_loss():
+    assert stopped("halving:2:0.5:x", 30, 30, 30, 30, loss=[4.0, 1.0, 3.0, 2.0]) == [0, 2]
+
+
+def test_companies_do_not_compete():
+    """In one pack: the better company's worse half is stopped, not all of the worse company."""
+    good, bad = company("halving:2:0.5:good", 90, 80), company("halving:2:0.5:bad", 20, 10)
+    found = lanes_to_stop([*good[0], *bad[0]], [*good[1], *bad[1]], 2)
+    assert found == [good[0][1].key, bad[0][1].key]
+
+
+# ---- packs, with Tune played by the test
+
+
+class Tune:
+    """Asks the conductor for packs and answers them, as Ray Tune does."""
+
+    def __init__(self, folder: Path, of: Study, lanes: int = 128, federations: int = 1) -> None:
+        self._writing = Ledger.write(folder)
+        self.ledger = self._writing.__enter__()
+        self.ledger.add_study(of.model_dump_json(), "by hand")
+        self.changes = 0
+        sweep = Sweep(Blueprint.draw(of), self.ledger)
+        self.conductor = Conductor(sweep, Capacity(FederationSize(), federations, lanes), self._changed)
+        self._number = 0
+
+    def _changed(self, conductor: Conductor) -> None:
+        self.changes += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._writing.__exit__(*error)
+
+    def suggest(self):
+        """(id, trials), or what else was said."""
+        self._number += 1
+        found = self.conductor.suggest(str(self._number))
+        return (str(self._number), found["trials"]) if isinstance(found, dict) else found
+
+    def complete(self, name: str, trials, judge) -> None:
+        lanes = [vars(lane_result(trial, judge(trial))) for trial in trials]
+        result = {"round": trials[0].rounds, "running": 0, "done": True, "lanes": lanes, "starting_s": 0.0}
+        self.conductor.on_trial_complete(name, result)
+
+    def run(self, judge, fails=lambda pack: False) -> list[int]:
+        """To the end; the sizes of the packs."""
+        sizes = []
+        while True:
+            found = self.suggest()
+            if not isinstance(found, tuple):
+                return sizes
+            name, pack = found
+            sizes.append(len(pack))
+            if fails(pack):
+                self.conductor.on_trial_complete(name, error=True)
+                self.conductor.failed(name, "RuntimeError: on purpose")
+            else:
+                self.complete(name, pack, judge)
+
+
+def lane_result(trial: TrialSpec, outcome) -> LaneResult:
+    state, accuracy, loss = outcome
+    metrics = {name: {} for name in METRICS}
+    if state == "done":
+        metrics["accuracy"], metrics["loss"] = {trial.rounds: accuracy}, {trial.rounds: loss}
+    return LaneResult(trial.key, state, trial.rounds, metrics, 0.5)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 16, 128])
+def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
+    with Tune(tmp_path / "packs", study(), lanes) as tune:
+        sizes = tune.run(near(0.3))
+        assert max(sizes) <= lanes
+        assert tune.conductor.sweep.finished
+        assert tune.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
+
+
+def test_tune_is_told_when_to_wait_and_when_it_is_over(tmp_path):
+    with Tune(tmp_path, study(methods=[GD]), federations=1) as tune:
+        name, pack = tune.suggest()
+        assert tune.suggest() is None, "the one federation is busy"
+        tune.complete(name, pack, near(0.3))
+        for _ in range(2):
+            tune.complete(*tune.suggest(), near(0.3))
+        assert tune.suggest() == "FINISHED"
+
+
+def test_nothing_starts_after_one_ctrl_c(tmp_path):
+    with Tune(tmp_path, study(), lanes=2, federations=2) as tune:
+        first, second = tune.suggest(), tune.suggest()
+        tune.conductor.stopping = True
+        assert tune.suggest() is None
+        tune.complete(*first, near(0.3))
+        assert tune.suggest() is None
+        tune.complete(*second, near(0.3))
+        assert tune.suggest() == "FINISHED"
+        assert len(tune.ledger.outcomes()) == 4, "the packs in flight are kept"
+
+
+def test_a_pack_that_fails_is_split_until_the_culprit_stands_alone(tmp_path):
+    def culprit(pack) -> bool:
+        return any(t.hyperparameters["learning_rate"] == 0.1 and t.method == "dp-fedsofim" for t in pack)
+
+    with Tune(tmp_path, study()) as tune:
+        tune.run(near(0.3), culprit)
+        assert tune.conductor.sweep.finished
+        states = Counter(state for state, _, _ in tune.ledger.outcomes().values())
+        assert states["failed"] == 2, "learning rate 0.1 with either rho"
+        failed = [key for key, (state, _, _) in tune.ledger.outcomes().items() if state == "failed"]
+        assert {r.reason for r in tune.ledger.rows(failed).values()} == {"RuntimeError: on purpose"}
+        assert tune.ledger.failures()[0][0] == 7, "the whole pack, then its halves"
+    found = status.read(tmp_path)
+    assert found["finished"]
+    assert set(found["failed"]) == set(failed)
+    assert "failed: trial" in status.as_text(found)
+
+
+def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
+    with Tune(tmp_path, study()) as tune:
+        tune.run(near(0.3), lambda pack: True)
+        assert tune.conductor.broken == "RuntimeError: on purpose"
+        assert not tune.conductor.sweep.finished
+        assert len(tune.ledger.outcomes()) < GIVE_UP_AFTER
+    assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is gone"
+
+
+def test_progress_is_counted_in_rounds_of_trials(tmp_path):
+    with Tune(tmp_path, study(methods=[GD])) as tune:
+        name, pack = tune.suggest()
+        tune.conductor.on_trial_result(name, {"round": 2, "running": 3})
+        assert tune.conductor.lane_rounds == 3 * 2
+        tune.conductor.on_trial_result(name, {"round": 0, "running": 3})  # taken up again from the start
+        assert tune.conductor.lane_rounds == 3 * 2
+        tune.complete(name, pack, near(0.3))
+        assert tune.conductor.lane_rounds == 3 * 2 + 3 * 4
+        assert tune.changes == 3
+
+
+# ---- very many trials
+
+
+def seconds_of_processor(folder: Path, trials: int) -> float:
+    """Plan and account for so many trials: half of them coarse, half fine, in packs of 128."""
+    axis = [0.001 * (k + 1) for k in range(trials // 200)]
+    method = {
+        "name": "dp-fedsofim",
+        "coarse": {"learning_rate": axis, "rho": [1 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]},
+        "fine": {"learning_rate": axis, "rho": [21 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]},
+    }
+    of = study(methods=[method])
+    began = time.process_time()
+    with Tune(folder, of) as tune:
+        sizes = tune.run(near(0.01))
+        assert tune.conductor.sweep.finished
+        assert len(tune.ledger.outcomes()) == trials + 2
+        assert len(sizes) < trials / 100
+    with Ledger.write(folder) as ledger:
+        assert Sweep(Blueprint.draw(of), ledger).finished
+    assert status.read(folder)["finished"]
+    return time.process_time() - began
+
+
+def test_20_000_trials_are_planned_and_accounted_in_seconds(tmp_path):
+    """And twice as many take about twice as long: nothing grows with the square."""
+    half, whole = (seconds_of_processor(tmp_path / str(count), count) for count in (10_000, 20_000))
+    assert whole < 30
+    assert whole < 3 * half, f"{half:.1f} s for 10,000 trials, {whole:.1f} s for 20,000"
+
+
+def test_planning_20_000_trials_takes_seconds():
+    axis = [0.001 * (k + 1) for k in range(100)]
+    axes = {"learning_rate": axis, "rho": [1 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]}
+    method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [21 + k for k in range(10)]}}
+    began = time.process_time()
+    planned = plan(study(methods=[method]))
+    assert planned.trials == {"coarse": 10_000, "fine": 10_000, "confirm": 2}
+    assert time.process_time() - began < 30

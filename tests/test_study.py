@@ -1,0 +1,391 @@
+"""Study files: what they mean, what is wrong with them (file and line), and how a result folder's study may grow."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from orchestrator import study as studies
+from orchestrator.cells import Blueprint
+from orchestrator.study import Study, check_extension, load, packaged, parse
+from trainables.errors import UserError
+from trainables.methods import METHODS
+
+TEXT = """\
+name: tiny
+data: ["synthetic-frozen:400,100,6,3"]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd
+  - dp-fedsofim:
+      fixed:
+        beta: 0.9
+epsilons:
+  - 1
+  - 8
+seeds:
+  confirm: [42, 7]
+"""
+
+
+def read(text: str, file: str = "tiny.yaml") -> Study:
+    return parse(text, file, Path("/nowhere"))
+
+
+def with_data(folder: Path, source: str, text: str = TEXT) -> Study:
+    """The study as if its file lay in `folder`, with other data."""
+    return parse(text.replace("synthetic-frozen:400,100,6,3", source), "tiny.yaml", folder)
+
+
+def feature_file(path: Path, rows: int = 60) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(rows)
+    arrays = {"x_train": rng.random((rows, 3)), "y_train": np.arange(rows) % 2}
+    np.savez(path, **arrays, x_test=rng.random((20, 3)), y_test=np.arange(20) % 2)
+    return path
+
+
+# ---- what a study means
+
+
+def test_packaged_studies_load():
+    assert {"quickstart", "paper-cifar10-resnet20"} <= set(packaged())
+    for name in packaged():
+        study, text = load(name)
+        assert study.name == name
+        assert yaml.safe_load(text)["name"] == name
+
+
+def test_quickstart_is_the_study_that_the_readme_promises():
+    study, _ = load("quickstart")
+    assert [method.name for method in study.methods] == ["dp-fedgd", "dp-fedsofim"]
+    assert study.epsilons == [1, 10]
+    assert [data.source for data in study.data] == ["synthetic-frozen"]
+
+
+def test_the_paper_s_study_is_the_paper_s_search():
+    """9 methods, 4 budgets, about 7,600 trials: 4 x (1063 coarse + 850 fine) = 7652."""
+    study, _ = load("paper-cifar10-resnet20")
+    assert [method.name for method in study.methods] == list(METHODS)
+    assert study.epsilons == [0.5, 1, 5, 10]
+    spaces = [method.space() for method in study.methods]
+    coarse, fine = (sum(len(s.grid(axes(s))) for s in spaces) for axes in (lambda s: s.coarse, lambda s: s.fine))
+    assert (coarse, fine) == (1063, 850)
+
+
+def test_defaults_are_those_of_the_paper():
+    study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
+    assert len(study.methods) == len(METHODS)
+    assert (study.rounds.coarse, study.rounds.fine, study.rounds.confirm) == (50, 50, 70)
+    assert (study.seeds.search, study.seeds.confirm) == (42, [42, 123, 7])
+    assert (study.clients, study.partitions) == (20, ["dirichlet:0.5"])
+    assert (study.privacy.delta, study.privacy.clip) == (1e-5, 10)
+    assert (study.privacy.release, study.privacy.adjacency) == ("local", "replace-one")
+    assert study.search.ways == ["grid"]
+    assert study.search.early_stopping is None
+    assert study.resources.lanes_per_pack == "auto"
+
+
+def test_a_method_may_be_a_name_or_a_name_with_changes():
+    study = read(TEXT)
+    assert [method.shown for method in study.methods] == ["DP-FedGD", "DP-FedSOFIM"]
+    assert study.methods[1].fixed == {"beta": 0.9}
+    assert "beta" not in study.methods[1].space().coarse
+    assert read(TEXT.replace("- dp-fedgd", "- dp-fedgd:")).methods == study.methods
+
+
+def test_two_variants_of_a_method_are_told_apart_by_a_label():
+    study = read(TEXT.replace("  - dp-fedgd\n", "  - dp-fedsofim: {label: published, fixed: {direction: gradient}}\n"))
+    assert [method.shown for method in study.methods] == ["published", "DP-FedSOFIM"]
+
+
+def test_who_is_compared_to():
+    assert read(TEXT).reference.name == "dp-fedsofim", "the last one, unless the study says otherwise"
+    assert read(TEXT + "compare_to: dp-fedgd\n").reference.name == "dp-fedgd"
+    assert read(TEXT + "compare_to: DP-FedGD\n").reference.name == "dp-fedgd"
+
+
+def test_the_non_private_arm_survives_the_ledger():
+    study = read(TEXT.replace("- 8", "- .inf"))
+    again = Study.model_validate_json(study.model_dump_json())
+    assert again == study
+    assert again.epsilons[1] == math.inf
+
+
+# ---- what is wrong with it
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEXT
+    return TEXT.replace(old, new)
+
+
+WRONG = {
+    "unknown key": (TEXT + "epsilon: 3\n", 15, "epsilon", "not permitted (found 3)"),
+    "unknown key, deeper": (TEXT + "rounds:\n  coarse: 5\n  middle: 5\n", 17, "rounds.middle", "found 5"),
+    "unknown method": (
+        changed("- dp-fedgd", "- dp-nope"),
+        6,
+        "methods.0",
+        "'dp-nope' is unknown; it is one of: dp-ada",
+    ),
+    "method of a wrong kind": (changed("- dp-fedgd", "- 5"), 6, "methods.0", "found 5"),
+    "changes of a wrong kind": (changed("- dp-fedgd", "- dp-fedgd: 5"), 6, "methods.0", "5"),
+    "unknown hyperparameter": (changed("beta", "gamma"), 7, "methods.1", "has no hyperparameter 'gamma'"),
+    "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
+    "hyperparameter of a wrong kind": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "valid"),
+    "axis that is no list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
+    "method named twice": (changed("- dp-fedgd", "- dp-fedsofim"), 1, "", "DP-FedSOFIM is named twice; give one"),
+    "epsilon is no number": (changed("- 8", "- much"), 12, "epsilons.1", "(found 'much')"),
+    "epsilon 0": (changed("- 8", "- 0"), 10, "epsilons", "epsilon 0 is not above 0"),
+    "epsilon nan": (changed("- 8", "- .nan"), 10, "epsilons", "epsilon nan is not above 0"),
+    "epsilon twice": (changed("- 8", "- 1.0"), 10, "epsilons", "named twice"),
+    "no epsilons": (changed("epsilons:\n  - 1\n  - 8\n", ""), 1, "epsilons", "required"),
+    "clients is no number": (changed("clients: 4", "clients: four"), 4, "clients", "(found 'four')"),
+    "no clients": (changed("clients: 4", "clients: 0"), 4, "clients", "(found 0)"),
+    "seeds twice": (changed("[42, 7]", "[42, 42]"), 14, "seeds.confirm", "[42, 42] must be distinct"),
+    "delta": (TEXT + "privacy:\n  delta: 1\n", 16, "privacy.delta", "less than 1 (found 1)"),
+    "release": (TEXT + "privacy:\n  release: central\n", 16, "privacy.release", "'local' or 'secure-aggregation'"),
+    "way": (TEXT + "search:\n  ways: [grid, luck]\n", 16, "search.ways.1", "'grid' or 'optuna'"),
+    "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
+    "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
+    "rounds": (TEXT + "rounds: 50\n", 15, "rounds", "(found 50)"),
+    "comparison": (TEXT + "compare_to: dp-ftrl\n", 1, "", "'dp-ftrl' is none of the methods: DP-FedGD, DP-FedSOFIM"),
+    "YAML: bracket": (changed("[42, 7]", "[42, 7"), 15, "", "not valid YAML: "),
+    "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
+    "YAML: alias": (changed("- 8", "- *eight"), 12, "", "undefined alias 'eight'"),
+    "YAML: code": (changed("- 8", "- !!python/object/apply:os.getcwd []"), 12, "", "not valid YAML"),
+    "YAML: two documents": (TEXT + "---\nname: more\n", 15, "", "another document"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_files_are_refused_with_file_and_line(name):
+    text, line, key, sentence = WRONG[name]
+    with pytest.raises(UserError) as caught:
+        read(text)
+    message = str(caught.value)
+    assert message.startswith(f"tiny.yaml:{line}: {key}"), message
+    assert sentence in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "a study is a mapping of settings, this is NoneType"),
+        ("- a\n- b\n", "a study is a mapping of settings, this is list"),
+        ("name: \x00\n", "not valid YAML"),  # the reader of characters, which knows no lines
+    ],
+)
+def test_what_is_no_study_at_all(text, sentence):
+    with pytest.raises(UserError, match=rf"^tiny\.yaml: {sentence}") as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+
+
+MEANINGLESS = {
+    "unknown partition": (changed("[iid]", "[idd]"), "idd"),
+    "partition twice": (changed("[iid]", '["dirichlet:0.5", "dirichlet:.5"]'), "dirichlet"),
+    "key twice": (TEXT + "clients: 5\n", "clients"),
+    "seed that no generator takes": (TEXT.replace("seeds:", f"seeds:\n  search: {2**64}"), "search"),
+    "clip without end": (TEXT + "privacy: {clip: .inf}\n", "clip"),
+    "stopping at rounds that are never evaluated": (
+        TEXT + "evaluate_every: 10\nsearch: {early_stopping: {rounds: [15]}}\n",
+        "15",
+    ),
+    "stopping at negative rounds": (TEXT + "search: {early_stopping: {rounds: [-10]}}\n", "-10"),
+}
+
+
+@pytest.mark.parametrize("name", MEANINGLESS)
+def test_settings_that_cannot_be_meant_are_refused_before_anything_runs(name):
+    text, culprit = MEANINGLESS[name]
+    with pytest.raises(UserError, match=re.escape(culprit)):
+        Blueprint.draw(read(text))
+
+
+def test_two_data_sets_of_one_name_are_refused(tmp_path):
+    """Their cells would have the same names, and the second one's trials would be lost."""
+    feature_file(tmp_path / "one" / "features.npz", rows=60)
+    feature_file(tmp_path / "two" / "features.npz", rows=80)
+    study = with_data(tmp_path, 'one/features.npz", "two/features.npz')
+    assert len({data.source for data in study.data}) == 2
+    with pytest.raises(UserError, match="features"):
+        Blueprint.draw(study)
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "/etc/x", "a/b", "..", ".hidden", "", "a\\b", "x" * 65, "a b", "a\n", "-x"]
+)
+def test_names_cannot_leave_the_result_folder(name):
+    """The default result folder is results/NAME."""
+    with pytest.raises(UserError, match=r"^tiny\.yaml:1: name: "):
+        read(TEXT.replace("name: tiny", f"name: {json.dumps(name)}"))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    missing = tmp_path / "missing.yaml"
+    with pytest.raises(UserError, match=r"^study file .*missing\.yaml cannot be read: No such file or directory$"):
+        load(str(missing))
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("name: \xfcbung\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.yaml cannot be read: it is not UTF-8 text$"):
+        load(str(latin))
+    with pytest.raises(UserError, match=r"^study 'quickstrat' is neither a file nor a packaged study \(.*quickstart"):
+        load("quickstrat")
+
+
+# ---- where the data is
+
+
+def test_data_lies_beside_the_study_file(tmp_path, monkeypatch):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    feature_file(here / "data" / "features.npz")
+    (here / "tiny.yaml").write_text(TEXT.replace("synthetic-frozen:400,100,6,3", "data/features.npz"))
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    study, _ = load(str(here / "tiny.yaml"))
+    assert study.data[0].source == str(here / "data" / "features.npz"), "whole, so that it can be resumed from anywhere"
+    assert Blueprint.draw(study).cells[0].setting.id == "features / iid"
+
+
+def test_data_is_looked_for_in_order(tmp_path, monkeypatch):
+    """Beside the study file, then in the current folder, then in $FEDSWEEP_DATA."""
+    places = [tmp_path / name for name in ("beside", "current", "environment")]
+    for place in places:
+        feature_file(place / "features.npz")
+    monkeypatch.chdir(places[1])
+    monkeypatch.setenv("FEDSWEEP_DATA", str(places[2]))
+    for place in places:
+        study = with_data(places[0], "features.npz")
+        assert study.data[0].source == str(place / "features.npz")
+        (place / "features.npz").unlink()
+    study = with_data(places[0], "features.npz")
+    with pytest.raises(UserError, match=r"data 'features\.npz' is neither a file nor a built-in set"):
+        Blueprint.draw(study)
+
+
+def test_a_packaged_study_finds_its_data(tmp_path, monkeypatch):
+    feature_file(tmp_path / "cifar10-resnet20.npz")
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
+    study, _ = load("paper-cifar10-resnet20")
+    assert study.data[0].source == str(tmp_path / "cifar10-resnet20.npz")
+
+
+# ---- how a folder's study may grow
+
+
+EXTENSIONS = {
+    "the same again": TEXT,
+    "an epsilon": changed("- 8", "- 8\n  - 0.5"),
+    "epsilons in another order": changed("  - 1\n  - 8\n", "  - 8\n  - 1\n  - 3\n"),
+    "a method": changed("- dp-fedgd", "- dp-fedgd\n  - dp-ftrl"),
+    "a partition": changed("[iid]", "[iid, 'dirichlet:0.5']"),
+    "data": changed("6,3", '6,3", "synthetic-frozen:500,100,6,3'),
+    "a confirm seed": changed("[42, 7]", "[42, 7, 1]"),
+    "a way of searching": TEXT + "search: {ways: [grid, optuna]}\n",
+    "resources": TEXT + "resources: {hosts: 1, lanes_per_pack: 7}\n",
+    "who is compared to": TEXT + "compare_to: dp-fedgd\n",
+    "its description": TEXT + "description: The same, in other words.\n",
+}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_what_extends_a_study(name):
+    check_extension(read(TEXT), read(EXTENSIONS[name]))
+
+
+LOST = {
+    "an epsilon": (changed("  - 1\n", ""), "epsilons 1.0"),
+    "a method": (changed("  - dp-fedgd\n", ""), "methods 'dp-fedgd'"),
+    "a method's search space": (changed("0.9", "0.8"), "methods 'dp-fedsofim'"),
+    "a partition": (changed("[iid]", "['dirichlet:0.5']"), "partitions 'iid'"),
+    "a confirm seed": (changed("[42, 7]", "[42]"), "seeds.confirm 7"),
+    "the order of confirm seeds": (changed("[42, 7]", "[1, 42, 7]"), "confirm must come after the old ones, [42, 7]"),
+    "the data": (changed("400", "500"), "data"),
+}
+HELD = {  # setting: how it is changed, and what the refusal says of before and after
+    "name": (changed("name: tiny", "name: other"), "'other'", "'tiny'"),
+    "clients": (changed("clients: 4", "clients: 5"), 5, 4),
+    "privacy.delta": (TEXT + "privacy: {delta: 0.001}\n", 0.001, 1e-05),
+    "privacy.clip": (TEXT + "privacy: {clip: 1}\n", 1.0, 10.0),
+    "privacy.release": (TEXT + "privacy: {release: secure-aggregation}\n", "'secure-aggregation'", "'local'"),
+    "privacy.adjacency": (TEXT + "privacy: {adjacency: add-remove}\n", "'add-remove'", "'replace-one'"),
+    "rounds.coarse": (TEXT + "rounds: {coarse: 60}\n", 60, 50),
+    "rounds.fine": (TEXT + "rounds: {fine: 60}\n", 60, 50),
+    "rounds.confirm": (TEXT + "rounds: {confirm: 80}\n", 80, 70),
+    "seeds.search": (TEXT.replace("seeds:", "seeds:\n  search: 1"), 1, 42),
+    "seeds.partition": (TEXT.replace("seeds:", "seeds:\n  partition: 1"), 1, 42),
+    "evaluate_every": (TEXT + "evaluate_every: 5\n", 5, 10),
+    "validation.fraction": (TEXT + "validation: {fraction: 0.2}\n", 0.2, 0.1),
+    "validation.seed": (TEXT + "validation: {seed: 1}\n", 1, 42),
+    "confirm_train_on": (TEXT + "confirm_train_on: train\n", "'train'", "'all'"),
+    "search.refine": (TEXT + "search: {refine: zoom}\n", "'zoom'", "'table'"),
+    "search.optuna.batch": (TEXT + "search: {optuna: {batch: 8}}\n", 8, 16),
+    "search.optuna.seed": (TEXT + "search: {optuna: {seed: 1}}\n", 1, 42),
+    "search.early_stopping": (
+        TEXT + "search: {early_stopping: {rounds: [10]}}\n",
+        "{'rounds': [10], 'keep': 0.5}",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_study_that_loses_something_is_refused(name):
+    text, reason = LOST[name]
+    with pytest.raises(UserError, match=re.escape(reason)) as caught:
+        check_extension(read(TEXT), read(text))
+    assert str(caught.value).endswith("choose another folder")
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_changed_setting_is_refused_with_what_it_was(name):
+    text, after, before = HELD[name]
+    with pytest.raises(UserError) as caught:
+        check_extension(read(TEXT), read(text))
+    assert str(caught.value) == (
+        f"the study has {name} = {after}, the folder was made with {before}; choose another folder"
+    )
+
+
+def test_there_is_a_case_for_every_setting():
+    """Whoever adds a setting says here whether it is held; what it is not is written down in the program."""
+    free = {"description", "compare_to", "resources"}
+    assert set(_settings("", Study)) - free == set(HELD) | set(studies.GROWING)
+
+
+def _settings(path: str, model: type) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        parts = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        if parts and name != "resources":
+            yield from _settings(f"{path}{name}.", field.annotation)
+        else:
+            yield f"{path}{name}"
+
+
+def test_turning_early_stopping_off_again_is_refused():
+    with pytest.raises(UserError, match=r"search\.early_stopping = None, the folder was made with \{'rounds'"):
+        check_extension(read(TEXT + "search: {early_stopping: {rounds: [10]}}\n"), read(TEXT))
+
+
+def test_a_data_file_may_move(tmp_path):
+    """That its content is the same is for the ledger to check, by its hash."""
+    old = with_data(tmp_path, str(feature_file(tmp_path / "old" / "features.npz")))
+    new = with_data(tmp_path, str(feature_file(tmp_path / "new" / "features.npz")))
+    check_extension(old, new)
+
+
+def test_a_long_value_is_shortened_in_the_refusal():
+    long = read(TEXT + "search: {early_stopping: {rounds: [" + ", ".join(str(10 * k) for k in range(1, 60)) + "]}}\n")
+    with pytest.raises(UserError) as caught:
+        check_extension(read(TEXT), long)
+    assert len(str(caught.value)) < 250

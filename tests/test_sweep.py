@@ -1,0 +1,388 @@
+"""The whole sweep on a real Ray: a study goes in, tables come out, the same ones however the work was cut up."""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from orchestrator import runner, sweeping
+from orchestrator.cli import main
+from orchestrator.ledger import Ledger, Row
+from orchestrator.progress import JsonView, View
+from orchestrator.study import parse
+from trainables.errors import UserError
+
+pytestmark = pytest.mark.ray
+
+GD = "tiny / iid / DP-FedGD / eps 40"
+SOFIM = "tiny / iid / DP-FedSOFIM / eps 40"
+TEST_ROWS = 100
+TEXT = """\
+name: tiny
+data: [{source: "synthetic-frozen:400,100,6,3", label: tiny}]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd:
+      coarse: {learning_rate: [0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1.0e+38]}
+      fine: {learning_rate: [0.05, 0.1, 0.5]}
+  - dp-fedsofim:
+      coarse: {learning_rate: [0.1, 1], rho: [0.1, 0.5, 1, 5, 10], beta: [0.9]}
+      fine: {learning_rate: [0.3, 2], rho: [0.5], beta: [0.8, 0.9]}
+epsilons: [40]
+privacy: {clip: 2}
+rounds: {coarse: 4, fine: 4, confirm: 6}
+seeds: {confirm: [42, 7]}
+evaluate_every: 2
+search: {optuna: {batch: 8}}
+"""
+
+
+def study_text(resources: str = "gpus_per_host: 0") -> str:
+    return f"{TEXT}resources: {{{resources}}}\n"
+
+
+def run(folder: Path, text: str, view: View | None = None) -> sweeping.Finished:
+    return sweeping.run(parse(text, "tiny.yaml", Path.cwd()), text, folder, view or View())
+
+
+def rows(folder: Path) -> dict[str, Row]:
+    with Ledger.read(folder) as ledger:
+        return ledger.rows(ledger.outcomes())
+
+
+def stages(folder: Path) -> dict[tuple[str, str, str], list[str]]:
+    with Ledger.read(folder) as ledger:
+        return ledger.stages()
+
+
+def stage(folder: Path, cell: str, name: str, way: str = "grid") -> list[Row]:
+    found = rows(folder)
+    return [found[key] for key in stages(folder)[cell, way, name]]
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    """All that must not depend on how the work was done: the tables and the chosen values."""
+    files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
+
+
+def content(row: Row) -> tuple:
+    """Everything but the time it took."""
+    return row.spec, row.state, row.rounds, row.accuracy, row.loss, row.metrics, row.correct, row.epsilon_local
+
+
+@pytest.fixture(scope="module")
+def swept(local_ray, tmp_path_factory) -> Path:
+    """The folder of a finished study: packs of any size, two client hosts."""
+    folder = tmp_path_factory.mktemp("swept")
+    finished = run(folder, study_text())
+    assert (finished.complete, finished.failed) == (True, 0)
+    assert all(path.is_file() for path in finished.tables)
+    return folder
+
+
+@pytest.fixture
+def copied(swept, tmp_path) -> Path:
+    """Its own copy of that folder, to change."""
+    return Path(shutil.copytree(swept, tmp_path / "copied"))
+
+
+@pytest.fixture
+def fedsweep(monkeypatch, capfd):
+    """The command, in this process: exit code, standard output, standard error."""
+
+    def call(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsweep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    def forbidden(*arguments, **named):
+        pytest.fail("something was run")
+
+    monkeypatch.setattr(runner, "run", forbidden)
+    monkeypatch.setattr("trainables.federation.Federation.__init__", forbidden)
+
+
+# ---- what a sweep leaves
+
+
+def test_every_stage_is_in_the_ledger(swept):
+    """10 + 3 trials of DP-FedGD, one of them in both grids, 10 + 4 of DP-FedSOFIM, two seeds each."""
+    counts = {
+        (cell, name): len(stage(swept, cell, name)) for cell in (GD, SOFIM) for name in ("coarse", "fine", "confirm")
+    }
+    assert counts == {
+        (GD, "coarse"): 10,
+        (GD, "fine"): 3,
+        (GD, "confirm"): 2,
+        (SOFIM, "coarse"): 10,
+        (SOFIM, "fine"): 4,
+        (SOFIM, "confirm"): 2,
+    }
+    assert len(rows(swept)) == 10 + 3 - 1 + 10 + 4 + 2 + 2
+
+
+def test_metrics_are_kept_by_round(swept):
+    for row in rows(swept).values():
+        last = row.trial.rounds
+        if row.state == "done":
+            assert list(row.metrics["accuracy"]) == list(row.metrics["loss"]) == list(range(2, last + 1, 2))
+            assert row.metrics["accuracy"][last] == row.accuracy
+            assert row.rounds == last
+            assert row.seconds > 0
+
+
+def test_a_lane_that_diverges_is_recorded_and_harms_no_other(swept):
+    """A step of 1e38 is beyond single precision after a round or two."""
+    found = {row.trial.hyperparameters["learning_rate"]: row.state for row in stage(swept, GD, "coarse")}
+    assert found.pop(1e38) == "diverged"
+    assert set(found.values()) == {"done"}
+    assert len(found) == 9
+
+
+def test_the_winner_is_the_best_on_the_validation_rows(swept):
+    """Of both grids; ties by loss."""
+    for cell in (GD, SOFIM):
+        searched = [row for name in ("coarse", "fine") for row in stage(swept, cell, name) if row.state == "done"]
+        best = min(searched, key=lambda row: (-row.accuracy, row.loss))
+        assert best.accuracy > 100 / 3, "better than one class for all"
+        for row in stage(swept, cell, "confirm"):
+            assert row.trial.hyperparameters == best.trial.hyperparameters
+
+
+def test_only_confirm_rows_meet_the_test_set(swept):
+    for row in rows(swept).values():
+        confirm = row.trial.rounds == 6
+        assert row.trial.problem.evaluate_on == ("test" if confirm else "validation")
+        assert bool(row.correct) == confirm
+        if confirm:
+            bits = np.unpackbits(np.frombuffer(row.correct, dtype=np.uint8), count=TEST_ROWS)
+            assert 100 * bits.sum() / TEST_ROWS == row.accuracy
+
+
+def test_every_row_says_what_its_epsilon_buys(swept):
+    """The trust model is local, so that is what the claim is about; the sum of four clients' noise hides more:
+    mu falls by sqrt(4)."""
+    for row in rows(swept).values():
+        assert row.epsilon_claimed == 40
+        assert 39.9 < row.epsilon_local <= 40
+        assert row.epsilon_secure < 0.6 * row.epsilon_local
+
+
+def test_the_folder_holds_what_the_readme_promises(swept):
+    names = {str(path.relative_to(swept)) for path in swept.rglob("*") if path.is_file()}
+    kinds = ("accuracy", "hyperparameters", "rounds-to-95", "mcnemar", "privacy")
+    assert {f"tables/{kind}.{ending}" for kind in kinds for ending in ("md", "csv", "tex")} <= names
+    assert {"tables/README.md", "best.yaml", "study.yaml", "ledger.sqlite", "fedsweep.log"} <= names
+    assert {f"timing/seconds-per-round.{ending}" for ending in ("md", "csv", "tex")} <= names
+    assert "pack of" in (swept / "fedsweep.log").read_text()
+    assert not list(swept.glob("**/fedsweep-tune-*")), "Tune's scratch is thrown away"
+
+
+# ---- again
+
+
+def test_a_second_run_does_nothing_and_leaves_the_same_bytes(copied, nothing_runs):
+    before, ledger = shown(copied), rows(copied)
+    finished = run(copied, study_text())
+    assert (finished.complete, finished.failed) == (True, 0)
+    assert shown(copied) == before
+    assert rows(copied) == ledger
+
+
+def test_tables_that_were_deleted_come_back_the_same(copied, nothing_runs):
+    before = shown(copied)
+    shutil.rmtree(copied / "tables")
+    (copied / "best.yaml").unlink()
+    sweeping.rebuild_tables(copied)
+    assert shown(copied) == before
+
+
+@pytest.mark.parametrize("resources", ["lanes_per_pack: 1, hosts: 2", "lanes_per_pack: 16, hosts: 1"])
+def test_results_do_not_depend_on_how_the_work_was_cut(swept, local_ray, tmp_path, resources):
+    """Twenty coarse trials were one pack on two hosts. Now they are twenty packs, or 16 and 4 on two federations of
+    one host side by side: the same winner, the same bytes."""
+    assert run(tmp_path, study_text(f"gpus_per_host: 0, {resources}")).complete
+    assert (tmp_path / "best.yaml").read_bytes() == (swept / "best.yaml").read_bytes()
+    expected, found = rows(swept), rows(tmp_path)
+    assert {key: content(row) for key, row in found.items()} == {key: content(row) for key, row in expected.items()}
+    assert shown(tmp_path) == shown(swept)
+
+
+# ---- a study that changes
+
+
+@pytest.fixture(scope="module")
+def extended(swept, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A copy of the folder, its study extended by a budget and by Optuna; and the lines for programs."""
+    folder = Path(shutil.copytree(swept, tmp_path_factory.mktemp("extended") / "copied"))
+    text = study_text().replace("[40]", "[40, 20]").replace("search: {", "search: {ways: [grid, optuna], ")
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines):
+        assert run(folder, text, JsonView()).complete
+    return folder, lines.getvalue().splitlines()
+
+
+def test_an_extended_study_runs_only_what_is_new(swept, extended):
+    before, after = rows(swept), rows(extended[0])
+    assert {key: after[key] for key in before} == before, "the old rows are untouched, their seconds too"
+    known = {stage for stage in stages(swept) if stage[1] == "grid"}
+    assert {key: keys for key, keys in stages(extended[0]).items() if key in known} == stages(swept)
+    new = {key for name, keys in stages(extended[0]).items() if name not in known for key in keys}
+    assert set(after) - set(before) == new - set(before)
+    by_budget = Counter(after[key].epsilon_claimed for key in set(after) - set(before))
+    assert by_budget[20] > by_budget[40] > 0, "at the old budget only Optuna's trials are new"
+    best = yaml.safe_load((extended[0] / "best.yaml").read_text())["cells"]
+    cells = [GD, SOFIM, GD.replace("40", "20"), SOFIM.replace("40", "20")]
+    assert set(best) == {*cells, *(f"{cell} (optuna)" for cell in cells)}
+    assert best[SOFIM] == yaml.safe_load((swept / "best.yaml").read_text())["cells"][SOFIM]
+
+
+def test_both_ways_of_searching_side_by_side(extended):
+    """The same budget, and a table that compares them."""
+    folder = extended[0]
+    table = list(csv.DictReader(io.StringIO((folder / "tables" / "search-ways.csv").read_text())))
+    assert len(table) == 2 * 2 * 2, "budgets, methods, ways"
+    assert {(line["search"], line["method"], line["trials"]) for line in table} == {
+        ("grid", "DP-FedGD", "12"),  # one of 13 is in both grids
+        ("grid", "DP-FedSOFIM", "14"),
+        ("optuna", "DP-FedGD", "13"),
+        ("optuna", "DP-FedSOFIM", "14"),
+    }
+    for line in table:
+        cell = f"tiny / iid / {line['method']} / eps {float(line['epsilon']):g}"
+        names = ("coarse", "fine") if line["search"] == "grid" else ("optuna",)
+        searched = [row for name in names for row in stage(folder, cell, name, line["search"]) if row.state == "done"]
+        assert float(line["validation_accuracy"]) == pytest.approx(max(row.accuracy for row in searched))
+        confirmed = [row.accuracy for row in stage(folder, cell, "confirm", line["search"])]
+        assert float(line["test_mean"]) == pytest.approx(sum(confirmed) / 2)
+
+
+def test_progress_for_programs(extended):
+    """Every line is JSON of its own; what is done only grows, up to all there is: at each budget (10 + 3 + 2 and
+    10 + 4 + 2) trials by the grids and as many by Optuna."""
+    events = [json.loads(line) for line in extended[1]]
+    assert {event["event"] for event in events} == {"message", "progress"}
+    progress = [event for event in events if event["event"] == "progress"]
+    done = [event["trials_done"] for event in progress]
+    assert done == sorted(done)
+    assert done[0] >= 15 + 16, "what the folder held"
+    assert progress[-1]["trials_done"] == progress[-1]["trials_total"] == 2 * 2 * (15 + 16)
+    assert progress[-1]["trial_rounds_left"] == 0
+    assert progress[-1]["retries"] == 0
+
+
+def test_a_changed_setting_is_refused_and_nothing_is_touched(copied, nothing_runs):
+    before, ledger = shown(copied), (copied / "ledger.sqlite").read_bytes()
+    with pytest.raises(UserError, match=r"^the study has clients = 5, the folder was made with 4; choose another"):
+        run(copied, study_text().replace("clients: 4", "clients: 5"))
+    assert shown(copied) == before
+    assert (copied / "ledger.sqlite").read_bytes() == ledger
+    assert (copied / "study.yaml").read_text() == study_text()
+
+
+# ---- early stopping
+
+
+def test_hopeless_lanes_are_stopped_and_recorded(swept, local_ray, tmp_path):
+    """After round 2 the better half of a company goes on. Which half that is can be read from the full run: up to
+    there every trial is the same."""
+    method = TEXT[TEXT.index("  - dp-fedgd:") : TEXT.index("  - dp-fedsofim:")]
+    text = study_text().replace(method, "").replace("search: {", "search: {early_stopping: {rounds: [2], keep: 0.5}, ")
+    finished = run(tmp_path, text)
+    assert (finished.complete, finished.failed) == (True, 0)
+    for name in ("coarse", "fine"):
+        full, halved = stage(swept, SOFIM, name), stage(tmp_path, SOFIM, name)
+        ranked = sorted(full, key=lambda row: (-row.metrics["accuracy"][2], row.metrics["loss"][2]))
+        going_on = [row.trial.hyperparameters for row in ranked[: math.ceil(len(full) / 2)]]
+        for free, row in zip(full, halved, strict=True):
+            assert row.trial.hyperparameters == free.trial.hyperparameters
+            if row.trial.hyperparameters in going_on:
+                assert (row.state, row.rounds, row.metrics) == ("done", 4, free.metrics)
+            else:
+                assert (row.state, row.rounds, row.accuracy) == ("stopped", 2, None)
+                assert row.metrics == {metric: {2: values[2]} for metric, values in free.metrics.items()}
+    states = Counter(row.state for row in rows(tmp_path).values())
+    assert states == {"done": 5 + 2 + 2, "stopped": 5 + 2}
+    assert "0 / 7 / 0" in (tmp_path / "tables" / "hyperparameters.md").read_text(), "the table counts them"
+
+
+# ---- the commands
+
+
+def test_a_winner_can_be_trained_again_to_the_last_bit(swept, local_ray, fedsweep):
+    row = next(row for row in stage(swept, SOFIM, "confirm") if row.trial.seed == 7)
+    code, out, _ = fedsweep("train", "--from", swept / "best.yaml", "--cell", SOFIM, "--seed", 7, "--json")
+    assert code == 0
+    found = json.loads(out.splitlines()[-1])
+    assert found["key"] == row.key
+    assert found["metrics"] == json.loads(json.dumps(row.metrics))
+    assert found["accuracy"]["6"] == row.accuracy
+    best = yaml.safe_load((swept / "best.yaml").read_text())["cells"][SOFIM]
+    assert best["test_accuracy"][7] == row.accuracy
+
+
+def test_a_cell_that_is_not_there(swept, fedsweep, nothing_runs):
+    code, _, err = fedsweep("train", "--from", swept / "best.yaml", "--cell", "nonsense")
+    assert code == 2
+    assert "cell = 'nonsense' is not in" in err
+    assert GD in err
+
+
+def test_status_says_that_it_is_finished(swept, fedsweep):
+    code, out, _ = fedsweep("status", swept, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["finished"] is True
+    assert found["running"] is None
+    assert (found["study"], found["cells_ended"], found["cells_total"]) == ("tiny", 2, 2)
+    assert found["trials"] == {"diverged": 1, "done": 29}
+    assert (found["failed"], found["retries"]) == ({}, [])
+    assert found["cells"][0]["stages"]["confirm"] == {"done": 2, "total": 2}
+    code, out, _ = fedsweep("status", swept)
+    assert out.startswith("study tiny: finished, 2 of 2 cells ended\n")
+
+
+def test_best_and_tables(copied, fedsweep, nothing_runs):
+    before = shown(copied)
+    code, out, _ = fedsweep("best", copied, "--json")
+    assert code == 0
+    assert json.loads(out)[SOFIM]["hyperparameters"] == stage(copied, SOFIM, "confirm")[0].trial.hyperparameters
+    code, out, _ = fedsweep("tables", copied)
+    assert code == 0
+    assert {Path(line).name for line in out.splitlines()} >= {"accuracy.md", "README.md", "best.yaml"}
+    assert shown(copied) == before
+
+
+def test_resume_of_a_finished_study_shows_its_tables(copied, fedsweep, nothing_runs):
+    before = shown(copied)
+    code, out, err = fedsweep("resume", copied)
+    assert code == 0
+    assert out.strip() == (copied / "tables" / "README.md").read_text().strip()
+    assert f"tables are in {copied / 'tables'}" in err.replace("\n", "")
+    assert shown(copied) == before
+
+
+def test_resume_of_a_finished_study_for_programs(copied, fedsweep, nothing_runs):
+    code, out, _ = fedsweep("resume", copied, "--json")
+    assert code == 0
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["folder"], last["failed"]) == ("finished", str(copied), 0)
+    assert str(copied / "best.yaml") in last["tables"]

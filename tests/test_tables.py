@@ -1,0 +1,739 @@
+"""Tables: what they say of ledgers written by hand, where every number can be worked out in the head."""
+
+import csv
+import hashlib
+import io
+import math
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from orchestrator.ledger import Ledger, Row
+from orchestrator.study import Study
+from orchestrator.tables import render, write_tables
+from orchestrator.tables.best import read_best
+from orchestrator.tables.mcnemar import Comparison
+from orchestrator.tables.privacy import _rounded_up
+from orchestrator.tables.tuning import shown_value
+from trainables import methods
+from trainables.data import partition
+from trainables.errors import UserError
+from trainables.privacy.plan import PrivacySettings
+from trainables.spec import DataSpec, ProblemSpec, TrialSpec
+
+SETTING = "toy / iid"
+TEST_ROWS, VALIDATION_ROWS = 20, 100
+LAST = 20
+
+
+def study(**changes) -> Study:
+    """Two methods, two budgets, two seeds, evaluated at rounds 10 and 20."""
+    return Study.model_validate(
+        {
+            "name": "by-hand",
+            "data": [{"source": "synthetic-frozen:600,20,12,4", "label": "toy"}],
+            "partitions": ["iid"],
+            "clients": 4,
+            "methods": ["dp-fedgd", "dp-fedadam"],
+            "epsilons": [1, 8],
+            "rounds": {"coarse": 20, "fine": 20, "confirm": LAST},
+            "seeds": {"confirm": [42, 7]},
+            **changes,
+        }
+    )
+
+
+class Writer:
+    """Fills a ledger the way a sweep does, with results that the test makes up."""
+
+    def __init__(self, ledger: Ledger, of: Study, setting: str = SETTING, facts: bool = True) -> None:
+        self.ledger, self.study, self.setting = ledger, of, setting
+        if facts:
+            ledger.add_facts({f"validation_rows:{setting}": VALIDATION_ROWS, f"test_rows:{setting}": TEST_ROWS})
+
+    def trial(self, method: str, epsilon: float, hypers: dict, seed: int, confirm: bool, partition_text: str = "iid"):
+        return TrialSpec(
+            problem=ProblemSpec(
+                data=DataSpec(fingerprint="by hand"),
+                partition=partition.parse(partition_text, clients=self.study.clients, seed=42),
+                train_on="all" if confirm else "train",
+                evaluate_on="test" if confirm else "validation",
+            ),
+            method=method,
+            hyperparameters=methods.get(method).check(hypers),
+            privacy=PrivacySettings(epsilon=epsilon),
+            rounds=LAST,
+            seed=seed,
+        )
+
+    def cell(self, method: str, epsilon: float, label: str = "") -> str:
+        return f"{self.setting} / {label or methods.get(method).title} / eps {epsilon:g}"
+
+    def search(self, method, epsilon, stages, way="grid", label=""):
+        """stages: name -> [(hyperparameters, validation accuracy, or how it ended, or None: not ended yet)]."""
+        for stage, members in stages.items():
+            keys = []
+            for hypers, came_to in members:
+                trial = self.trial(method, epsilon, hypers, 42, confirm=False)
+                keys.append(trial.key)
+                if isinstance(came_to, str):
+                    self.ledger.add([row(trial, {}, state=came_to)])
+                elif came_to is not None:
+                    self.ledger.add([row(trial, {LAST: came_to})])
+            self.ledger.add_stage(self.cell(method, epsilon, label), way, stage, keys)
+
+    def confirm(self, method, epsilon, hypers, curves, way="grid", label="", correct=None, **fields):
+        """curves: seed -> {round: test accuracy}, or (state, rounds, curve), or None: not ended yet."""
+        keys = []
+        for seed, came_to in curves.items():
+            trial = self.trial(method, epsilon, hypers, seed, confirm=True)
+            keys.append(trial.key)
+            state, rounds, curve = came_to if isinstance(came_to, tuple) else ("done", LAST, came_to)
+            if curve is not None:
+                bits = (correct or {}).get(seed, b"")
+                self.ledger.add([row(trial, curve, state=state, rounds=rounds, correct=bits, **fields)])
+        self.ledger.add_stage(self.cell(method, epsilon, label), way, "confirm", keys)
+
+
+def row(trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST, correct=b"", **fields) -> Row:
+    done = state == "done"
+    return Row(
+        key=trial.key,
+        spec=trial.model_dump_json(),
+        state=state,
+        reason="",
+        rounds=rounds,
+        accuracy=curve[LAST] if done else None,
+        loss=1.0 if done else None,
+        metrics={"accuracy": curve},
+        **{
+            "epsilon_claimed": trial.privacy.epsilon,
+            "epsilon_local": trial.privacy.epsilon,
+            "epsilon_secure": trial.privacy.epsilon / 2,
+            "seconds": 2.0,
+            **fields,
+        },
+        correct=correct,
+    )
+
+
+@contextmanager
+def writing(folder: Path, of: Study, **options):
+    with Ledger.write(folder) as ledger:
+        ledger.add_study(of.model_dump_json(), "by hand")
+        yield Writer(ledger, of, **options)
+
+
+def build(folder: Path) -> list[Path]:
+    with Ledger.read(folder) as ledger:
+        return write_tables(ledger, folder)
+
+
+def lines(folder: Path, name: str) -> list[list[str]]:
+    """The rows of a Markdown table, stripped; headings of groups have empty cells."""
+    text = (folder / "tables" / f"{name}.md").read_text(encoding="utf-8")
+    found = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line] for line in found if not set(line[0]) <= set("-: ")]
+
+
+def caption(folder: Path, name: str) -> str:
+    return (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").split("\n\n")[1]
+
+
+def frame(folder: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(folder / "tables" / f"{name}.csv")
+
+
+GRID = {
+    "coarse": [({"learning_rate": 0.1}, 50.0), ({"learning_rate": 1.0}, 40.0)],
+    "fine": [({"learning_rate": 0.3}, 45.0)],
+}
+LOW, HIGH = {42: {10: 20.0, 20: 40.0}, 7: {10: 24.0, 20: 43.0}}, {42: {10: 39.0, 20: 50.0}, 7: {10: 41.0, 20: 51.0}}
+
+
+def write_finished(folder: Path, of: Study | None = None, **options) -> None:
+    """DP-FedGD comes to 41.5 at either budget, DP-FedAdam to 50.5."""
+    with writing(folder, of or study(), **options) as writer:
+        for epsilon in writer.study.epsilons:
+            for method, curves in (("dp-fedgd", LOW), ("dp-fedadam", HIGH)):
+                writer.search(method, epsilon, GRID)
+                correct = {42: np.packbits(np.arange(TEST_ROWS) < curves[42][20] * TEST_ROWS / 100).tobytes()}
+                writer.confirm(method, epsilon, {"learning_rate": 0.1}, curves, correct=correct)
+
+
+@pytest.fixture
+def finished(tmp_path):
+    write_finished(tmp_path)
+    build(tmp_path)
+    return tmp_path
+
+
+# ---- accuracy
+
+
+def test_accuracy_is_mean_and_sample_deviation_with_the_best_in_bold(finished):
+    """Two seeds a, b: mean (a+b)/2 and deviation |a-b|/sqrt(2). 20, 24: 22 and 2.83; 40, 43: 41.5 and 2.12."""
+    assert lines(finished, "accuracy") == [
+        ["Method", "10", "20"],
+        ["**ε = 1**", "", ""],
+        ["DP-FedGD", "22.00 ± 2.83", "41.50 ± 2.12"],
+        ["DP-FedAdam", "**40.00 ± 1.41**", "**50.50 ± 0.71**"],
+        ["**ε = 8**", "", ""],
+        ["DP-FedGD", "22.00 ± 2.83", "41.50 ± 2.12"],
+        ["DP-FedAdam", "**40.00 ± 1.41**", "**50.50 ± 0.71**"],
+    ]
+    assert "sample standard deviation (ddof = 1) over 2 seeds (42, 7)" in caption(finished, "accuracy")
+    assert "unfinished" not in caption(finished, "accuracy")
+    first = frame(finished, "accuracy").iloc[0]
+    assert (first["setting"], first["epsilon"], first["method"], first["round"]) == (SETTING, 1, "DP-FedGD", 10)
+    assert (first["mean"], first["seeds"]) == (22.0, 2)
+    assert first["std"] == pytest.approx(4 / math.sqrt(2))
+
+
+def test_a_single_seed_has_no_deviation(tmp_path):
+    with writing(tmp_path, study(seeds={"confirm": [42]}, epsilons=[1])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, {42: {10: 20.0, 20: 40.0}})
+        writer.search("dp-fedadam", 1, GRID)
+        writer.confirm("dp-fedadam", 1, {}, {42: {10: 20.001, 20: 39.0}})
+    build(tmp_path)
+    assert lines(tmp_path, "accuracy")[2:] == [
+        ["DP-FedGD", "**20.00**", "**40.00**"],
+        ["DP-FedAdam", "**20.00**", "39.00"],  # what prints the same is as good
+    ]
+    assert "a single seed (42)" in caption(tmp_path, "accuracy")
+
+
+def test_many_evaluations_are_thinned_in_print_and_whole_in_csv(tmp_path):
+    every_round = {t: float(t) for t in range(1, LAST + 1)}
+    of = study(evaluate_every=1, epsilons=[1], methods=["dp-fedgd"])
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, {42: every_round, 7: every_round})
+    build(tmp_path)
+    assert lines(tmp_path, "accuracy")[0] == ["Method", *(str(t) for t in range(2, LAST + 1, 2))]
+    assert "the CSV file has them all" in caption(tmp_path, "accuracy")
+    assert len(frame(tmp_path, "accuracy")) == LAST
+
+
+def test_a_seed_that_diverged_is_marked_and_not_held_up_as_best(tmp_path):
+    """Seed 7 of DP-FedAdam breaks down at round 20: its 90 there is no result, the rest no winner."""
+    with writing(tmp_path, study(epsilons=[1])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, LOW)
+        writer.search("dp-fedadam", 1, GRID)
+        writer.confirm("dp-fedadam", 1, {}, {42: HIGH[42], 7: ("diverged", 20, {10: 41.0, 20: 90.0})})
+    build(tmp_path)
+    assert lines(tmp_path, "accuracy")[2:] == [
+        ["DP-FedGD", "22.00 ± 2.83", "41.50 ± 2.12"],
+        ["DP-FedAdam", "**40.00 ± 1.41**", "50.00 †"],
+    ]
+    assert "DP-FedAdam at ε = 1: seed 7 diverged" in caption(tmp_path, "accuracy")
+    assert "(1 diverged)" in (tmp_path / "tables" / "README.md").read_text()
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedAdam / eps 1"]
+    assert best["test_accuracy"] == {42: 50.0, 7: None}
+
+
+# ---- an unfinished study
+
+
+def test_an_unfinished_study_says_so_and_shows_what_there_is(tmp_path):
+    """DP-FedGD at 1: one seed of two is missing. DP-FedAdam at 1: one fine trial, then two confirm trials.
+    At 8: coarse has one trial left each, then two confirm trials, and fine is not open yet: at least 1 + 3 + 2 * 3."""
+    with writing(tmp_path, study()) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, {42: LOW[42], 7: None})
+        writer.search("dp-fedadam", 1, {**GRID, "fine": [({"learning_rate": 0.3}, None)]})
+        for method in ("dp-fedgd", "dp-fedadam"):
+            writer.search(method, 8, {"coarse": [({"learning_rate": 0.1}, 10.0), ({"learning_rate": 0.2}, None)]})
+    build(tmp_path)
+    assert lines(tmp_path, "accuracy") == [
+        ["Method", "10", "20"],
+        ["**ε = 1**", "", ""],
+        ["DP-FedGD", "20.00 †", "40.00 †"],
+        ["DP-FedAdam", "–", "–"],
+        ["**ε = 8**", "", ""],
+        ["DP-FedGD", "–", "–"],
+        ["DP-FedAdam", "–", "–"],
+    ]
+    for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
+        assert "The study is unfinished: at least 10 trials are missing." in text
+    assert "seed 7 has not ended" in caption(tmp_path, "accuracy")
+    trials = [line[5] for line in lines(tmp_path, "hyperparameters") if line[1]]
+    assert trials == ["Trials", "3", "2 of 3", "1 of 2", "1 of 2"]
+    assert [line[3] for line in lines(tmp_path, "mcnemar") if line[1]] == ["n01", "–", "–"]
+    assert list(yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"]) == [f"{SETTING} / DP-FedGD / eps 1"]
+
+
+def test_a_study_that_has_just_been_started_has_tables_of_nothing(tmp_path):
+    with writing(tmp_path, study(), facts=False) as writer:
+        for epsilon in (1, 8):
+            for method in ("dp-fedgd", "dp-fedadam"):
+                writer.search(method, epsilon, {"coarse": [({"learning_rate": 0.1}, None)]})
+    build(tmp_path)
+    assert {cell for line in lines(tmp_path, "accuracy") for cell in line[1:]} == {"10", "20", "", "–"}
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"cells": {}}
+
+
+def test_a_ledger_without_stages_gives_an_index_that_says_so(tmp_path):
+    with writing(tmp_path, study(), facts=False):
+        pass
+    build(tmp_path)
+    assert "Nothing has been started yet." in (tmp_path / "tables" / "README.md").read_text()
+
+
+def test_a_ledger_without_a_study_is_refused(tmp_path):
+    with Ledger.write(tmp_path):
+        pass
+    with pytest.raises(UserError, match="no study yet"):
+        build(tmp_path)
+
+
+def test_a_cell_in_which_everything_diverged_is_finished_and_named(tmp_path):
+    with writing(tmp_path, study(methods=["dp-fedgd"], epsilons=[1])) as writer:
+        writer.search(
+            "dp-fedgd", 1, {"coarse": [({"learning_rate": 1.0}, "diverged"), ({"learning_rate": 5.0}, "failed")]}
+        )
+    build(tmp_path)
+    assert lines(tmp_path, "accuracy")[-1] == ["DP-FedGD", "–", "–"]
+    assert "No configuration ran to its end: DP-FedGD at ε = 1." in caption(tmp_path, "accuracy")
+    assert "unfinished" not in caption(tmp_path, "accuracy")
+    assert lines(tmp_path, "hyperparameters")[-1] == ["DP-FedGD", "–", "–", "–", "–", "2", "1 / 0 / 1", "–"]
+    assert not (tmp_path / "tables" / "mcnemar.md").exists()  # one method: nothing to compare
+
+
+# ---- hyperparameters
+
+
+def test_hyperparameters_name_the_winner_its_stage_its_edges_and_what_was_lost(tmp_path):
+    """100 validation rows at 50%: a standard error is 100 * sqrt(.5 * .5 / 100) = 5, so 45 is near, 44.9 is not."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        coarse = [
+            ({"learning_rate": 0.01}, 44.9),
+            ({"learning_rate": 0.1}, 45.0),
+            ({"learning_rate": 1.0}, 50.0),
+            ({"learning_rate": 10.0}, "diverged"),
+        ]
+        fine = [({"learning_rate": 0.5}, 30.0), ({"learning_rate": 1.0}, 50.0), ({"learning_rate": 0.7}, "stopped")]
+        writer.search("dp-fedgd", 1, {"coarse": coarse, "fine": fine})
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[0][3:] == ["Found in", "On edge", "Trials", "Lost", "Within 1 s.e."]
+    assert lines(tmp_path, "hyperparameters")[2] == [
+        *("DP-FedGD", "learning_rate = 1", "50.00", "coarse and fine"),
+        *("learning_rate ↑ (fine)", "6", "1 / 1 / 0", "2"),  # 10 was tried and diverged: 1 is no outer edge
+    ]
+    assert "ties go to the lower validation loss" in caption(tmp_path, "hyperparameters")
+    found = frame(tmp_path, "hyperparameters").iloc[0]
+    assert (found["trials"], found["done"], found["diverged"], found["stopped"]) == (6, 4, 1, 1)
+    assert found["within_standard_error"] == 2
+
+
+def test_outer_edges_count_over_both_grids_and_untuned_values_go_to_the_caption(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedadam"])) as writer:
+        coarse = [({"learning_rate": rate, "beta1": beta}, 10.0) for rate in (0.01, 0.1) for beta in (0.0, 0.9)]
+        fine = [({"learning_rate": rate, "beta1": 0.5}, accuracy) for rate, accuracy in ((0.05, 20.0), (0.2, 30.0))]
+        writer.search("dp-fedadam", 1, {"coarse": coarse, "fine": fine})
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[2][1:5] == [
+        *("learning_rate = 0.2, beta1 = 0.5", "30.00", "fine", "learning_rate ↑"),
+    ]
+    assert "Not tuned: DP-FedAdam: beta2 = 0.999, tau = 0.01." in caption(tmp_path, "hyperparameters")
+
+
+def test_zoom_says_where_the_fine_grid_went_beyond_the_coarse_one(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], search={"refine": "zoom"})) as writer:
+        coarse = [({"learning_rate": rate}, rate) for rate in (1.0, 10.0)]
+        fine = [({"learning_rate": rate}, rate) for rate in (3.0, 10.0, 30.0)]
+        writer.search("dp-fedgd", 1, {"coarse": coarse, "fine": fine})
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[0][5] == "Extended"
+    assert lines(tmp_path, "hyperparameters")[2][4:6] == ["learning_rate ↑", "learning_rate ↑ to 30"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(4.0, "4"), (0.0005, "0.0005"), (0.9999995, "0.9999995"), (0.1234567890123, "0.123457"), (True, "true"), (7, "7")],
+)
+def test_values_are_shown_as_people_type_them(value, shown):
+    assert shown_value(value) == shown
+
+
+# ---- two ways of searching
+
+
+def test_two_ways_stand_side_by_side(tmp_path):
+    of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"], search={"ways": ["grid", "optuna"]})
+    with writing(tmp_path, of) as writer:
+        for method in ("dp-fedgd", "dp-fedadam"):
+            writer.search(method, 1, GRID)
+            writer.confirm(method, 1, {"learning_rate": 0.1}, LOW)
+            writer.search(
+                method, 1, {"optuna": [({"learning_rate": 0.25}, 55.0), ({"learning_rate": 9}, "diverged")]}, "optuna"
+            )
+            writer.confirm(method, 1, {"learning_rate": 0.25}, HIGH, "optuna")
+    build(tmp_path)
+    assert lines(tmp_path, "search-ways") == [
+        ["Method", "Search", "Trials", "Validation (%)", "Test (%)"],
+        ["**ε = 1**", "", "", "", ""],
+        ["DP-FedGD", "grid", "3", "50.00", "41.50 ± 2.12"],
+        ["DP-FedGD", "optuna", "2", "**55.00**", "**50.50 ± 0.71**"],
+        ["DP-FedAdam", "grid", "3", "50.00", "41.50 ± 2.12"],
+        ["DP-FedAdam", "optuna", "2", "**55.00**", "**50.50 ± 0.71**"],
+    ]
+    assert lines(tmp_path, "accuracy")[2][:2] == ["DP-FedGD", "grid"]
+    assert lines(tmp_path, "hyperparameters")[3][4] == "optuna"
+    # each way is measured against the same way's DP-FedGD: 0.95 * 41.5 and 0.95 * 50.5
+    assert lines(tmp_path, "rounds-to-95")[1:3] == [
+        ["accuracy to reach (%)", "grid", "39.42"],
+        ["accuracy to reach (%)", "optuna", "47.97"],
+    ]
+    cells = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"]
+    assert list(cells) == [
+        f"{SETTING} / {method} / eps 1{way}" for method in ("DP-FedGD", "DP-FedAdam") for way in ("", " (optuna)")
+    ]
+    assert cells[f"{SETTING} / DP-FedGD / eps 1 (optuna)"]["hyperparameters"] == {"learning_rate": 0.25}
+
+
+def test_one_way_is_not_compared(finished):
+    assert not (finished / "tables" / "search-ways.md").exists()
+
+
+# ---- rounds to 95%
+
+
+def test_rounds_to_95_percent(finished):
+    """0.95 * 41.5 = 39.425: DP-FedGD is there at 20 with 41.5, DP-FedAdam at 10 with 40."""
+    assert lines(finished, "rounds-to-95") == [
+        ["Method", "ε = 1", "ε = 8"],
+        ["accuracy to reach (%)", "39.42", "39.42"],
+        ["DP-FedGD", "20", "20"],
+        ["DP-FedAdam", "**10**", "**10**"],
+    ]
+
+
+def test_rounds_to_95_percent_may_never_come_and_needs_dp_fedgd(tmp_path):
+    with writing(tmp_path / "never", study(epsilons=[1])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, HIGH)
+        writer.search("dp-fedadam", 1, GRID)
+        writer.confirm("dp-fedadam", 1, {}, LOW)
+    build(tmp_path / "never")
+    assert lines(tmp_path / "never", "rounds-to-95")[-1] == ["DP-FedAdam", "–"]
+    with writing(tmp_path / "without", study(epsilons=[1], methods=["dp-fedadam"])) as writer:
+        writer.search("dp-fedadam", 1, GRID)
+    build(tmp_path / "without")
+    assert not (tmp_path / "without" / "tables" / "rounds-to-95.md").exists()
+
+
+# ---- McNemar
+
+
+@pytest.mark.parametrize(
+    ("n10", "n01", "statistic", "p", "sign"),
+    [
+        (529, 700, 23.515, 0.0000, "-"),  # the paper's table 15: DP-FedSOFIM against DP-FedGD at 0.5
+        (1258, 1172, 2.973, 0.0847, "+"),
+        (499, 547, 2.112, 0.1462, "-"),
+        (575, 573, 0.001, 0.9765, "+"),
+        (0, 0, 0.0, 1.0, "="),
+        (3, 3, 0.0, 1.0, "="),
+        (1, 0, 0.0, 1.0, "+"),  # (|1 - 0| - 1)^2 = 0
+    ],
+)
+def test_mcnemar_by_the_papers_numbers(n10, n01, statistic, p, sign):
+    found = Comparison(n10, n01)
+    assert (round(found.chi2, 3), round(found.p, 4), found.sign) == (statistic, p, sign)
+
+
+def test_mcnemar_counts_only_rows_not_padding():
+    """10 rows in 2 bytes. Reference right on 0..5, other right on 4..7: n10 = {0,1,2,3}, n01 = {6,7}."""
+    rows = np.arange(10)
+    reference, other = np.packbits(rows < 6).tobytes(), np.packbits((rows >= 4) & (rows < 8)).tobytes()
+    assert Comparison.of(reference, other, 10) == Comparison(n10=4, n01=2)
+    padded = bytes([reference[0], reference[1] | 0b00111111])
+    assert Comparison.of(padded, other, 10) == Comparison(n10=4, n01=2)
+
+
+def test_mcnemar_table(finished):
+    """Of 20 rows DP-FedAdam has the first 10 right, DP-FedGD the first 8: n10 = 2, n01 = 0, (2 - 1)^2 / 2 = 0.5."""
+    assert lines(finished, "mcnemar")[:3] == [
+        ["Method", "Accuracy (%)", "n10", "n01", "χ²", "p", "Sign"],
+        ["**ε = 1: DP-FedAdam 50.00 %**", "", "", "", "", "", ""],
+        ["DP-FedGD", "40.00", "2", "0", "0.500", "0.4795", "+"],
+    ]
+    assert "on the 20 test rows after round 20, seed 42" in caption(finished, "mcnemar")
+
+
+def test_mcnemar_takes_the_reference_that_the_study_names(tmp_path):
+    write_finished(tmp_path, study(compare_to="dp-fedgd"))
+    build(tmp_path)
+    assert lines(tmp_path, "mcnemar")[2] == ["DP-FedAdam", "50.00", "0", "2", "0.500", "0.4795", "-"]
+
+
+def test_a_very_small_p_is_shown_as_such_and_bold(tmp_path):
+    with writing(tmp_path, study(epsilons=[1])) as writer:
+        for method, correct in (("dp-fedgd", b"\x00\x00\x00"), ("dp-fedadam", b"\xff\xff\xf0")):
+            writer.search(method, 1, GRID)
+            writer.confirm(method, 1, {}, LOW, correct={42: correct})
+    build(tmp_path)
+    # (20 - 1)^2 / 20 = 18.05
+    assert lines(tmp_path, "mcnemar")[2][2:] == ["20", "0", "18.050", "**<0.0001**", "+"]
+
+
+# ---- privacy
+
+
+def test_privacy_sets_what_was_claimed_beside_what_was_bought(tmp_path):
+    with writing(tmp_path, study(epsilons=[1])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=0.99999, epsilon_secure=0.45731)
+        writer.search("dp-fedadam", 1, GRID)
+        writer.confirm("dp-fedadam", 1, {}, HIGH, epsilon_local=4.2, epsilon_secure=1.0)
+    build(tmp_path)
+    assert [line[:5] for line in lines(tmp_path, "privacy")[2:]] == [
+        ["DP-FedGD", "1", "1", "0.4574", "local and secure aggregation"],
+        ["DP-FedAdam", "1", "4.2", "1", "secure aggregation"],
+    ]
+    assert "adjacency replace-one" in caption(tmp_path, "privacy")
+    assert "the search on the same data" in caption(tmp_path, "privacy")
+
+
+def test_an_infinite_budget_is_the_non_private_arm(tmp_path):
+    with writing(tmp_path, study(epsilons=[math.inf], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", math.inf, GRID)
+        writer.confirm("dp-fedgd", math.inf, {}, LOW)
+    build(tmp_path)
+    assert lines(tmp_path, "privacy")[1:] == [
+        ["**ε = ∞**", *[""] * 7],
+        ["DP-FedGD", "∞", "∞", "∞", "no privacy claimed", "–", "–", "–"],
+    ]
+    assert (
+        yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedGD / eps inf"]["epsilon"]
+        == math.inf
+    )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"), [(0.45731, "0.4574"), (1.0, "1"), (10.0, "10"), (0.99999996, "1"), (12345.6, "12350")]
+)
+def test_an_epsilon_is_rounded_to_the_safe_side(epsilon, shown):
+    assert _rounded_up(epsilon) == shown
+
+
+# ---- timing
+
+
+def test_timing_is_kept_apart(finished):
+    """Every trial took 2 seconds for 20 rounds; per method 2 budgets x 2 seeds, and 2 x 3 search trials."""
+    text = (finished / "timing" / "seconds-per-round.md").read_text()
+    assert "share of its pack's" in text
+    found = pd.read_csv(finished / "timing" / "seconds-per-round.csv")
+    assert found["confirm_seconds"].tolist() == found["search_seconds"].tolist() == [0.1, 0.1]
+    assert (found["confirm_trials"].tolist(), found["search_trials"].tolist()) == ([4, 4], [6, 6])
+
+
+# ---- best.yaml
+
+
+def test_best_holds_all_that_makes_the_confirm_trial(finished):
+    entry = read_best(finished / "best.yaml")[f"{SETTING} / DP-FedAdam / eps 8"]
+    assert entry["data"] == "synthetic-frozen:600,20,12,4"
+    assert entry["test_accuracy"] == {42: 50.0, 7: 51.0}
+    again = TrialSpec(
+        problem=ProblemSpec(
+            data=DataSpec(
+                fingerprint=entry["fingerprint"],
+                validation_fraction=entry["validation_fraction"],
+                validation_seed=entry["validation_seed"],
+            ),
+            partition=partition.parse(entry["partition"], clients=entry["clients"], seed=entry["partition_seed"]),
+            train_on=entry["train_on"],
+            evaluate_on=entry["evaluate_on"],
+        ),
+        method=entry["method"],
+        hyperparameters=entry["hyperparameters"],
+        privacy=PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}),
+        rounds=entry["rounds"],
+        evaluate_every=entry["evaluate_every"],
+        seed=7,
+    )
+    with Ledger.read(finished) as ledger:
+        keys = ledger.stages()[f"{SETTING} / DP-FedAdam / eps 8", "grid", "confirm"]
+    assert again.key == keys[1]
+
+
+@pytest.mark.parametrize("text", ["cells: [", "cells: 3", "- a", ""])
+def test_a_file_that_is_no_best_yaml_is_refused(tmp_path, text):
+    (tmp_path / "best.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"best\.yaml"):
+        read_best(tmp_path / "best.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_best(tmp_path / "other.yaml")
+
+
+# ---- files
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "ledger" not in path.name]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_rebuilt_tables_are_byte_identical_and_leave_nothing_behind(finished):
+    before = digests(finished)
+    written = build(finished)
+    assert digests(finished) == before
+    assert sorted(str(path.relative_to(finished)) for path in written) == sorted(before)
+    assert len(written) == len(set(written))
+
+
+def test_tables_do_not_depend_on_the_order_in_which_trials_ended(tmp_path):
+    for name, order in (("a", (0, 1)), ("b", (1, 0))):
+        with writing(tmp_path / name, study(epsilons=[1])) as writer:
+            for which in order:
+                method, curves = (("dp-fedgd", LOW), ("dp-fedadam", HIGH))[which]
+                writer.search(method, 1, GRID)
+                writer.confirm(method, 1, {}, curves)
+        build(tmp_path / name)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_several_settings_have_files_of_their_own(tmp_path):
+    """Names that differ only in what a file name cannot hold still get different files."""
+    write_finished(tmp_path)
+    build(tmp_path)
+    assert (tmp_path / "tables" / "accuracy.md").exists()
+    data = [{"source": "a", "label": "toy"}, {"source": "b", "label": "TOY"}, {"source": "folder/other.npz"}]
+    grown = study(data=data)
+    with writing(tmp_path, grown, setting="TOY / iid") as writer:
+        writer.search("dp-fedgd", 1, GRID)
+    with writing(tmp_path, grown, setting="other / iid") as writer:
+        writer.search("dp-fedgd", 1, GRID)
+    build(tmp_path)
+    found = sorted(path.name for path in (tmp_path / "tables").glob("accuracy*.md"))
+    assert found == ["accuracy-other-iid.md", "accuracy-toy-iid-2.md", "accuracy-toy-iid.md"]  # and no accuracy.md
+    page = (tmp_path / "tables" / "README.md").read_text()
+    assert page.index("### toy / iid") < page.index("### TOY / iid") < page.index("### other / iid")
+    timing = pd.read_csv(tmp_path / "timing" / "seconds-per-round.csv")
+    assert timing["setting"].drop_duplicates().tolist() == ["toy / iid", "TOY / iid", "other / iid"]
+
+
+def check_markdown(text: str) -> None:
+    """As a Markdown reader sees it: only the markup that tables have, links only to files beside it."""
+    parsed = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(text)
+    inline = [child for token in parsed for child in token.children or []]
+    links = [token.attrs["href"] for token in inline if token.type == "link_open"]
+    assert all(re.fullmatch(r"(\.\./)?[a-z0-9.-]+/?", str(link)) for link in links)
+    kinds = {token.type.removesuffix("_open").removesuffix("_close") for token in [*parsed, *inline]}
+    page = {"bullet_list", "list_item", "em", "code_inline", "link", "softbreak"} if links else set()
+    table = {
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "heading",
+        "paragraph",
+        "inline",
+        "text",
+        "text_special",
+        "strong",
+    }
+    assert kinds <= table | page
+    if links:
+        assert {token.content for token in inline if token.type == "code_inline"} == {
+            *("\\input", "\\usepackage{booktabs}", "fedsweep train --from", "fedsweep tables"),
+        }
+
+
+HOSTILE = '../../x|y\n# <script>a_b*[c](http://d)$\\e{f}&lt;%~^"'
+
+
+def test_hostile_names_neither_leave_the_folder_nor_become_markup(tmp_path):
+    label = '=1+1,"|`x`\r\n\\input{y}_&#'
+    data = [{"source": "a", "label": HOSTILE}, {"source": "b", "label": "plain"}]
+    methods_given = [{"name": "dp-fedgd", "label": label}, "dp-fedadam"]
+    of = study(data=data, methods=methods_given, epsilons=[1], compare_to=label)
+    folder = tmp_path / "results"
+    for setting in (f"{HOSTILE} / iid", "plain / iid"):
+        with writing(folder, of, setting=setting) as writer:
+            writer.search("dp-fedgd", 1, GRID, label=label)
+            writer.confirm("dp-fedgd", 1, {}, LOW, label=label)
+            writer.search("dp-fedadam", 1, GRID)
+            writer.confirm("dp-fedadam", 1, {}, HIGH)
+    written = build(folder)
+    assert {path.parent for path in written} == {folder, folder / "tables", folder / "timing"}
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+    stems = {path.stem for path in written if path.parent.name == "tables" and path.stem != "README"}
+    assert all(set(stem) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for stem in stems)
+    for path in written:
+        text = path.read_bytes().decode("utf-8")
+        if path.suffix == ".md":
+            check_markdown(text)
+        if path.suffix == ".tex":
+            assert "\\input" not in text
+            bare = text.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
+            assert bare.count("{") == bare.count("}")
+        if path.suffix == ".csv":
+            header, *rest = list(csv.reader(io.StringIO(text, newline="")))
+            assert all(len(line) == len(header) for line in rest)
+    shown = (folder / "tables" / "accuracy-plain-iid.md").read_text()
+    rows = MarkdownIt("commonmark").enable("table").parse(shown)
+    texts = ["".join(c.content for c in token.children) for token in rows if token.type == "inline"]
+    assert label.replace("\r\n", "  ") in texts  # and this is all a reader sees of it
+    accuracies = [pd.read_csv(path) for path in written if path.name.startswith("accuracy") and path.suffix == ".csv"]
+    assert {name for found in accuracies for name in found["method"]} == {label, "DP-FedAdam"}  # as it was given
+    assert f"{HOSTILE} / iid / {label} / eps 1" in yaml.safe_load((folder / "best.yaml").read_text())["cells"]
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown", "latex"),
+    [
+        ("a|b", r"a\|b", r"a\textbar{}b"),
+        ("a\nb", "a b", "a b"),
+        ("learning_rate _x_", r"learning_rate \_x\_", r"learning\_rate \_x\_"),
+        ("<b> <0.1", r"\<b> <0.1", r"\textless{}b\textgreater{} \textless{}0.1"),
+        ("5 % & $", r"5 % & \$", r"5 \% \& \$"),
+        ("1 ± 2", "1 ± 2", r"1 $\pm$ 2"),
+        ("[x] *", r"\[x\] \*", "{[}x{]} {*}"),
+        ("\\\u202e\x1b", "\\\\  ", r"\textbackslash{}  "),
+    ],
+)
+def test_text_is_escaped(text, markdown, latex):
+    assert render.markdown_text(text) == markdown
+    assert render.latex_text(text) == latex
+
+
+def test_latex_is_a_whole_table(finished):
+    text = (finished / "tables" / "accuracy.tex").read_text()
+    assert text.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
+    assert text.endswith("\\bottomrule\n\\end{tabular}\n\\end{table}\n")
+    assert "DP-FedAdam & \\textbf{40.00 $\\pm$ 1.41} & \\textbf{50.50 $\\pm$ 0.71} \\\\\n" in text
+    assert "\\multicolumn{3}{l}{$\\varepsilon$ = 1} \\\\\n" in text
+
+
+def test_the_index_links_every_table_and_shows_the_final_round(finished):
+    page = (finished / "tables" / "README.md").read_text()
+    for path in (finished / "tables").glob("*.*"):
+        assert path.name == "README.md" or f"({path.name})" in page
+    assert "The study is finished." in page
+    assert "| DP-FedAdam | **50.50 ± 0.71** | **50.50 ± 0.71** |" in page
+
+
+def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch):
+    render.write_text(tmp_path / "t.md", "old")
+
+    def no_space(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(render.os, "replace", no_space)
+    with pytest.raises(OSError, match="No space"):
+        render.write_text(tmp_path / "t.md", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "old")]
