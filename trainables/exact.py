@@ -13,7 +13,7 @@ GRID = float(1 << 34)
 
 
 def to_grid(values: torch.Tensor) -> torch.Tensor:
-    return values.double().mul_(GRID).round_()
+    return (values.double() * GRID).round_()
 
 
 def from_grid(total: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
 from trainables.problem import Shipment
-from trainables.server import LaneResult
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
 
@@ -67,8 +66,13 @@ class PackTrial(tune.Trainable):
                     lane.state = "stopped"
         done = all(lane.state != "running" for lane in lanes)
         running = sum(lane.state == "running" for lane in lanes)
-        result = {"round": self.t, "running": running, "done": done, "lanes": _payload(lanes) if done else None}
-        result["starting_s"] = self.starting_s
+        result: dict[str, Any] = {
+            "round": self.t,
+            "running": running,
+            "done": done,
+            "lanes": [vars(lane) for lane in lanes] if done else None,
+            "starting_s": self.starting_s,
+        }
         if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S:
             result[SHOULD_CHECKPOINT] = True
         return result
@@ -97,7 +101,3 @@ class PackTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         self.federation.close()
-
-
-def _payload(lanes: list[LaneResult]) -> list[dict[str, Any]]:
-    return [vars(lane) for lane in lanes]

@@ -22,6 +22,7 @@ from trainables.pack import (
     client_work,
     lane_groups,
     order_lanes,
+    pack_group,
     select_lanes,
 )
 from trainables.problem import Shipment, fetch
@@ -90,6 +91,10 @@ class Server:
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
         """Start a pack, or take it up again where `snapshot` left it."""
+        if len({pack_group(trial) for trial in trials}) > 1:
+            raise ValueError("these trials cannot share a pack")
+        if any(trial.problem.key != shipment.key for trial in trials):
+            raise ValueError("the shipment is of another problem than the trials")
         self._opened = (list(trials), shipment)
         self._kept = snapshot
         self.trials = order_lanes(trials)
@@ -137,6 +142,8 @@ class Server:
             if trial.key in chosen:
                 self.results[trial.key].state = "stopped"
         self._compact()
+        if self._work.program.stateful:
+            self.snapshot()  # going back to an older one would wake them again
 
     # ---- the round
 
@@ -237,7 +244,10 @@ class Server:
 
     def snapshot(self) -> bytes:
         """Everything needed to go on from here: plain tensors and numbers, no code."""
-        clients = ClientStates.merged(self.hosts.states()) if self._work.program.stateful and self.t > 0 else None
+        clients = None
+        if self._work.program.stateful and self.t > 0:
+            busy = self.hosts.states()[: len(self._work.assignment)]  # the others may still hold another pack's clients
+            clients = ClientStates.merged(busy)
         buffer = io.BytesIO()
         torch.save(
             {
@@ -245,7 +255,7 @@ class Server:
                 "lanes": [trial.key for trial in self.trials],
                 "theta": self.theta.cpu(),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
-                "results": {key: vars(result) for key, result in self.results.items()},
+                "results": {k: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items()},
                 "clients": vars(clients) if clients else None,
             },
             buffer,
@@ -255,13 +265,20 @@ class Server:
 
     def _restore(self, snapshot: bytes) -> None:
         saved: dict[str, Any] = torch.load(io.BytesIO(snapshot), weights_only=True)
-        self.results = {key: LaneResult(**fields) for key, fields in saved["results"].items()}
+        self.results = {
+            key: LaneResult(**{**fields, "correct": bytes.fromhex(fields["correct"])})
+            for key, fields in saved["results"].items()
+        }
+        if set(self.results) != {trial.key for trial in self.trials}:
+            raise ValueError("the snapshot belongs to another pack")
         self._compact()
         if [trial.key for trial in self.trials] != saved["lanes"]:
             raise ValueError("the snapshot belongs to another pack")
         self.t = saved["t"]
         self.theta = saved["theta"].to(self.device)
         self._states = [{name: v.to(self.device) for name, v in state.items()} for state in saved["states"]]
+        if saved["clients"]:
+            self.hosts.restore(self._work, ClientStates(**saved["clients"]))
 
 
 def run_here(

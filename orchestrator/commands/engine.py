@@ -211,6 +211,8 @@ def train(
             epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
         ).check()
         dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
+        if hosts is not None:
+            in_range(1, 10**6, hosts=hosts)
         chosen = methods.get(method).check(_key_values(settings or []))  # cheap mistakes first: data take a while
         training = trainings.prepare(
             features.load(data or "synthetic-frozen"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -15,6 +18,20 @@ from trainables.data import synthetic
 from trainables.errors import UserError, in_range
 
 Rows = NDArray[np.int64]
+
+# what NumPy and zipfile raise on a file that is cut off or damaged, or that a disk fails to deliver
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    RuntimeError,  # with NotImplementedError: encrypted members, unknown compression
+    SyntaxError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENT_COLUMN = "client_train"
@@ -63,21 +80,25 @@ def load(name: str) -> FeatureSet:
         fingerprint, arrays = generated
         return _checked(name, fingerprint, arrays)
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, false for a name that no file can have
         raise UserError(f"data {name!r} is neither a file nor a built-in set ({', '.join(synthetic.FORMS)})")
     return _checked(path.stem, f"sha256:{_sha256(path)}", _read_npz(path))
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"data file {path} cannot be read: {error.strerror}") from None
 
 
 def _read_npz(path: Path) -> dict[str, NDArray]:
     try:
-        with np.load(path, allow_pickle=False) as file:  # a pickle in a data file could run anything
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"data file {path} is not an npz archive")
+        opened = np.load(path, allow_pickle=False)  # a pickle in a data file could run anything
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise UserError(f"data file {path} is not an npz archive")
+        with opened as file:
             missing = [name for name in ARRAYS if name not in file]
             if missing:
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
@@ -89,7 +110,7 @@ def _read_npz(path: Path) -> dict[str, NDArray]:
         if "allow_pickle" in str(error):
             raise UserError(f"data file {path} holds Python objects, which are never loaded") from None
         raise UserError(f"data file {path} cannot be read as npz: {error}") from None
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except READ_ERRORS as error:
         raise UserError(f"data file {path} is not a whole npz archive: {error}") from None
 
 
@@ -121,7 +142,8 @@ def _features(name: str, key: str, x: NDArray) -> NDArray[np.float32]:
         raise UserError(
             f"data {name}: {key} must be a table of numbers, rows x features, but is {x.dtype} of shape {x.shape}"
         )
-    converted = np.ascontiguousarray(x, dtype=np.float32)
+    with np.errstate(over="ignore"):  # too large for float32 is infinite, which is refused below
+        converted = np.ascontiguousarray(x, dtype=np.float32)
     if not np.isfinite(converted).all():
         row = int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
         raise UserError(f"data {name}: {key} has a value that is nan or infinite in row {row}")

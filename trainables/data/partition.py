@@ -140,13 +140,15 @@ def _top_up(dealt: list[Rows], least: int, spec: PartitionSpec) -> list[str]:
         return []
     notes = []
     for client, rows in enumerate(dealt):
-        short = least - len(rows)
-        if short <= 0:
-            continue
-        giver = max(range(len(dealt)), key=lambda i: len(dealt[i]))
-        dealt[client] = np.concatenate([rows, dealt[giver][-short:]])
-        dealt[giver] = dealt[giver][:-short]
-        notes.append(f"client {client} had {len(rows)} rows and was given {short} of client {giver}'s")
+        given: dict[int, int] = {}
+        for _ in range(least - len(rows)):  # row by row from whoever has most then, so that no giver falls short itself
+            giver = max(range(len(dealt)), key=lambda i: len(dealt[i]))
+            dealt[client] = np.append(dealt[client], dealt[giver][-1])
+            dealt[giver] = dealt[giver][:-1]
+            given[giver] = given.get(giver, 0) + 1
+        if given:
+            gifts = " and ".join(f"{count} of client {giver}'s" for giver, count in given.items())
+            notes.append(f"client {client} had {len(rows)} rows and was given {gifts}")
     return notes
 
 

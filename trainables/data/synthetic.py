@@ -17,7 +17,7 @@ def generate(name: str) -> tuple[str, Arrays] | None:
     kind, _, text = name.partition(":")
     if kind == "synthetic-frozen":
         sizes = _numbers(name, text) or [50_000, 10_000, 64, 10]
-        if len(sizes) != 4 or any(size != int(size) for size in sizes):
+        if len(sizes) != 4 or any(not float(size).is_integer() for size in sizes):
             raise UserError(f"data {name!r}: expected four whole numbers TRAIN,TEST,FEATURES,CLASSES")
         train, test, features, classes = (int(size) for size in sizes)
         name_in_range(f"data {name!r}: CLASSES", classes, 2, 1000)
@@ -27,7 +27,7 @@ def generate(name: str) -> tuple[str, Arrays] | None:
         return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(train, test, features, classes)
     if kind == "synthetic":
         numbers = _numbers(name, text)
-        if len(numbers) not in (2, 3) or any(number != int(number) for number in numbers[2:]):
+        if len(numbers) not in (2, 3) or any(not number.is_integer() for number in numbers[2:]):
             raise UserError(f"data {name!r}: expected ALPHA,BETA[,CLIENTS]")
         alpha, beta, clients = numbers[0], numbers[1], int(numbers[2]) if len(numbers) == 3 else 30
         name_in_range(f"data {name!r}: ALPHA", alpha, 0, 100)

@@ -19,7 +19,7 @@ class DPFedAdam(Method):
     )
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta)}
+        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta), **powers(theta)}
 
     def second_moment(self, v: torch.Tensor, G: torch.Tensor, beta2: torch.Tensor) -> torch.Tensor:
         return beta2 * v + (1 - beta2) * G.square()
@@ -28,6 +28,13 @@ class DPFedAdam(Method):
         beta1, beta2 = hypers["beta1"], hypers["beta2"]
         state["m"] = beta1 * state["m"] + (1 - beta1) * G
         state["v"] = self.second_moment(state["v"], G, beta2)
-        m_hat = state["m"] / (1 - beta1**t)
-        v_hat = state["v"] / (1 - beta2**t)
+        state["beta1_t"], state["beta2_t"] = state["beta1_t"] * beta1, state["beta2_t"] * beta2
+        m_hat = state["m"] / (1 - state["beta1_t"]).to(theta)
+        v_hat = state["v"] / (1 - state["beta2_t"]).to(theta)
         return theta - hypers["learning_rate"] * m_hat / (v_hat.sqrt() + hypers["tau"])
+
+
+def powers(theta: torch.Tensor) -> State:
+    """beta^t, kept as a running product in float64: `pow` rounds differently at the end of a vector of lanes."""
+    ones = torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
+    return {"beta1_t": ones, "beta2_t": ones.clone()}

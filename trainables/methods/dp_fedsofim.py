@@ -61,12 +61,14 @@ class DPFedSOFIM(Method):
         return {name: automatic[name] if value == AUTO else value for name, value in hypers.items()}
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {"M": torch.zeros_like(theta)}
+        ones = torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
+        return {"M": torch.zeros_like(theta), "beta_t": ones}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         rho, beta = hypers["rho"], hypers["beta"]
         state["M"] = beta * state["M"] + (1 - beta) * G
-        M = torch.where(hypers["bias_correction"] > 0, state["M"] / (1 - beta**t), state["M"])
+        state["beta_t"] = state["beta_t"] * beta
+        M = torch.where(hypers["bias_correction"] > 0, state["M"] / (1 - state["beta_t"]).to(theta), state["M"])
         if hypers["variant"] == "ema_only":
             direction = M
         elif hypers["variant"] == "grad_only":

@@ -13,7 +13,7 @@ class DPFedYogi(DPFedAdam):
     title = "DP-FedYogi"
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta) + hypers["tau"].square()}
+        return {**super().initial_state(theta, hypers), "v": torch.zeros_like(theta) + hypers["tau"].square()}
 
     def second_moment(self, v: torch.Tensor, G: torch.Tensor, beta2: torch.Tensor) -> torch.Tensor:
         squared = G.square()

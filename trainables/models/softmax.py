@@ -1,7 +1,6 @@
 """The softmax linear head, many lanes at a time.
 
-A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||, and ||p - y||^2 = sum p^2 - 2 p_y + 1: clipping
-needs no per-example gradient. Everything else is two matrix products and a handful of passes over a chunk in cache.
+A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||: clipping needs no per-example gradient. Everything else is two matrix products and a handful of passes over a chunk in cache.
 Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), which is the faster instruction.
 """
 
@@ -122,21 +121,24 @@ class SoftmaxHead:
                 z.sub_(z.amax(2, keepdim=True))
                 shifted_label = z.gather(2, label).squeeze(2) if diagnose else None
                 z.exp2_()
-                inverse = z.sum(2)
+                inverse = z.gather(2, label).squeeze(2)
+                z.scatter_(2, label, 0)
+                others = z.sum(2)
+                inverse.add_(others)
                 if shifted_label is not None:  # -ln p_y = ln 2 (log2 of the sum - shifted logit of the label)
                     real = torch.isfinite(row_norm)
                     losses[block] += inverse.log2().sub_(shifted_label).mul_(real).sum(1)
                 inverse.reciprocal_()
-                # ||p - y||^2 = sum p^2 - 2 p_y + 1, not below what float32 can tell from zero
-                norm = torch.mul(z, z, out=scratch[:, :n].view(z.shape)).sum(2).mul_(inverse).mul_(inverse)
-                norm.sub_(z.gather(2, label).squeeze(2).mul_(inverse), alpha=2).add_(1).clamp_(min=1e-24)
-                norm.sqrt_().mul_(row_norm)
+                # ||p - y||^2 = sum of p_k^2 over the other classes + (1 - p_y)^2, and 1 - p_y is the sum of those p_k:
+                # no difference is taken, so the norm is right however sure the model is of the label
+                norm = torch.mul(z, z, out=scratch[:, :n].view(z.shape)).sum(2).addcmul_(others, others)
+                norm.sqrt_().mul_(inverse).mul_(row_norm)
                 factor = torch.div(clips[block], norm, out=norm).clamp_(max=1)
                 if diagnose:
                     clipped[block] += ((factor < 1) & real).sum(1)
                 # (p - y) * factor, in place of the logits
+                z.scatter_(2, label, others.neg_().unsqueeze(2))
                 z.mul_(inverse.mul_(factor).unsqueeze(2))
-                z.scatter_add_(2, label, factor.neg_().unsqueeze(2))
                 total[block].baddbmm_(x.mT, flat)
         count = theta.shape[-2]
         gradient = from_blocks(total, c, lanes, count)

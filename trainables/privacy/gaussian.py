@@ -41,8 +41,9 @@ def epsilon_of(mu: float, delta: float) -> float:
     while log_delta(high, mu) > target:
         high *= 2
     root = float(brentq(lambda e: max(log_delta(e, mu), -1e6) - target, 0.0, high, xtol=1e-15, rtol=1e-14))
-    while log_delta(root, mu) > target:
-        root = math.nextafter(root * (1 + 1e-15), math.inf)
+    step = 1e-15
+    while log_delta(root, mu) > target:  # small steps alone would never end where delta drowns in rounding
+        root, step = math.nextafter(root * (1 + step), math.inf), min(2 * step, 0.5)
     return root
 
 
@@ -53,10 +54,13 @@ def mu_of(epsilon: float, delta: float) -> float:
     if math.isinf(epsilon):
         return math.inf
     target = math.log(delta)
-    low, high = 1e-12, 1.0
+    low, high = 1.0, 1.0
     while log_delta(epsilon, high) <= target:
         high *= 2
+    while log_delta(epsilon, low) > target:
+        low /= 2
     root = float(brentq(lambda m: max(log_delta(epsilon, m), -1e6) - target, low, high, xtol=1e-15, rtol=1e-14))
+    step = 1e-15
     while log_delta(epsilon, root) > target:
-        root *= 1 - 1e-15
+        root, step = root * (1 - step), min(2 * step, 0.5)
     return root
