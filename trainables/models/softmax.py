@@ -1,6 +1,7 @@
 """The softmax linear head, many lanes at a time.
 
-A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||: clipping needs no per-example gradient. Everything else is two matrix products and a handful of passes over a chunk in cache.
+A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||: clipping needs no per-example gradient.
+Everything else is two matrix products and a handful of passes over a chunk in cache.
 Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), which is the faster instruction.
 """
 
