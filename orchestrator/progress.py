@@ -79,10 +79,10 @@ def expected_trials(search: CellSearch) -> dict[str, int]:
 
 
 class View:
-    """The base shows nothing; it keeps the rate. The clock starts with the first pack, not with Ray."""
+    """The base shows nothing; it keeps the rate. The clock starts with the first result, not with Ray."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._first: tuple[float, int] | None = None
         self._shown = 0.0
         self.every = 0.5
 
@@ -99,7 +99,6 @@ class View:
         )
 
     def __enter__(self) -> View:
-        self._began = time.monotonic()
         return self
 
     def __exit__(
@@ -109,6 +108,8 @@ class View:
 
     def changed(self, running: Running) -> None:
         now = time.monotonic()
+        if self._first is None:
+            self._first = (now, running.lane_rounds)
         if now - self._shown >= self.every or running.sweep.finished:
             self._shown = now
             self.show(running)
@@ -121,7 +122,10 @@ class View:
 
     def rate(self, running: Running) -> float:
         """Rounds of single trials per second."""
-        return running.lane_rounds / max(1e-9, time.monotonic() - self._began)
+        if self._first is None:
+            return 0.0
+        then, rounds = self._first
+        return (running.lane_rounds - rounds) / max(1e-9, time.monotonic() - then)
 
     def left(self, running: Running) -> str:
         rate = self.rate(running)
