@@ -9,6 +9,7 @@ from functools import cached_property
 from orchestrator.study import MethodSettings, Study
 from search_spaces import Configuration, SearchSpace
 from trainables.data import features, partition
+from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.pack import plan_of
 from trainables.privacy.plan import PrivacySettings
@@ -87,7 +88,10 @@ class Blueprint:
         for data in study.data:
             loaded = features.load(data.source)
             label = data.label or loaded.name
-            fingerprints[f"{label} {data.backbone}".strip()] = loaded.fingerprint
+            name = f"{label} {data.backbone}".strip()
+            if name in fingerprints:
+                raise UserError(f"two data sets are called {name!r}; give one of them a label")
+            fingerprints[name] = loaded.fingerprint
             content = DataSpec(
                 fingerprint=loaded.fingerprint,
                 validation_fraction=study.validation.fraction,

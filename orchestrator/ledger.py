@@ -136,6 +136,8 @@ class Ledger:
             raise UserError(f"result folder {folder} holds no ledger.sqlite")
         connection = _connect(f"file:{_quoted(file)}?mode=ro", folder)
         try:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'failures'").fetchone():
+                raise UserError(f"the ledger in {folder} is empty: its driver ended before it had begun")
             ledger = cls(connection, None)
             ledger._check_version(folder)
             yield ledger
@@ -188,7 +190,8 @@ class Ledger:
         with self._transaction():
             marks = ", ".join("?" * 13)
             self._db.executemany(
-                f"INSERT OR IGNORE INTO trials ({COLUMNS}) VALUES ({marks})", (row.values() for row in rows)
+                f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO NOTHING",
+                (row.values() for row in rows),
             )
 
     def outcomes(self) -> dict[str, tuple[str, float | None, float | None]]:
@@ -240,7 +243,8 @@ class Ledger:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk has rolled it back already
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 

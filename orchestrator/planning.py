@@ -64,10 +64,13 @@ def plan(study: Study) -> Plan:
     ]
     trials: Counter[str] = Counter()
     packs: Counter[str] = Counter()
+    known: set[str] = set()
     rounds = 0
     flops = 0.0
     for stage in ("coarse", "fine", "optuna", "confirm"):
-        members = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
+        found = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
+        members = [trial for trial in found if trial.key not in known]
+        known.update(trial.key for trial in members)
         if not members:
             continue
         trials[stage] = len(members)

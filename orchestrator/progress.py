@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.console import emit_json, stderr
 from orchestrator.packing import Capacity
-from orchestrator.search import SEARCH_STAGES, CellSearch, Sweep
+from orchestrator.search import SEARCH_STAGES, CellSearch, Sweep, search_budget
 
 
 class Running(Protocol):
@@ -71,7 +71,7 @@ def expected_trials(search: CellSearch) -> dict[str, int]:
     if search.way == "grid":
         guess = {"coarse": len(space.grid(space.coarse)), "fine": len(space.grid(space.fine))}
     else:
-        guess = {"optuna": len(space.grid(space.coarse)) + len(space.grid(space.fine))}
+        guess = {"optuna": search_budget(space)}
     guess["confirm"] = len(search.cell.study.seeds.confirm)
     if search.way == "optuna":
         return guess  # opened batch by batch

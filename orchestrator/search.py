@@ -23,6 +23,11 @@ from trainables.spec import TrialSpec
 SEARCH_STAGES = {"grid": ("coarse", "fine"), "optuna": ("optuna",)}
 
 
+def search_budget(space: SearchSpace) -> int:
+    """How many trials a search that is no grid may have: as many as both grids."""
+    return len(space.grid(space.coarse)) + len(space.grid(space.fine))
+
+
 class CellSearch:
     """One cell searched in one way."""
 
@@ -86,8 +91,7 @@ class _OptunaSearch:
     def __init__(self, cell: Cell) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.cell = cell
-        space = cell.space
-        self.budget = len(space.grid(space.coarse)) + len(space.grid(space.fine))
+        self.budget = search_budget(cell.space)
         sampler = optuna.samplers.TPESampler(seed=cell.study.search.optuna.seed, constant_liar=True)
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self._asked: list[tuple[optuna.trial.Trial, TrialSpec]] = []
@@ -126,10 +130,10 @@ class _OptunaSearch:
             low, high = min(float(v) for v in values), max(float(v) for v in values)
             if all(isinstance(value, int) for value in values):
                 found[name] = trial.suggest_int(name, int(low), int(high))
-            elif space.scale[name] == "complement":
+            elif (scale := search_spaces.usable_scale(space.scale[name], [low, high])) == "complement":
                 found[name] = 1 - trial.suggest_float(name, 1 - high, 1 - low, log=True)
             else:
-                found[name] = trial.suggest_float(name, low, high, log=space.scale[name] == "log")
+                found[name] = trial.suggest_float(name, low, high, log=scale == "log")
         return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import Ledger
-from orchestrator.search import SEARCH_STAGES
+from orchestrator.search import SEARCH_STAGES, search_budget
 from orchestrator.study import Study
 from trainables.errors import UserError
 
@@ -46,7 +46,7 @@ def read(folder: Path) -> dict[str, Any]:
             }
         )
     expected = len(study.data) * len(study.partitions) * len(study.methods) * len(study.epsilons)
-    ended = sum(_has_ended(cell, outcomes, stages) for cell in cells)
+    ended = sum(_has_ended(cell, outcomes, stages, study) for cell in cells)
     states = Counter(state for state, _, _ in outcomes.values())
     return {
         "study": study.name,
@@ -61,14 +61,19 @@ def read(folder: Path) -> dict[str, Any]:
     }
 
 
-def _has_ended(cell: dict[str, Any], outcomes: dict, stages: dict) -> bool:
+def _has_ended(cell: dict[str, Any], outcomes: dict, stages: dict, study: Study) -> bool:
     counts = cell["stages"]
     if any(count["done"] < count["total"] for count in counts.values()):
         return False
     if "confirm" in counts:
         return True
     keys = [key for stage in SEARCH_STAGES[cell["way"]] for key in stages.get((cell["cell"], cell["way"], stage), [])]
-    return bool(keys) and not any(outcomes[key][0] == "done" for key in keys)
+    if not keys or any(outcomes[key][0] == "done" for key in keys):
+        return False
+    if cell["way"] == "grid":
+        return True
+    method = next(method for method in study.methods if f" / {method.shown} / eps " in cell["cell"])
+    return len(keys) >= search_budget(method.space())
 
 
 def _holder(folder: Path) -> str | None:

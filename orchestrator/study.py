@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import search_spaces
 from search_spaces import SearchSpace
+from trainables.data import partition
 from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.privacy.plan import Adjacency, Release
@@ -57,6 +58,8 @@ class MethodSettings(Settings):
             return {"name": value}
         if isinstance(value, dict) and len(value) == 1 and "name" not in value:
             ((name, changes),) = value.items()
+            if changes is not None and not isinstance(changes, dict):
+                raise ValueError(f"the changes of {name} are {changes!r}, not a mapping")
             return {"name": name, **(changes or {})}
         return value
 
@@ -90,7 +93,7 @@ class RoundSettings(Settings):
 
 
 class SeedSettings(Settings):
-    search: int = Field(default=42, ge=0)
+    search: int = Field(default=42, ge=0, lt=2**63)
     confirm: list[int] = Field(default=[42, 123, 7], min_length=1)
     partition: int = Field(default=42, ge=0, lt=2**32)
     """Who holds which rows is the same for all seeds: it belongs to the data."""
@@ -98,8 +101,8 @@ class SeedSettings(Settings):
     @field_validator("confirm")
     @classmethod
     def _distinct(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) != len(seeds) or min(seeds) < 0:
-            raise ValueError(f"confirm seeds {seeds} must be distinct and not negative")
+        if len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
+            raise ValueError(f"confirm seeds {seeds} must be distinct, not negative and below 2^63")
         return seeds
 
 
@@ -205,6 +208,27 @@ class Study(Settings):
         return values
 
     @model_validator(mode="after")
+    def _stops_where_it_looks(self) -> Study:
+        halving = self.search.early_stopping
+        for t in halving.rounds if halving else []:
+            if t < 1 or t % self.evaluate_every != 0:
+                raise ValueError(
+                    f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_are_distinct(self) -> Study:
+        try:
+            parsed = [partition.parse(text, clients=self.clients, seed=0) for text in self.partitions]
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        for text, spec in zip(self.partitions, parsed, strict=True):
+            if parsed.count(spec) > 1:
+                raise ValueError(f"partition {text!r} is named twice")
+        return self
+
+    @model_validator(mode="after")
     def _names_are_distinct(self) -> Study:
         shown = [method.shown for method in self.methods]
         for name in shown:
@@ -256,7 +280,9 @@ def parse(text: str, file: str, folder: Path) -> Study:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else file
-        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{where}: not valid YAML: {problem}") from None
+    _refuse_repeated_keys(marks, file)
     if not isinstance(content, dict):
         raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
     try:
@@ -269,6 +295,20 @@ def parse(text: str, file: str, folder: Path) -> Study:
         shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
         raise UserError(f"{file}:{line}: {name + ': ' if name else ''}{message}{shown}") from None
     return study.model_copy(update={"data": [_located(data, folder) for data in study.data]})
+
+
+def _refuse_repeated_keys(node: Any, file: str) -> None:
+    """YAML lets the last one win in silence."""
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise UserError(f"{file}:{key.start_mark.line + 1}: {key.value!r} is given twice")
+            seen.add(key.value)
+            _refuse_repeated_keys(value, file)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(item, file)
 
 
 def _located(data: DataSettings, folder: Path) -> DataSettings:
@@ -288,7 +328,8 @@ def check_extension(old: Study, new: Study) -> None:
         for free in ("resources", "description", "compare_to"):
             del study[free]
         for data in study["data"]:
-            del data["source"]  # a file may move; that its content is the same is checked by its hash
+            # a file may move; that its content is the same is checked by its hash
+            data["source"] = Path(data["source"]).stem if data["source"].endswith(".npz") else data["source"]
     _check_extension("", before, after)
 
 

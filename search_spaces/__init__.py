@@ -141,21 +141,30 @@ def zoom(hyper: Hyperparameter, axis: Axis, scale: str, winner: HyperValue, step
     values = sorted(float(value) for value in axis)
     if len(values) == 1:
         return axis
+    scale = usable_scale(scale, values)
     position = values.index(float(winner))
     middle = _forward(scale, values[position])
     gaps = [_forward(scale, b) - _forward(scale, a) for a, b in itertools.pairwise(values)]
     down = gaps[position - 1] if position > 0 else gaps[0]
     up = gaps[position] if position < len(gaps) else gaps[-1]
-    points = [middle - down * k / 2 for k in range(steps, 0, -1)]
-    points += [middle + up * k / 2 for k in range(steps + 1)]
     found: list[HyperValue] = []
-    for point in points:
-        value = _significant(_backward(scale, point)) if point != middle else values[position]
+    for k in range(-steps, steps + 1):
+        neighbour = position + k // 2
+        if k % 2 == 0 and 0 <= neighbour < len(values):
+            value = values[neighbour]  # as it stands in the coarse grid: the same trial
+        else:
+            value = _significant(_backward(scale, middle + (up if k > 0 else down) * k / 2))
         try:
             found.append(hyper.check(round(value) if hyper.whole else value))
         except UserError:
             continue  # beyond what the method allows
     return tuple(dict.fromkeys(found))
+
+
+def usable_scale(scale: str, values: Sequence[float]) -> str:
+    """The axis' scale, or `linear` where a value has no place on it, as zero has none among logarithms."""
+    outside = (scale == "log" and min(values) <= 0) or (scale == "complement" and max(values) >= 1)
+    return "linear" if outside else scale
 
 
 def on_edge(axis: Axis, value: HyperValue) -> bool:

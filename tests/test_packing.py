@@ -60,7 +60,7 @@ def test_never_more_hosts_than_clients():
         ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.25, "hosts": 2}, (2, 2)),
         ({"CPU": 2, "GPU": 1}, {"gpus_per_host": 0.25}, (2, 1)),  # every host needs a core as well
         ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.3}, (3, 1)),  # three thirds, not 3.33
-        ({"CPU": 16, "GPU": 1}, {"gpus_per_host": 0.1}, (10, 1)),  # though 1 / 0.1 may round below 10
+        ({"CPU": 16, "GPU": 0.3}, {"gpus_per_host": 0.1}, (3, 1)),  # though 0.3 / 0.1 rounds to less than 3
         ({"CPU": 16, "GPU": 2}, {}, (2, 1)),  # by itself it takes whole devices, where there are any
         ({"CPU": 16, "GPU": 0.5}, {}, (4, 4)),
         ({"CPU": 16, "GPU": 2}, {"gpus_per_host": 0}, (4, 4)),  # and leaves them alone when told so

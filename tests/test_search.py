@@ -751,12 +751,16 @@ def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
 
 
 def test_tune_is_told_when_to_wait_and_when_it_is_over(tmp_path):
-    with Tune(tmp_path, study(methods=[GD]), federations=1) as tune:
-        name, pack = tune.suggest()
-        assert tune.suggest() is None, "the one federation is busy"
-        tune.complete(name, pack, near(0.3))
-        for _ in range(2):
-            tune.complete(*tune.suggest(), near(0.3))
+    """Three coarse trials, a pack each, on two federations."""
+    with Tune(tmp_path, study(methods=[GD]), lanes=1, federations=2) as tune:
+        first, second = tune.suggest(), tune.suggest()
+        assert tune.suggest() is None, "both federations are busy"
+        tune.complete(*first, near(0.3))
+        third = tune.suggest()
+        tune.complete(*third, near(0.3))
+        assert tune.suggest() is None, "the fine stage waits for the last coarse trial"
+        tune.complete(*second, near(0.3))
+        assert tune.run(near(0.3)) == [1] * (3 + 2)
         assert tune.suggest() == "FINISHED"
 
 
