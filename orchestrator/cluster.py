@@ -44,3 +44,11 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
     finally:
         ray.shutdown()
+
+
+def local_resources() -> list[dict[str, float]]:
+    """What a Ray started here would have, as a list of one node."""
+    import torch
+
+    gpus = {"GPU": float(torch.cuda.device_count())} if torch.cuda.is_available() else {}
+    return [{"CPU": float(os.cpu_count() or 1), **gpus}]

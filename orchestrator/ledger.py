@@ -1,9 +1,9 @@
 """The ledger: the durable truth about what has been done.
 
 One SQLite file in the result folder. A trial has a row once it has ended, keyed by the hash of all that can change its
-result; rows are added, never changed. One process writes (it holds the folder's lock), any number may read meanwhile.
-A write is a transaction that is on the disk when the call returns: a process killed at any moment loses at most what it
-had not yet handed in.
+result; a row is final, except that a trial that failed may be tried again. One process writes (it holds the folder's
+lock), any number may read meanwhile. A write is a transaction that is on the disk when the call returns: a process
+killed at any moment loses at most what it had not yet handed in.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ CREATE TABLE IF NOT EXISTS failures (      -- packs that had to be tried again
     number INTEGER PRIMARY KEY, trials INTEGER NOT NULL, first_key TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
 );
 """
+# a row is final, but for one that failed: its cause may have passed
+REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = excluded.reason,
+    rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss, metrics = excluded.metrics,
+    epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure, seconds = excluded.seconds,
+    correct = excluded.correct WHERE trials.state = 'failed'"""
 COLUMNS = (
     "key, spec, state, reason, rounds, accuracy, loss, metrics, "
     "epsilon_claimed, epsilon_local, epsilon_secure, seconds, correct"
@@ -186,11 +191,11 @@ class Ledger:
     # ---- trials
 
     def add(self, rows: Iterable[Row]) -> None:
-        """All or none of them; a row that is there already stays as it is."""
+        """All or none of them; a row that is there already stays as it is, unless it had failed."""
         with self._transaction():
             marks = ", ".join("?" * 13)
             self._db.executemany(
-                f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO NOTHING",
+                f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) {REPLACE_FAILED}",
                 (row.values() for row in rows),
             )
 

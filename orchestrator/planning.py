@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from orchestrator.cells import Blueprint
+from orchestrator.cluster import local_resources
 from orchestrator.packing import Capacity, capacity, make_packs
 from orchestrator.progress import expected_trials
 from orchestrator.search import CellSearch
@@ -56,7 +56,7 @@ class Plan:
 
 def plan(study: Study) -> Plan:
     blueprint = Blueprint.draw(study)
-    size = capacity([{"CPU": float(os.cpu_count() or 1), **_gpus()}], study.resources, study.clients)
+    size = capacity(local_resources(), study.resources, study.clients)
     searches = [
         CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
         for cell in blueprint.cells
@@ -134,7 +134,3 @@ def _memory(blueprint: Blueprint, size: Capacity) -> int:
     lanes = size.lanes_per_pack * dimension * 8 * 6 * size.size.hosts
     processes = (2 + size.federations * (size.size.hosts + 2)) * PROCESS_BYTES
     return processes + 2 * sum(data.values()) + size.federations * (largest + lanes)
-
-
-def _gpus() -> dict[str, float]:
-    return {"GPU": float(torch.cuda.device_count())} if torch.cuda.is_available() else {}

@@ -142,7 +142,6 @@ class Sweep:
 
     def __init__(self, blueprint: Blueprint, ledger: Ledger) -> None:
         self.blueprint, self.ledger = blueprint, ledger
-        self.outcomes: dict[str, Outcome] = ledger.outcomes()
         self.known: dict[str, TrialSpec] = {}
         """Every trial of every stage that has been opened."""
         self.waiting: dict[str, TrialSpec] = {}
@@ -150,6 +149,7 @@ class Sweep:
         self._open: dict[str, list[CellSearch]] = defaultdict(list)
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
+        self.outcomes: dict[str, Outcome] = _without_passing_failures(ledger.outcomes(), self._recorded)
         self.searches = [
             CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
             for cell in blueprint.cells
@@ -204,3 +204,15 @@ class Sweep:
             )
         if len(recorded) < len(keys):
             self.ledger.add_stage(search.cell.id, search.way, stage, keys, start)
+
+
+def _without_passing_failures(
+    outcomes: dict[str, Outcome], stages: dict[tuple[str, str, str], list[str]]
+) -> dict[str, Outcome]:
+    """What has ended, without failed trials that can be tried again: those on which no later stage was built yet."""
+    final = set()
+    for (cell, way, stage), keys in stages.items():
+        later = ("fine", "confirm") if stage == "coarse" else ("confirm",)
+        if stage != "confirm" and (stage == "optuna" or any((cell, way, name) in stages for name in later)):
+            final.update(keys)
+    return {key: outcome for key, outcome in outcomes.items() if outcome[0] != "failed" or key in final}

@@ -72,7 +72,12 @@ def _has_ended(cell: dict[str, Any], outcomes: dict, stages: dict, study: Study)
         return False
     if cell["way"] == "grid":
         return True
-    method = next(method for method in study.methods if f" / {method.shown} / eps " in cell["cell"])
+    method = next(
+        method
+        for method in study.methods
+        for epsilon in study.epsilons
+        if cell["cell"].endswith(f" / {method.shown} / eps {epsilon:g}")
+    )
     return len(keys) >= search_budget(method.space())
 
 

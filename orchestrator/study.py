@@ -83,7 +83,9 @@ class MethodSettings(Settings):
 
     @property
     def shown(self) -> str:
-        return self.label or METHODS[self.name].title
+        """Its name in tables. What runs as its authors released it is always marked so."""
+        name = self.label or METHODS[self.name].title
+        return f"{name} (as released)" if self.fixed.get("as_released") is True else name
 
 
 class RoundSettings(Settings):
@@ -108,14 +110,14 @@ class SeedSettings(Settings):
 
 class PrivacyStudySettings(Settings):
     delta: float = Field(default=1e-5, gt=0, lt=1)
-    clip: float = Field(default=10.0, gt=0)
+    clip: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     release: Release = "local"
     adjacency: Adjacency = "replace-one"
 
 
 class ValidationSettings(Settings):
     fraction: float = Field(default=0.1, gt=0, lt=1)
-    seed: int = Field(default=42, ge=0)
+    seed: int = Field(default=42, ge=0, lt=2**63)
 
 
 class HalvingSettings(Settings):
@@ -211,6 +213,8 @@ class Study(Settings):
     def _stops_where_it_looks(self) -> Study:
         halving = self.search.early_stopping
         for t in halving.rounds if halving else []:
+            if t >= min(self.rounds.coarse, self.rounds.fine):
+                raise ValueError(f"early_stopping at round {t}, but a search has only {self.rounds.coarse} rounds")
             if t < 1 or t % self.evaluate_every != 0:
                 raise ValueError(
                     f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds"

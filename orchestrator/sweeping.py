@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import runner
 from orchestrator.cells import Blueprint
-from orchestrator.cluster import connected
+from orchestrator.cluster import connected, local_resources
 from orchestrator.ledger import Ledger
 from orchestrator.packing import capacity
 from orchestrator.progress import View
@@ -34,6 +35,19 @@ class Finished:
 def run(study: Study, source: str, folder: Path, view: View, address: str | None = None) -> Finished:
     """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables."""
     blueprint = Blueprint.draw(study)
+    if address is None:
+        capacity(local_resources(), study.resources, study.clients)  # what does not fit is said before Ray starts
+    try:
+        return _run(blueprint, source, folder, view, address)
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(
+            f"result folder {folder} cannot be written: {error}; nothing finished is lost, and "
+            f"'fedsweep resume {folder}' goes on once there is room"
+        ) from error
+
+
+def _run(blueprint: Blueprint, source: str, folder: Path, view: View, address: str | None) -> Finished:
+    study = blueprint.study
     with Ledger.write(folder) as ledger, _logging(folder):
         _enter_study(ledger, blueprint, source, folder)
         sweep = Sweep(blueprint, ledger)

@@ -311,13 +311,17 @@ def test_another_process_holds_the_folder_until_it_dies(tmp_path):
 
 def test_the_lock_does_not_pass_to_child_processes(tmp_path):
     """Ray's processes outlive a killed driver by a while."""
+    code = "print('ready', flush=True); input()"
     with Ledger.write(tmp_path):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, close_fds=False
+        )
+        assert child.stdout.readline() == "ready\n"
     try:
         with Ledger.write(tmp_path):
             pass
     finally:
-        child.communicate(b"\n")
+        child.communicate("\n")
 
 
 def test_a_full_disk_loses_nothing(tmp_path):

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from orchestrator import study as studies
 from orchestrator.cells import Blueprint
-from orchestrator.study import Study, check_extension, load, packaged, parse
+from orchestrator.study import MethodSettings, Study, check_extension, load, packaged, parse
 from trainables.errors import UserError
 from trainables.methods import METHODS
 
@@ -384,8 +384,14 @@ def test_a_data_file_may_move(tmp_path):
     check_extension(old, new)
 
 
+def test_what_runs_as_released_is_marked_whatever_its_label():
+    released = MethodSettings.model_validate({"dp-ftrl": {"label": "Tree", "fixed": {"as_released": True}}})
+    assert released.shown == "Tree (as released)"
+    assert MethodSettings.model_validate("dp-ftrl").shown == "DP-FTRL"
+
+
 def test_a_long_value_is_shortened_in_the_refusal():
-    long = read(TEXT + "search: {early_stopping: {rounds: [" + ", ".join(str(10 * k) for k in range(1, 60)) + "]}}\n")
+    long = read(TEXT + "search: {early_stopping: {rounds: [" + ", ".join(["10"] * 60) + "]}}\n")
     with pytest.raises(UserError) as caught:
         check_extension(read(TEXT), long)
     assert len(str(caught.value)) < 250

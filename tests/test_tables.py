@@ -501,7 +501,8 @@ def test_privacy_sets_what_was_claimed_beside_what_was_bought(tmp_path):
         ["DP-FedAdam", "1", "4.2", "1", "secure aggregation"],
     ]
     assert "adjacency replace-one" in caption(tmp_path, "privacy")
-    assert "the search on the same data" in caption(tmp_path, "privacy")
+    assert "share their noise" in caption(tmp_path, "privacy")
+    assert "**" not in "".join(line[1] for line in lines(tmp_path, "accuracy")[2:]), "too little noise is never best"
 
 
 def test_an_infinite_budget_is_the_non_private_arm(tmp_path):

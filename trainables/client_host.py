@@ -221,6 +221,8 @@ class _Clients:
         self._reported, self._report_noise = reported, reported
 
     def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
+        if self._reported is None:
+            self._report_noise = None  # a further local step
         reported = self._reported
         total, diagnostics = self._model.clipped_gradient_sum(
             self._batch.shard, theta, self._lanes.clip, diagnose=reported is not None
@@ -233,11 +235,10 @@ class _Clients:
             reported.signal += to_grid(total / self.size).sum(0)
         return total
 
-    def noise(self, purpose: str, step: int = 0, t: int | None = None) -> torch.Tensor:
-        noise = self._lanes.noise(self._batch.clients, self.t if t is None else t, step, purpose)
+    def noise(self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1) -> torch.Tensor:
+        noise = sign * self._lanes.noise(self._batch.clients, self.t if t is None else t, step, purpose)
         if self._report_noise is not None:
             self._report_noise.noise += to_grid(noise / self.size).sum(0)
-            self._report_noise = None
         return noise
 
     def zeros(self) -> torch.Tensor:

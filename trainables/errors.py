@@ -23,7 +23,11 @@ def name_in_range(
     below = value < high if open_high else value <= high
     if not (above and below):
         brackets = "(" if open_low else "[", ")" if open_high else "]"
-        raise UserError(f"{name} = {value:g} is not in {brackets[0]}{low:g}, {high:g}{brackets[1]}")
+        raise UserError(f"{name} = {value:g} is not in {brackets[0]}{_shown(low)}, {_shown(high)}{brackets[1]}")
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def one_of(allowed: Iterable[str], **named: str) -> None:

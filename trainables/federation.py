@@ -88,7 +88,9 @@ class Federation:
             for index in range(size.hosts)
         ]
         self._server = (
-            ray.remote(Server).options(num_cpus=0, **_placed(group, 0)).remote(HostActors(self._hosts), "cpu")
+            ray.remote(Server)
+            .options(num_cpus=0, num_gpus=size.server_gpus, **_placed(group, 0))
+            .remote(HostActors(self._hosts), size.device)
         )
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:

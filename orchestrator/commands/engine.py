@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -212,7 +213,7 @@ def train(
         ).check()
         dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
         if hosts is not None:
-            in_range(1, 10**6, hosts=hosts)
+            in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
         chosen = methods.get(method).check(_key_values(settings or []))  # cheap mistakes first: data take a while
         training = trainings.prepare(
             features.load(data or "synthetic-frozen"),

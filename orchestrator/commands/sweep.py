@@ -64,6 +64,8 @@ def _run(study: Any, text: str, folder: Path, address: str | None, json: bool) -
     if not finished.complete:
         stderr.print(f"stopped before the end; nothing finished is lost. To go on: fedsweep resume {folder}")
         raise typer.Exit(130)
+    if finished.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -131,12 +131,12 @@ def _thinned(rounds: list[int]) -> list[int]:
 
 
 def _column(cells: Sequence[CellResult], t: int) -> list[str]:
-    """A mean over fewer seeds may flatter its method: it is shown with a mark and never as the best."""
+    """A mean over fewer seeds may flatter its method, and so does too little noise: neither is ever in bold."""
     texts, means = [], []
     for cell in cells:
         score, complete = cell.curve.get(t), cell.complete(t)
         texts.append(NOTHING if score is None else mean_and_std(score) + ("" if complete else " †"))
-        means.append(score.mean if score is not None and complete else None)
+        means.append(score.mean if score is not None and complete and cell.keeps_its_claim else None)
     return bold_best(texts, means)
 
 

@@ -31,8 +31,8 @@ def privacy(results: Results, setting: str) -> Table:
         "The claim holds where ε bought does not exceed it. Clipped: share of the gradients that clipping shortened. "
         "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
         "means over evaluated rounds and seeds. "
-        "The account is for one training run with the chosen values: the search on the same data, and the other seeds, "
-        "are not in it."
+        "The account holds for one training run alone, published alone. The search and the other seeds are not in it, "
+        "and runs that share a seed share their noise: of two of them, seen together, nothing stays private."
     )
     return Table(
         title=f"ε claimed and ε bought: {setting}",

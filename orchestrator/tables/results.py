@@ -59,6 +59,10 @@ class SearchResult:
         }
 
 
+def _bought(row: Row) -> float:
+    return row.epsilon_local if row.trial.privacy.release == "local" else row.epsilon_secure
+
+
 @dataclass(frozen=True)
 class CellResult:
     """One method in one setting at one privacy budget, searched in one way."""
@@ -95,6 +99,11 @@ class CellResult:
             int(t): Score(float(mean), float(std), int(seeds))
             for t, mean, std, seeds in zip(found.index, found["mean"], found["std"], found["seeds"], strict=True)
         }
+
+    @cached_property
+    def keeps_its_claim(self) -> bool:
+        """Whether the noise of every confirm run buys what is claimed, as the study's release is seen."""
+        return all(_bought(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
 
     def complete(self, t: int) -> bool:
         """Whether every seed has a test accuracy at this round."""

@@ -35,6 +35,7 @@ READ_ERRORS = (
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENT_COLUMN = "client_train"
+LARGEST_FEATURE = 1e9  # squares and sums of anything larger leave what float32 holds
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ def _features(name: str, key: str, x: NDArray) -> NDArray[np.float32]:
     if not np.isfinite(converted).all():
         row = int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
         raise UserError(f"data {name}: {key} has a value that is nan or infinite in row {row}")
+    if np.abs(converted).max() > LARGEST_FEATURE:
+        raise UserError(f"data {name}: {key} has a value above {LARGEST_FEATURE:g}; scale the features")
     return converted
 
 

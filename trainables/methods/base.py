@@ -38,6 +38,8 @@ class Hyperparameter:
     choices: tuple[str, ...] = ()
     shared: bool = False
     """For loop counts and switches: lanes that differ in it cannot be computed together."""
+    switch: bool = False
+    """Whether it is true or false."""
     auto: bool = False
     """Whether `auto` is allowed; the method says what it stands for."""
 
@@ -50,7 +52,7 @@ class Hyperparameter:
         """The value in its proper type, or a sentence that names it."""
         if self.auto and value == AUTO:
             return AUTO
-        if isinstance(self.default, bool) or (self.auto and self.low == -math.inf):
+        if self.switch:
             words = {"true": True, "false": False}
             if isinstance(value, str) and value.lower() in words:
                 value = words[value.lower()]
@@ -93,8 +95,9 @@ class ClientRound(Protocol):
     def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
         """The sum over the client's rows of per-example gradients clipped to the lanes' bounds."""
 
-    def noise(self, purpose: str, step: int = 0, t: int | None = None) -> torch.Tensor:
-        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's."""
+    def noise(self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1) -> torch.Tensor:
+        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; taken back
+        with sign -1."""
 
     def zeros(self) -> torch.Tensor:
         """A state of the weights' shape."""

@@ -29,7 +29,9 @@ class DPFedSOFIM(Method):
             "what is preconditioned: momentum (released program) or gradient (published text)",
             choices=("momentum", "gradient"),
         ),
-        Hyperparameter("bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", auto=True),
+        Hyperparameter(
+            "bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", switch=True, auto=True
+        ),
         Hyperparameter(
             "warmup_rounds",
             AUTO,

@@ -51,7 +51,7 @@ class TreeGradient(ClientProgram):
         for sign, nodes in ((1, now - before), (-1, before - now)):
             for end, level in sorted(nodes):
                 # a node's noise is addressed by the round of its last leaf and by its level
-                total = total + sign * client.noise("tree", level, client.t - leaf + end)
+                total = total + client.noise("tree", level, client.t - leaf + end, sign)
         return total / client.size
 
 
@@ -69,6 +69,7 @@ class DPFTRL(Method):
             False,
             "the authors' program: noise for ceil(log2 T) + 1 releases although all T are released",
             shared=True,
+            switch=True,
         ),
     )
 

@@ -50,6 +50,7 @@ class DPScaffold(LocalStepsMethod):
             False,
             "the authors' program: replace-one's factor 2 applied twice, so twice the noise",
             shared=True,
+            switch=True,
         ),
     )
 

@@ -91,6 +91,10 @@ class PrivacyPlan:
             seen = _seen(e, settings.release, concentration)
             right = 0.0 if math.isinf(mu) else e.sensitivity * seen * math.sqrt(e.count / e.share) / mu
             noise_std[e.purpose] = _float32_up(right * e.noise_factor)
+            if math.isinf(noise_std[e.purpose]):
+                raise UserError(
+                    f"clip = {settings.clip:g} needs more noise than float32 holds, at epsilon = {settings.epsilon:g}"
+                )
         return cls(settings, len(sizes), concentration, tuple(events), noise_std)
 
     def mu(self, release: Release) -> float:
@@ -98,7 +102,7 @@ class PrivacyPlan:
         total = 0.0
         for event in self.events:
             std = self.noise_std[event.purpose]
-            if std == 0 or math.isinf(event.sensitivity):
+            if std == 0:
                 return math.inf
             total += event.count * (event.sensitivity * _seen(event, release, self.concentration) / std) ** 2
         return math.sqrt(total)
@@ -125,5 +129,6 @@ def _concentration(sizes: Sequence[int]) -> float:
 
 
 def _float32_up(value: float) -> float:
-    rounded = np.float32(value)
+    with np.errstate(over="ignore"):
+        rounded = np.float32(value)
     return float(np.nextafter(rounded, np.float32(np.inf)) if float(rounded) < value else rounded)
