@@ -71,8 +71,11 @@ class DPFedFC(Method):
         """Noise can make the mean asymmetric and indefinite; mending that is post-processing and costs nothing."""
         side = math.isqrt(prepared.shape[1])
         covariance = prepared.view(-1, side, side)
-        values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
-        state["values"], state["vectors"] = values.clamp(min=0)[which], vectors[which]
+        finite = torch.isfinite(covariance).all(dim=2).all(dim=1).view(-1, 1, 1)  # eigh would stop the whole pack
+        usable = torch.where(finite, (covariance + covariance.mT) / 2, torch.eye(side).to(covariance))
+        values, vectors = torch.linalg.eigh(usable)
+        values = torch.where(finite.squeeze(2), values.clamp(min=0), math.nan)
+        state["values"], state["vectors"] = values[which], vectors[which]
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         values, vectors = state["values"], state["vectors"]
