@@ -79,7 +79,7 @@ def make_packs(trials: Iterable[TrialSpec], size: Capacity) -> list[list[TrialSp
 def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
     """Pieces of `length`; a company of early stopping is never cut, even where it is longer."""
     pieces: list[list[TrialSpec]] = []
-    for unit in _units(members):
+    for unit in companies(members):
         if pieces and len(pieces[-1]) + len(unit) <= length:
             pieces[-1] += unit
         else:
@@ -87,8 +87,9 @@ def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
     return pieces
 
 
-def _units(members: list[TrialSpec]) -> list[list[TrialSpec]]:
-    companies: dict[str, list[TrialSpec]] = {}
+def companies(members: Sequence[TrialSpec]) -> list[list[TrialSpec]]:
+    """What must stay in one pack: the trials of an early-stopping company; any other trial by itself."""
+    found: dict[str, list[TrialSpec]] = {}
     for trial in members:
-        companies.setdefault(trial.stop_rule or trial.key, []).append(trial)
-    return list(companies.values())
+        found.setdefault(trial.stop_rule or trial.key, []).append(trial)
+    return list(found.values())

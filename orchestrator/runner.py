@@ -27,7 +27,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from orchestrator.ledger import Row
-from orchestrator.packing import Capacity, make_packs
+from orchestrator.packing import Capacity, companies, make_packs
 from orchestrator.search import Sweep
 from trainables.errors import UserError
 from trainables.pack import plan_of
@@ -139,10 +139,12 @@ class Conductor(Searcher):
         """A pack has failed too often: split it until the culprit stands alone, and record that one."""
         pack = self.in_flight.pop(trial_id).pack
         self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
-        if len(pack) > 1:
+        units = companies(pack)
+        if len(units) > 1:
             log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
-            half = len(pack) // 2
-            self._ready[:0] = [Pack(pack[:half]), Pack(pack[half:])]
+            half = len(units) // 2
+            parts = (units[:half], units[half:])
+            self._ready[:0] = [Pack(trial for unit in part for trial in unit) for part in parts]
             return
         log.error("trial %s failed: %s", pack[0].key, reason)
         self._lone_failures += 1
@@ -150,7 +152,8 @@ class Conductor(Searcher):
             self.broken = reason
             self.stopping = True
             return
-        self._record([self._row(pack[0], LaneResult(pack[0].key, state="failed"), reason)])
+        # an early-stopping company fails whole: in any other company its members would be other trials
+        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason) for trial in pack])
 
     def _row(self, trial: TrialSpec, lane: LaneResult, reason: str = "") -> Row:
         problem = self.sweep.blueprint.problems[trial.problem.key]

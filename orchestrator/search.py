@@ -61,7 +61,7 @@ class CellSearch:
         else:
             if self._optuna is None:
                 self._optuna = _OptunaSearch(self.cell)
-            batch = self._optuna.next_batch(self.stages.get("optuna", []), outcomes)
+            batch = self._optuna.next_batch(outcomes)
             if batch:
                 return "optuna", batch
         choice = self.choice(outcomes)
@@ -97,18 +97,14 @@ class _OptunaSearch:
         self._asked: list[tuple[optuna.trial.Trial, TrialSpec]] = []
         self._told = 0
 
-    def next_batch(self, opened: list[str], outcomes: dict[str, Outcome]) -> list[TrialSpec]:
-        """All batches up to the first that the ledger does not know yet; empty once the budget is spent."""
-        while True:
-            self._tell(outcomes)
-            size = min(self.cell.study.search.optuna.batch, self.budget - len(self._asked))
-            if size <= 0:
-                return []
-            asked = [self.study.ask() for _ in range(size)]
-            trials = [self.cell.trial("optuna", self._suggest(trial)) for trial in asked]
-            self._asked += zip(asked, trials, strict=True)
-            if len(self._asked) > len(opened):
-                return trials
+    def next_batch(self, outcomes: dict[str, Outcome]) -> list[TrialSpec]:
+        """The next suggestions, once all before them have ended; none when the budget is spent."""
+        self._tell(outcomes)
+        size = min(self.cell.study.search.optuna.batch, self.budget - len(self._asked))
+        asked = [self.study.ask() for _ in range(size)]
+        trials = [self.cell.trial("optuna", self._suggest(trial)) for trial in asked]
+        self._asked += zip(asked, trials, strict=True)
+        return trials
 
     def _tell(self, outcomes: dict[str, Outcome]) -> None:
         for asked, trial in self._asked[self._told :]:

@@ -281,6 +281,8 @@ def parse(text: str, file: str, folder: Path) -> Study:
     try:
         content = yaml.safe_load(text)
         marks = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise UserError(f"{file}: not valid YAML: it is nested without end") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else file
