@@ -39,7 +39,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"no Ray cluster answers at address = {address!r}: {error}") from None
+        raise UserError(f"no Ray cluster answers at address = {address!r}: {str(error).rstrip('.')}") from None
     try:
         yield
     finally:
