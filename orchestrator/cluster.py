@@ -37,6 +37,7 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
                 _node_ip_address="127.0.0.1",
             )
         else:
+            _show_token()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at address = {address!r}: {str(error).rstrip('.')}") from None
@@ -44,6 +45,15 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
     finally:
         ray.shutdown()
+
+
+def _show_token() -> None:
+    """Ray guards its clusters with a token in the user's home, but shows it by itself only to the address `auto`."""
+    with contextlib.suppress(ImportError):
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+        logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def local_resources() -> list[dict[str, float]]:
