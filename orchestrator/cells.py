@@ -109,8 +109,8 @@ class Blueprint:
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:  # a budget that cannot be calibrated is found before anything runs
+            configuration = cell.space.grid(cell.space.coarse)[0]
             for stage in ("coarse", "confirm"):
-                configuration = cell.space.grid(cell.space.coarse)[0]
                 trial = cell.trial(stage, configuration)
                 plan_of(trial, problems[trial.problem.key].partition.sizes)
         return blueprint

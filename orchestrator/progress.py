@@ -69,7 +69,7 @@ def expected_trials(search: CellSearch) -> dict[str, int]:
     """Trials of every stage: as opened, or as many as it will probably have."""
     space = search.cell.space
     if search.way == "grid":
-        guess = {"coarse": len(space.grid(space.coarse)), "fine": len(space.grid(space.fine))}
+        guess = {"coarse": space.size(space.coarse), "fine": space.size(space.fine)}
     else:
         guess = {"optuna": search_budget(space)}
     guess["confirm"] = len(search.cell.study.seeds.confirm)

@@ -25,7 +25,7 @@ SEARCH_STAGES = {"grid": ("coarse", "fine"), "optuna": ("optuna",)}
 
 def search_budget(space: SearchSpace) -> int:
     """How many trials a search that is no grid may have: as many as both grids."""
-    return len(space.grid(space.coarse)) + len(space.grid(space.fine))
+    return space.size(space.coarse) + space.size(space.fine)
 
 
 class CellSearch:

@@ -37,6 +37,10 @@ class SearchSpace:
         found = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
         return unique({**self.fixed, **configuration} for configuration in found)
 
+    def size(self, axes: Mapping[str, Axis]) -> int:
+        """How many configurations `grid` has: no axis holds a value twice."""
+        return math.prod(len(axis) for axis in axes.values())
+
     def changed(
         self,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -282,17 +282,10 @@ class Server:
 
 
 def run_here(
-    trials: Sequence[TrialSpec],
-    shipment: Shipment,
-    hosts: int = 1,
-    device: str = "cpu",
-    on_round: Callable[[int], None] | None = None,
+    trials: Sequence[TrialSpec], shipment: Shipment, hosts: int = 1, device: str = "cpu"
 ) -> dict[str, LaneResult]:
     """A whole pack in this process, without Ray."""
     server = Server(HostsHere(hosts, device), device)
     server.open(trials, shipment)
-    for t in range(1, server.rounds + 1):
-        server.advance(t)
-        if on_round:
-            on_round(t)
+    server.advance(server.rounds)
     return server.results

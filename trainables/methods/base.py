@@ -77,6 +77,12 @@ def learning_rate(default: float) -> Hyperparameter:
     return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
 
 
+def power_zero(theta: torch.Tensor) -> torch.Tensor:
+    """beta^0 for every lane. A state multiplies it by beta each round, in float64: `pow` rounds differently at the end
+    of a vector of lanes."""
+    return torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
+
+
 class ClientRound(Protocol):
     """What a client program may use in one round. It speaks for one client or for several side by side: tensors have
     the shape (clients, lanes, ...), or (lanes, ...) where clients do not differ."""

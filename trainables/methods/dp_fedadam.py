@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainables.methods.base import Hyperparameter, Hypers, Method, State, learning_rate
+from trainables.methods.base import Hyperparameter, Hypers, Method, State, learning_rate, power_zero
 
 
 class DPFedAdam(Method):
@@ -19,7 +19,8 @@ class DPFedAdam(Method):
     )
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta), **powers(theta)}
+        moments = {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta)}
+        return {**moments, "beta1_t": power_zero(theta), "beta2_t": power_zero(theta)}
 
     def second_moment(self, v: torch.Tensor, G: torch.Tensor, beta2: torch.Tensor) -> torch.Tensor:
         return beta2 * v + (1 - beta2) * G.square()
@@ -32,9 +33,3 @@ class DPFedAdam(Method):
         m_hat = state["m"] / (1 - state["beta1_t"]).to(theta)
         v_hat = state["v"] / (1 - state["beta2_t"]).to(theta)
         return theta - hypers["learning_rate"] * m_hat / (v_hat.sqrt() + hypers["tau"])
-
-
-def powers(theta: torch.Tensor) -> State:
-    """beta^t, kept as a running product in float64: `pow` rounds differently at the end of a vector of lanes."""
-    ones = torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
-    return {"beta1_t": ones, "beta2_t": ones.clone()}

@@ -64,9 +64,6 @@ class DPFedFC(Method):
             Event("covariance", 1, moves, share=share),
         )
 
-    def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {}
-
     def receive(self, prepared: torch.Tensor, which: torch.Tensor, state: State, hypers: Hypers) -> None:
         """Noise can make the mean asymmetric and indefinite; mending that is post-processing and costs nothing."""
         side = math.isqrt(prepared.shape[1])

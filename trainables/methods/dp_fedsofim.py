@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from trainables.methods.base import AUTO, Hyperparameter, Hypers, Method, State, learning_rate
+from trainables.methods.base import AUTO, Hyperparameter, Hypers, Method, State, learning_rate, power_zero
 from trainables.privacy.plan import PrivacySettings
 from trainables.spec import HyperValue
 
@@ -63,8 +63,7 @@ class DPFedSOFIM(Method):
         return {name: automatic[name] if value == AUTO else value for name, value in hypers.items()}
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        ones = torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
-        return {"M": torch.zeros_like(theta), "beta_t": ones}
+        return {"M": torch.zeros_like(theta), "beta_t": power_zero(theta)}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         rho, beta = hypers["rho"], hypers["beta"]
