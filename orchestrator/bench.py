@@ -33,7 +33,8 @@ from trainables import methods
 from trainables.data import features, partition
 from trainables.federation import Federation, FederationSize
 from trainables.models import lanes as lane_shapes
-from trainables.models.softmax import Shard, SoftmaxHead
+from trainables.models.shard import Shard
+from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem, Shipper
 from trainables.server import HostsHere, LaneResult, Server
@@ -236,7 +237,7 @@ def _unpadded_ratio() -> float:
 def _per_example(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
     """One round of all clients in one process: gradients of every example in memory, against the closed form."""
     problem, clip = lab.problem, 10.0
-    head = problem.model
+    head = SoftmaxHead(problem.data.features, problem.data.classes)
     theta = head.initial(42)
     shards = [
         Shard.build([(problem.data.x_train[rows], problem.data.y_train[rows])]) for rows in problem.partition.rows

@@ -11,7 +11,7 @@ from search_spaces import Configuration, SearchSpace
 from trainables.data import features, partition
 from trainables.errors import UserError
 from trainables.methods import METHODS
-from trainables.pack import plan_of
+from trainables.pack import check
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem
 from trainables.spec import DataSpec, ProblemSpec, TrialSpec
@@ -99,18 +99,18 @@ class Blueprint:
             )
             for text in study.partitions:
                 dealt = partition.parse(text, clients=study.clients, seed=study.seeds.partition)
-                search = ProblemSpec(data=content, partition=dealt, train_on="train", evaluate_on="validation")
-                confirm = ProblemSpec(
-                    data=content, partition=dealt, train_on=study.confirm_train_on, evaluate_on="test"
+                search = ProblemSpec(
+                    data=content, partition=dealt, model=study.model, train_on="train", evaluate_on="validation"
                 )
+                confirm = search.model_copy(update={"train_on": study.confirm_train_on, "evaluate_on": "test"})
                 for spec in (search, confirm):
                     problems[spec.key] = Problem.prepare(loaded, spec)
                 setting = Setting(label, data.backbone, partition.show(dealt), search, confirm)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
-        for cell in cells:  # a budget that cannot be calibrated is found before anything runs
-            configuration = cell.space.grid(cell.space.coarse)[0]
-            for stage in ("coarse", "confirm"):
-                trial = cell.trial(stage, configuration)
-                plan_of(trial, problems[trial.problem.key].partition.sizes)
+        for cell in cells:  # what cannot be run or priced is found before anything runs
+            for stage, axes in (("coarse", cell.space.coarse), ("fine", cell.space.fine)):
+                for configuration in cell.space.grid(axes):
+                    for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
+                        check(trial, problems[trial.problem.key])
         return blueprint

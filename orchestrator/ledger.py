@@ -23,7 +23,7 @@ from typing import Any
 from trainables.errors import UserError
 from trainables.spec import TrialSpec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS trials (
     accuracy REAL, loss REAL,              -- after the last round, on the rows the trial is judged on
     metrics TEXT NOT NULL,                 -- JSON: name -> round -> value
     epsilon_claimed REAL NOT NULL, epsilon_local REAL NOT NULL, epsilon_secure REAL NOT NULL,
+    epsilon_unsampled REAL NOT NULL,       -- bought in the claim's release model, with no credit for sampled rows
     seconds REAL NOT NULL,
     correct BLOB NOT NULL                  -- confirm: per-example correctness on the test set, packed bits
 );
@@ -52,11 +53,12 @@ CREATE TABLE IF NOT EXISTS failures (      -- packs that had to be tried again
 # a row is final, but for one that failed: its cause may have passed
 REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = excluded.reason,
     rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss, metrics = excluded.metrics,
-    epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure, seconds = excluded.seconds,
+    epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure,
+    epsilon_unsampled = excluded.epsilon_unsampled, seconds = excluded.seconds,
     correct = excluded.correct WHERE trials.state = 'failed'"""
 COLUMNS = (
     "key, spec, state, reason, rounds, accuracy, loss, metrics, "
-    "epsilon_claimed, epsilon_local, epsilon_secure, seconds, correct"
+    "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
 )
 
 
@@ -76,6 +78,7 @@ class Row:
     epsilon_claimed: float
     epsilon_local: float
     epsilon_secure: float
+    epsilon_unsampled: float
     seconds: float
     correct: bytes = b""
 
@@ -85,7 +88,7 @@ class Row:
 
     def values(self) -> tuple[Any, ...]:
         metrics = json.dumps(self.metrics, separators=(",", ":"))
-        epsilons = (self.epsilon_claimed, self.epsilon_local, self.epsilon_secure)
+        epsilons = (self.epsilon_claimed, self.epsilon_local, self.epsilon_secure, self.epsilon_unsampled)
         return (
             *(self.key, self.spec, self.state, self.reason, self.rounds, self.accuracy, self.loss, metrics),
             *epsilons,
@@ -193,7 +196,7 @@ class Ledger:
     def add(self, rows: Iterable[Row]) -> None:
         """All or none of them; a row that is there already stays as it is, unless it had failed."""
         with self._transaction():
-            marks = ", ".join("?" * 13)
+            marks = ", ".join("?" * (COLUMNS.count(",") + 1))
             self._db.executemany(
                 f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) {REPLACE_FAILED}",
                 (row.values() for row in rows),

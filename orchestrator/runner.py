@@ -157,7 +157,7 @@ class Conductor(Searcher):
 
     def _row(self, trial: TrialSpec, lane: LaneResult, reason: str = "") -> Row:
         problem = self.sweep.blueprint.problems[trial.problem.key]
-        bought = plan_of(trial, problem.partition.sizes).bought
+        plan = plan_of(trial, problem.partition.sizes)
         ended = lane.state == "done"
         return Row(
             key=trial.key,
@@ -169,8 +169,9 @@ class Conductor(Searcher):
             loss=lane.metrics["loss"].get(trial.rounds) if ended else None,
             metrics=lane.metrics,
             epsilon_claimed=trial.privacy.epsilon,
-            epsilon_local=bought["local"],
-            epsilon_secure=bought["secure-aggregation"],
+            epsilon_local=plan.bought["local"],
+            epsilon_secure=plan.bought["secure-aggregation"],
+            epsilon_unsampled=plan.unsampled[trial.privacy.release],
             seconds=lane.seconds,
             correct=lane.correct,
         )

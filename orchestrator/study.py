@@ -19,7 +19,7 @@ from search_spaces import SearchSpace
 from trainables.data import partition
 from trainables.errors import UserError
 from trainables.methods import METHODS
-from trainables.privacy.plan import Adjacency, Release
+from trainables.privacy.plan import Adjacency, Level, Release
 from trainables.spec import HyperValue
 
 Stage = Literal["coarse", "fine", "optuna", "confirm"]
@@ -113,6 +113,7 @@ class PrivacyStudySettings(Settings):
     clip: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     release: Release = "local"
     adjacency: Adjacency = "replace-one"
+    level: Level = "record"
 
 
 class ValidationSettings(Settings):
@@ -180,6 +181,8 @@ class Study(Settings):
     data: list[DataSettings] = Field(min_length=1)
     partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
     clients: int = Field(default=20, ge=1)
+    model: str = "softmax"
+    """The head that is trained on the features: softmax, or mlp:HIDDEN with one hidden layer."""
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     privacy: PrivacyStudySettings = PrivacyStudySettings()

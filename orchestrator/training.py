@@ -18,7 +18,7 @@ from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
 from trainables.federation import Federation, FederationSize
-from trainables.pack import plan_of
+from trainables.pack import check
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.problem import Problem, Shipper
 from trainables.server import LaneResult
@@ -44,6 +44,7 @@ def prepare(
     data: FeatureSet,
     *,
     partition: PartitionSpec,
+    model: str = "softmax",
     train_on: str,
     evaluate_on: str,
     validation_fraction: float = 0.1,
@@ -57,14 +58,14 @@ def prepare(
         fingerprint=data.fingerprint, validation_fraction=validation_fraction, validation_seed=validation_seed
     )
     problem = ProblemSpec.model_validate(
-        {"data": content, "partition": partition, "train_on": train_on, "evaluate_on": evaluate_on}
+        {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
     )
     spec = TrialSpec.model_validate({"problem": problem, **trial})
     in_range(1, 10**6, rounds=spec.rounds)
     in_range(1, 10**6, evaluate_every=spec.evaluate_every)
     in_range(0, 2**63 - 1, seed=spec.seed)
     ready = Problem.prepare(data, problem)
-    return Training(spec, ready, plan_of(spec, ready.partition.sizes))
+    return Training(spec, ready, check(spec, ready))
 
 
 def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Training:
@@ -79,14 +80,20 @@ def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Tr
     entry = cells[cell]
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
-        privacy = PrivacySettings(
-            **{name: entry[name] for name in ("epsilon", "delta", "clip", "release", "adjacency")}
-        ).check()
+        privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
         dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=entry["partition_seed"])
         loaded = features.load(source or entry["data"])
         if loaded.fingerprint != entry["fingerprint"]:
             raise UserError(f"data {source or entry['data']} has other content than the sweep's")
-        names = ("validation_fraction", "validation_seed", "train_on", "evaluate_on", "rounds", "evaluate_every")
+        names = (
+            "validation_fraction",
+            "validation_seed",
+            "train_on",
+            "evaluate_on",
+            "rounds",
+            "evaluate_every",
+            "model",
+        )
         return prepare(
             loaded,
             partition=dealt,
@@ -94,6 +101,7 @@ def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Tr
             hyperparameters=chosen,
             privacy=privacy,
             seed=seed,
+            evaluate_every=entry["evaluate_every"],
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:

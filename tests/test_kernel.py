@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from trainables.exact import GRID, from_grid, to_grid
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
-from trainables.models.softmax import Diagnostics, Shard, SoftmaxHead
+from trainables.models.shard import Diagnostics, Shard
+from trainables.models.softmax import SoftmaxHead
 
 
 def random_case(rows, features, classes, lanes, seed=0, scale=1.0):

@@ -32,6 +32,7 @@ ROW = Row(
     epsilon_claimed=1.0,
     epsilon_local=1.0,
     epsilon_secure=0.25,
+    epsilon_unsampled=0.5,
     seconds=0.5,
     correct=b"\x00\xff\x80",
 )

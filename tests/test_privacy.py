@@ -26,7 +26,7 @@ DELTAS = [1e-12, 1e-9, 1e-5, 1e-2]
 def plan_for(epsilon, *, sizes=(1,) * N, rounds=T, **settings) -> PrivacyPlan:
     """One noisy gradient a round."""
     privacy = PrivacySettings(epsilon=epsilon, **settings)
-    return PrivacyPlan.calibrate(privacy, [Event("gradient", rounds, privacy.record_sensitivity)], sizes=sizes)
+    return PrivacyPlan.calibrate(privacy, [Event("gradient", rounds, privacy.sensitivity)], sizes=sizes)
 
 
 # ---- the check values of METHODS.md

@@ -90,6 +90,7 @@ def row(trial: TrialSpec, outcome) -> Row:
         epsilon_claimed=trial.privacy.epsilon,
         epsilon_local=1.0,
         epsilon_secure=1.0,
+        epsilon_unsampled=0.5,
         seconds=1.0,
     )
 

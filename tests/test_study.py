@@ -319,6 +319,8 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "privacy.clip": (TEXT + "privacy: {clip: 1}\n", 1.0, 10.0),
     "privacy.release": (TEXT + "privacy: {release: secure-aggregation}\n", "'secure-aggregation'", "'local'"),
     "privacy.adjacency": (TEXT + "privacy: {adjacency: add-remove}\n", "'add-remove'", "'replace-one'"),
+    "privacy.level": (TEXT + "privacy: {level: user}\n", "'user'", "'record'"),
+    "model": (TEXT + "model: mlp:8\n", "'mlp:8'", "'softmax'"),
     "rounds.coarse": (TEXT + "rounds: {coarse: 60}\n", 60, 50),
     "rounds.fine": (TEXT + "rounds: {fine: 60}\n", 60, 50),
     "rounds.confirm": (TEXT + "rounds: {confirm: 80}\n", 80, 70),

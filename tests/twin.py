@@ -183,7 +183,7 @@ def covariance(client, bound):
     for x in client.rows:
         x = clipped(with_constant(x), bound)
         total += np.outer(x, x)
-    return (total + client.noise((q, q), 1, purpose="covariance")) / len(client)
+    return (total + client.noise((q, q), 0, purpose="covariance")) / len(client)
 
 
 # ---- what the server makes of the mean release G in round t = 1, 2, ...
@@ -210,7 +210,7 @@ def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every):
     return start - learning_rate * total / t
 
 
-def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_share, clients):
+def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_share, as_released, clients):
     """(Cov + gamma I)^-1 G. The noisy covariance is made symmetric, and its negative eigenvalues zero, first."""
     if t == 1:
         mean = np.mean([covariance(client, feature_clip) for client in clients], axis=0)

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from trainables.exact import to_grid
-from trainables.methods.base import State
+from trainables.methods.base import Parts, Sample, State
 from trainables.models.lanes import SHAPES
-from trainables.models.softmax import Shard, SoftmaxHead
+from trainables.models.shard import Shard
 from trainables.pack import ClientWork
+from trainables.participation import participants
 from trainables.privacy.noise import Address
 from trainables.problem import fetch
 
@@ -33,8 +34,6 @@ class HostReply:
     """What leaves a host in a round: the sum of its clients' releases, on the exact grid."""
 
     total: NDArray[np.float64]
-    prepared: NDArray[np.float64] | None
-    """In the first round, the sum of what the clients release once."""
     diagnostics: HostDiagnostics | None
 
 
@@ -84,6 +83,16 @@ class ClientHost:
         if device == "cpu":
             torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
 
+    def prepare(self, work: ClientWork) -> NDArray[np.float64]:
+        """What the clients release once, before the first round, summed on the exact grid."""
+        self._hold(work)
+        lanes = _Lanes(work, torch.empty(len(work.lanes), work.shipment.model.dimension, device=self.device))
+        once = []
+        for batch in self._batches:
+            everyone = torch.ones(len(batch.clients), len(work.lanes), 1, dtype=torch.bool, device=self.device)
+            once.append(work.program.prepare(_Clients(batch, 0, work, lanes, everyone)))
+        return torch.stack([to_grid(part).sum(0) for part in once]).sum(0).cpu().numpy()
+
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> HostReply:
         """Every client's release for round t, summed: a pure function of the arguments and of the clients' states
         after round t - 1, which must be here."""
@@ -92,22 +101,18 @@ class ClientHost:
         broadcast = {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in sent.items()}
         weights = broadcast.pop("theta")
         lanes = _Lanes(work, weights)
-        total = torch.zeros(weights.shape, dtype=torch.float64, device=self.device)
-        prepared: torch.Tensor | None = None
+        size = work.program.release_size(work.shipment.model)
+        total = torch.zeros(weights.shape[0], size, dtype=torch.float64, device=self.device)
         reported = _Reported(weights) if diagnose else None
         for batch, state in zip(self._batches, states, strict=True):
-            view = _Clients(batch, t, work.shipment.model, lanes, broadcast, state, reported)
-            once = work.program.prepare(view) if t == 1 else None
-            if once is not None:
-                part = to_grid(once).sum(0)
-                prepared = part if prepared is None else prepared + part
-            total += to_grid(work.program.round(view, weights)).sum(0)
+            present = lanes.present(batch.clients, t, work)
+            if not present.any():
+                continue
+            view = _Clients(batch, t, work, lanes, present, broadcast, state, reported)
+            release = work.program.round(view, weights)
+            total += (to_grid(release) * present).sum(0)
         self._states = (work.lanes, t, states)
-        return HostReply(
-            total.cpu().numpy(),
-            None if prepared is None else prepared.cpu().numpy(),
-            reported.collect() if reported else None,
-        )
+        return HostReply(total.cpu().numpy(), reported.collect() if reported else None)
 
     def _states_before(self, work: ClientWork, t: int) -> list[State]:
         """The clients' states after round t - 1, batch by batch, for the lanes that are still there."""
@@ -168,12 +173,21 @@ class _Lanes:
         self.std = {name: torch.from_numpy(std).to(weights).unsqueeze(1) for name, std in work.noise_std.items()}
         self.seeds, which = np.unique(work.seeds, return_inverse=True)
         self.which = torch.from_numpy(which).to(weights.device)
+        self.of_seed = [torch.from_numpy(np.flatnonzero(which == j)).to(weights.device) for j in range(len(self.seeds))]
+        """Which lanes have each seed."""
         self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(weights.device)
         self.weights = weights
         self.hypers = {name: torch.from_numpy(v).to(weights).unsqueeze(1) for name, v in work.hypers.items()}
 
-    def noise(self, clients: Sequence[int], t: int, step: int, purpose: str) -> torch.Tensor:
-        drawn = self._drawn(clients, t, step, purpose, self.weights.shape[1])
+    def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor:
+        """Who takes part in a round: (clients, lanes, 1)."""
+        everyone, share = len(work.shipment.sizes), work.program.participation
+        chosen = [participants(int(seed), t, everyone, share) for seed in self.seeds]
+        table = torch.tensor([[client in some for some in chosen] for client in clients], device=self.which.device)
+        return table[:, self.which].unsqueeze(2)
+
+    def noise(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
+        drawn = self._drawn(clients, t, step, purpose, size)
         return drawn[:, self.which] * self.std[purpose]
 
     def distinct_noise(self, clients: Sequence[int], t: int, purpose: str, size: int) -> torch.Tensor:
@@ -208,47 +222,79 @@ class _Clients:
         self,
         batch: Batch,
         t: int,
-        model: SoftmaxHead,
+        work: ClientWork,
         lanes: _Lanes,
-        broadcast: Mapping[str, torch.Tensor],
-        state: State,
-        reported: _Reported | None,
+        present: torch.Tensor,
+        broadcast: Mapping[str, torch.Tensor] | None = None,
+        state: State | None = None,
+        reported: _Reported | None = None,
     ) -> None:
-        self.t, self.size = t, batch.shard.size
+        self.t, self.rounds = t, work.rounds
+        self.model, self.shard, self.size = work.shipment.model, batch.shard, batch.shard.size
+        self.clip = lanes.clip.unsqueeze(1)
         self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
-        self.broadcast, self.state = broadcast, state
-        self._batch, self._model, self._lanes = batch, model, lanes
-        self._reported, self._report_noise = reported, reported
+        self.broadcast: Mapping[str, torch.Tensor] = broadcast or {}
+        self.state: State = {} if state is None else state
+        self._clients, self._lanes, self._present = batch.clients, lanes, present
+        self._reported, self._report_noise, self._noise_over = reported, reported, self.size
 
-    def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
-        if self._reported is None:
-            self._report_noise = None  # a further local step
+    def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        if sample is None:
+            return self._gradient_sum(theta, self._lanes.clip, [(slice(None), self.shard)], self.size)
+        return self._gradient_sum(theta, self._lanes.clip, sample.parts, sample.rate * self.size)
+
+    def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
+        # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
+        unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
+        mean = self._gradient_sum(theta, unbounded, [(slice(None), self.shard)], self.size) / self.size
+        self._noise_over = torch.ones_like(self.size)
+        return mean
+
+    def _gradient_sum(self, theta: torch.Tensor, clip: torch.Tensor, parts: Parts, over: torch.Tensor) -> torch.Tensor:
+        """`over`: what a report divides the sum by."""
         reported = self._reported
-        total, diagnostics = self._model.clipped_gradient_sum(
-            self._batch.shard, theta, self._lanes.clip, diagnose=reported is not None
-        )
-        if reported is not None and diagnostics is not None:
-            self._reported = None  # of several local steps the first one, at theta itself, is reported
-            size = self.size.squeeze(2)
-            reported.loss += to_grid(diagnostics.loss / size).sum(0)
-            reported.clipped += to_grid(diagnostics.clipped / size).sum(0)
-            reported.signal += to_grid(total / self.size).sum(0)
+        if reported is None:
+            self._report_noise = None  # a further local step
+        self._reported, self._noise_over = None, over  # of several steps the first one, at theta itself, is reported
+        total = self.zeros()
+        for lanes, shard in parts:
+            part, diagnostics = self.model.clipped_gradient_sum(
+                shard, theta[..., lanes, :], clip[lanes], diagnose=reported is not None
+            )
+            total[:, lanes] = part
+            if reported is not None and diagnostics is not None:
+                reported.loss[lanes] += self._mean(diagnostics.loss.unsqueeze(2), over, lanes).squeeze(1)
+                reported.clipped[lanes] += self._mean(diagnostics.clipped.unsqueeze(2), over, lanes).squeeze(1)
+                reported.signal[lanes] += self._mean(part, over, lanes)
         return total
 
-    def noise(self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1) -> torch.Tensor:
-        noise = sign * self._lanes.noise(self._batch.clients, self.t if t is None else t, step, purpose)
-        if self._report_noise is not None:
-            self._report_noise.noise += to_grid(noise / self.size).sum(0)
+    def _mean(self, values: torch.Tensor, over: torch.Tensor, lanes: slice | torch.Tensor) -> torch.Tensor:
+        """For a report: over the clients that are present."""
+        return (to_grid(values / over) * self._present[:, lanes]).sum(0)
+
+    def sample(self, rate: float, step: int = 0) -> Sample:
+        sizes = [int(size) for size in self.size.flatten()]
+        parts: list[tuple[slice | torch.Tensor, Shard]] = []
+        for seed, lanes in zip(self._lanes.seeds, self._lanes.of_seed, strict=True):
+            chosen = [
+                np.flatnonzero(Address(int(seed), client, self.t, step, "sample").generator().random(size) < rate)
+                for client, size in zip(self._clients, sizes, strict=True)
+            ]
+            parts.append((lanes, self.shard.sample(chosen)))
+        return Sample(parts, rate)
+
+    def noise(
+        self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
+    ) -> torch.Tensor:
+        width = self._lanes.weights.shape[1] if size is None else size
+        noise = sign * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        if self._report_noise is not None and size is None:
+            self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
 
     def zeros(self) -> torch.Tensor:
-        shape = (self._batch.shard.clients, *self._lanes.weights.shape)
+        shape = (len(self._clients), *self._lanes.weights.shape)
         return torch.zeros(shape, dtype=self._lanes.weights.dtype, device=self._lanes.weights.device)
 
-    def clipped_gram(self, bound: float) -> torch.Tensor:
-        shard = self._batch.shard
-        scaled = shard.x * (bound / shard.norm).clamp(max=1)
-        return (scaled.mT @ scaled).flatten(1)
-
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
-        return self._lanes.distinct_noise(self._batch.clients, self.t, purpose, size)
+        return self._lanes.distinct_noise(self._clients, self.t, purpose, size)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -50,12 +51,21 @@ class HostActors:
         self._handles = list(handles)
         self._work: tuple[ClientWork, Any] | None = None
 
+    def prepare(self, work: ClientWork) -> list[np.ndarray]:
+        return ray.get([host.prepare.remote(self._sent(work)) for host in self._busy(work)])
+
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
-        if self._work is None or self._work[0] is not work:  # a pack's work is sent once, not every round
-            self._work = (work, ray.put(work))
         message = ray.put(sent)
-        busy = self._handles[: len(work.assignment)]
-        return ray.get([host.round.remote(self._work[1], t, message, diagnose) for host in busy])
+        return ray.get([host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)])
+
+    def _busy(self, work: ClientWork) -> list[Any]:
+        return self._handles[: len(work.assignment)]
+
+    def _sent(self, work: ClientWork) -> Any:
+        """A pack's work goes out once, not every round."""
+        if self._work is None or self._work[0] is not work:
+            self._work = (work, ray.put(work))
+        return self._work[1]
 
     def states(self) -> list[ClientStates | None]:
         return ray.get([host.states.remote() for host in self._handles])

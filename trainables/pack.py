@@ -11,23 +11,38 @@ import torch
 from numpy.typing import NDArray
 
 from trainables import methods
-from trainables.methods.base import ClientProgram, Hypers, Method
+from trainables.errors import UserError
+from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.privacy.plan import PrivacyPlan
-from trainables.problem import Shipment
+from trainables.problem import Problem, Shipment
 from trainables.spec import TrialSpec
 
 
 def pack_group(trial: TrialSpec) -> tuple[str, str, int, int]:
     """Trials can share a pack if this is equal: same data, same client program, same rounds."""
-    program = methods.get(trial.method).program(trial.hyperparameters)
-    return trial.problem.key, program.name, trial.rounds, trial.evaluate_every
+    return trial.problem.key, program_of(trial).name, trial.rounds, trial.evaluate_every
+
+
+def program_of(trial: TrialSpec) -> ClientProgram:
+    return methods.get(trial.method).program(trial.hyperparameters, trial.privacy.level)
 
 
 def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
     """The mechanism of a trial and its account."""
     method = methods.get(trial.method)
     hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
-    return _plan(trial.privacy, method.releases(trial.privacy, trial.rounds, hypers), tuple(sizes))
+    run = Run(trial.privacy, trial.rounds, hypers, tuple(sizes), trial.seed)
+    return _plan(trial.privacy, method.releases(run), run.sizes)
+
+
+def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
+    """The trial's plan, or a sentence why it cannot be run."""
+    method = methods.get(trial.method)
+    if trial.privacy.level not in method.levels:
+        raise UserError(f"level = {trial.privacy.level!r}: {method.name} protects {' or '.join(method.levels)} level")
+    if not method.accepts(problem.model):
+        raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
+    return plan_of(trial, problem.partition.sizes)
 
 
 @lru_cache(maxsize=4096)
@@ -55,6 +70,7 @@ class ClientWork:
 
     shipment: Shipment
     program: ClientProgram
+    rounds: int
     seeds: NDArray[np.int64]
     clip: NDArray[np.float32]
     noise_std: Mapping[str, NDArray[np.float32]]
@@ -75,7 +91,7 @@ class ClientWork:
 
 def group_key(trial: TrialSpec) -> tuple[str, ...]:
     method = methods.get(trial.method)
-    return (trial.method, *(str(trial.hyperparameters[name]) for name in method.static_names))
+    return (trial.method, trial.privacy.level, *(str(trial.hyperparameters[name]) for name in method.static_names))
 
 
 def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
@@ -102,6 +118,7 @@ def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGr
             else torch.tensor([[float(r[h.name])] for r in resolved], dtype=torch.float32, device=device)
             for h in method.hyperparameters
         }
+        hypers["level"] = members[0].privacy.level
         groups.append(LaneGroup(method, start, index, hypers))
         start = index
     return groups
@@ -110,10 +127,11 @@ def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGr
 def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> ClientWork:
     plans = [plan_of(trial, shipment.sizes) for trial in trials]
     purposes = {event.purpose for plan in plans for event in plan.events}
-    program = methods.get(trials[0].method).program(trials[0].hyperparameters)
+    program = program_of(trials[0])
     return ClientWork(
         shipment=shipment,
         program=program,
+        rounds=trials[0].rounds,
         seeds=np.array([trial.seed for trial in trials]),
         clip=np.array([trial.privacy.clip for trial in trials], dtype=np.float32),
         noise_std={

@@ -9,9 +9,10 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from trainables import models
 from trainables.data.features import FeatureSet
 from trainables.data.partition import Partition, partition
-from trainables.models.softmax import SoftmaxHead
+from trainables.models import Model
 from trainables.spec import ProblemSpec
 
 
@@ -35,8 +36,8 @@ class Problem:
         return cls(spec, data, dealt, data.x_train[held_out], data.y_train[held_out])
 
     @property
-    def model(self) -> SoftmaxHead:
-        return SoftmaxHead(self.data.features, self.data.classes)
+    def model(self) -> Model:
+        return models.parse(self.spec.model, features=self.data.features, classes=self.data.classes)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Shipment:
     reference or the array itself."""
 
     key: str
-    model: SoftmaxHead
+    model: Model
     sizes: tuple[int, ...]
     x: Any
     y: Any

@@ -15,7 +15,7 @@ import torch
 from trainables.client_host import ClientHost, ClientStateLostError, ClientStates, HostReply, Sent
 from trainables.exact import from_grid
 from trainables.methods.base import State
-from trainables.models.softmax import Shard
+from trainables.models.shard import Shard
 from trainables.pack import (
     ClientWork,
     LaneGroup,
@@ -25,6 +25,7 @@ from trainables.pack import (
     pack_group,
     select_lanes,
 )
+from trainables.participation import cohort
 from trainables.problem import Shipment, fetch
 from trainables.spec import TrialSpec
 
@@ -51,6 +52,9 @@ class Hosts(Protocol):
 
     count: int
 
+    def prepare(self, work: ClientWork) -> list[np.ndarray]:
+        """What the clients release once, host by host."""
+
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
         """One message to every host and one back."""
 
@@ -67,6 +71,9 @@ class HostsHere:
     def __init__(self, count: int, device: str = "cpu") -> None:
         self.count = count
         self._hosts = [ClientHost(index, device) for index in range(count)]
+
+    def prepare(self, work: ClientWork) -> list[np.ndarray]:
+        return [host.prepare(work) for host in self._hosts[: len(work.assignment)]]
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
         return [host.round(work, t, sent, diagnose) for host in self._hosts[: len(work.assignment)]]
@@ -148,15 +155,14 @@ class Server:
     # ---- the round
 
     def _round(self, diagnose: bool) -> None:
+        if self.t == 0 and self._work.program.prepares:
+            self._receive()
         # 1. theta goes out to every host, 2. every client's release comes back, summed per host
         replies = self.hosts.round(self._work, self.t + 1, self._message(), diagnose)
         self.t += 1
-        # 3. the mean over clients, exact whatever the hosts
-        clients = len(self.shipment.sizes)
-        G = self._sum(reply.total for reply in replies).div_(clients).to(self.theta)
-        once = [reply.prepared for reply in replies if reply.prepared is not None]
-        if once:
-            self._receive(self._sum(once).div_(clients).to(self.theta))
+        # 3. the mean over the clients that took part, exact whatever the hosts
+        count = cohort(len(self.shipment.sizes), self._work.program.participation)
+        G = self._sum(reply.total for reply in replies).div_(count).to(self.theta)
         # 4. the method's update, lane by lane
         theta = torch.empty_like(self.theta)
         for group, state in zip(self._groups, self._states, strict=True):
@@ -165,19 +171,22 @@ class Server:
         self.theta = theta
         if diagnose:
             found = [reply.diagnostics for reply in replies if reply.diagnostics is not None]
-            self._note("train_loss", self._sum(d.loss for d in found) / clients)
-            self._note("clipped_share", 100 * self._sum(d.clipped for d in found) / clients)
-            self._note("signal_norm", (self._sum(d.signal for d in found) / clients).norm(dim=1))
-            self._note("noise_norm", (self._sum(d.noise for d in found) / clients).norm(dim=1))
+            self._note("train_loss", self._sum(d.loss for d in found) / count)
+            self._note("clipped_share", 100 * self._sum(d.clipped for d in found) / count)
+            self._note("signal_norm", (self._sum(d.signal for d in found) / count).norm(dim=1))
+            self._note("noise_norm", (self._sum(d.noise for d in found) / count).norm(dim=1))
 
-    def _receive(self, prepared: torch.Tensor) -> None:
+    def _receive(self) -> None:
+        """What the clients release once."""
+        prepared = self._sum(self.hosts.prepare(self._work)).div_(len(self.shipment.sizes)).to(self.theta)
         which = torch.from_numpy(self._work.distinct_noises()[1]).to(self.device)
         for group, state in zip(self._groups, self._states, strict=True):
             group.method.receive(prepared, which[group.lanes], state, group.hypers)
 
     def _message(self) -> Sent:
         """theta, and what the methods broadcast beside it, laned like theta."""
-        parts = [group.method.broadcast(state) for group, state in zip(self._groups, self._states, strict=True)]
+        pairs = zip(self._groups, self._states, strict=True)
+        parts = [group.method.broadcast(state, group.hypers) for group, state in pairs]
         extra = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         return {name: value.cpu().numpy() for name, value in {"theta": self.theta, **extra}.items()}
 

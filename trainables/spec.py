@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainables.privacy.plan import PrivacySettings
 
-ENGINE_VERSION = 1  # raise it when a change of the code changes results: old rows then no longer count as done
+ENGINE_VERSION = 2  # raise it when a change of the code changes results: old rows then no longer count as done
 
 HyperValue = float | int | bool | str
 
@@ -61,6 +61,7 @@ class ProblemSpec(Spec):
     train_on: Literal["train", "all"]
     """`train` keeps the validation split out of the clients' rows; `all` gives them every train row."""
     evaluate_on: Literal["validation", "test"]
+    model: str = "softmax"
 
 
 class TrialSpec(Spec):

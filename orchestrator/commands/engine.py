@@ -23,6 +23,9 @@ from orchestrator.commands.options import (
     Epsilon,
     EvaluateOn,
     Json,
+    Level,
+    LevelModel,
+    ModelText,
     PartitionSeed,
     PartitionText,
     Release,
@@ -52,6 +55,7 @@ def methods_command(json: Json = False) -> None:
                     "name": method.name,
                     "title": method.title,
                     "paper": method.paper,
+                    "levels": list(method.levels),
                     "releases": method.program(method.check({})).name,
                     "hyperparameters": [
                         {
@@ -94,9 +98,7 @@ def calibrate(
     settings = PrivacySettings(
         epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
     ).check()
-    plan = PrivacyPlan.calibrate(
-        settings, [Event("gradient", rounds, settings.record_sensitivity)], sizes=[1] * clients
-    )
+    plan = PrivacyPlan.calibrate(settings, [Event("gradient", rounds, settings.sensitivity)], sizes=[1] * clients)
     found: dict[str, Any] = {
         "mu": plan.mu(settings.release),
         "noise_multiplier": plan.noise_multiplier,
@@ -172,6 +174,8 @@ def train(
     release: ReleaseModel = Release.LOCAL,
     adjacency: AdjacencyModel = Adjacency.REPLACE,
     clip: Clip = 10.0,
+    level: LevelModel = Level.RECORD,
+    model: ModelText = "softmax",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A hyperparameter; may be repeated."),
@@ -209,7 +213,12 @@ def train(
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
         privacy = PrivacySettings(
-            epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
+            epsilon=epsilon,
+            delta=delta,
+            clip=clip,
+            release=release.value,
+            adjacency=adjacency.value,
+            level=level.value,
         ).check()
         dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
         if hosts is not None:
@@ -218,6 +227,7 @@ def train(
         training = trainings.prepare(
             features.load(data or "synthetic-frozen"),
             partition=dealt,
+            model=model,
             validation_fraction=validation_fraction,
             train_on=train_on.value,
             evaluate_on=evaluate_on.value,
@@ -247,13 +257,18 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
             progress.update(task, completed=t, description=f"{trial.method} at eps {privacy.epsilon:g}{latest}")
 
         trained = run_training(training, address=address, hosts=hosts, on_round=on_round)
-    result, bought = trained.result, training.plan.bought
+    result, bought, unsampled = trained.result, training.plan.bought, training.plan.unsampled
     _show_training(trial.method, result, trial.problem.evaluate_on)
     stderr.print(
         f"epsilon claimed {number(privacy.epsilon)} ({privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}); "
         + "bought "
         + ", ".join(f"{number(value)} as {model}" for model, value in bought.items())
     )
+    if unsampled != bought:
+        stderr.print(
+            "to one who knows which rows were sampled: "
+            + ", ".join(f"{number(value)} as {model}" for model, value in unsampled.items())
+        )
     stderr.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
     if json:
         emit_json(
@@ -264,7 +279,7 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
                 "hyperparameters": trial.hyperparameters,
                 "accuracy": result.metrics["accuracy"],
                 "metrics": result.metrics,
-                "epsilon": {"claimed": privacy.epsilon, "bought": bought},
+                "epsilon": {"claimed": privacy.epsilon, "bought": bought, "unsampled": unsampled},
                 "noise_multiplier": training.plan.noise_multiplier,
                 "seconds_per_round": trained.seconds_per_round,
             }

@@ -18,6 +18,11 @@ class Adjacency(StrEnum):
     ADD_REMOVE = "add-remove"
 
 
+class Level(StrEnum):
+    RECORD = "record"
+    USER = "user"
+
+
 class TrainOn(StrEnum):
     ALL = "all"
     TRAIN = "train"
@@ -36,7 +41,9 @@ PartitionText = Annotated[str, typer.Option("--partition", help="iid, dirichlet:
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition; not changed by --seed.")]
 Epsilon = Annotated[float, typer.Option(help="Privacy budget; inf for the non-private arm.")]
 Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail with.")]
-Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient.")]
+Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient; at user level, on a client's update.")]
+LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
+ModelText = Annotated[str, typer.Option("--model", help="softmax, the linear head, or mlp:HIDDEN.")]
 Rounds = Annotated[int, typer.Option(help="Federated rounds.")]
 ReleaseModel = Annotated[
     Release,

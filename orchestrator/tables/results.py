@@ -59,7 +59,7 @@ class SearchResult:
         }
 
 
-def _bought(row: Row) -> float:
+def bought(row: Row) -> float:
     return row.epsilon_local if row.trial.privacy.release == "local" else row.epsilon_secure
 
 
@@ -103,7 +103,7 @@ class CellResult:
     @cached_property
     def keeps_its_claim(self) -> bool:
         """Whether the noise of every confirm run buys what is claimed, as the study's release is seen."""
-        return all(_bought(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
+        return all(bought(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
 
     def complete(self, t: int) -> bool:
         """Whether every seed has a test accuracy at this round."""

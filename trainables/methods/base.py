@@ -3,21 +3,23 @@
 A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing:
 their trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape
 (lanes, ...), and hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values
-shared by the group.
+shared by the group; so is the privacy `level`, which the server finds among them.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from trainables.errors import UserError, name_in_range, one_of
-from trainables.privacy.plan import Event, PrivacySettings
+from trainables.models import Model
+from trainables.models.shard import Shard
+from trainables.privacy.plan import Event, Level, PrivacySettings
 from trainables.spec import HyperValue
 
 State = dict[str, torch.Tensor]
@@ -77,10 +79,46 @@ def learning_rate(default: float) -> Hyperparameter:
     return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
 
 
+def as_released(wrong: str) -> Hyperparameter:
+    """The switch to what the authors' own program does, for methods that do not buy there what they claim."""
+    return Hyperparameter("as_released", False, f"the authors' program: {wrong}", shared=True, switch=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the privacy of a run depends on."""
+
+    privacy: PrivacySettings
+    rounds: int
+    hypers: Hypers
+    sizes: tuple[int, ...]
+    """|D_i| of every client."""
+    seed: int
+    """Of the samples of clients, who are known to all; never of what must stay secret."""
+
+
+def clip_norm(values: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """Every vector (the last dimension) shortened to l2 norm `bound` where it is longer."""
+    norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    return values * (bound / norm).clamp(max=1)
+
+
 def power_zero(theta: torch.Tensor) -> torch.Tensor:
     """beta^0 for every lane. A state multiplies it by beta each round, in float64: `pow` rounds differently at the end
     of a vector of lanes."""
     return torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
+
+
+Parts = Sequence[tuple[slice | torch.Tensor, Shard]]
+"""Lanes, and the rows that they look at."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows drawn for one step; lanes of different seeds have different ones."""
+
+    parts: Parts
+    rate: float
 
 
 class ClientRound(Protocol):
@@ -89,27 +127,39 @@ class ClientRound(Protocol):
 
     t: int
     """The round, from 1."""
+    rounds: int
+    """How many rounds the run has."""
     size: torch.Tensor
     """|D_i|, in a shape that divides."""
+    clip: torch.Tensor
+    """The lanes' bounds on what a record (or a user) contributes, (lanes, 1)."""
     hypers: Mapping[str, torch.Tensor]
     """The hyperparameters that the program asked for."""
     broadcast: Mapping[str, torch.Tensor]
     """What the server sent beside theta."""
     state: State
     """What the client keeps from round to round; it never leaves the host but in checkpoints."""
+    model: Model
+    shard: Shard
+    """The clients' rows, for what is no gradient."""
 
-    def clipped_gradient_sum(self, theta: torch.Tensor) -> torch.Tensor:
-        """The sum over the client's rows of per-example gradients clipped to the lanes' bounds."""
+    def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """The sum over the client's rows, or a sample of them, of per-example gradients clipped to the bounds."""
 
-    def noise(self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1) -> torch.Tensor:
+    def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
+        """The mean over the client's rows of per-example gradients, nothing clipped."""
+
+    def sample(self, rate: float, step: int = 0) -> Sample:
+        """Some of the client's rows: each with probability `rate`, drawn for this round and step."""
+
+    def noise(
+        self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
+    ) -> torch.Tensor:
         """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; taken back
-        with sign -1."""
+        with sign -1; as long as the weights, or of the given size."""
 
     def zeros(self) -> torch.Tensor:
         """A state of the weights' shape."""
-
-    def clipped_gram(self, bound: float) -> torch.Tensor:
-        """The sum over the client's rows of x x^T, every x clipped to l2 norm `bound`; flat."""
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
         """Noise for a release that is the same for all lanes but for its noise: one row for every distinct one."""
@@ -121,15 +171,26 @@ class ClientProgram(ABC):
     hypers: ClassVar[tuple[str, ...]] = ()
     """Which hyperparameters the clients need."""
     stateful: ClassVar[bool] = False
+    prepares: ClassVar[bool] = False
+    """Whether the clients release something once, before the first round."""
+
+    @property
+    def participation(self) -> float:
+        """The share of the clients that take part in a round. A program whose clients keep state needs them all."""
+        return 1.0
+
+    def release_size(self, model: Model) -> int:
+        """How many numbers a client releases in a round."""
+        return model.dimension
 
     @property
     @abstractmethod
     def name(self) -> str:
         """Trials whose programs have the same name can share a pack."""
 
-    def prepare(self, client: ClientRound) -> torch.Tensor | None:
-        """A release made once, before the first round: one row for every distinct noise among the lanes."""
-        return None
+    def prepare(self, client: ClientRound) -> torch.Tensor:
+        """The release made once: one row for every distinct noise among the lanes."""
+        raise NotImplementedError(f"{self.name} prepares nothing")
 
     @abstractmethod
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
@@ -149,19 +210,35 @@ class NoisyGradient(ClientProgram):
         return self.noisy_gradient(client, theta)
 
 
+class UserGradient(ClientProgram):
+    """One noisy gradient a round, that of all the client's rows clipped as a whole: the client is the record."""
+
+    name = "noisy gradient of a user"
+
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        return clip_norm(client.gradient_mean(theta), client.clip) + client.noise("gradient")
+
+
 class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
+    levels: ClassVar[tuple[Level, ...]] = ("record",)
+    """Whose privacy it can protect."""
 
-    def program(self, hypers: Hypers) -> ClientProgram:
+    def accepts(self, model: Model) -> bool:
+        """Whether it makes sense on this model."""
+        return True
+
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
         """The client half, given the static hyperparameters."""
-        return NoisyGradient()
+        return UserGradient() if level == "user" else NoisyGradient()
 
-    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
-        """What every client releases in the course of a run, for the privacy plan to price."""
-        return (Event("gradient", rounds, privacy.record_sensitivity),)
+    def releases(self, run: Run) -> tuple[Event, ...]:
+        """What every client releases in the course of a run, for the privacy plan to price. What cannot be priced is
+        said here, before anything starts."""
+        return (Event("gradient", run.rounds, run.privacy.sensitivity),)
 
     def resolve(self, hypers: dict[str, HyperValue], privacy: PrivacySettings) -> dict[str, HyperValue]:
         """Replace `auto` by what it stands for under this privacy budget."""
@@ -175,7 +252,7 @@ class Method(ABC):
         """Take the mean of the releases made once; lane i's is row which[i]."""
         raise NotImplementedError(f"{self.name} prepares nothing")
 
-    def broadcast(self, state: State) -> dict[str, torch.Tensor]:
+    def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
         """What the clients need beside theta."""
         return {}
 

@@ -14,6 +14,7 @@ from trainables.methods.local_steps import (
     LocalSteps,
     client_learning_rate,
 )
+from trainables.privacy.plan import Level
 
 
 class ProximalSteps(LocalSteps):
@@ -39,5 +40,5 @@ class DPAdaFedProx(DPFedAvg):
         LOCAL_STEPS,
     )
 
-    def program(self, hypers: Hypers) -> ClientProgram:
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
         return ProximalSteps(int(hypers["local_steps"]))

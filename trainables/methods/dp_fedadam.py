@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from trainables.methods.base import Hyperparameter, Hypers, Method, State, learning_rate, power_zero
+from trainables.privacy.plan import LEVELS
 
 
 class DPFedAdam(Method):
     name = "dp-fedadam"
     title = "DP-FedAdam"
     paper = "Reddi et al. 2020 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    levels = LEVELS
     hyperparameters = (
         learning_rate(0.02),
         Hyperparameter("beta1", 0.9, "decay of the first moment", low=0, high=1, open_high=True),

@@ -1,7 +1,10 @@
 """DP-FedFC: once, a noisy covariance of clipped features; then theta - eta (Cov + gamma I)^-1 G.
 
 The covariance is a release like any other: features are clipped to `feature_clip`, it gets `covariance_share` of the
-budget (of mu squared), and its noise shrinks with |D_i| as the gradients' does.
+budget (of mu squared), and its noise shrinks with |D_i| as the gradients' does. At user level the clients precondition
+their own gradients, clip the outcome and add noise to it.
+`as_released`: features are not clipped, the covariance is not accounted, its noise does not shrink with |D_i|. How much
+noise the authors added there is not known; here it is what a bound of 1 would need at the gradients' multiplier.
 """
 
 from __future__ import annotations
@@ -11,30 +14,80 @@ from dataclasses import dataclass
 
 import torch
 
-from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, State, learning_rate
-from trainables.privacy.plan import Event, PrivacySettings
+from trainables.methods.base import (
+    ClientProgram,
+    ClientRound,
+    Hyperparameter,
+    Hypers,
+    Method,
+    Run,
+    State,
+    as_released,
+    clip_norm,
+    learning_rate,
+)
+from trainables.models import Model
+from trainables.models.softmax import SoftmaxHead
+from trainables.privacy.plan import LEVELS, Event, Level
+
+
+def preconditioned(
+    values: torch.Tensor, vectors: torch.Tensor, gamma: torch.Tensor, gradient: torch.Tensor
+) -> torch.Tensor:
+    """(V diag(values) V^T + gamma I)^-1 applied to a gradient, feature by feature."""
+    matrix = gradient.view(*gradient.shape[:-1], values.shape[-1], -1)
+    return (vectors @ ((vectors.mT @ matrix) / (values + gamma).unsqueeze(-1))).flatten(-2)
 
 
 @dataclass(frozen=True)
 class CovarianceThenGradient(ClientProgram):
     feature_clip: float
+    prepares = True
 
     @property
     def name(self) -> str:
         return f"covariance of features clipped to {self.feature_clip:g}, then noisy gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
-        gram = client.clipped_gram(self.feature_clip)
+        gram = client.shard.gram(self.feature_clip)
         return (gram.unsqueeze(1) + client.distinct_noise("covariance", gram.shape[1])) / client.size
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         return self.noisy_gradient(client, theta)
 
 
+class ReleasedCovariance(CovarianceThenGradient):
+    @property
+    def name(self) -> str:
+        return "covariance as released, then noisy gradient"
+
+    def prepare(self, client: ClientRound) -> torch.Tensor:
+        gram = client.shard.gram(math.inf)
+        return gram.unsqueeze(1) / client.size + client.distinct_noise("covariance", gram.shape[1])
+
+
+class UserCovariance(CovarianceThenGradient):
+    hypers = ("gamma",)
+
+    @property
+    def name(self) -> str:
+        return f"covariance of a user's features clipped to {self.feature_clip:g}, then preconditioned gradient"
+
+    def prepare(self, client: ClientRound) -> torch.Tensor:
+        gram = client.shard.gram(self.feature_clip) / client.size.squeeze(2)  # of norm at most the bound squared
+        return gram.unsqueeze(1) + client.distinct_noise("covariance", gram.shape[1])
+
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        sent, gamma = client.broadcast, client.hypers["gamma"]
+        direction = preconditioned(sent["values"], sent["vectors"], gamma, client.gradient_mean(theta))
+        return clip_norm(direction, client.clip) + client.noise("gradient")
+
+
 class DPFedFC(Method):
     name = "dp-fedfc"
     title = "DP-FedFC"
     paper = "Mehta et al. 2023; Krouka et al. 2025 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    levels = LEVELS
     hyperparameters = (
         learning_rate(0.3),
         Hyperparameter("gamma", 1.0, "added to the covariance's eigenvalues", low=0, open_low=True),
@@ -50,17 +103,30 @@ class DPFedFC(Method):
             open_low=True,
             open_high=True,
         ),
+        as_released("features not clipped, the covariance not accounted and its noise the same for all |D_i|"),
     )
 
-    def program(self, hypers: Hypers) -> ClientProgram:
-        return CovarianceThenGradient(float(hypers["feature_clip"]))
+    def accepts(self, model: Model) -> bool:
+        return isinstance(model, SoftmaxHead)
 
-    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
+        bound = float(hypers["feature_clip"])
+        if level == "user":
+            return UserCovariance(bound)
+        return ReleasedCovariance(bound) if hypers["as_released"] else CovarianceThenGradient(bound)
+
+    def releases(self, run: Run) -> tuple[Event, ...]:
+        privacy, hypers = run.privacy, run.hypers
+        if hypers["as_released"]:
+            return (
+                Event("gradient", run.rounds, privacy.sensitivity),
+                Event("covariance", 1, math.inf, noised_for=privacy.moves * math.sqrt(run.rounds)),
+            )
         share, bound = float(hypers["covariance_share"]), float(hypers["feature_clip"])
         # ||x x^T||_F = ||x||^2, and two such matrices are at most sqrt(2) of that apart
         moves = bound**2 * (math.sqrt(2) if privacy.adjacency == "replace-one" else 1.0)
         return (
-            Event("gradient", rounds, privacy.record_sensitivity, share=1 - share),
+            Event("gradient", run.rounds, privacy.sensitivity, share=1 - share),
             Event("covariance", 1, moves, share=share),
         )
 
@@ -74,8 +140,10 @@ class DPFedFC(Method):
         values = torch.where(finite.squeeze(2), values.clamp(min=0), math.nan)
         state["values"], state["vectors"] = values[which], vectors[which]
 
+    def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
+        return {name: state[name] for name in ("values", "vectors")} if hypers["level"] == "user" else {}
+
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        values, vectors = state["values"], state["vectors"]
-        gradient = G.view(G.shape[0], values.shape[1], -1)
-        turned = (vectors.mT @ gradient) / (values + hypers["gamma"]).unsqueeze(2)
-        return theta - hypers["learning_rate"] * (vectors @ turned).flatten(1)
+        if hypers["level"] == "record":  # users have done it themselves
+            G = preconditioned(state["values"], state["vectors"], hypers["gamma"], G)
+        return theta - hypers["learning_rate"] * G

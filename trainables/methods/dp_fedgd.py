@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from trainables.methods.base import Hypers, Method, State, learning_rate
+from trainables.privacy.plan import LEVELS
 
 
 class DPFedGD(Method):
     name = "dp-fedgd"
     title = "DP-FedGD"
     paper = "McMahan et al. 2017; Krouka et al. 2025 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    levels = LEVELS
     hyperparameters = (learning_rate(0.1),)
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from trainables.methods.base import AUTO, Hyperparameter, Hypers, Method, State, learning_rate, power_zero
-from trainables.privacy.plan import PrivacySettings
+from trainables.privacy.plan import LEVELS, PrivacySettings
 from trainables.spec import HyperValue
 
 
@@ -18,6 +18,7 @@ class DPFedSOFIM(Method):
     name = "dp-fedsofim"
     title = "DP-FedSOFIM"
     paper = "Nair et al. 2026, arXiv:2601.09166"
+    levels = LEVELS
     hyperparameters = (
         learning_rate(0.8),
         Hyperparameter("rho", 0.5, "regularisation of the Fisher proxy", low=0, open_low=True),

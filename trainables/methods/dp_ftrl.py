@@ -13,8 +13,18 @@ from dataclasses import dataclass
 
 import torch
 
-from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, State, learning_rate
-from trainables.privacy.plan import Event, PrivacySettings
+from trainables.methods.base import (
+    ClientProgram,
+    ClientRound,
+    Hyperparameter,
+    Hypers,
+    Method,
+    Run,
+    State,
+    as_released,
+    learning_rate,
+)
+from trainables.privacy.plan import Event, Level
 
 
 def prefix_nodes(t: int) -> Iterator[tuple[int, int]]:
@@ -64,25 +74,19 @@ class DPFTRL(Method):
         Hyperparameter(
             "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, whole=True, shared=True
         ),
-        Hyperparameter(
-            "as_released",
-            False,
-            "the authors' program: noise for ceil(log2 T) + 1 releases although all T are released",
-            shared=True,
-            switch=True,
-        ),
+        as_released("noise for ceil(log2 T) + 1 releases although all T are released"),
     )
 
-    def program(self, hypers: Hypers) -> ClientProgram:
-        return super().program(hypers) if hypers["as_released"] else TreeGradient(int(hypers["restart_every"]))
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
+        return super().program(hypers, level) if hypers["as_released"] else TreeGradient(int(hypers["restart_every"]))
 
-    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
-        if hypers["as_released"]:
-            factor = math.sqrt((math.ceil(math.log2(rounds)) + 1) / rounds) if rounds > 1 else 1.0
-            return (Event("gradient", rounds, privacy.record_sensitivity, noise_factor=factor),)
-        nodes = used_nodes(rounds, int(hypers["restart_every"]))
-        leaves = math.sqrt(sum(4**level for _, _, level in nodes))
-        return (Event("tree", 1, privacy.record_sensitivity * leaves),)
+    def releases(self, run: Run) -> tuple[Event, ...]:
+        moves = run.privacy.sensitivity
+        if run.hypers["as_released"]:
+            factor = math.sqrt((math.ceil(math.log2(run.rounds)) + 1) / run.rounds) if run.rounds > 1 else 1.0
+            return (Event("gradient", run.rounds, moves, noised_for=moves * factor),)
+        nodes = used_nodes(run.rounds, int(run.hypers["restart_every"]))
+        return (Event("tree", 1, moves * math.sqrt(sum(4**level for _, _, level in nodes))),)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"theta_0": theta.clone(), "sum": torch.zeros_like(theta)}

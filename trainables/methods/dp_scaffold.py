@@ -2,13 +2,14 @@
 
 c_i' = c_i - c + (theta - y) / (K eta_c) stays with the client. Its mean moves by what the release y - theta
 already tells, so the server needs nothing more: c' = mean of (theta - y) / (K eta_c).
+At user level the steps are not private; their outcome y - theta is clipped and noised as a whole.
 """
 
 from __future__ import annotations
 
 import torch
 
-from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, State
+from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, as_released, clip_norm
 from trainables.methods.local_steps import (
     LOCAL_STEPS,
     SERVER_LEARNING_RATE,
@@ -16,7 +17,7 @@ from trainables.methods.local_steps import (
     LocalStepsMethod,
     client_learning_rate,
 )
-from trainables.privacy.plan import Event, PrivacySettings
+from trainables.privacy.plan import LEVELS, Event, Level
 
 
 class ControlledSteps(LocalSteps):
@@ -29,43 +30,60 @@ class ControlledSteps(LocalSteps):
     def correction(self, client: ClientRound, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
         return client.broadcast["c"] - client.state["c_i"]
 
+    def move(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        """What the client releases, y - theta."""
+        return super().round(client, theta)
+
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         client.state.setdefault("c_i", client.zeros())
-        move = super().round(client, theta)
+        move = self.move(client, theta)
         taken = self.steps * client.hypers["client_learning_rate"]
         client.state["c_i"] = client.state["c_i"] - client.broadcast["c"] - move / taken
         return move
+
+
+class UserControlledSteps(ControlledSteps):
+    @property
+    def name(self) -> str:
+        return f"{self.steps} controlled local steps of a user"
+
+    def gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
+        return client.gradient_mean(y)
+
+    def move(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        return clip_norm(super().move(client, theta), client.clip) + client.noise("gradient")
 
 
 class DPScaffold(LocalStepsMethod):
     name = "dp-scaffold"
     title = "DP-SCAFFOLD"
     paper = "Karimireddy et al. 2020; Noble et al. 2022 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    levels = LEVELS
     hyperparameters = (
         SERVER_LEARNING_RATE,
         client_learning_rate(0.1),
         LOCAL_STEPS,
-        Hyperparameter(
-            "as_released",
-            False,
-            "the authors' program: replace-one's factor 2 applied twice, so twice the noise",
-            shared=True,
-            switch=True,
-        ),
+        as_released("replace-one's factor 2 applied twice, so twice the noise"),
     )
 
-    def program(self, hypers: Hypers) -> ClientProgram:
-        return ControlledSteps(int(hypers["local_steps"]))
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
+        steps = int(hypers["local_steps"])
+        return UserControlledSteps(steps) if level == "user" else ControlledSteps(steps)
 
-    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
-        (event,) = super().releases(privacy, rounds, hypers)
-        factor = 2.0 if hypers["as_released"] else 1.0
-        return (Event(event.purpose, event.count, event.sensitivity, event.share, event.aggregated, factor),)
+    def releases(self, run: Run) -> tuple[Event, ...]:
+        moves = run.privacy.sensitivity
+        noised_for = 2 * moves if run.hypers["as_released"] else None
+        if run.privacy.level == "user":
+            # c_i follows the client's own noise, so in a sum that noise hides nothing; the bound holds whatever c_i is
+            return (Event("gradient", run.rounds, moves, own_noise=False, noised_for=noised_for),)
+        # with a single step the corrections cancel in the mean, and it is the mean of the clients' noisy gradients
+        steps = int(run.hypers["local_steps"])
+        return (Event("gradient", run.rounds * steps, moves, aggregated=steps == 1, noised_for=noised_for),)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"c": torch.zeros_like(theta)}
 
-    def broadcast(self, state: State) -> dict[str, torch.Tensor]:
+    def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
         return {"c": state["c"]}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:

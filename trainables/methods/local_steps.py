@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method
-from trainables.privacy.plan import Event, PrivacySettings
+from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, Run
+from trainables.privacy.plan import Event, Level
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,13 @@ class LocalSteps(ClientProgram):
     def correction(self, client: ClientRound, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor | float:
         return 0.0
 
+    def gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
+        return self.noisy_gradient(client, y, step)
+
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         y = theta
         for step in range(self.steps):
-            direction = self.noisy_gradient(client, y, step) + self.correction(client, y, theta)
+            direction = self.gradient(client, y, step) + self.correction(client, y, theta)
             y = y - client.hypers["client_learning_rate"] * direction
         return y - theta
 
@@ -46,9 +49,9 @@ def client_learning_rate(default: float) -> Hyperparameter:
 class LocalStepsMethod(Method):
     """A method whose clients take `local_steps` noisy steps: every step is a release."""
 
-    def program(self, hypers: Hypers) -> ClientProgram:
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
         return LocalSteps(int(hypers["local_steps"]))
 
-    def releases(self, privacy: PrivacySettings, rounds: int, hypers: Hypers) -> tuple[Event, ...]:
-        steps = int(hypers["local_steps"])
-        return (Event("gradient", rounds * steps, privacy.record_sensitivity, aggregated=steps == 1),)
+    def releases(self, run: Run) -> tuple[Event, ...]:
+        steps = int(run.hypers["local_steps"])
+        return (Event("gradient", run.rounds * steps, run.privacy.sensitivity, aggregated=steps == 1),)

@@ -1,0 +1,49 @@
+"""Models, many lanes at a time. What a model must be able to do, and which there are."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from trainables.errors import UserError, name_in_range
+from trainables.models.mlp import MLPHead
+from trainables.models.shard import Diagnostics, Shard
+from trainables.models.softmax import SoftmaxHead
+
+FORMS = ("softmax", "mlp:HIDDEN")
+
+
+class Model(Protocol):
+    @property
+    def dimension(self) -> int:
+        """d: how many weights a lane has."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The sizes of the layers, one after the other in the weights."""
+
+    def initial(self, seed: int) -> torch.Tensor:
+        """The weights before the first round, addressed by the seed."""
+
+    def clipped_gradient_sum(
+        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+    ) -> tuple[torch.Tensor, Diagnostics | None]:
+        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`.
+
+        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum is (clients, lanes, d).
+        """
+
+    def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows)."""
+
+
+def parse(text: str, *, features: int, classes: int) -> Model:
+    """`softmax`, the linear head, or `mlp:HIDDEN`, a head with one hidden layer."""
+    kind, _, parameter = text.partition(":")
+    if kind == "softmax" and not parameter:
+        return SoftmaxHead(features, classes)
+    if kind == "mlp" and parameter.isdecimal():
+        name_in_range(f"model = {text!r}: HIDDEN", int(parameter), 1, 100_000)
+        return MLPHead(features, int(parameter), classes)
+    raise UserError(f"model = {text!r} is unknown; it is one of: {', '.join(FORMS)}")

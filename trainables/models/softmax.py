@@ -8,71 +8,15 @@ Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
 LOG2E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Rows of one or more clients, resident on a device: features with the constant 1 appended, norms, labels.
-
-    Several clients stand side by side, filled up to the longest. A filling row has an infinite norm: its gradient is
-    clipped to nothing.
-    """
-
-    x: torch.Tensor
-    """(clients, rows, features + 1)"""
-    norm: torch.Tensor
-    """(clients, rows, 1)"""
-    y: torch.Tensor
-    """(clients, rows)"""
-    size: torch.Tensor
-    """(clients, 1, 1): how many rows each client really has."""
-
-    @classmethod
-    def build(
-        cls,
-        parts: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]],
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> Shard:
-        rows, features = max(len(y) for _, y in parts), parts[0][0].shape[1]
-        x = np.zeros((len(parts), rows, features + 1), dtype=np.float32)
-        labels = np.zeros((len(parts), rows), dtype=np.int64)
-        for client, (features_of, labels_of) in enumerate(parts):
-            x[client, : len(labels_of), :features] = features_of
-            x[client, : len(labels_of), features] = 1
-            labels[client, : len(labels_of)] = labels_of
-        placed = torch.from_numpy(x).to(device=device, dtype=dtype)
-        norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True)
-        norm[norm == 0] = math.inf
-        size = torch.tensor([[[float(len(y))]] for _, y in parts], dtype=dtype, device=device)
-        return cls(placed, norm, torch.from_numpy(labels).to(device), size)
-
-    @property
-    def clients(self) -> int:
-        return self.x.shape[0]
-
-    @property
-    def rows(self) -> int:
-        return self.x.shape[1]
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """What only the experimenter sees: sums over a client's rows, (clients, lanes). Not private, never a release."""
-
-    loss: torch.Tensor
-    clipped: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -87,8 +31,11 @@ class SoftmaxHead:
 
     @property
     def dimension(self) -> int:
-        """d: how many weights a lane has."""
         return self.rows * self.classes
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return (self.dimension,)
 
     def initial(self, seed: int) -> torch.Tensor:
         """W ~ N(0, s^2), s = 0.5 sqrt(2 / (q + c)), addressed by the seed."""

@@ -13,11 +13,15 @@ from pydantic import BaseModel, ConfigDict
 
 from trainables.errors import UserError, in_range, one_of
 from trainables.privacy.gaussian import epsilon_of, mu_of
+from trainables.privacy.sampled import Sampled, scaled_to
+from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 
 Release = Literal["local", "secure-aggregation"]
 Adjacency = Literal["replace-one", "add-remove"]
+Level = Literal["record", "user"]
 RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
 ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "add-remove")
+LEVELS: tuple[Level, ...] = ("record", "user")
 
 
 class PrivacySettings(BaseModel):
@@ -30,6 +34,8 @@ class PrivacySettings(BaseModel):
     clip: float = 10.0
     release: Release = "local"
     adjacency: Adjacency = "replace-one"
+    level: Level = "record"
+    """Whose privacy: one record's, or that of a client with all it holds. `clip` bounds what such a one contributes."""
 
     def check(self) -> PrivacySettings:
         in_range(0, math.inf, open_low=True, epsilon=self.epsilon)
@@ -37,12 +43,18 @@ class PrivacySettings(BaseModel):
         in_range(0, math.inf, open_low=True, open_high=True, clip=self.clip)
         one_of(RELEASES, release=self.release)
         one_of(ADJACENCIES, adjacency=self.adjacency)
+        one_of(LEVELS, level=self.level)
         return self
 
     @property
-    def record_sensitivity(self) -> float:
-        """How far one record moves a client's sum of clipped gradients, in l2 norm."""
-        return self.clip * (2.0 if self.adjacency == "replace-one" else 1.0)
+    def moves(self) -> float:
+        """How often its bound a record (or a user) can move a sum: replacing one takes it away and adds another."""
+        return 2.0 if self.adjacency == "replace-one" else 1.0
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record moves a client's sum of clipped gradients, or one user its clipped update, in l2 norm."""
+        return self.clip * self.moves
 
 
 @dataclass(frozen=True)
@@ -58,22 +70,27 @@ class Event:
     aggregated: bool = True
     """Whether secure aggregation hides a single client's release. Not so for local steps after the first: they follow
     the client's own noisy weights, which the clients' noises together do not cover."""
-    noise_factor: float = 1.0
-    """The noise that is added over the noise that would be right. Not 1 only where a released program got it wrong."""
+    own_noise: bool = True
+    """Whether in the sum the client's own noise hides it as well. Not so where its later releases follow that noise:
+    then only the others' noise counts."""
+    sampling: float = 1.0
+    """The probability with which a record takes part in one release, drawn afresh and in secret each time."""
+    noised_for: float | None = None
+    """The sensitivity that the noise is made for, where a released program got it wrong; else it is the true one."""
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
     """What every client adds to its own sums, by purpose, and what that costs under either release model.
 
-    A client releases (sum + noise) / |D_i|. Under `local` its own release is seen; under `secure-aggregation` only the
-    sum of all releases is. A record of the smallest client weighs most in that sum, so with unequal sizes the account
-    follows that client: `concentration` is max_i w_i / ||w||, w_i = 1/|D_i|, which is 1/sqrt(n) for equal sizes.
+    At record level a client releases (sum + noise) / |D_i|, at user level update + noise. Under `local` its own release
+    is seen; under `secure-aggregation` only the sum of all releases is. A record of the smallest client weighs most in
+    that sum, so with unequal sizes the account follows that client.
     """
 
     settings: PrivacySettings
-    clients: int
-    concentration: float
+    weights: tuple[float, ...]
+    """Every client's factor in the sum of releases: 1/|D_i|, or 1 at user level."""
     events: tuple[Event, ...]
     noise_std: Mapping[str, float]
     """Standard deviation of the noise each client adds to its sum, by purpose. Zero in the non-private arm."""
@@ -82,34 +99,58 @@ class PrivacyPlan:
     def calibrate(cls, settings: PrivacySettings, events: Sequence[Event], *, sizes: Sequence[int]) -> PrivacyPlan:
         """The least noise for which the claim holds, rounded up to what float32 can hold."""
         settings.check()
-        if not math.isclose(sum(e.share for e in events), 1.0):
+        if all(e.noised_for is None for e in events) and not math.isclose(sum(e.share for e in events), 1.0):
             raise UserError(f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
-        concentration = _concentration(sizes)
+        weights = tuple(1.0 / size if settings.level == "record" else 1.0 for size in sizes)
         mu = mu_of(settings.epsilon, settings.delta)
-        noise_std = {}
+        right = {}
         for e in events:
-            seen = _seen(e, settings.release, concentration)
-            right = 0.0 if math.isinf(mu) else e.sensitivity * seen * math.sqrt(e.count / e.share) / mu
-            noise_std[e.purpose] = _float32_up(right * e.noise_factor)
-            if math.isinf(noise_std[e.purpose]):
-                raise UserError(
-                    f"clip = {settings.clip:g} needs more noise than float32 holds, at epsilon = {settings.epsilon:g}"
-                )
-        return cls(settings, len(sizes), concentration, tuple(events), noise_std)
+            seen = _seen(e, settings.release, weights)
+            moves = e.sensitivity if e.noised_for is None else e.noised_for
+            right[e.purpose] = 0.0 if math.isinf(mu) else moves * seen * math.sqrt(e.count / e.share) / mu
+        if any(e.sampling < 1 for e in events) and not math.isinf(mu):
+            # what would be right without sampling is the start; the proportions stay
+            sampled = _sampled(events, right, settings, settings.release, weights)
+            scale = scaled_to(settings.epsilon, sampled, settings.adjacency, settings.delta)
+            right = {purpose: std * scale for purpose, std in right.items()}
+        noise_std = {purpose: _float32_up(std) for purpose, std in right.items()}
+        if math.inf in noise_std.values():
+            raise UserError(
+                f"clip = {settings.clip:g} needs more noise than float32 holds, at epsilon = {settings.epsilon:g}"
+            )
+        return cls(settings, weights, tuple(events), noise_std)
+
+    @property
+    def clients(self) -> int:
+        return len(self.weights)
 
     def mu(self, release: Release) -> float:
-        """The mu-GDP of everything that is released, as one who sees `release` sees it."""
+        """The mu-GDP of everything that is released, as one who sees `release` sees it and who knows the samples."""
         total = 0.0
         for event in self.events:
             std = self.noise_std[event.purpose]
             if std == 0:
                 return math.inf
-            total += event.count * (event.sensitivity * _seen(event, release, self.concentration) / std) ** 2
+            total += event.count * (event.sensitivity * _seen(event, release, self.weights) / std) ** 2
         return math.sqrt(total)
 
     @cached_property
     def bought(self) -> dict[Release, float]:
         """The eps that the noise really added buys, under each release model."""
+        if not any(event.sampling < 1 for event in self.events):
+            return self.unsampled
+        return {
+            release: epsilon_of_samples(
+                _sampled(self.events, self.noise_std, self.settings, release, self.weights),
+                self.settings.adjacency,
+                self.settings.delta,
+            )
+            for release in RELEASES
+        }
+
+    @cached_property
+    def unsampled(self) -> dict[Release, float]:
+        """The same for one who knows which records were in each sample: no credit for sampling."""
         return {release: epsilon_of(self.mu(release), self.settings.delta) for release in RELEASES}
 
     @property
@@ -118,14 +159,29 @@ class PrivacyPlan:
         return self.noise_std[self.events[0].purpose] * math.sqrt(self.clients) / self.settings.clip
 
 
-def _seen(event: Event, release: Release, concentration: float) -> float:
-    """How much of one client's move shows against the noise, as one who sees `release` sees it."""
-    return concentration if release == "secure-aggregation" and event.aggregated else 1.0
+def _sampled(
+    events: Sequence[Event],
+    noise_std: Mapping[str, float],
+    settings: PrivacySettings,
+    release: Release,
+    weights: Sequence[float],
+) -> tuple[Sampled, ...]:
+    return tuple(
+        Sampled(
+            e.count, noise_std[e.purpose] * settings.moves / (e.sensitivity * _seen(e, release, weights)), e.sampling
+        )
+        for e in events
+    )
 
 
-def _concentration(sizes: Sequence[int]) -> float:
-    weights = 1.0 / np.asarray(sizes, dtype=np.float64)
-    return float(weights.max() / np.linalg.norm(weights))
+def _seen(event: Event, release: Release, weights: Sequence[float]) -> float:
+    """How much of one client's move shows against the noise, as one who sees `release` sees it: in a sum, at most
+    max_i w_i / ||w||, which is 1/sqrt(n) for equal weights."""
+    if release == "local" or not event.aggregated:
+        return 1.0
+    squares = np.square(np.asarray(weights, dtype=np.float64))
+    hidden = squares.sum() - (0.0 if event.own_noise else squares.max())
+    return min(1.0, float(np.sqrt(squares.max() / hidden))) if hidden > 0 else 1.0
 
 
 def _float32_up(value: float) -> float:

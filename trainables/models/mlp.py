@@ -1,0 +1,123 @@
+"""A head with one hidden layer, many lanes at a time: softmax(tanh(x W1) W2), a constant 1 beside x and beside tanh.
+
+A layer's per-example gradient is (its input) (its error)^T, so the squared norm of the whole gradient is the sum over
+layers of ||input||^2 ||error||^2: clipping needs no per-example gradient in memory here either.
+`per_example.py` does the same for any loss, slowly; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from trainables.models.lanes import SHAPES, vector_to_blocks
+from trainables.models.shard import Diagnostics, Shard
+from trainables.privacy.noise import SERVER, Address
+
+
+@dataclass(frozen=True)
+class MLPHead:
+    features: int
+    hidden: int
+    classes: int
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return ((self.features + 1) * self.hidden, (self.hidden + 1) * self.classes)
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.blocks)
+
+    def initial(self, seed: int) -> torch.Tensor:
+        """Every layer as the linear head: N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs))."""
+        drawn = torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension))
+        sides = ((self.features + 1, self.hidden), (self.hidden + 1, self.classes))
+        scales = [0.5 * math.sqrt(2.0 / (rows + columns)) for rows, columns in sides]
+        return drawn * torch.repeat_interleave(torch.tensor(scales), torch.tensor(self.blocks))
+
+    def loss(self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of one example: the definition, from which all that follows is derived."""
+        W1, W2 = self._layers(weights)
+        scores = torch.tanh(x @ W1) @ W2[:-1] + W2[-1]
+        return torch.nn.functional.cross_entropy(scores, y)
+
+    def clipped_gradient_sum(
+        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+    ) -> tuple[torch.Tensor, Diagnostics | None]:
+        shape, count = SHAPES[theta.device.type], theta.shape[-2]
+        step = shape.rows((self.classes + self.hidden) * shard.clients)
+        blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), shape.lanes)
+        clips = vector_to_blocks(clip, shape.lanes)
+        total = torch.zeros(*blocks.shape[:1], shard.clients, *blocks.shape[2:], dtype=theta.dtype, device=theta.device)
+        losses = torch.zeros(blocks.shape[0], shard.clients, shape.lanes, dtype=theta.dtype, device=theta.device)
+        clipped = torch.zeros_like(losses)
+        for block, weights in enumerate(blocks):
+            W1, W2 = self._layers(weights)
+            into1, into2 = self._layers(total[block])
+            for start in range(0, shard.rows, step):
+                # (clients, lanes, rows, ...), x and y the same for all lanes
+                x = shard.x[:, start : start + step].unsqueeze(1)
+                y = shard.y[:, start : start + step].view(shard.clients, 1, -1, 1)
+                norm = shard.norm[:, start : start + step].unsqueeze(1)
+                real = torch.isfinite(norm)
+                h = torch.tanh_(x @ W1)
+                z = torch.matmul(h, W2[..., :-1, :]).add_(W2[..., -1:, :])
+                label = y.expand(*z.shape[:-1], 1)
+                if diagnose:
+                    losses[block] += ((z.logsumexp(-1, keepdim=True) - z.gather(-1, label)) * real).sum((2, 3))
+                error = z.softmax(-1)
+                error.scatter_add_(-1, label, torch.full_like(label, -1, dtype=error.dtype))
+                back = torch.matmul(error, W2[..., :-1, :].mT).mul_(1 - h * h)
+                of_first = norm.square() * back.square().sum(-1, keepdim=True)
+                of_second = (h.square().sum(-1, keepdim=True) + 1) * error.square().sum(-1, keepdim=True)
+                whole = of_first.add_(of_second).sqrt_()
+                factor = (clips[block].view(1, -1, 1, 1) / whole).clamp_(max=1).mul_(real)
+                if diagnose:
+                    clipped[block] += ((factor < 1) & real).sum((2, 3))
+                error *= factor
+                back *= factor
+                into1 += x.mT @ back
+                into2[..., :-1, :] += h.mT @ error
+                into2[..., -1, :] += error.sum(-2)
+        gradient = total.movedim(0, 1).flatten(1, 2)[:, :count]
+        if not diagnose:
+            return gradient, None
+        loss, cut = (part.movedim(0, 1).flatten(1)[:, :count] for part in (losses, clipped))
+        return gradient, Diagnostics(loss, cut)
+
+    def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the linear head: a tie for the highest score counts as wrong."""
+        shape, count = SHAPES[theta.device.type], theta.shape[0]
+        step = shape.rows(self.classes + self.hidden)
+        blocks = self._lane_blocks(theta.unsqueeze(0), shape.lanes)[:, 0]
+        loss = torch.zeros(*blocks.shape[:2], dtype=theta.dtype, device=theta.device)
+        correct = torch.zeros(*blocks.shape[:2], shard.rows, dtype=torch.bool, device=theta.device)
+        for block, weights in enumerate(blocks):
+            W1, W2 = self._layers(weights)
+            for start in range(0, shard.rows, step):
+                z = torch.tanh_(shard.x[:, start : start + step] @ W1) @ W2[..., :-1, :] + W2[..., -1:, :]
+                label = shard.y[:, start : start + step].unsqueeze(-1).expand(*z.shape[:-1], 1)
+                of_label = z.gather(-1, label)
+                loss[block] += (z.logsumexp(-1, keepdim=True) - of_label).sum((1, 2))
+                others = z.scatter(-1, label, -math.inf).amax(-1)
+                correct[block, :, start : start + step] = of_label.squeeze(-1) > others
+        return loss.flatten()[:count] / shard.rows, correct.flatten(0, 1)[:count]
+
+    def _layers(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """W1 and W2 as views of (..., d)."""
+        first, second = weights.split(self.blocks, dim=-1)
+        return (
+            first.unflatten(-1, (self.features + 1, self.hidden)),
+            second.unflatten(-1, (self.hidden + 1, self.classes)),
+        )
+
+    @staticmethod
+    def _lane_blocks(theta: torch.Tensor, lanes: int) -> torch.Tensor:
+        """(client, lane, d) as (block, client, lane, d), the last block filled up with zeros."""
+        clients, have, size = theta.shape
+        padded = torch.zeros(clients, -(-have // lanes) * lanes, size, dtype=theta.dtype, device=theta.device)
+        padded[:, :have] = theta
+        return padded.unflatten(1, (-1, lanes)).movedim(1, 0)

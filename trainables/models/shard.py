@@ -1,0 +1,83 @@
+"""The rows of clients on a device, and what a model says of them beside gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows of one or more clients, resident on a device: features with the constant 1 appended, norms, labels.
+
+    Several clients stand side by side, filled up to the longest. A filling row has an infinite norm: its gradient is
+    clipped to nothing.
+    """
+
+    x: torch.Tensor
+    """(clients, rows, features + 1)"""
+    norm: torch.Tensor
+    """(clients, rows, 1)"""
+    y: torch.Tensor
+    """(clients, rows)"""
+    size: torch.Tensor
+    """(clients, 1, 1): how many rows each client really has."""
+
+    @classmethod
+    def build(
+        cls,
+        parts: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]],
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Shard:
+        rows, features = max(len(y) for _, y in parts), parts[0][0].shape[1]
+        x = np.zeros((len(parts), rows, features + 1), dtype=np.float32)
+        labels = np.zeros((len(parts), rows), dtype=np.int64)
+        for client, (features_of, labels_of) in enumerate(parts):
+            x[client, : len(labels_of), :features] = features_of
+            x[client, : len(labels_of), features] = 1
+            labels[client, : len(labels_of)] = labels_of
+        placed = torch.from_numpy(x).to(device=device, dtype=dtype)
+        norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True)
+        norm[norm == 0] = math.inf
+        size = torch.tensor([[[float(len(y))]] for _, y in parts], dtype=dtype, device=device)
+        return cls(placed, norm, torch.from_numpy(labels).to(device), size)
+
+    def sample(self, chosen: Sequence[NDArray[np.int64]]) -> Shard:
+        """Some rows of every client; `size` stays what it was."""
+        longest = max(1, *(len(rows) for rows in chosen))
+        index = np.zeros((len(chosen), longest), dtype=np.int64)
+        filling = np.ones((len(chosen), longest, 1), dtype=bool)
+        for client, rows in enumerate(chosen):
+            index[client, : len(rows)] = rows
+            filling[client, : len(rows)] = False
+        device = self.x.device
+        pick = (torch.arange(len(chosen), device=device).unsqueeze(1), torch.from_numpy(index).to(device))
+        norm = self.norm[pick].masked_fill_(torch.from_numpy(filling).to(device), math.inf)
+        return replace(self, x=self.x[pick], norm=norm, y=self.y[pick])
+
+    def gram(self, bound: float) -> torch.Tensor:
+        """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat."""
+        scaled = self.x * (bound / self.norm).clamp(max=1) if bound < math.inf else self.x
+        return (scaled.mT @ scaled).flatten(1)
+
+    @property
+    def clients(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[1]
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What only the experimenter sees: sums over a client's rows, (clients, lanes). Not private, never a release."""
+
+    loss: torch.Tensor
+    clipped: torch.Tensor

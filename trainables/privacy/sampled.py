@@ -1,0 +1,60 @@
+"""Releases over secret Poisson samples of the records, priced by dp-accounting's privacy loss distributions.
+
+Its discretisation is pessimistic: an eps from here is an upper bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+GRID = 1e-3  # of the privacy loss; ten times finer changes eps in the fourth digit and takes ten times as long
+CLOSE = 1e-3  # how far above the least noise, as a ratio, a calibration may end
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """`count` releases of a sum over a sample; every record is in the sample with probability `rate`."""
+
+    count: int
+    multiplier: float
+    """Standard deviation of the noise over the bound on what one record contributes."""
+    rate: float
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(releases: tuple[Sampled, ...], adjacency: str, delta: float) -> float:
+    """What all releases together cost."""
+    if any(release.multiplier == 0 for release in releases):
+        return math.inf
+    from dp_accounting import dp_event, privacy_accountant
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    relations = privacy_accountant.NeighboringRelation
+    relation = relations.REPLACE_ONE if adjacency == "replace-one" else relations.ADD_OR_REMOVE_ONE
+    accountant = PLDAccountant(relation, value_discretization_interval=GRID)
+    for release in releases:
+        event = dp_event.GaussianDpEvent(release.multiplier)
+        sampled = dp_event.PoissonSampledDpEvent(release.rate, event) if release.rate < 1 else event
+        accountant.compose(dp_event.SelfComposedDpEvent(sampled, release.count))
+    return float(accountant.get_epsilon(delta))
+
+
+def scaled_to(epsilon: float, releases: Sequence[Sampled], adjacency: str, delta: float) -> float:
+    """By how much the releases' noise must be scaled, up or down, to cost at most eps; hardly more than the least."""
+
+    def cost(scale: float) -> float:
+        return epsilon_of(tuple(replace(r, multiplier=r.multiplier * scale) for r in releases), adjacency, delta)
+
+    high = 1.0
+    while cost(high) > epsilon:
+        high *= 2
+    low = high / 2
+    while cost(low) <= epsilon:
+        low, high = low / 2, low
+    while high > low * (1 + CLOSE):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return high
