@@ -8,6 +8,7 @@ import pytest
 import small
 import torch
 import twin
+import twin_sampled
 
 from trainables import methods, pack
 from trainables.errors import UserError
@@ -61,6 +62,19 @@ SETTINGS = {
         {"variant": "ema_only", "learning_rate": 0.1},
         {"variant": "grad_only", "learning_rate": 0.1},
     ],
+    "dp-fedavg-ls": [
+        {"sampling_rate": 0.3, "participation": 0.6, "local_steps": 3},
+        {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "smoothing": 5.0},
+    ],
+    "dp-fedsam": [{"sampling_rate": 0.3, "participation": 0.6, "local_steps": 2, "rho": 0.5}],
+    "dp-localadamw": [
+        {"sampling_rate": 0.3, "participation": 0.6, "local_steps": 3},
+        {"sampling_rate": 0.5, "local_steps": 2, "client_learning_rate": 0.05, "beta1": 0.0, "tau": 0.1},
+    ],
+    "dp-fedadamw": [
+        {"sampling_rate": 0.3, "participation": 0.6, "local_steps": 3},
+        {"sampling_rate": 0.5, "local_steps": 2, "client_learning_rate": 0.05, "beta2": 0.9, "gamma": 0.9},
+    ],
 }
 
 CASES = [(name, hypers) for name, settings in SETTINGS.items() for hypers in settings]
@@ -70,7 +84,7 @@ every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", ma
 
 
 def test_every_method_has_a_twin_and_settings():
-    assert set(METHODS) == set(twin.METHODS) == set(SETTINGS)
+    assert set(METHODS) == set(twin.METHODS) | set(twin_sampled.METHODS) == set(SETTINGS)
 
 
 # ---- agreement with the twin
@@ -86,6 +100,10 @@ def twin_of(trial, of):
         for number, rows in enumerate(of.partition.rows)
     ]
     hypers = METHODS[trial.method].resolve(dict(trial.hyperparameters), trial.privacy)
+    if trial.method in twin_sampled.METHODS:
+        return twin_sampled.train(
+            clients, of.data.classes, trial.method, hypers, rounds=ROUNDS, planned=trial.rounds, diagnose_at=(10, 20)
+        )
     return twin.train(clients, of.data.classes, trial.method, hypers, rounds=ROUNDS, diagnose_at=(10, 20))
 
 
@@ -158,7 +176,8 @@ def test_what_is_given_beats_auto():
 
 def shared_values(name: str) -> dict:
     """What all trials of a pack must have in common; more than one local step, so that there is something to see."""
-    return {h.name: {"local_steps": 2}.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
+    telling = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6}
+    return {h.name: telling.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
 
 
 def varied_trials(name: str, of, count: int) -> list:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from trainables import methods
 from trainables.errors import UserError
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
+from trainables.models import Model
 from trainables.privacy.plan import PrivacyPlan
 from trainables.problem import Problem, Shipment
 from trainables.spec import TrialSpec
@@ -102,7 +104,7 @@ def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
     return sorted(trials, key=lambda trial: first_seen[group_key(trial)])
 
 
-def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGroup]:
+def lane_groups(trials: Sequence[TrialSpec], model: Model, device: str = "cpu") -> list[LaneGroup]:
     """The groups of trials that `order_lanes` has put in order."""
     groups: list[LaneGroup] = []
     start = 0
@@ -112,13 +114,13 @@ def lane_groups(trials: Sequence[TrialSpec], device: str = "cpu") -> list[LaneGr
         members = trials[start:index]
         method = methods.get(members[0].method)
         resolved = [method.resolve(dict(trial.hyperparameters), trial.privacy) for trial in members]
-        hypers = {
+        hypers: dict[str, Any] = {
             h.name: resolved[0][h.name]
             if h.static
             else torch.tensor([[float(r[h.name])] for r in resolved], dtype=torch.float32, device=device)
             for h in method.hyperparameters
         }
-        hypers["level"] = members[0].privacy.level
+        hypers |= {"level": members[0].privacy.level, "rounds": members[0].rounds, "model": model}
         groups.append(LaneGroup(method, start, index, hypers))
         start = index
     return groups

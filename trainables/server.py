@@ -109,7 +109,7 @@ class Server:
         self.results = {trial.key: LaneResult(trial.key) for trial in self.trials}
         self.t = 0
         self._work = client_work(self.trials, shipment, self.hosts.count)
-        self._groups = lane_groups(self.trials, self.device)
+        self._groups = lane_groups(self.trials, shipment.model, self.device)
         self.theta = torch.stack([shipment.model.initial(trial.seed) for trial in self.trials]).to(self.device)
         self._states: list[State] = [
             group.method.initial_state(self.theta[group.lanes], group.hypers) for group in self._groups

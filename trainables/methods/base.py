@@ -3,7 +3,8 @@
 A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing:
 their trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape
 (lanes, ...), and hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values
-shared by the group; so is the privacy `level`, which the server finds among them.
+shared by the group. Among the latter the server finds three more: the privacy `level`, the number of `rounds` and the
+`model`.
 """
 
 from __future__ import annotations

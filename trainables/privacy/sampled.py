@@ -44,7 +44,13 @@ def epsilon_of(releases: tuple[Sampled, ...], adjacency: str, delta: float) -> f
 
 def scaled_to(epsilon: float, releases: Sequence[Sampled], adjacency: str, delta: float) -> float:
     """By how much the releases' noise must be scaled, up or down, to cost at most eps; hardly more than the least."""
+    unit = releases[0].multiplier
+    relative = tuple(replace(r, multiplier=r.multiplier / unit) for r in releases)
+    return _scaled_to(epsilon, relative, adjacency, delta) / unit
 
+
+@lru_cache(maxsize=4096)
+def _scaled_to(epsilon: float, releases: tuple[Sampled, ...], adjacency: str, delta: float) -> float:
     def cost(scale: float) -> float:
         return epsilon_of(tuple(replace(r, multiplier=r.multiplier * scale) for r in releases), adjacency, delta)
 

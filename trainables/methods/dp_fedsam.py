@@ -1,0 +1,49 @@
+"""DP-FedSAM: every local step looks where the loss is sharp: the gradient is taken at y + rho u/||u||.
+
+Both gradients touch the data, u as well as the one that the step follows, each on a sample of its own: two releases a
+step, so at the same budget more noise than the others.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, State
+from trainables.methods.sampled_steps import (
+    SAMPLING,
+    SampledStepsMethod,
+    SGDSteps,
+    client_learning_rate,
+    weight_decay,
+)
+from trainables.privacy.plan import Level
+
+
+class SharpnessAwareSteps(SGDSteps):
+    what = "sharpness-aware steps"
+    hypers = ("client_learning_rate", "weight_decay", "rho")
+
+    def direction(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
+        uphill = self.sampled_gradient(client, y, 2 * step)
+        # an empty sample without noise points nowhere
+        length = torch.linalg.vector_norm(uphill, dim=-1, keepdim=True).clamp(min=torch.finfo(y.dtype).tiny)
+        return self.sampled_gradient(client, y + client.hypers["rho"] * (uphill / length), 2 * step + 1)
+
+
+class DPFedSAM(SampledStepsMethod):
+    name = "dp-fedsam"
+    title = "DP-FedSAM"
+    paper = "Shi et al. 2023 (baseline of DP-FedAdamW)"
+    gradients_per_step = 2
+    hyperparameters = (
+        client_learning_rate(0.1),
+        Hyperparameter("rho", 0.05, "how far away the gradient is taken", low=0, open_low=True),
+        weight_decay(1e-3),
+        *SAMPLING,
+    )
+
+    def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
+        return SharpnessAwareSteps.of(hypers)
+
+    def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
+        return theta + G
