@@ -164,12 +164,12 @@ class WideReleases(ClientProgram):
 def test_the_sum_of_all_releases_is_exact(small_problem):
     """Before the server rounds it to float32: to the last bit of float64, the same from 1, 2, 3 and 5 hosts."""
     trial = small.trial(small_problem, "dp-fedgd", clip=1e-3)
-    theta = np.zeros((1, small_problem.model.dimension), dtype=np.float32)
+    theta = torch.zeros(1, small_problem.model.dimension)
 
     def total(hosts: int) -> bytes:
         work = replace(client_work([trial], in_process(small_problem), hosts), program=WideReleases())
         replies = HostsHere(hosts).round(work, 1, {"theta": theta}, False)
-        return np.sum([reply.total for reply in replies], axis=0).tobytes()
+        return torch.stack([reply.total for reply in replies]).sum(0).numpy().tobytes()
 
     assert total(1) == total(2) == total(3) == total(5)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trainables.exact import to_grid
 from trainables.methods.base import Parts, Sample, State
@@ -23,17 +22,17 @@ from trainables.problem import fetch
 class HostDiagnostics:
     """Sums over the host's clients, for the experimenter's eyes; not private, never a release."""
 
-    loss: NDArray
-    clipped: NDArray
-    signal: NDArray
-    noise: NDArray
+    loss: torch.Tensor
+    clipped: torch.Tensor
+    signal: torch.Tensor
+    noise: torch.Tensor
 
 
 @dataclass(frozen=True)
 class HostReply:
     """What leaves a host in a round: the sum of its clients' releases, on the exact grid."""
 
-    total: NDArray[np.float64]
+    total: torch.Tensor
     diagnostics: HostDiagnostics | None
 
 
@@ -60,7 +59,7 @@ class ClientStates:
         return ClientStates(self.lanes, self.t, {client: self.clients[client] for client in clients})
 
 
-Sent = Mapping[str, NDArray[np.float32]]
+Sent = Mapping[str, torch.Tensor]
 """What goes out to the hosts: `theta`, and what the method broadcasts beside it."""
 
 
@@ -80,39 +79,46 @@ class ClientHost:
         self._batches: list[Batch] = []
         self._states: tuple[tuple[str, ...], int, list[State]] | None = None
         """The lanes, the round, and what the clients of every batch keep: (clients, lanes, ...)."""
+        self._prepared: tuple[ClientWork, _Lanes] | None = None
         if device == "cpu":
             torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
 
-    def prepare(self, work: ClientWork) -> NDArray[np.float64]:
+    def prepare(self, work: ClientWork) -> torch.Tensor:
         """What the clients release once, before the first round, summed on the exact grid."""
         self._hold(work)
-        lanes = _Lanes(work, torch.empty(len(work.lanes), work.shipment.model.dimension, device=self.device))
+        lanes = self._lanes(work)
         once = []
         for batch in self._batches:
             everyone = torch.ones(len(batch.clients), len(work.lanes), 1, dtype=torch.bool, device=self.device)
             once.append(work.program.prepare(_Clients(batch, 0, work, lanes, everyone)))
-        return torch.stack([to_grid(part).sum(0) for part in once]).sum(0).cpu().numpy()
+        return torch.stack([to_grid(part).sum(0) for part in once]).sum(0)
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> HostReply:
         """Every client's release for round t, summed: a pure function of the arguments and of the clients' states
         after round t - 1, which must be here."""
         self._hold(work)
         states = self._states_before(work, t)
-        broadcast = {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in sent.items()}
+        broadcast = {name: value.to(self.device) for name, value in sent.items()}
         weights = broadcast.pop("theta")
-        lanes = _Lanes(work, weights)
+        lanes = self._lanes(work)
         size = work.program.release_size(work.shipment.model)
         total = torch.zeros(weights.shape[0], size, dtype=torch.float64, device=self.device)
         reported = _Reported(weights) if diagnose else None
         for batch, state in zip(self._batches, states, strict=True):
             present = lanes.present(batch.clients, t, work)
-            if not present.any():
+            if present is None:
                 continue
             view = _Clients(batch, t, work, lanes, present, broadcast, state, reported)
             release = work.program.round(view, weights)
             total += (to_grid(release) * present).sum(0)
         self._states = (work.lanes, t, states)
-        return HostReply(total.cpu().numpy(), reported.collect() if reported else None)
+        return HostReply(total, reported.collect() if reported else None)
+
+    def _lanes(self, work: ClientWork) -> _Lanes:
+        """Kept from round to round where the work comes as the same object."""
+        if self._prepared is None or self._prepared[0] is not work:
+            self._prepared = (work, _Lanes(work, self.device))
+        return self._prepared[1]
 
     def _states_before(self, work: ClientWork, t: int) -> list[State]:
         """The clients' states after round t - 1, batch by batch, for the lanes that are still there."""
@@ -168,23 +174,27 @@ class ClientHost:
 class _Lanes:
     """The lanes' vectors on the device, and the noise of a seed drawn once for all lanes that have it."""
 
-    def __init__(self, work: ClientWork, weights: torch.Tensor) -> None:
-        self.clip = torch.from_numpy(work.clip).to(weights)
-        self.std = {name: torch.from_numpy(std).to(weights).unsqueeze(1) for name, std in work.noise_std.items()}
-        self.seeds, which = np.unique(work.seeds, return_inverse=True)
-        self.which = torch.from_numpy(which).to(weights.device)
-        self.of_seed = [torch.from_numpy(np.flatnonzero(which == j)).to(weights.device) for j in range(len(self.seeds))]
+    def __init__(self, work: ClientWork, device: str) -> None:
+        self.device, self.shape = device, (len(work.lanes), work.shipment.model.dimension)
+        self.clip = torch.from_numpy(work.clip).to(device)
+        self.std = {name: torch.from_numpy(std).to(device).unsqueeze(1) for name, std in work.noise_std.items()}
+        self.seeds, self._seed_of_lane = np.unique(work.seeds, return_inverse=True)
+        self.which = torch.from_numpy(self._seed_of_lane).to(device)
+        self.of_seed = [
+            torch.from_numpy(np.flatnonzero(self._seed_of_lane == j)).to(device) for j in range(len(self.seeds))
+        ]
         """Which lanes have each seed."""
-        self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(weights.device)
-        self.weights = weights
-        self.hypers = {name: torch.from_numpy(v).to(weights).unsqueeze(1) for name, v in work.hypers.items()}
+        self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
+        self.hypers = {name: torch.from_numpy(v).to(device).unsqueeze(1) for name, v in work.hypers.items()}
 
-    def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor:
-        """Who takes part in a round: (clients, lanes, 1)."""
+    def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
+        """Who takes part in a round, (clients, lanes, 1); none, if nobody does."""
         everyone, share = len(work.shipment.sizes), work.program.participation
         chosen = [participants(int(seed), t, everyone, share) for seed in self.seeds]
-        table = torch.tensor([[client in some for some in chosen] for client in clients], device=self.which.device)
-        return table[:, self.which].unsqueeze(2)
+        table = np.array([[client in some for some in chosen] for client in clients])
+        if not table.any():
+            return None
+        return torch.from_numpy(table[:, self._seed_of_lane]).to(self.device).unsqueeze(2)
 
     def noise(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
         drawn = self._drawn(clients, t, step, purpose, size)
@@ -199,7 +209,7 @@ class _Lanes:
         for i, client in enumerate(clients):
             for j, seed in enumerate(self.seeds):
                 drawn[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
-        return torch.from_numpy(drawn).to(self.weights)
+        return torch.from_numpy(drawn).to(self.device)
 
 
 class _Reported:
@@ -212,7 +222,7 @@ class _Reported:
         self.noise = torch.zeros_like(self.signal)
 
     def collect(self) -> HostDiagnostics:
-        return HostDiagnostics(*(part.cpu().numpy() for part in (self.loss, self.clipped, self.signal, self.noise)))
+        return HostDiagnostics(self.loss, self.clipped, self.signal, self.noise)
 
 
 class _Clients:
@@ -286,15 +296,14 @@ class _Clients:
     def noise(
         self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
     ) -> torch.Tensor:
-        width = self._lanes.weights.shape[1] if size is None else size
+        width = self._lanes.shape[1] if size is None else size
         noise = sign * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
 
     def zeros(self) -> torch.Tensor:
-        shape = (len(self._clients), *self._lanes.weights.shape)
-        return torch.zeros(shape, dtype=self._lanes.weights.dtype, device=self._lanes.weights.device)
+        return torch.zeros(len(self._clients), *self._lanes.shape, device=self._lanes.device)
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
         return self._lanes.distinct_noise(self._clients, self.t, purpose, size)

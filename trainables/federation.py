@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.client_host import ClientHost, ClientStates, HostReply, Sent
+from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
 from trainables.pack import ClientWork
 from trainables.problem import Shipment
-from trainables.server import LaneResult, Server
+from trainables.server import HostsHere, LaneResult, Server
 from trainables.spec import TrialSpec
 
 HOST_RESTARTS = 8  # how often a host may die before the pack it works on is given up
@@ -33,6 +34,11 @@ class FederationSize:
         return "cuda" if self.gpus_per_host > 0 else "cpu"
 
     @property
+    def one_process(self) -> bool:
+        """A GPU's only host lives in the server's process: weights and releases never leave the device."""
+        return self.gpus_per_host > 0 and self.hosts == 1
+
+    @property
     def server_gpus(self) -> float:
         """The server works beside its first host: a small part of that host's GPU is set down to it."""
         return round(self.gpus_per_host * 0.1, 4)
@@ -43,6 +49,34 @@ class FederationSize:
         return {**bundle, "GPU": self.gpus_per_host} if self.gpus_per_host else bundle
 
 
+class HostActor:
+    """A client host in a process of its own. What goes over the wire is plain arrays."""
+
+    def __init__(self, index: int, device: str) -> None:
+        self._host = ClientHost(index, device)
+
+    def prepare(self, work: ClientWork) -> np.ndarray:
+        return _array(self._host.prepare(work))
+
+    def round(
+        self, work: ClientWork, t: int, sent: dict[str, np.ndarray], diagnose: bool
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        # a copy: what comes out of the object store cannot be written to, which torch warns of
+        reply = self._host.round(work, t, {name: torch.from_numpy(v.copy()) for name, v in sent.items()}, diagnose)
+        seen = reply.diagnostics
+        return _array(reply.total), tuple(_array(part) for part in vars(seen).values()) if seen else None
+
+    def states(self) -> ClientStates | None:
+        return self._host.states()
+
+    def restore(self, work: ClientWork, states: ClientStates) -> None:
+        self._host.restore(work, states)
+
+
+def _array(values: torch.Tensor) -> np.ndarray:
+    return values.cpu().numpy()
+
+
 class HostActors:
     """The client hosts as seen from the server actor: one message out and one back per host and round."""
 
@@ -51,12 +85,20 @@ class HostActors:
         self._handles = list(handles)
         self._work: tuple[ClientWork, Any] | None = None
 
-    def prepare(self, work: ClientWork) -> list[np.ndarray]:
-        return ray.get([host.prepare.remote(self._sent(work)) for host in self._busy(work)])
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
+        replies = ray.get([host.prepare.remote(self._sent(work)) for host in self._busy(work)])
+        return [torch.from_numpy(reply.copy()) for reply in replies]
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
-        message = ray.put(sent)
-        return ray.get([host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)])
+        message = ray.put({name: _array(value) for name, value in sent.items()})
+        replies = ray.get([host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)])
+        return [
+            HostReply(
+                torch.from_numpy(total.copy()),
+                HostDiagnostics(*(torch.from_numpy(part.copy()) for part in seen)) if seen else None,
+            )
+            for total, seen in replies
+        ]
 
     def _busy(self, work: ClientWork) -> list[Any]:
         return self._handles[: len(work.assignment)]
@@ -84,23 +126,30 @@ class Federation:
 
     def __init__(self, size: FederationSize, group: PlacementGroup | None = None) -> None:
         self.size = size
-        self._hosts = [
-            ray.remote(ClientHost)
+        self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
+        self._server = (
+            ray.remote(Server)
             .options(
-                num_cpus=size.cpus_per_host,
-                num_gpus=size.gpus_per_host - (size.server_gpus if index == 0 else 0),
+                num_cpus=size.cpus_per_host if size.one_process else 0,
+                num_gpus=size.gpus_per_host if size.one_process else size.server_gpus,
+                **_placed(group, 0),
+            )
+            .remote(HostsHere(1, size.device) if size.one_process else HostActors(self._hosts), size.device)
+        )
+
+    def _start_host(self, index: int, group: PlacementGroup | None) -> Any:
+        beside_server = self.size.server_gpus if index == 0 else 0
+        return (
+            ray.remote(HostActor)
+            .options(
+                num_cpus=self.size.cpus_per_host,
+                num_gpus=self.size.gpus_per_host - beside_server,
                 # a round is a pure function of its arguments, so a host that died is started again and asked again
                 max_restarts=HOST_RESTARTS,
                 max_task_retries=HOST_RESTARTS,
                 **_placed(group, index),
             )
-            .remote(index, size.device)
-            for index in range(size.hosts)
-        ]
-        self._server = (
-            ray.remote(Server)
-            .options(num_cpus=0, num_gpus=size.server_gpus, **_placed(group, 0))
-            .remote(HostActors(self._hosts), size.device)
+            .remote(index, self.size.device)
         )
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:

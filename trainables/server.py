@@ -52,7 +52,7 @@ class Hosts(Protocol):
 
     count: int
 
-    def prepare(self, work: ClientWork) -> list[np.ndarray]:
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         """What the clients release once, host by host."""
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
@@ -72,7 +72,7 @@ class HostsHere:
         self.count = count
         self._hosts = [ClientHost(index, device) for index in range(count)]
 
-    def prepare(self, work: ClientWork) -> list[np.ndarray]:
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         return [host.prepare(work) for host in self._hosts[: len(work.assignment)]]
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
@@ -188,10 +188,10 @@ class Server:
         pairs = zip(self._groups, self._states, strict=True)
         parts = [group.method.broadcast(state, group.hypers) for group, state in pairs]
         extra = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return {name: value.cpu().numpy() for name, value in {"theta": self.theta, **extra}.items()}
+        return {"theta": self.theta, **extra}
 
-    def _sum(self, parts: Iterable[np.ndarray]) -> torch.Tensor:
-        return from_grid(torch.from_numpy(np.sum(list(parts), axis=0)).to(self.device))
+    def _sum(self, parts: Iterable[torch.Tensor]) -> torch.Tensor:
+        return from_grid(torch.stack([part.to(self.device) for part in parts]).sum(0))
 
     def _note(self, name: str, values: torch.Tensor) -> None:
         for trial, value in zip(self.trials, values.tolist(), strict=True):
