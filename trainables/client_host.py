@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,9 @@ import torch
 
 from trainables.exact import to_grid
 from trainables.methods.base import Parts, Sample, State
+from trainables.models import Model
 from trainables.models.lanes import SHAPES
+from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
 from trainables.pack import ClientWork
 from trainables.participation import participants
@@ -69,6 +71,15 @@ class Batch:
 
     clients: tuple[int, ...]
     shard: Shard
+    gradient_sum: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The model's sum of clipped gradients over all rows, of weights and bounds."""
+
+    @classmethod
+    def load(cls, clients: tuple[int, ...], shard: Shard, model: Model) -> Batch:
+        def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+            return model.clipped_gradient_sum(shard, theta, clip)[0]
+
+        return cls(clients, shard, Recordings(gradient_sum) if shard.x.is_cuda else gradient_sum)
 
 
 class ClientHost:
@@ -167,7 +178,7 @@ class ClientHost:
         together = [mine] if SHAPES[self.device].clients_together else [(client,) for client in mine]
         for clients in together:
             parts = [(x[rows[client]], y[rows[client]]) for client in clients]
-            self._batches.append(Batch(clients, Shard.build(parts, self.device)))
+            self._batches.append(Batch.load(clients, Shard.build(parts, self.device), work.shipment.model))
         self._held = held
 
 
@@ -246,17 +257,19 @@ class _Clients:
         self.broadcast: Mapping[str, torch.Tensor] = broadcast or {}
         self.state: State = {} if state is None else state
         self._clients, self._lanes, self._present = batch.clients, lanes, present
+        self._whole: Parts = [(slice(None), batch.shard)]
+        self._whole_sum = batch.gradient_sum
         self._reported, self._report_noise, self._noise_over = reported, reported, self.size
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         if sample is None:
-            return self._gradient_sum(theta, self._lanes.clip, [(slice(None), self.shard)], self.size)
+            return self._gradient_sum(theta, self._lanes.clip, self._whole, self.size)
         return self._gradient_sum(theta, self._lanes.clip, sample.parts, sample.rate * self.size)
 
     def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
         # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
         unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
-        mean = self._gradient_sum(theta, unbounded, [(slice(None), self.shard)], self.size) / self.size
+        mean = self._gradient_sum(theta, unbounded, self._whole, self.size) / self.size
         self._noise_over = torch.ones_like(self.size)
         return mean
 
@@ -266,6 +279,8 @@ class _Clients:
         if reported is None:
             self._report_noise = None  # a further local step
         self._reported, self._noise_over = None, over  # of several steps the first one, at theta itself, is reported
+        if reported is None and parts is self._whole:
+            return self._whole_sum(theta, clip)
         total = self.zeros()
         for lanes, shard in parts:
             part, diagnostics = self.model.clipped_gradient_sum(
