@@ -4,10 +4,12 @@ import itertools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import small
+import torch
 from scipy import stats
 
 from trainables.client_host import ClientHost
@@ -91,15 +93,26 @@ def test_pinned():
     assert HOME.normal(3).tolist() == [3.25276780128479, -1.0403574705123901, -0.8311306238174438]
 
 
+def test_addresses_do_not_disturb_one_another():
+    """The generator is taken over by the next address, however much of it was used, and in whichever thread."""
+    expected = [Address(1, client, 1, 0, "gradient").normal(50).tolist() for client in range(8)]
+    for client in reversed(range(8)):
+        HOME.generator().random(client, dtype=np.float32)  # leaves half a word behind
+        assert Address(1, client, 1, 0, "gradient").normal(50).tolist() == expected[client]
+    with ThreadPoolExecutor(4) as pool:
+        drawn = list(pool.map(lambda i: Address(1, i % 8, 1, 0, "gradient").normal(50).tolist(), range(400)))
+    assert drawn == [expected[i % 8] for i in range(400)]
+
+
 # ---- host and pack
 
 
 def released_noise(trials, of, hosts: int, t: int) -> dict[str, np.ndarray]:
     """The noise that all clients together added in round t, by trial."""
     work = client_work(trials, in_process(of), hosts)
-    theta = np.zeros((len(trials), of.model.dimension), dtype=np.float32)
+    theta = torch.zeros(len(trials), of.model.dimension)
     replies = [ClientHost(index).round(work, t, {"theta": theta}, True) for index in range(len(work.assignment))]
-    total = np.sum([reply.diagnostics.noise for reply in replies], axis=0)
+    total = torch.stack([reply.diagnostics.noise for reply in replies]).sum(0).numpy()
     return {trial.key: row for trial, row in zip(trials, total, strict=True)}
 
 
@@ -127,10 +140,12 @@ def test_each_client_adds_the_noise_of_its_own_address(small_problem):
     trial = small.trial(small_problem, "dp-fedgd", seed=5)
     clients = len(small_problem.partition.sizes)
     work = client_work([trial], in_process(small_problem), clients)
-    theta = np.zeros((1, small_problem.model.dimension), dtype=np.float32)
+    theta = torch.zeros(1, small_problem.model.dimension)
     std = float(work.noise_std["gradient"][0])
     for host, held in enumerate(work.assignment):
         (client,) = held
         reply = ClientHost(host).round(work, 9, {"theta": theta}, True)
-        expected = std * Address(5, client, 9, 0, "gradient").normal(theta.size) / small_problem.partition.sizes[client]
+        expected = (
+            std * Address(5, client, 9, 0, "gradient").normal(theta.numel()) / small_problem.partition.sizes[client]
+        )
         np.testing.assert_allclose(reply.diagnostics.noise[0] / 2**34, expected, rtol=1e-6, atol=1e-9)

@@ -220,7 +220,9 @@ class _Lanes:
         for i, client in enumerate(clients):
             for j, seed in enumerate(self.seeds):
                 drawn[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
-        return torch.from_numpy(drawn).to(self.device)
+        found = torch.from_numpy(drawn)
+        # from pinned memory a copy does not wait for the device, so the next noise is drawn while it computes
+        return found.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else found
 
 
 class _Reported:
