@@ -93,6 +93,7 @@ def audit(
     *,
     model: str = "softmax",
     rounds: int = 3,
+    clients: int = 2,
     repetitions: int = 20_000,
     noise_factor: float = 1.0,
     seed: int = 0,
@@ -100,6 +101,7 @@ def audit(
     """Run a method `repetitions` times with the planted record (or user) and as often without. The noise is that of the
     plan, times `noise_factor`: a check of the check. The clip is the data's own."""
     in_range(1, 10**4, rounds=rounds)
+    in_range(2, 1000, clients=clients)
     in_range(100, 10**6, repetitions=repetitions)
     in_range(0, 100, open_low=True, noise_factor=noise_factor)
     in_range(0, 2**40, seed=seed)
@@ -108,7 +110,7 @@ def audit(
     settings = privacy.model_copy(update={"clip": CLIP}).check()
     chosen = methods.get(method).check({**most_visible(method), **hyperparameters})
     seen, plans = [], []
-    for world, problem in enumerate(neighbours(settings, model)):
+    for world, problem in enumerate(neighbours(settings, model, clients)):
         trial = TrialSpec(
             problem=problem.spec,
             method=method,
@@ -142,10 +144,10 @@ def most_visible(method: str) -> dict[str, HyperValue]:
     return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
 
 
-def neighbours(settings: PrivacySettings, model: str) -> tuple[Problem, Problem]:
+def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Problem, Problem]:
     """Two data sets that differ in one record, or in one user.
 
-    Seen locally, a client is all that matters; in a sum there is a second one. The planted client is the smaller.
+    Seen locally, a client is all that matters; in a sum there are others. The planted one is the smallest.
     Removing a record changes the divisor |D_i|, which is taken to be known: among many rows it hardly matters.
     """
     replaced = settings.adjacency == "replace-one"
@@ -154,7 +156,7 @@ def neighbours(settings: PrivacySettings, model: str) -> tuple[Problem, Problem]
         there, away = [*rest, PLANTED], [*rest, OTHER] if replaced else rest
     else:
         there, away = [PLANTED] * 2, [OTHER] * 2 if replaced else list(PAIR)
-    others = [] if settings.release == "local" else [list(PAIR) * (len(there) // 2 + 1)]
+    others = [] if settings.release == "local" else [list(PAIR) * (len(there) // 2 + 1)] * (clients - 1)
     return _problem("there", [there, *others], model), _problem("away", [away, *others], model)
 
 

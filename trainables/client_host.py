@@ -270,8 +270,10 @@ class _Clients:
     def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
         # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
         unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
+        report_noise = self._report_noise
         mean = self._gradient_sum(theta, unbounded, self._whole, self.size) / self.size
-        self._noise_over = torch.ones_like(self.size)
+        # the noise comes once, to what is made of the gradients of all steps
+        self._report_noise, self._noise_over = report_noise, torch.ones_like(self.size)
         return mean
 
     def _gradient_sum(self, theta: torch.Tensor, clip: torch.Tensor, parts: Parts, over: torch.Tensor) -> torch.Tensor:
@@ -300,7 +302,7 @@ class _Clients:
 
     def sample(self, rate: float, step: int = 0) -> Sample:
         if rate == 1:
-            return Sample([(slice(None), self.shard)], rate)
+            return Sample(self._whole, rate)
         sizes = [int(size) for size in self.size.flatten()]
         parts: list[tuple[slice | torch.Tensor, Shard]] = []
         for seed, lanes in zip(self._lanes.seeds, self._lanes.of_seed, strict=True):
