@@ -47,7 +47,7 @@ LANES = 1024  # of one pack
 
 Row = tuple[float, int]
 """A feature and a label."""
-PLANTED: Row = (3.0, 1)
+PLANTED: Row = (6.0, 1)
 OTHER: Row = (1.0, 0)
 """What replaces it: a gradient all but opposite, and other features for what is made of those alone."""
 PAIR: tuple[Row, Row] = ((1.0, 0), (1.0, 1))
@@ -189,12 +189,12 @@ class OverheardHosts(HostsHere):
 
     def __init__(self, noise_factor: float) -> None:
         super().__init__(1)
-        self.heard: list[NDArray[np.float64]] = []
+        self.heard: list[torch.Tensor] = []
         self._factor = noise_factor
 
-    def prepare(self, work: ClientWork) -> list[np.ndarray]:
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         totals = super().prepare(self._changed(work))
-        self.heard.append(totals[0][work.distinct_noises()[1]])
+        self.heard.append(totals[0][torch.from_numpy(work.distinct_noises()[1])])
         return totals
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
@@ -217,7 +217,7 @@ def releases(trial: TrialSpec, problem: Problem, repetitions: int, noise_factor:
         server = Server(hosts)
         server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], shipment)
         server.advance(trial.rounds)
-        rows.append(from_grid(torch.from_numpy(np.concatenate(hosts.heard, axis=1))).numpy())
+        rows.append(from_grid(torch.cat(hosts.heard, dim=1)).numpy())
     found = np.concatenate(rows)
     if not np.isfinite(found).all():
         raise UserError(f"{trial.method} diverges with these hyperparameters, so there is nothing to compare")
