@@ -25,7 +25,7 @@ every_method = pytest.mark.parametrize("name", METHODS)
 
 @every_method
 def test_no_method_leaks_more_than_it_claims(name):
-    assert not audit(name, CLAIM, {}, repetitions=2000).caught
+    assert not audit(name, CLAIM, {}, repetitions=6000).caught
 
 
 @every_method

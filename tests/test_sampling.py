@@ -77,7 +77,7 @@ def drawn(of, rate, seeds, t=1, step=0):
     ]
     probe = Probe(rate, step)
     work = dataclasses.replace(client_work(trials, in_process(of), 1), program=probe)
-    theta = torch.stack([of.model.initial(1)] * len(trials)).numpy()
+    theta = torch.stack([of.model.initial(1)] * len(trials))
     ClientHost(0).round(work, t, {"theta": theta}, False)
     return probe.seen
 

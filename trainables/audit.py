@@ -203,6 +203,8 @@ class OverheardHosts(HostsHere):
         return replies
 
     def _changed(self, work: ClientWork) -> ClientWork:
+        if self._factor == 1:
+            return work
         scaled = {name: (std * self._factor).astype(np.float32) for name, std in work.noise_std.items()}
         return replace(work, noise_std=scaled)
 
