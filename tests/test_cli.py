@@ -115,6 +115,11 @@ BAD_FLAGS = {
     "sizes that are none": ("--data synthetic-frozen:1,2", "synthetic-frozen:1,2"),
     "unknown flag": ("--epsilom 1", "--epsilom"),
     "no hosts": ("--hosts 0", "hosts = 0"),
+    "users of a method without": ("--method dp-ftrl --level user", "level = 'user': dp-ftrl"),
+    "unknown level": ("--level household", "'household'"),
+    "unknown model": ("--model tree", "model = 'tree'"),
+    "no hidden units": ("--model mlp:0", "model = 'mlp:0'"),
+    "model that a method cannot use": ("--method dp-fedfc --model mlp:4", "model = 'mlp:4': dp-fedfc"),
 }
 
 
@@ -134,6 +139,30 @@ def test_bad_flags(fedsweep, no_actors, name):
     flags, culprit = BAD_FLAGS[name]
     data = [] if "--data" in flags else ["--data", TINY]
     assert_one_sentence(fedsweep("train", *data, "--rounds", 2, *flags.split()), culprit)
+
+
+BAD_STUDIES = {
+    "users of a method without": ("privacy: {level: user}", "level = 'user': dp-ftrl"),
+    "unknown level": ("privacy: {level: household}", "level"),
+    "no hidden units": ("model: mlp:0", "model = 'mlp:0'"),
+    "unknown model": ("model: tree", "model = 'tree'"),
+    "model that a method cannot use": ("model: mlp:4", "model = 'mlp:4': dp-fedfc"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STUDIES)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_bad_studies(fedsweep, no_actors, tmp_path, command, name):
+    line, culprit = BAD_STUDIES[name]
+    study = tmp_path / "bad.yaml"
+    study.write_text(
+        f'name: bad\ndata: [{{source: "{TINY}"}}]\npartitions: [iid]\nclients: 5\n'
+        f"methods: [dp-fedgd, dp-ftrl, dp-fedfc]\nepsilons: [1]\n{line}\n"
+    )
+    folder = tmp_path / "results"
+    where = ["--results", folder] if command == "run" else []
+    assert_one_sentence(fedsweep(command, study, *where), culprit)
+    assert not folder.exists(), "nothing was begun"
 
 
 @pytest.mark.parametrize("name", BAD_FILES)

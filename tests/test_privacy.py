@@ -1,5 +1,6 @@
 """Calibration and account: against the papers' tables, against 60-digit arithmetic, and against another library."""
 
+import dataclasses
 import math
 
 import dp_accounting
@@ -229,7 +230,9 @@ def test_every_method_buys_what_it_claims(method):
         trial = small.trial(small.problem(), method, rounds=T, epsilon=2.0, release=release)
         bought = plan_of(trial, [30, 10, 200]).bought[release]
         assert bought <= 2.0
-        assert bought == pytest.approx(2.0, rel=1e-5)
+        # secret samples are priced on a grid, and calibration stops a little above the least noise
+        sampled = "sampling_rate" in trial.hyperparameters
+        assert bought == pytest.approx(2.0, rel=5e-3 if sampled else 1e-5)
 
 
 def test_local_steps_cost_releases():
@@ -246,6 +249,17 @@ def test_the_tree_of_ftrl():
     trial = small.trial(small.problem(), "dp-ftrl", rounds=3, epsilon=1.0, clip=10.0)
     std = plan_of(trial, [1] * N).noise_std["tree"]
     assert std == pytest.approx(20 * math.sqrt(6) / mu_of(1.0, 1e-5), rel=1e-6)
+
+
+def test_the_covariance_of_fedfc_as_released_is_not_paid_for():
+    """So the whole buys nothing. Its noise is what a bound of 1 would need at the gradients' multiplier, and the
+    gradients' is that of the claim."""
+    trial = small.trial(small.problem(), "dp-fedfc", {"as_released": True}, rounds=T, epsilon=1.0, clip=10.0)
+    plan = plan_of(trial, [1] * N)
+    assert plan.bought == {"local": math.inf, "secure-aggregation": math.inf}
+    mu = mu_of(1.0, 1e-5)
+    assert plan.noise_std["gradient"] == pytest.approx(20 * math.sqrt(T) / mu, rel=1e-6)
+    assert plan.noise_std["covariance"] == pytest.approx(2 * math.sqrt(T) / mu, rel=1e-6)
 
 
 def test_the_covariance_of_fedfc_is_paid_for():
@@ -283,9 +297,7 @@ def test_bought_never_exceeds_claimed(epsilon, delta, clip, rounds, sizes, relea
 def test_the_account_follows_the_noise():
     """One object: whoever changes the noise changes the eps. Half the noise, twice the mu."""
     plan = plan_for(1.0)
-    half = PrivacyPlan(
-        plan.settings, plan.clients, plan.concentration, plan.events, {"gradient": plan.noise_std["gradient"] / 2}
-    )
+    half = dataclasses.replace(plan, noise_std={"gradient": plan.noise_std["gradient"] / 2})
     assert half.bought["local"] == pytest.approx(epsilon_of(2 * plan.mu("local"), 1e-5))
     with pytest.raises(AttributeError):
         plan.noise_std = {}

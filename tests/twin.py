@@ -176,14 +176,21 @@ def ftrl_release(client, W, t, hypers, server):
     )
 
 
-def covariance(client, bound):
-    """Once, beside the first gradient: the sum of x x^T over rows clipped to `bound`, with noise, over |D_i|."""
+def covariance(client, bound, as_released):
+    """Once, before the first gradient: the sum of x x^T over rows clipped to `bound`, with noise, over |D_i|.
+    As released nothing is clipped, and the noise is not divided."""
     q = client.rows.shape[1] + 1
-    total = np.zeros((q, q))
+    total, noise = np.zeros((q, q)), client.noise((q, q), 0, purpose="covariance")
     for x in client.rows:
-        x = clipped(with_constant(x), bound)
+        x = with_constant(x) if as_released else clipped(with_constant(x), bound)
         total += np.outer(x, x)
-    return (total + client.noise((q, q), 0, purpose="covariance")) / len(client)
+    return total / len(client) + noise if as_released else (total + noise) / len(client)
+
+
+def positive_part(matrix):
+    """A noisy covariance made symmetric, and its negative eigenvalues zero."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
 
 
 # ---- what the server makes of the mean release G in round t = 1, 2, ...
@@ -211,11 +218,10 @@ def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every):
 
 
 def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_share, as_released, clients):
-    """(Cov + gamma I)^-1 G. The noisy covariance is made symmetric, and its negative eigenvalues zero, first."""
+    """(Cov + gamma I)^-1 G."""
     if t == 1:
-        mean = np.mean([covariance(client, feature_clip) for client in clients], axis=0)
-        values, vectors = np.linalg.eigh((mean + mean.T) / 2)
-        state["Cov"] = vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
+        mean = np.mean([covariance(client, feature_clip, as_released) for client in clients], axis=0)
+        state["Cov"] = positive_part(mean)
     return W - learning_rate * np.linalg.solve(state["Cov"] + gamma * np.eye(len(W)), G)
 
 

@@ -189,11 +189,10 @@ class _Lanes:
         self.device, self.shape = device, (len(work.lanes), work.shipment.model.dimension)
         self.clip = torch.from_numpy(work.clip).to(device)
         self.std = {name: torch.from_numpy(std).to(device).unsqueeze(1) for name, std in work.noise_std.items()}
-        self.seeds, self._seed_of_lane = np.unique(work.seeds, return_inverse=True)
+        self.seeds, self._seed_of_lane, count = np.unique(work.seeds, return_inverse=True, return_counts=True)
         self.which = torch.from_numpy(self._seed_of_lane).to(device)
-        self.of_seed = [
-            torch.from_numpy(np.flatnonzero(self._seed_of_lane == j)).to(device) for j in range(len(self.seeds))
-        ]
+        by_seed = torch.from_numpy(np.argsort(self._seed_of_lane, kind="stable")).to(device)
+        self.of_seed = by_seed.split(count.tolist())
         """Which lanes have each seed."""
         self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
         self.hypers = {name: torch.from_numpy(v).to(device).unsqueeze(1) for name, v in work.hypers.items()}
@@ -271,8 +270,10 @@ class _Clients:
     def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
         # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
         unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
+        report_noise = self._report_noise
         mean = self._gradient_sum(theta, unbounded, self._whole, self.size) / self.size
-        self._noise_over = torch.ones_like(self.size)
+        # the noise comes once, to what is made of the gradients of all steps
+        self._report_noise, self._noise_over = report_noise, torch.ones_like(self.size)
         return mean
 
     def _gradient_sum(self, theta: torch.Tensor, clip: torch.Tensor, parts: Parts, over: torch.Tensor) -> torch.Tensor:
@@ -300,6 +301,8 @@ class _Clients:
         return (to_grid(values / over) * self._present[:, lanes]).sum(0)
 
     def sample(self, rate: float, step: int = 0) -> Sample:
+        if rate == 1:
+            return Sample(self._whole, rate)
         sizes = [int(size) for size in self.size.flatten()]
         parts: list[tuple[slice | torch.Tensor, Shard]] = []
         for seed, lanes in zip(self._lanes.seeds, self._lanes.of_seed, strict=True):

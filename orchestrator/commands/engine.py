@@ -1,4 +1,4 @@
-"""One run at a time: methods, calibrate, partition, train; and the benchmark."""
+"""One run at a time: methods, calibrate, partition, train; the audit and the benchmark."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from orchestrator.commands.options import (
     Release,
     ReleaseModel,
     Rounds,
+    Settings,
     TrainOn,
 )
 from orchestrator.console import emit_json, number, stderr
@@ -176,10 +177,7 @@ def train(
     clip: Clip = 10.0,
     level: LevelModel = Level.RECORD,
     model: ModelText = "softmax",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A hyperparameter; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     train_on: Annotated[
         TrainOn, typer.Option(help="all: every train row; train: keep the validation split out.")
     ] = TrainOn.ALL,
@@ -302,6 +300,70 @@ def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
     for t in result.metrics["accuracy"]:
         table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in headings))
     stderr.print(table)
+
+
+@app.command("audit")
+def audit_command(
+    method: Annotated[str, typer.Argument(help="See `fedsweep methods`.")],
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    rounds: Rounds = 3,
+    clients: Annotated[int, typer.Option(help="Clients of a sum; seen locally, there is one.")] = 2,
+    release: ReleaseModel = Release.LOCAL,
+    adjacency: AdjacencyModel = Adjacency.REPLACE,
+    level: LevelModel = Level.RECORD,
+    model: ModelText = "softmax",
+    settings: Settings = None,
+    repetitions: Annotated[int, typer.Option(help="Runs with the planted record, and as many without.")] = 20_000,
+    noise_factor: Annotated[float, typer.Option(help="Multiplies the noise: below 1 the audit should object.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
+    json: Json = False,
+) -> None:
+    """Try to tell from the releases whether a planted record is there; exit with 1 if that goes beyond the claim."""
+    from trainables.audit import CONFIDENCE, audit
+    from trainables.privacy.plan import PrivacySettings
+
+    privacy = PrivacySettings(
+        epsilon=epsilon, delta=delta, release=release.value, adjacency=adjacency.value, level=level.value
+    ).check()
+    found = audit(
+        method,
+        privacy,
+        _key_values(settings or []),
+        model=model,
+        rounds=rounds,
+        clients=clients,
+        repetitions=repetitions,
+        noise_factor=noise_factor,
+        seed=seed,
+    )
+    bought = found.plan.bought[privacy.release]
+    if json:
+        emit_json(
+            {
+                "method": method,
+                "hyperparameters": found.trial.hyperparameters,
+                "repetitions": repetitions,
+                "confidence": CONFIDENCE,
+                "epsilon": {"claimed": epsilon, "bought": bought, "at_least": found.epsilon},
+                "mu": {"claimed": found.claimed_mu, "at_least": None if found.sampled else found.mu},
+                "plain_epsilon_at_least": found.plain_epsilon,
+                "caught": found.caught,
+            }
+        )
+    else:
+        scope = f"{privacy.release}, {privacy.adjacency}, {privacy.level} level, delta {delta:g}, {rounds} rounds"
+        typer.echo(f"claimed    eps {number(epsilon)} (mu {number(found.claimed_mu)}); {scope}")
+        typer.echo(f"bought     eps {number(bought)}, by the account")
+        if found.sampled:
+            typer.echo(f"seen       eps at least {number(found.plain_epsilon)}; for secret samples there is no mu")
+        else:
+            typer.echo(f"seen       eps at least {number(found.epsilon)} (mu at least {number(found.mu)})")
+            typer.echo(f"           eps at least {number(found.plain_epsilon)} without knowing that noise is Gaussian")
+        typer.echo(f"           with {CONFIDENCE:.0%} confidence, from twice {repetitions} runs")
+        typer.echo(f"verdict    {'caught: the releases tell more than is claimed' if found.caught else 'within claim'}")
+    if found.caught:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -44,6 +44,9 @@ Delta = Annotated[float, typer.Option(help="Probability that the guarantee may f
 Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient; at user level, on a client's update.")]
 LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
 ModelText = Annotated[str, typer.Option("--model", help="softmax, the linear head, or mlp:HIDDEN.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyperparameter; may be repeated.")
+]
 Rounds = Annotated[int, typer.Option(help="Federated rounds.")]
 ReleaseModel = Annotated[
     Release,

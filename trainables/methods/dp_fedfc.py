@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainables.errors import UserError
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,
@@ -117,6 +118,8 @@ class DPFedFC(Method):
 
     def releases(self, run: Run) -> tuple[Event, ...]:
         privacy, hypers = run.privacy, run.hypers
+        if hypers["as_released"] and privacy.level == "user":
+            raise UserError("as_released = True: dp-fedfc was released for record level alone")
         if hypers["as_released"]:
             return (
                 Event("gradient", run.rounds, privacy.sensitivity),

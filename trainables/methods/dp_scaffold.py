@@ -74,8 +74,9 @@ class DPScaffold(LocalStepsMethod):
         moves = run.privacy.sensitivity
         noised_for = 2 * moves if run.hypers["as_released"] else None
         if run.privacy.level == "user":
-            # c_i follows the client's own noise, so in a sum that noise hides nothing; the bound holds whatever c_i is
-            return (Event("gradient", run.rounds, moves, own_noise=False, noised_for=noised_for),)
+            # every c_i follows its client's noise, and clipped corrections do not cancel: the next round's sum shows
+            # some of the noise that hid this one's. Seen locally it is known anyway, and the bound holds for any c_i
+            return (Event("gradient", run.rounds, moves, aggregated=False, noised_for=noised_for),)
         # with a single step the corrections cancel in the mean, and it is the mean of the clients' noisy gradients
         steps = int(run.hypers["local_steps"])
         return (Event("gradient", run.rounds * steps, moves, aggregated=steps == 1, noised_for=noised_for),)

@@ -63,6 +63,7 @@ class MLPHead:
                 y = shard.y[:, start : start + step].view(shard.clients, 1, -1, 1)
                 norm = shard.norm[:, start : start + step].unsqueeze(1)
                 real = torch.isfinite(norm)
+                norm = norm.masked_fill(~real, 0)  # an infinite one times an error of zero would be nan
                 h = torch.tanh_(x @ W1)
                 z = torch.matmul(h, W2[..., :-1, :]).add_(W2[..., -1:, :])
                 label = y.expand(*z.shape[:-1], 1)

@@ -58,8 +58,9 @@ class Shard:
             filling[client, : len(rows)] = False
         device = self.x.device
         pick = (torch.arange(len(chosen), device=device).unsqueeze(1), torch.from_numpy(index).to(device))
-        norm = self.norm[pick].masked_fill_(torch.from_numpy(filling).to(device), math.inf)
-        return replace(self, x=self.x[pick], norm=norm, y=self.y[pick])
+        nothing = torch.from_numpy(filling).to(device)
+        x, norm = self.x[pick].masked_fill_(nothing, 0), self.norm[pick].masked_fill_(nothing, math.inf)
+        return replace(self, x=x, norm=norm, y=self.y[pick])
 
     def gram(self, bound: float) -> torch.Tensor:
         """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat."""

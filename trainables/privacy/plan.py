@@ -68,11 +68,8 @@ class Event:
     share: float = 1.0
     """The part of the budget (of mu squared) that all releases of this purpose may spend together."""
     aggregated: bool = True
-    """Whether secure aggregation hides a single client's release. Not so for local steps after the first: they follow
-    the client's own noisy weights, which the clients' noises together do not cover."""
-    own_noise: bool = True
-    """Whether in the sum the client's own noise hides it as well. Not so where its later releases follow that noise:
-    then only the others' noise counts."""
+    """Whether secure aggregation hides a single client's release. Not so where a release follows noise that only its
+    client knows, as local steps after the first do: later noise of the sum then tells earlier noise."""
     sampling: float = 1.0
     """The probability with which a record takes part in one release, drawn afresh and in secret each time."""
     noised_for: float | None = None
@@ -180,8 +177,7 @@ def _seen(event: Event, release: Release, weights: Sequence[float]) -> float:
     if release == "local" or not event.aggregated:
         return 1.0
     squares = np.square(np.asarray(weights, dtype=np.float64))
-    hidden = squares.sum() - (0.0 if event.own_noise else squares.max())
-    return min(1.0, float(np.sqrt(squares.max() / hidden))) if hidden > 0 else 1.0
+    return float(np.sqrt(squares.max() / squares.sum()))
 
 
 def _float32_up(value: float) -> float:

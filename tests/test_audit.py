@@ -1,0 +1,202 @@
+"""The audit: no method leaks more than it claims, and where it does (by less noise than planned) that is found out."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from test_cli import assert_one_sentence, fedsweep, last_json  # noqa: F401
+
+from trainables.audit import CLIP, Mistakes, at_most, audit, from_zero, most_telling, neighbours
+from trainables.methods import METHODS
+from trainables.models.shard import Shard
+from trainables.privacy.plan import ADJACENCIES, LEVELS, RELEASES, PrivacySettings
+
+pytestmark = pytest.mark.timeout(300)
+
+CLAIM = PrivacySettings(epsilon=1.0)
+EASY = PrivacySettings(epsilon=5.0)  # the larger mu, the fewer runs tell it
+every_method = pytest.mark.parametrize("name", METHODS)
+
+# ---- the methods
+
+
+@every_method
+def test_no_method_leaks_more_than_it_claims(name):
+    assert not audit(name, CLAIM, {}, repetitions=6000).caught
+
+
+@every_method
+def test_half_the_noise_is_caught(name):
+    found = audit(name, EASY, {}, repetitions=1500, noise_factor=0.5)
+    assert found.caught
+    assert found.mu < 2 * found.claimed_mu, "and no more than that is seen"
+
+
+def test_the_bound_comes_close():
+    """12,000 runs of each kind show more than 60% of DP-FedGD's mu at eps 1."""
+    found = audit("dp-fedgd", CLAIM, {}, rounds=1, repetitions=12_000)
+    assert 0.6 * found.claimed_mu < found.mu < found.claimed_mu
+    assert found.epsilon == found.epsilon_of_mu < 1.0
+
+
+USERS = [name for name, method in METHODS.items() if "user" in method.levels]
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_users(name):
+    assert not audit(name, EASY.model_copy(update={"level": "user"}), {}, repetitions=600).caught
+
+
+@pytest.mark.parametrize(("level", "release", "adjacency"), itertools.product(LEVELS, RELEASES, ADJACENCIES))
+def test_every_kind_of_claim(level, release, adjacency):
+    privacy = PrivacySettings(epsilon=5.0, level=level, release=release, adjacency=adjacency)
+    honest = audit("dp-fedgd", privacy, {}, repetitions=800)
+    assert 0.5 * honest.claimed_mu < honest.mu < honest.claimed_mu
+    assert audit("dp-fedgd", privacy, {}, repetitions=800, noise_factor=0.5).caught
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "caught"), [("dp-ftrl", 16, True), ("dp-fedfc", 3, True), ("dp-scaffold", 3, False)]
+)
+def test_as_released(name, rounds, caught):
+    """DP-FTRL adds noise for 5 of 16 releases, DP-FedFC does not account for its covariance, DP-SCAFFOLD adds twice
+    the noise it needs."""
+    assert audit(name, EASY, {"as_released": True}, rounds=rounds, repetitions=800).caught == caught
+
+
+@pytest.mark.parametrize("name", ["dp-fedavg", "dp-scaffold"])
+def test_local_steps(name):
+    options = {"hyperparameters": {"local_steps": 4}, "repetitions": 800}
+    assert not audit(name, EASY, **options).caught
+    assert audit(name, EASY, noise_factor=0.5, **options).caught
+
+
+def test_a_hidden_layer():
+    honest = audit("dp-fedgd", EASY, {}, model="mlp:3", repetitions=800)
+    assert 0.5 * honest.claimed_mu < honest.mu < honest.claimed_mu
+    assert audit("dp-fedgd", EASY, {}, model="mlp:3", repetitions=800, noise_factor=0.5).caught
+
+
+def test_secret_samples_have_the_plain_bound_alone():
+    options = {"hyperparameters": {"sampling_rate": 0.5}, "rounds": 1, "repetitions": 500}
+    honest = audit("dp-fedavg-ls", CLAIM, **options)
+    assert honest.sampled
+    assert honest.epsilon == honest.plain_epsilon < 1.0
+    assert audit("dp-fedavg-ls", CLAIM, noise_factor=0.1, **options).caught
+
+
+def test_a_run_can_be_repeated():
+    first, again, other = (audit("dp-fedgd", EASY, {}, repetitions=500, seed=seed) for seed in (1, 1, 2))
+    assert (first.mu, first.plain_epsilon) == (again.mu, again.plain_epsilon)
+    assert first.mu != other.mu
+
+
+# ---- the data
+
+
+@pytest.mark.parametrize(("level", "adjacency"), itertools.product(LEVELS, ADJACENCIES))
+@pytest.mark.parametrize("model", ["softmax", "mlp:3"])
+def test_the_planted_one_is_as_visible_as_can_be(level, adjacency, model):
+    """At zero weights what the client sums up moves by the sensitivity, or a few percent less, and never by more."""
+    privacy = PrivacySettings(epsilon=1.0, level=level, adjacency=adjacency, clip=CLIP)
+    sums = []
+    for problem in neighbours(privacy, model, clients=2):
+        rows = problem.partition.rows[0]
+        shard = Shard.build([(problem.data.x_train[rows], problem.data.y_train[rows])], dtype=torch.float64)
+        head = from_zero(problem.model)
+        theta = head.initial(5).double().unsqueeze(0)
+        assert not theta.any()
+        clip = torch.tensor([CLIP if level == "record" else 1e9], dtype=torch.float64)
+        (total,), _ = head.clipped_gradient_sum(shard, theta, clip)
+        mean = total / len(rows)
+        sums.append(total if level == "record" else mean * min(1.0, CLIP / max(mean.norm().item(), 1e-9)))
+    moved = (sums[0] - sums[1]).norm().item()
+    assert 0.95 * privacy.sensitivity < moved <= privacy.sensitivity * (1 + 1e-9)
+
+
+# ---- the statistics
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 10), (3, 10), (10, 10), (480, 1000)])
+def test_at_most(count, of):
+    expected = binomtest(count, of).proportion_ci(0.95, "exact").high
+    assert at_most(np.array([count]), of).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_bounds_hold_as_often_as_they_say():
+    """N(0, 1) against N(1, 1), which is 1-GDP: of 400 bounds at most 5% and some chance exceed what is true, and they
+    are not idle. eps of a 1-GDP mechanism at delta 1e-5 is 4.377."""
+    rng = np.random.default_rng(0)
+    mus, epsilons = [], []
+    for _ in range(400):
+        mistakes = Mistakes(rng.normal(1, 1, 500), rng.normal(0, 1, 500), 1e-5)
+        mus.append(mistakes.mu(np.array([0.5])).item())
+        epsilons.append(mistakes.epsilon(np.array([2.0])).item())
+    assert np.mean(np.array(mus) > 1) < 0.05 + 3 * math.sqrt(0.05 / 400)
+    assert np.mean(mus) > 0.7
+    assert max(epsilons) < 4.377
+    assert np.mean(epsilons) > 1.0
+
+
+def test_the_plain_bound_sees_both_ways():
+    """Rarely "there" without the record, or rarely "away" with it."""
+    half, rare = np.repeat([0.0, 1.0], 500), np.repeat([0.0, 1.0], [990, 10])
+    for there, away in ((half, rare), (1 - rare, half)):
+        assert Mistakes(there, away, 1e-5).epsilon(np.array([0.5])).item() > 3.0
+
+
+def test_most_telling():
+    """Fisher's direction: the difference of the means, seen through the inverse of the common covariance. A release
+    that never varies is left out."""
+    rng = np.random.default_rng(1)
+    mixing, shift = np.array([[1.0, 0, 0], [0.9, 0.4, 0], [0, 0, 0]]), np.array([0.0, 0.3, 0.0])
+    away, there = (rng.standard_normal((200_000, 3)) @ mixing.T + move for move in (0, shift))
+    found = most_telling(there, away)
+    best = np.linalg.solve((mixing @ mixing.T)[:2, :2], shift[:2])
+    np.testing.assert_allclose(found[:2] / found[1], best / best[1], atol=0.05)
+
+
+# ---- the command
+
+
+def test_the_command_within_claim(fedsweep):  # noqa: F811
+    code, out, _ = fedsweep("audit", "dp-fedgd", "--epsilon", 5, "--repetitions", 600)
+    assert code == 0
+    assert "claimed    eps 5 (mu 1.121)" in out
+    assert "verdict    within claim" in out
+
+
+def test_the_command_that_catches(fedsweep):  # noqa: F811
+    code, out, _ = fedsweep(
+        "audit", "dp-fedavg", "--epsilon", 5, "--repetitions", 1000, "--noise-factor", 0.5, "--json",
+        "--set", "local_steps=2",
+    )  # fmt: skip
+    found = last_json(out)
+    assert code == 1
+    assert found["caught"]
+    assert found["hyperparameters"]["local_steps"] == 2
+    assert found["epsilon"]["claimed"] == 5 < found["epsilon"]["at_least"]
+    assert found["epsilon"]["bought"] == pytest.approx(5, rel=1e-5), "the plan is as it was"
+    assert found["mu"]["at_least"] > found["mu"]["claimed"] == pytest.approx(1.1212, abs=1e-4)
+    assert found["plain_epsilon_at_least"] < found["epsilon"]["at_least"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        ("dp-fedsgdd", "method = 'dp-fedsgdd'"),
+        ("dp-fedgd --epsilon inf", "epsilon = inf"),
+        ("dp-fedgd --repetitions 5", "repetitions = 5"),
+        ("dp-fedgd --noise-factor 0", "noise_factor = 0"),
+        ("dp-fedgd --rounds 0", "rounds = 0"),
+        ("dp-fedgd --clients 1", "clients = 1"),
+        ("dp-fedgd --set rho=1", "'rho'"),
+        ("dp-ftrl --level user", "level = 'user'"),
+        ("dp-fedfc --model mlp:4", "model = 'mlp:4'"),
+    ],
+)
+def test_bad_input(fedsweep, arguments, culprit):  # noqa: F811
+    assert_one_sentence(fedsweep("audit", *arguments.split()), culprit)

@@ -1,0 +1,201 @@
+"""The head with a hidden layer: closed-form clipping against per-example gradients, and methods that run on it."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import small
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_methods import varied_trials
+
+from trainables import models
+from trainables.errors import UserError
+from trainables.methods import METHODS
+from trainables.models import per_example
+from trainables.models.lanes import SHAPES
+from trainables.models.mlp import MLPHead
+from trainables.models.shard import Shard
+from trainables.pack import check, plan_of
+from trainables.privacy.noise import Address
+from trainables.problem import in_process
+from trainables.server import HostsHere, Server
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def case(head, sizes, lanes, seed=0, scale=1.0, dtype=torch.float64):
+    """Rows of some clients, and weights and clips of some lanes."""
+    rng = np.random.default_rng(seed)
+    parts = [
+        (rng.standard_normal((n, head.features)).astype(np.float32), rng.integers(0, head.classes, n)) for n in sizes
+    ]
+    theta = torch.from_numpy(scale * rng.standard_normal((lanes, head.dimension))).to(dtype)
+    return Shard.build(parts, dtype=dtype), theta, torch.from_numpy(rng.choice([0.1, 1.0, 1e6], lanes)).to(dtype)
+
+
+def by_autograd(head, shard, theta, clip):
+    """Client by client, lane by lane, row by row: gradient sums, losses, how many rows were clipped."""
+    total = torch.zeros(shard.clients, *theta.shape, dtype=torch.float64)
+    losses, clipped = torch.zeros(total.shape[:2]), torch.zeros(total.shape[:2])
+    for client, size in enumerate(shard.size.flatten().int().tolist()):
+        for lane in range(len(theta)):
+            for row in range(size):
+                weights = theta[lane].double().requires_grad_()
+                loss = head.loss(weights, shard.x[client, row].double(), shard.y[client, row])
+                (g,) = torch.autograd.grad(loss, weights)
+                total[client, lane] += g / max(1.0, (g.norm() / clip[lane].double()).item())
+                losses[client, lane] += loss.item()
+                clipped[client, lane] += bool(g.norm() > clip[lane])
+    return total, losses, clipped
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    features=st.integers(1, 4),
+    hidden=st.integers(1, 5),
+    classes=st.integers(2, 4),
+    lanes=st.sampled_from([1, 3, 17]),
+    scale=st.sampled_from([0.0, 0.3, 3.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_clipping_in_closed_form(sizes, features, hidden, classes, lanes, scale, seed):
+    """In float64 the closed form, vmap's per-example gradients and plain autograd agree to twelve digits; clients of
+    several sizes are filled up with rows that count for nothing."""
+    head = MLPHead(features, hidden, classes)
+    shard, theta, clip = case(head, sizes, lanes, seed, scale)
+    fast, found = head.clipped_gradient_sum(shard, theta, clip, diagnose=True)
+    general = per_example.clipped_gradient_sum(head.loss, shard, theta, clip)
+    torch.testing.assert_close(fast, general, rtol=1e-10, atol=1e-12)
+    some = slice(0, lanes, 8)
+    slow, losses, clipped = by_autograd(head, shard, theta[some], clip[some])
+    torch.testing.assert_close(fast[:, some], slow, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found.loss[:, some].float(), losses, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.clipped[:, some].float(), clipped)
+    without, nothing = head.clipped_gradient_sum(shard, theta, clip)
+    assert nothing is None
+    assert torch.equal(without, fast)
+
+
+def test_weights_of_their_own_for_every_client():
+    head = MLPHead(3, 4, 3)
+    shard, theta, clip = case(head, (5, 2), 4)
+    own = torch.stack([theta, 2 * theta])
+    fast, _ = head.clipped_gradient_sum(shard, own, clip)
+    torch.testing.assert_close(fast[0], head.clipped_gradient_sum(shard, theta, clip)[0][0])
+    torch.testing.assert_close(fast[1], head.clipped_gradient_sum(shard, 2 * theta, clip)[0][1])
+    torch.testing.assert_close(fast, per_example.clipped_gradient_sum(head.loss, shard, own, clip))
+
+
+def test_shards_longer_than_a_chunk():
+    head = MLPHead(2, 200, 60)
+    chunk = SHAPES["cpu"].rows(260)
+    for rows in (chunk, chunk + 1, 2 * chunk + 3):
+        shard, theta, clip = case(head, (rows,), 1)
+        general = per_example.clipped_gradient_sum(head.loss, shard, theta, clip)
+        torch.testing.assert_close(head.clipped_gradient_sum(shard, theta, clip)[0], general)
+
+
+@given(st.floats(-4, 4), st.sampled_from([1e-3, 0.1, 1.0, 10.0]), st.integers(0, 10**6))
+def test_no_record_moves_the_sum_by_more_than_the_clip(magnitude, clip, seed):
+    """In float32, as it runs, for rows and weights of any size."""
+    head = MLPHead(3, 4, 3)
+    shard, theta, _ = case(head, (1,), 5, seed, 10**magnitude, torch.float32)
+    fast, _ = head.clipped_gradient_sum(shard, theta, torch.full((5,), clip))
+    assert fast.double().norm(dim=2).max() <= clip * (1 + 1e-5)
+
+
+def test_evaluate_against_numpy():
+    head = MLPHead(5, 7, 4)
+    shard, theta, _ = case(head, (300,), 18, dtype=torch.float32)
+    loss, correct = head.evaluate(shard, theta)
+    x, y = shard.x[0].double().numpy(), shard.y[0].numpy()
+    for lane in range(18):
+        weights = theta[lane].double().numpy()
+        W1, W2 = weights[: 6 * 7].reshape(6, 7), weights[6 * 7 :].reshape(8, 4)
+        scores = np.hstack([np.tanh(x @ W1), np.ones((300, 1))]) @ W2
+        assert (correct[lane].numpy() == (scores.argmax(1) == y)).mean() > 0.99, "a row may lie on the border"
+        expected = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(300), y])
+        assert loss[lane].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_ties_count_as_wrong():
+    head = MLPHead(2, 3, 4)
+    shard, _, _ = case(head, (9,), 1, dtype=torch.float32)
+    loss, correct = head.evaluate(shard, torch.zeros(1, head.dimension))
+    assert not correct.any()
+    assert loss.item() == pytest.approx(math.log(4))
+
+
+def test_initial_weights():
+    """Every layer N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs)); the layers stand one after the other."""
+    head = models.parse("mlp:40", features=60, classes=10)
+    assert head == MLPHead(60, 40, 10)
+    assert head.blocks == (61 * 40, 41 * 10)
+    assert head.dimension == sum(head.blocks)
+    first, second = head.initial(3).split(head.blocks)
+    assert first.std().item() == pytest.approx(0.5 * math.sqrt(2 / 101), rel=0.1)
+    assert second.std().item() == pytest.approx(0.5 * math.sqrt(2 / 51), rel=0.1)
+    assert torch.equal(head.initial(3), head.initial(3))
+    assert not torch.equal(head.initial(3), head.initial(4))
+
+
+@pytest.mark.parametrize("text", ["mlp:0", "mlp", "mlp:", "mlp:-3", "mlp:1.5", "mlp:4:4", "softmax:3", "tree", ""])
+def test_unknown_models_are_named(text):
+    with pytest.raises(UserError, match=rf"^model = '{text}'"):
+        models.parse(text, features=3, classes=2)
+
+
+# ---- methods on it
+
+
+def on_mlp(of):
+    return dataclasses.replace(of, spec=of.spec.model_copy(update={"model": "mlp:5"}))
+
+
+every_method = pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if method.accepts(MLPHead(12, 5, 4))]
+)
+
+
+@every_method
+def test_lanes_hosts_and_restarts_leave_the_same_bits(name, small_problem):
+    of = on_mlp(small_problem)
+    trials = varied_trials(name, of, 18)
+    together = small.run(trials, of)
+    assert together == small.run(trials, of, hosts=3)
+    assert together == small.run(trials, of, restart_at=5)
+    for trial in trials[::6]:
+        assert small.run([trial], of) == {trial.key: together[trial.key]}
+
+
+@pytest.mark.parametrize("level", ["record", "user"])
+def test_dp_fedgd_by_hand(level, small_problem):
+    """Four rounds, example by example with autograd in float64."""
+    of = on_mlp(small_problem)
+    trial = small.trial(of, "dp-fedgd", rounds=6, level=level, clip=0.5)
+    server = Server(HostsHere(1))
+    server.open([trial], in_process(of))
+    std = plan_of(trial, of.partition.sizes).noise_std["gradient"]
+    clip = torch.tensor([trial.privacy.clip if level == "record" else math.inf], dtype=torch.float64)
+    W = of.model.initial(trial.seed).double()
+    for t in (1, 2, 3, 4):
+        releases = []
+        for client, rows in enumerate(of.partition.rows):
+            shard = Shard.build([(of.data.x_train[rows], of.data.y_train[rows])], dtype=torch.float64)
+            total = by_autograd(of.model, shard, W.unsqueeze(0), clip)[0][0, 0]
+            noise = std * torch.from_numpy(Address(trial.seed, client, t, 0, "gradient").normal(len(W))).double()
+            mean = total / len(rows)
+            user = mean / max(1.0, (mean.norm() / trial.privacy.clip).item()) + noise
+            releases.append((total + noise) / len(rows) if level == "record" else user)
+        W = W - 0.1 * torch.stack(releases).mean(0)
+        server.advance(t)
+    torch.testing.assert_close(server.theta[0].double(), W, rtol=0, atol=1e-5 * W.abs().max().item())
+
+
+def test_a_method_that_needs_a_linear_head_says_so(small_problem):
+    of = on_mlp(small_problem)
+    with pytest.raises(UserError, match=r"^model = 'mlp:5': dp-fedfc cannot be run on it$"):
+        check(small.trial(of, "dp-fedfc"), of)

@@ -1,0 +1,270 @@
+"""An empirical check of the account: how well can one who sees the releases tell whether a planted record is there?
+
+The real engine runs many times on two neighbouring data sets; repetitions are lanes with seeds of their own. One half
+of the runs teaches the adversary a statistic of everything released and a threshold, the other half counts its errors.
+Clopper and Pearson's bounds on them bound from below what the mechanism leaks:
+
+* mu: a mu-GDP mechanism allows no test with Phi^-1(1 - false positives) - Phi^-1(false negatives) > mu;
+* eps, plainly: an (eps, delta)-DP one allows none with 1 - delta - false negatives > e^eps false positives, nor with
+  the two exchanged. It is much weaker, but holds for any mechanism: where samples are secret, only this one does.
+
+The data make the planted record as visible as can be. Weights start at zero and hardly move (the account knows no
+learning rate), so that it contributes its full bound every round while the other rows, in pairs of opposite labels,
+cancel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import beta
+
+from trainables import methods
+from trainables.client_host import HostReply, Sent
+from trainables.data.features import FeatureSet
+from trainables.data.partition import Partition
+from trainables.errors import UserError, in_range
+from trainables.exact import from_grid
+from trainables.models import Model
+from trainables.pack import ClientWork, check
+from trainables.privacy.gaussian import epsilon_of, mu_of
+from trainables.privacy.plan import PrivacyPlan, PrivacySettings
+from trainables.problem import Problem, Shipment, in_process
+from trainables.server import HostsHere, Server
+from trainables.spec import DataSpec, HyperValue, PartitionSpec, ProblemSpec, TrialSpec
+
+CONFIDENCE = 0.95
+CLIP = 0.5  # what follows has longer gradients at zero weights: all are clipped
+LEARNING_RATE = 1e-3
+LANES = 1024  # of one pack
+
+Row = tuple[float, int]
+"""A feature and a label."""
+PLANTED: Row = (6.0, 1)
+OTHER: Row = (1.0, 0)
+"""What replaces it: a gradient all but opposite, and other features for what is made of those alone."""
+PAIR: tuple[Row, Row] = ((1.0, 0), (1.0, 1))
+"""Rows whose gradients cancel."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was claimed and what was seen. A bound holds with `CONFIDENCE`."""
+
+    trial: TrialSpec
+    plan: PrivacyPlan
+    repetitions: int
+    mu: float
+    """A lower bound, for a mechanism of Gaussian releases over all records."""
+    epsilon_of_mu: float
+    plain_epsilon: float
+    """A lower bound for any mechanism."""
+
+    @property
+    def sampled(self) -> bool:
+        return any(event.sampling < 1 for event in self.plan.events)
+
+    @property
+    def epsilon(self) -> float:
+        """The lower bound that counts."""
+        return self.plain_epsilon if self.sampled else self.epsilon_of_mu
+
+    @property
+    def caught(self) -> bool:
+        """Whether the releases tell more than the claim allows."""
+        return self.epsilon > self.trial.privacy.epsilon
+
+    @property
+    def claimed_mu(self) -> float:
+        return mu_of(self.trial.privacy.epsilon, self.trial.privacy.delta)
+
+
+def audit(
+    method: str,
+    privacy: PrivacySettings,
+    hyperparameters: Mapping[str, HyperValue],
+    *,
+    model: str = "softmax",
+    rounds: int = 3,
+    clients: int = 2,
+    repetitions: int = 20_000,
+    noise_factor: float = 1.0,
+    seed: int = 0,
+) -> Audit:
+    """Run a method `repetitions` times with the planted record (or user) and as often without. The noise is that of the
+    plan, times `noise_factor`: a check of the check. The clip is the data's own."""
+    in_range(1, 10**4, rounds=rounds)
+    in_range(2, 1000, clients=clients)
+    in_range(100, 10**6, repetitions=repetitions)
+    in_range(0, 100, open_low=True, noise_factor=noise_factor)
+    in_range(0, 2**40, seed=seed)
+    if math.isinf(privacy.epsilon):
+        raise UserError("epsilon = inf claims nothing that could be audited")
+    settings = privacy.model_copy(update={"clip": CLIP}).check()
+    chosen = methods.get(method).check({**most_visible(method), **hyperparameters})
+    seen, plans = [], []
+    for world, problem in enumerate(neighbours(settings, model, clients)):
+        trial = TrialSpec(
+            problem=problem.spec,
+            method=method,
+            hyperparameters=chosen,
+            privacy=settings,
+            rounds=rounds,
+            evaluate_every=rounds,
+            seed=seed + world * repetitions,
+        )
+        plans.append(check(trial, problem))
+        seen.append(releases(trial, problem, repetitions, noise_factor))
+    there, away = seen
+    half = repetitions // 2
+    statistic = most_telling(there[:half], away[:half])
+    taught = Mistakes(there[:half] @ statistic, away[:half] @ statistic, settings.delta)
+    tried = Mistakes(there[half:] @ statistic, away[half:] @ statistic, settings.delta)
+    middle = (taught.there.mean(keepdims=True) + taught.away.mean(keepdims=True)) / 2
+    mu = tried.mu(middle).item()
+    extremes = np.quantile(np.concatenate([taught.there, taught.away]), np.linspace(0.005, 0.995, 199))
+    plain = tried.epsilon(extremes[[np.argmax(taught.epsilon(extremes))]]).item()
+    return Audit(trial, plans[0], repetitions, mu, epsilon_of(mu, settings.delta), plain)
+
+
+# ---- what is run
+
+
+def most_visible(method: str) -> dict[str, HyperValue]:
+    """Hyperparameters under which the planted record shows most; what else is asked for goes before them."""
+    rates = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1}
+    names = [h.name for h in methods.get(method).hyperparameters]
+    return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
+
+
+def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Problem, Problem]:
+    """Two data sets that differ in one record, or in one user.
+
+    Seen locally, a client is all that matters; in a sum there are others. The planted one is the smallest.
+    Removing a record changes the divisor |D_i|, which is taken to be known: among many rows it hardly matters.
+    """
+    replaced = settings.adjacency == "replace-one"
+    if settings.level == "record":
+        rest = list(PAIR) * (1 if replaced else 100)
+        there, away = [*rest, PLANTED], [*rest, OTHER] if replaced else rest
+    else:
+        there, away = [PLANTED] * 2, [OTHER] * 2 if replaced else list(PAIR)
+    others = [] if settings.release == "local" else [list(PAIR) * (len(there) // 2 + 1)] * (clients - 1)
+    return _problem("there", [there, *others], model), _problem("away", [away, *others], model)
+
+
+def _problem(name: str, clients: Sequence[Sequence[Row]], model: str) -> Problem:
+    rows = [*(row for held in clients for row in held), *PAIR]  # the last two are nobody's, but show both labels
+    x = np.array([[feature] for feature, _ in rows], dtype=np.float32)
+    y = np.array([label for _, label in rows], dtype=np.int64)
+    ends = np.cumsum([len(held) for held in clients])
+    dealt = Partition(tuple(np.arange(end - len(held), end) for end, held in zip(ends, clients, strict=True)))
+    content = f"audit:{name}:{clients}"
+    spec = ProblemSpec(
+        data=DataSpec(fingerprint=content),
+        partition=PartitionSpec(kind="explicit", clients=len(clients)),
+        train_on="all",
+        evaluate_on="test",
+        model=model,
+    )
+    return Problem(spec, FeatureSet(name, content, x, y, x, y), dealt, x, y)
+
+
+def from_zero(model: Model) -> Model:
+    """The same model with all weights zero at first, whatever the seed."""
+    kind: Any = type(model)
+    zero = type(f"{kind.__name__}FromZero", (kind,), {"initial": lambda self, seed: torch.zeros(self.dimension)})
+    return zero(**vars(model))
+
+
+class OverheardHosts(HostsHere):
+    """A host whose every release is written down, lane by lane, on its way to the server."""
+
+    def __init__(self, noise_factor: float) -> None:
+        super().__init__(1)
+        self.heard: list[torch.Tensor] = []
+        self._factor = noise_factor
+
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
+        totals = super().prepare(self._changed(work))
+        self.heard.append(totals[0][torch.from_numpy(work.distinct_noises()[1])])
+        return totals
+
+    def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
+        replies = super().round(self._changed(work), t, sent, diagnose)
+        self.heard.append(replies[0].total)
+        return replies
+
+    def _changed(self, work: ClientWork) -> ClientWork:
+        if self._factor == 1:
+            return work
+        scaled = {name: (std * self._factor).astype(np.float32) for name, std in work.noise_std.items()}
+        return replace(work, noise_std=scaled)
+
+
+def releases(trial: TrialSpec, problem: Problem, repetitions: int, noise_factor: float) -> NDArray[np.float64]:
+    """Everything that is released in the course of a run, a row for every repetition."""
+    shipment: Shipment = replace(in_process(problem), model=from_zero(problem.model))
+    rows = []
+    for start in range(0, repetitions, LANES):
+        seeds = range(trial.seed + start, trial.seed + min(start + LANES, repetitions))
+        hosts = OverheardHosts(noise_factor)
+        server = Server(hosts)
+        server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], shipment)
+        server.advance(trial.rounds)
+        rows.append(from_grid(torch.cat(hosts.heard, dim=1)).numpy())
+    found = np.concatenate(rows)
+    if not np.isfinite(found).all():
+        raise UserError(f"{trial.method} diverges with these hyperparameters, so there is nothing to compare")
+    return found
+
+
+# ---- what the adversary makes of it
+
+
+def most_telling(there: NDArray[np.float64], away: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The direction in which the two kinds of runs differ most, against their common spread (Fisher's)."""
+    spread = np.sqrt((there.var(0) + away.var(0)) / 2)
+    scale = np.where(spread > 0, spread, 1.0)
+    common = (np.cov(there / scale, rowvar=False) + np.cov(away / scale, rowvar=False)) / 2
+    regular = common + 1e-6 * np.eye(len(scale))  # some releases may follow from others
+    return np.linalg.solve(regular, (there.mean(0) - away.mean(0)) / scale) / scale
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """Scores of runs with and without the planted record. The adversary says "there" above a threshold."""
+
+    there: NDArray[np.float64]
+    away: NDArray[np.float64]
+    delta: float
+
+    def rates(self, thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Upper bounds on the rates of false positives and of false negatives."""
+        positives = (self.away[:, None] > thresholds).sum(0)
+        negatives = (self.there[:, None] <= thresholds).sum(0)
+        return at_most(positives, len(self.away)), at_most(negatives, len(self.there))
+
+    def mu(self, thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lower bounds on mu."""
+        positive, negative = self.rates(thresholds)
+        return np.maximum(0.0, -ndtri(positive) - ndtri(negative))
+
+    def epsilon(self, thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lower bounds on eps, of any mechanism."""
+        positive, negative = self.rates(thresholds)
+        ratios = ((1 - self.delta - negative) / positive, (1 - self.delta - positive) / negative)
+        return np.log(np.maximum(1.0, np.maximum(*ratios)))
+
+
+def at_most(count: NDArray[np.int64], of: int) -> NDArray[np.float64]:
+    """Clopper and Pearson's upper bound on a rate. Two of them hold together with `CONFIDENCE`."""
+    exact = beta.ppf(1 - (1 - CONFIDENCE) / 2, count + 1, np.maximum(of - count, 1))
+    return np.where(count == of, 1.0, exact)
