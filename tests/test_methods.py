@@ -81,6 +81,13 @@ SETTINGS = {
     ],
 }
 
+SETTINGS["dp-fednew"] = SETTINGS["dp-fednew-fc"] = [
+    {},
+    {"duals": False, "learning_rate": 0.3, "alpha": 0.01, "rho": 0.1},
+    {"hessian_clip": 30.0, "sum_clip": 10.0, "alpha": 1.0, "rho": 0.1, "learning_rate": 0.5},
+    {"as_released": True, "sum_clip": 5.0, "rho": 3.0},
+]
+
 CASES = [(name, hypers) for name, settings in SETTINGS.items() for hypers in settings]
 every_method = pytest.mark.parametrize("name", METHODS)
 without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -99,7 +106,13 @@ def twin_of(trial, of, train=None):
     plan = plan_of(trial, of.partition.sizes)
     clients = [
         twin.Client(
-            number, of.data.x_train[rows], of.data.y_train[rows], plan.noise_std, trial.privacy.clip, trial.seed
+            number,
+            of.data.x_train[rows],
+            of.data.y_train[rows],
+            plan.noise_std,
+            trial.privacy.clip,
+            trial.seed,
+            trial.privacy.level,
         )
         for number, rows in enumerate(of.partition.rows)
     ]
@@ -181,8 +194,9 @@ def test_what_is_given_beats_auto():
 
 
 def shared_values(name: str) -> dict:
-    """What all trials of a pack must have in common; more than one local step, so that there is something to see."""
-    telling = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6}
+    """What all trials of a pack must have in common; more than one local step, so that there is something to see, and
+    a bound on Hessians that is below any damping times |D_i|."""
+    telling = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6, "hessian_clip": 0.01}
     return {h.name: telling.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
 
 

@@ -85,6 +85,7 @@ class Client:
     """By purpose: the standard deviation of what is added to a sum."""
     clip: float
     seed: int
+    level: str = "record"
     kept: dict = field(default_factory=dict)
     """What stays with the client from round to round."""
 
@@ -176,6 +177,45 @@ def ftrl_release(client, W, t, hypers, server):
     )
 
 
+def hessian(W, x):
+    """Of the cross-entropy of one example, for the weights row by row: a matrix that is really there."""
+    p = probabilities(W, x)
+    return np.kron(np.outer(x, x), np.diag(p) - np.outer(p, p))
+
+
+def covariance_for_hessian(W, x):
+    """x x^T for every class, and nothing between classes."""
+    return np.kron(np.outer(x, x), np.eye(W.shape[1]))
+
+
+def primal_update(client, W, t, hypers, server, curvature=hessian, classes_counted=1):
+    """y~_i = (H_i + gamma I)^-1 (g_i - lambda_i + rho y) with noise. `classes_counted`: how often x x^T stands in the
+    curvature's norm, of which only one counts."""
+    rho, y, user = hypers["rho"], server.get("y", np.zeros_like(W)), client.level == "user"
+    bound = math.inf if user else hypers["hessian_clip"] * math.sqrt(classes_counted)
+    examples = [(with_constant(x), label) for x, label in zip(client.rows, client.labels, strict=True)]
+    H = sum(clipped(curvature(W, x), bound) for x, _ in examples) / len(client)
+    g = sum(clipped(gradient(W, x, label), math.inf if user else client.clip) for x, label in examples) / len(client)
+    dual = np.zeros_like(W)
+    if hypers["duals"] or hypers["as_released"]:
+        dual = client.kept.get("dual", dual) + rho * (client.kept.get("y~", y) - y)
+    total, C2 = g - dual + rho * y, hypers["sum_clip"]
+    if not user and hypers["as_released"] and np.linalg.norm(total) > C2:
+        b = rho * y - dual
+        total = g + max(np.roots([np.vdot(b, b), 2 * np.vdot(g, b), np.vdot(g, g) - C2**2])) * b
+    elif not user:
+        total = clipped(total, C2)
+    found = np.linalg.solve(H + (hypers["alpha"] + rho) * np.eye(W.size), total.flatten()).reshape(W.shape)
+    noise = client.noise(W.shape, t, purpose="primal")
+    client.kept["dual"] = dual
+    client.kept["y~"] = clipped(found, client.clip) + noise if user else found + noise / len(client)
+    return client.kept["y~"]
+
+
+def primal_update_with_covariance(client, W, t, hypers, server):
+    return primal_update(client, W, t, hypers, server, covariance_for_hessian, W.shape[1])
+
+
 def covariance(client, bound, as_released):
     """Once, before the first gradient: the sum of x x^T over rows clipped to `bound`, with noise, over |D_i|.
     As released nothing is clipped, and the noise is not divided."""
@@ -223,6 +263,11 @@ def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_s
         mean = np.mean([covariance(client, feature_clip, as_released) for client in clients], axis=0)
         state["Cov"] = positive_part(mean)
     return W - learning_rate * np.linalg.solve(state["Cov"] + gamma * np.eye(len(W)), G)
+
+
+def dp_fednew(W, G, t, state, *, learning_rate, **client_side):
+    state["y"] = G
+    return W - learning_rate * G
 
 
 def dp_fedadam(W, G, t, state, *, learning_rate, beta1, beta2, tau):
@@ -289,6 +334,8 @@ METHODS = {
     "dp-ftrl": (ftrl_release, dp_ftrl),
     "dp-fedfc": (one_gradient, dp_fedfc),
     "dp-fedsofim": (one_gradient, dp_fedsofim),
+    "dp-fednew": (primal_update, dp_fednew),
+    "dp-fednew-fc": (primal_update_with_covariance, dp_fednew),
 }
 
 

@@ -171,9 +171,13 @@ class ClientProgram(ABC):
 
     hypers: ClassVar[tuple[str, ...]] = ()
     """Which hyperparameters the clients need."""
-    stateful: ClassVar[bool] = False
     prepares: ClassVar[bool] = False
     """Whether the clients release something once, before the first round."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the clients keep something from round to round."""
+        return False
 
     @property
     def participation(self) -> float:

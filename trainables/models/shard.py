@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -66,6 +67,18 @@ class Shard:
         """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat."""
         scaled = self.x * (bound / self.norm).clamp(max=1) if bound < math.inf else self.x
         return (scaled.mT @ scaled).flatten(1)
+
+    def spectrum(self, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`: found once."""
+        if bound not in self._spectra:
+            gram = self.gram(bound).unflatten(1, (-1, self.x.shape[2])) / self.size
+            values, vectors = torch.linalg.eigh(gram.double())
+            self._spectra[bound] = values.clamp(min=0).to(self.x), vectors.to(self.x)
+        return self._spectra[bound]
+
+    @cached_property
+    def _spectra(self) -> dict[float, tuple[torch.Tensor, torch.Tensor]]:
+        return {}
 
     @property
     def clients(self) -> int:

@@ -1,0 +1,36 @@
+"""DP-FedNew: the clients' own damped Newton directions, held together by ADMM; only d numbers a round are sent."""
+
+from __future__ import annotations
+
+import torch
+
+from trainables.methods.base import ClientRound
+from trainables.methods.fednew import FedNewMethod, PrimalUpdate
+from trainables.models.curvature import by_class, by_row, clipped_hessian_sum
+from trainables.privacy.plan import Level
+
+
+class HessianUpdate(PrimalUpdate):
+    curvature = "the Hessian"
+
+    def solve(self, client: ClientRound, theta: torch.Tensor, right: torch.Tensor, bound: float) -> torch.Tensor:
+        """One lane at a time: its arithmetic does not depend on its neighbours, and one Hessian is in memory."""
+        found = torch.empty_like(right)
+        classes = right.shape[-1] // client.shard.x.shape[2]
+        gamma = (client.hypers["alpha"] + client.hypers["rho"]).double()
+        for lane, weights in enumerate(theta):
+            hessian = (clipped_hessian_sum(client.shard, weights, bound) / client.size).double()
+            hessian.diagonal(dim1=1, dim2=2).add_(gamma[lane])
+            factor, _ = torch.linalg.cholesky_ex(hessian)  # raises nothing where a lane has diverged
+            solution = torch.cholesky_solve(by_class(right[:, lane], classes).double().unsqueeze(2), factor)
+            found[:, lane] = by_row(solution.squeeze(2), classes)
+        return found
+
+
+class DPFedNew(FedNewMethod):
+    name = "dp-fednew"
+    title = "DP-FedNew"
+    paper = "Krouka, Koskela and Kulkarni 2025, PoPETs 2025(1)"
+
+    def update(self, level: Level, hessian_clip: float, duals: bool, scaled: bool) -> PrimalUpdate:
+        return HessianUpdate(level, hessian_clip, duals, scaled)

@@ -1,0 +1,38 @@
+"""DP-FedNew-FC: DP-FedNew with the covariance of the features in the Hessian's place, I kron mean of x x^T.
+
+It depends on no weights: one factorisation serves all lanes and rounds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from trainables.methods.base import ClientRound
+from trainables.methods.fednew import FedNewMethod, PrimalUpdate
+from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.privacy.plan import Level
+
+
+class CovarianceUpdate(PrimalUpdate):
+    curvature = "the covariance"
+
+    def solve(self, client: ClientRound, theta: torch.Tensor, right: torch.Tensor, bound: float) -> torch.Tensor:
+        values, vectors = client.shard.spectrum(math.sqrt(bound))  # ||x x^T||_F = ||x||^2
+        lanes, rows = SHAPES[right.device.type].lanes, vectors.shape[1]
+        classes = right.shape[-1] // rows
+        blocks = to_blocks(right, rows, classes, lanes)
+        gamma = vector_to_blocks((client.hypers["alpha"] + client.hypers["rho"]).squeeze(1), lanes).repeat(1, classes)
+        for block, damping in zip(blocks, gamma, strict=True):
+            block.copy_(vectors @ ((vectors.mT @ block) / (values.unsqueeze(2) + damping)))
+        return from_blocks(blocks, classes, lanes, right.shape[1])
+
+
+class DPFedNewFC(FedNewMethod):
+    name = "dp-fednew-fc"
+    title = "DP-FedNew-FC"
+    paper = "Krouka, Koskela and Kulkarni 2025, PoPETs 2025(1)"
+
+    def update(self, level: Level, hessian_clip: float, duals: bool, scaled: bool) -> PrimalUpdate:
+        return CovarianceUpdate(level, hessian_clip, duals, scaled)

@@ -1,0 +1,55 @@
+"""The Hessian of the softmax head's loss, without a per-example Hessian.
+
+That of one example is A kron x x^T with A = diag(p) - p p^T, and its Frobenius norm is ||A||_F ||x||^2: clipping is a
+factor per row. A is the sum over pairs of classes k < l of p_k p_l (e_k - e_l)(e_k - e_l)^T, so c (c - 1) / 2 weighted
+Gram matrices make up the whole, and no difference of nearly equal numbers is ever taken.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trainables.models.shard import Shard
+
+ROWS = 512  # of a chunk: fixed, since it decides how sums are rounded
+
+
+def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torch.Tensor:
+    """For every client, the sum over the rows of per-example Hessians clipped to Frobenius norm `bound`.
+
+    `theta` is (d,), one lane: its arithmetic cannot depend on others. The sum is (clients, d, d), its indices class by
+    class where the weights' are row by row (see `by_class`).
+    """
+    clients, q = shard.clients, shard.x.shape[2]
+    weights = theta.view(q, -1)
+    c = weights.shape[1]
+    pairs = pairs_of(c).to(theta)
+    first, second = torch.combinations(torch.arange(c, device=theta.device)).unbind(1)
+    grams = torch.zeros(clients, len(pairs) * q, q, dtype=theta.dtype, device=theta.device)
+    for start in range(0, shard.rows, ROWS):
+        x = shard.x[:, start : start + ROWS]
+        p = torch.softmax(x @ weights, dim=2)
+        edges = p[..., first] * p[..., second]
+        norm = torch.linalg.vector_norm(edges @ pairs, dim=2) * x.square().sum(2)
+        edges *= (bound / norm).clamp(max=1).unsqueeze(2)
+        weighted = edges.mT.unsqueeze(2) * x.mT.unsqueeze(1)  # (clients, pairs, q, rows)
+        grams += weighted.flatten(1, 2) @ x
+    blocks = pairs.T @ grams.view(clients, len(pairs), q * q)
+    return blocks.view(clients, c, c, q, q).transpose(2, 3).reshape(clients, c * q, c * q)
+
+
+def pairs_of(classes: int) -> torch.Tensor:
+    """(e_k - e_l)(e_k - e_l)^T of every pair of classes, flat."""
+    unit = torch.eye(classes)
+    difference = torch.stack([unit[k] - unit[m] for k, m in torch.combinations(torch.arange(classes)).tolist()])
+    return (difference.unsqueeze(2) * difference.unsqueeze(1)).flatten(1)
+
+
+def by_class(values: torch.Tensor, classes: int) -> torch.Tensor:
+    """Weights (..., row x class) as (..., class x row)."""
+    return values.unflatten(-1, (-1, classes)).mT.flatten(-2)
+
+
+def by_row(values: torch.Tensor, classes: int) -> torch.Tensor:
+    """The inverse of `by_class`."""
+    return values.unflatten(-1, (classes, -1)).mT.flatten(-2)
