@@ -45,10 +45,11 @@ def to_blocks(theta: torch.Tensor, rows: int, classes: int, lanes: int) -> torch
 
 
 def from_blocks(blocks: torch.Tensor, classes: int, lanes: int, count: int) -> torch.Tensor:
-    """The inverse of `to_blocks`, without the filling."""
+    """The inverse of `to_blocks`, without the filling. Contiguous however many blocks there are: a sum over weights may
+    round by their strides."""
     number, clients, rows, _ = blocks.shape
     whole = blocks.view(number, clients, rows, classes, lanes).permute(1, 0, 4, 2, 3)
-    return whole.reshape(clients, number * lanes, rows * classes)[:, :count]
+    return whole.reshape(clients, number * lanes, rows * classes)[:, :count].contiguous()
 
 
 def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:
