@@ -21,7 +21,7 @@ from trainables.pack import check, plan_of, program_of
 
 BOTH = pytest.mark.parametrize("name", ["dp-fednew", "dp-fednew-fc"])
 SECURE = {"release": "secure-aggregation", "adjacency": "add-remove"}
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 # ---- the Hessian
@@ -126,7 +126,7 @@ def test_agrees_with_the_twin(name, hypers, privacy, small_problem):
 @every_variant
 def test_keeps_the_contract(name, hypers, privacy, small_problem):
     """Alone or together, on one host or three, with or without a restart: the same bits."""
-    drawn = varied_trials(name, small_problem, 20)
+    drawn = varied_trials(name, small_problem, 18)
     trials = [
         t.model_copy(
             update={
@@ -138,7 +138,7 @@ def test_keeps_the_contract(name, hypers, privacy, small_problem):
     ]
     together = small.run(trials, small_problem)
     assert together == small.run(trials, small_problem, hosts=3, restart_at=5)
-    for trial in trials[::6]:
+    for trial in trials[::9]:
         assert small.run([trial], small_problem) == {trial.key: together[trial.key]}
 
 
