@@ -139,7 +139,7 @@ def audit(
 
 def most_visible(method: str) -> dict[str, HyperValue]:
     """Hyperparameters under which the planted record shows most; what else is asked for goes before them."""
-    rates = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1}
+    rates = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
     names = [h.name for h in methods.get(method).hyperparameters]
     return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
 
