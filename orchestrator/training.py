@@ -104,7 +104,6 @@ def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Tr
             hyperparameters=chosen,
             privacy=privacy,
             seed=seed,
-            evaluate_every=entry["evaluate_every"],
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:

@@ -7,6 +7,7 @@ norm ||x||^2 ||A||: both are clipped in closed form. Estimation starts at W = 0.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,10 +117,12 @@ class GLM(ABC):
             for chunk in self._chunks(shard, W, self.dimension):
                 A = self.curvature(chunk.eta)
                 A = A * chunk.factor(bounds[block], chunk.norm**2 * A.square().sum((2, 3)).sqrt())[:, :, None, None]
-                for a in range(k):
-                    for b in range(k):
-                        weighted = chunk.x.unsqueeze(1) * A[:, :, a, b].movedim(2, 1).unsqueeze(3)
-                        total[block][:, :, :, a, :, b] += chunk.x.mT.unsqueeze(1) @ weighted
+                for a, b in itertools.combinations_with_replacement(range(k), 2):
+                    weighted = chunk.x.unsqueeze(1) * A[:, :, a, b].movedim(2, 1).unsqueeze(3)
+                    gram = chunk.x.mT.unsqueeze(1) @ weighted
+                    total[block][:, :, :, a, :, b] += gram
+                    if a != b:
+                        total[block][:, :, :, b, :, a] += gram
         return total.movedim(0, 1).flatten(1, 2)[:, :count].flatten(4, 5).flatten(2, 3)
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -167,10 +170,10 @@ class Multinomial(GLM):
 
     def residual(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         classes = torch.arange(1, self.classes, device=eta.device).view(1, 1, -1, 1)
-        return self._scores(eta).softmax(2)[:, :, 1:] - (y == classes).to(eta)
+        return self._probabilities(eta) - (y == classes).to(eta)
 
     def curvature(self, eta: torch.Tensor) -> torch.Tensor:
-        p = self._scores(eta).softmax(2)[:, :, 1:]
+        p = self._probabilities(eta)
         own = torch.eye(self.columns, device=eta.device, dtype=eta.dtype).unsqueeze(2) * p.unsqueeze(3)
         return own - p.unsqueeze(2) * p.unsqueeze(3)
 
@@ -183,6 +186,10 @@ class Multinomial(GLM):
         scores = self._scores(eta)
         label = y.expand(-1, -1, 1, eta.shape[3])
         return self._of_label(scores, y) > scores.scatter(2, label, -torch.inf).amax(2)
+
+    def _probabilities(self, eta: torch.Tensor) -> torch.Tensor:
+        """Of all classes but the reference."""
+        return eta.sigmoid() if self.columns == 1 else self._scores(eta).softmax(2)[:, :, 1:]
 
     @staticmethod
     def _scores(eta: torch.Tensor) -> torch.Tensor:
