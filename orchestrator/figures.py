@@ -133,7 +133,7 @@ def _by_round(axes: Axes, panel: Panel, method: str, look: dict[str, str]) -> No
     """A line per method; the band is one standard error of the mean over seeds."""
     for cell in _of(panel, method):
         curve = cell.curve
-        _line(axes, list(curve), list(curve.values()), method, {**look, "markevery": 0.1})
+        _line(axes, list(curve), list(curve.values()), method, {**look, "markevery": max(1, len(curve) // 8)})
     axes.set_xlabel("round")
     if max(t for cell in panel.cells for t in cell.curve) > 10 * min(t for cell in panel.cells for t in cell.curve):
         axes.set_xscale("log")

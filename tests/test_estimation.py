@@ -210,7 +210,7 @@ def test_winners_are_chosen_by_their_error(finished):
 
 def test_tables_show_the_error(finished):
     text = (finished / "tables" / "README.md").read_text()
-    assert "Squared error of the estimate" in text
+    assert "Squared error ‖θ − θ" in text
     assert "accuracy" not in text.split("## Words")[0].lower()
     names = {path.name for path in (finished / "tables").iterdir()}
     assert "squared-error-simulated-logistic-2-40-equal-2-explicit.md" in names

@@ -44,7 +44,5 @@ class Objective:
 
 ACCURACY = Objective("accuracy", "accuracy", "Test accuracy", unit=" (%)", lower_is_better=False, form=".2f")
 LOSS = Objective("loss", "loss", "Test loss")
-SQUARED_ERROR = Objective(
-    "squared_error", "squared error", "Squared error of the estimate, ‖θ − θ*‖²", found="against the truth"
-)
+SQUARED_ERROR = Objective("squared_error", "squared error", "Squared error ‖θ − θ*‖²", found="against the truth")
 OBJECTIVES = {objective.metric: objective for objective in (ACCURACY, LOSS, SQUARED_ERROR)}
