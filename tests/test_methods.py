@@ -95,6 +95,7 @@ SETTINGS["dp-fednew"] = SETTINGS["dp-fednew-fc"] = [
 ]
 
 CASES = [(name, hypers) for name, settings in SETTINGS.items() for hypers in settings]
+FEW = "synthetic-frozen:600,100,5,3"  # features, since a Hessian grows with their square
 GLM = "multinomial"  # for methods that are not for softmax heads; test_glm.py holds those against their twins
 every_method = pytest.mark.parametrize("name", METHODS)
 every_method_of_softmax = pytest.mark.parametrize("name", SETTINGS)
@@ -114,7 +115,7 @@ def small_problem(request):
 
 def home(name, **problem):
     softmax = small.problem(**problem)
-    return softmax if name is None or METHODS[name].accepts(softmax.model) else small.problem(model=GLM, **problem)
+    return softmax if name is None or METHODS[name].accepts(softmax.model) else small.problem(FEW, model=GLM, **problem)
 
 
 # ---- agreement with the twin

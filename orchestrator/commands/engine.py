@@ -311,7 +311,8 @@ def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
 @app.command("audit")
 def audit_command(
     method: Annotated[str, typer.Argument(help="See `fedsweep methods`.")],
-    epsilon: Epsilon = 1.0,
+    epsilon: Epsilon = None,
+    mu: Mu = None,
     delta: Delta = 1e-5,
     rounds: Rounds = 3,
     clients: Annotated[int, typer.Option(help="Clients of a sum; seen locally, there is one.")] = 2,
@@ -329,6 +330,7 @@ def audit_command(
     from trainables.audit import CONFIDENCE, audit
     from trainables.privacy.plan import PrivacySettings
 
+    epsilon = _epsilon(epsilon, mu, delta, default=1.0)
     privacy = PrivacySettings(
         epsilon=epsilon, delta=delta, release=release.value, adjacency=adjacency.value, level=level.value
     ).check()
