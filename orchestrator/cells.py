@@ -8,7 +8,7 @@ from functools import cached_property
 
 from orchestrator.study import MethodSettings, Study
 from search_spaces import Configuration, SearchSpace
-from trainables.data import features, partition
+from trainables.data import features, partition, simulated
 from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.pack import check
@@ -25,7 +25,8 @@ class Setting:
     backbone: str
     partition: str
     search: ProblemSpec
-    confirm: ProblemSpec
+    confirm: Mapping[int, ProblemSpec]
+    """By seed: a simulation without a seed of its own is drawn anew for each."""
 
     @property
     def id(self) -> str:
@@ -54,17 +55,18 @@ class Cell:
         return PrivacySettings(epsilon=self.epsilon, **self.study.privacy.model_dump())
 
     def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
-        """A configuration as a trial of a stage; search stages use the search seed."""
-        study, confirm = self.study, stage == "confirm"
-        rounds = {"coarse": study.rounds.coarse, "confirm": study.rounds.confirm}.get(stage, study.rounds.fine)
+        """A configuration as a trial of a stage, by default with the stage's first seed."""
+        study, seeds = self.study, self.study.seeds
+        if seed is None:
+            seed = seeds.confirm[0] if stage == "confirm" else seeds.search
         return TrialSpec.model_construct(  # all parts are checked already, and there may be very many
-            problem=self.setting.confirm if confirm else self.setting.search,
+            problem=self.setting.confirm[seed] if stage == "confirm" else self.setting.search,
             method=self.method.name,
             hyperparameters=METHODS[self.method.name].check(configuration),
             privacy=self._privacy,
-            rounds=rounds,
+            rounds=study.rounds_of(self.method, stage),
             evaluate_every=study.evaluate_every,
-            seed=study.seeds.search if seed is None else seed,
+            seed=seed,
         )
 
 
@@ -86,7 +88,12 @@ class Blueprint:
         fingerprints: dict[str, str] = {}
         cells: list[Cell] = []
         for data in study.data:
-            loaded = features.load(data.source)
+            loaded = features.load(data.source, study.seeds.search)
+            draws = {
+                seed: features.load(data.source, seed) if simulated.drawn_by_seed(data.source) else loaded
+                for seed in study.seeds.confirm
+            }
+            model = loaded.task or "softmax" if study.model == "auto" else study.model
             label = data.label or loaded.name
             name = f"{label} {data.backbone}".strip()
             if name in fingerprints:
@@ -98,13 +105,19 @@ class Blueprint:
                 validation_seed=study.validation.seed,
             )
             for text in study.partitions:
-                dealt = partition.parse(text, clients=study.clients, seed=study.seeds.partition)
+                dealt = study.partition(text, loaded.clients)
                 search = ProblemSpec(
-                    data=content, partition=dealt, model=study.model, train_on="train", evaluate_on="validation"
+                    data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
                 )
-                confirm = search.model_copy(update={"train_on": study.confirm_train_on, "evaluate_on": "test"})
-                for spec in (search, confirm):
-                    problems[spec.key] = Problem.prepare(loaded, spec)
+                problems[search.key] = Problem.prepare(loaded, search)
+                confirm = {}
+                for seed, drawn in draws.items():
+                    of_draw = content.model_copy(update={"fingerprint": drawn.fingerprint})
+                    judged = {"data": of_draw, "train_on": study.confirm_train_on, "evaluate_on": "test"}
+                    spec = confirm[seed] = search.model_copy(update=judged)
+                    if spec.key not in problems:
+                        problems[spec.key] = Problem.prepare(drawn, spec)
+                _check_objective(problems[search.key], study)
                 setting = Setting(label, data.backbone, partition.show(dealt), search, confirm)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
@@ -114,3 +127,14 @@ class Blueprint:
                     for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
                         check(trial, problems[trial.problem.key])
         return blueprint
+
+    @property
+    def most_clients(self) -> int:
+        return max(len(problem.partition.rows) for problem in self.problems.values())
+
+
+def _check_objective(problem: Problem, study: Study) -> None:
+    if study.objective == "squared_error" and problem.truth is None:
+        raise UserError(f"objective = 'squared_error': data {problem.data.name} has no truth for {problem.spec.model}")
+    if study.objective == "accuracy" and problem.data.task == "poisson":
+        raise UserError(f"objective = 'accuracy': the labels of data {problem.data.name} are counts, not classes")

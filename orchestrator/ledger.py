@@ -86,6 +86,12 @@ class Row:
     def trial(self) -> TrialSpec:
         return TrialSpec.model_validate_json(self.spec)
 
+    def score(self, metric: str) -> float | None:
+        """A metric after the last round of a trial that ran to its end."""
+        if metric in ("accuracy", "loss"):
+            return self.accuracy if metric == "accuracy" else self.loss
+        return self.metrics.get(metric, {}).get(self.rounds) if self.state == "done" else None
+
     def values(self) -> tuple[Any, ...]:
         metrics = json.dumps(self.metrics, separators=(",", ":"))
         epsilons = (self.epsilon_claimed, self.epsilon_local, self.epsilon_secure, self.epsilon_unsampled)
@@ -202,10 +208,14 @@ class Ledger:
                 (row.values() for row in rows),
             )
 
-    def outcomes(self) -> dict[str, tuple[str, float | None, float | None]]:
-        """State, accuracy and loss of every trial that has ended: what selection needs, and cheap for many."""
-        found = self._db.execute("SELECT key, state, accuracy, loss FROM trials")
-        return {key: (state, accuracy, loss) for key, state, accuracy, loss in found}
+    def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
+        """State, score by this metric and loss of every trial that has ended: what selection needs, and cheap for many
+        where the metric has a column."""
+        if metric in ("accuracy", "loss"):
+            found = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials")
+            return {key: (state, score, loss) for key, state, score, loss in found}
+        rows = (Row.read(values) for values in self._db.execute(f"SELECT {COLUMNS} FROM trials"))
+        return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
     def rows(self, keys: Iterable[str]) -> dict[str, Row]:
         """The rows of these trials, as far as they have ended."""

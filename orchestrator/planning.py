@@ -56,7 +56,7 @@ class Plan:
 
 def plan(study: Study) -> Plan:
     blueprint = Blueprint.draw(study)
-    size = capacity(local_resources(), study.resources, study.clients)
+    size = capacity(local_resources(), study.resources, blueprint.most_clients)
     searches = [
         CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
         for cell in blueprint.cells

@@ -15,6 +15,7 @@ from rich.text import Text
 from orchestrator.console import emit_json, stderr
 from orchestrator.packing import Capacity
 from orchestrator.search import SEARCH_STAGES, CellSearch, Sweep, search_budget
+from orchestrator.selection import rank
 
 
 class Running(Protocol):
@@ -51,12 +52,11 @@ class Standing:
         for search in sweep.searches:
             study = search.cell.study
             expected = expected_trials(search)
-            rounds = {"coarse": study.rounds.coarse, "confirm": study.rounds.confirm}
             for stage, count in expected.items():
                 finished = stage_count(search, stage, sweep).done
                 done += finished
                 total += count
-                left += (count - finished) * rounds.get(stage, study.rounds.fine)
+                left += (count - finished) * study.rounds_of(search.cell.method, stage)
         return cls(done, total, left)
 
 
@@ -201,13 +201,13 @@ def _trouble(running: Running) -> str:
 
 
 def standing_table(sweep: Sweep) -> Table:
-    """Cells by stages with the best validation accuracy so far."""
+    """Cells by stages with the best validation score so far."""
     stages = [stage for way in sweep.blueprint.study.search.ways for stage in SEARCH_STAGES[way]]
     table = Table(box=None, pad_edge=False)
     table.add_column("cell")
     for stage in (*stages, "confirm"):
         table.add_column(stage, justify="right")
-    table.add_column("best validation %", justify="right")
+    table.add_column(f"best validation {sweep.blueprint.study.judged_by.short}", justify="right")
     for search in sweep.searches:
         counts = [str(stage_count(search, stage, sweep)) for stage in (*stages, "confirm")]
         table.add_row(Text(search.name), *counts, best_so_far(search, sweep))
@@ -216,9 +216,10 @@ def standing_table(sweep: Sweep) -> Table:
 
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
     found = [
-        sweep.outcomes[key][1] or 0.0
+        sweep.outcomes[key]
         for stage in SEARCH_STAGES[search.way]
         for key in search.stages.get(stage, [])
         if key in sweep.outcomes and sweep.outcomes[key][0] == "done"
     ]
-    return f"{max(found):.2f}" if found else "·"
+    objective = sweep.blueprint.study.judged_by
+    return objective.shown(min(found, key=lambda outcome: rank(outcome, objective))[1] or 0.0) if found else "·"

@@ -178,7 +178,8 @@ class Conductor(Searcher):
 
     def _record(self, rows: list[Row]) -> None:
         self.sweep.ledger.add(rows)  # on the disk first, then in the plan
-        self.sweep.ended({row.key: (row.state, row.accuracy, row.loss) for row in rows})
+        metric = self.sweep.blueprint.study.objective
+        self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
         self._on_change(self)
 
 

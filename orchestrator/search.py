@@ -18,6 +18,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.selection import Choice, Outcome, choose
 from search_spaces import Configuration, SearchSpace
 from trainables.errors import UserError
+from trainables.objective import ACCURACY
 from trainables.spec import TrialSpec
 
 SEARCH_STAGES = {"grid": ("coarse", "fine"), "optuna": ("optuna",)}
@@ -52,7 +53,7 @@ class CellSearch:
                     [self.cell.trial("coarse", c) for c in self.cell.space.grid(self.cell.space.coarse)]
                 )
             if "fine" not in self.stages:
-                winner = choose(self.stages["coarse"], outcomes, self._rows)
+                winner = choose(self.stages["coarse"], outcomes, self._rows, self.cell.study.judged_by)
                 if winner is None:
                     return "confirm", []
                 configuration = known[winner.key].hyperparameters
@@ -73,7 +74,7 @@ class CellSearch:
     def choice(self, outcomes: dict[str, Outcome]) -> Choice | None:
         """The best over all search stages: a fine grid may lie beside what the coarse one found."""
         keys = [key for stage in SEARCH_STAGES[self.way] for key in self.stages.get(stage, [])]
-        return choose(keys, outcomes, self._rows)
+        return choose(keys, outcomes, self._rows, self.cell.study.judged_by)
 
     def _with_stop_rule(self, trials: list[TrialSpec]) -> list[TrialSpec]:
         """Early stopping compares a trial with its company, so the company is part of what the trial is."""
@@ -82,6 +83,8 @@ class CellSearch:
             return trials
         company = hashlib.sha256("".join(trial.key for trial in trials).encode()).hexdigest()[:16]
         rule = f"halving:{','.join(map(str, halving.rounds))}:{halving.keep:g}:{company}"
+        objective = self.cell.study.judged_by
+        rule += "" if objective is ACCURACY else f":{objective.metric}"
         return [trial.model_copy(update={"stop_rule": rule}) for trial in trials]
 
 
@@ -108,9 +111,9 @@ class _OptunaSearch:
 
     def _tell(self, outcomes: dict[str, Outcome]) -> None:
         for asked, trial in self._asked[self._told :]:
-            state, accuracy, _ = outcomes[trial.key]
-            if state == "done" and accuracy is not None:
-                self.study.tell(asked, accuracy)
+            state, score, _ = outcomes[trial.key]
+            if state == "done" and score is not None:
+                self.study.tell(asked, -self.cell.study.judged_by.cost(score))
             else:
                 self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
         self._told = len(self._asked)
@@ -145,7 +148,9 @@ class Sweep:
         self._open: dict[str, list[CellSearch]] = defaultdict(list)
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
-        self.outcomes: dict[str, Outcome] = _without_passing_failures(ledger.outcomes(), self._recorded)
+        self.outcomes: dict[str, Outcome] = _without_passing_failures(
+            ledger.outcomes(blueprint.study.objective), self._recorded
+        )
         self.searches = [
             CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
             for cell in blueprint.cells

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainables.objective import ACCURACY, Objective
+
 Outcome = tuple[str, float | None, float | None]
-"""State, accuracy in percent, loss: on the validation rows, after the last round."""
+"""State, score (what the study's objective measures), loss: on the validation rows, after the last round."""
 
 
 @dataclass(frozen=True)
@@ -15,31 +17,33 @@ class Choice:
     """The winner among the trials of a search."""
 
     key: str
-    accuracy: float
+    score: float
     trials: int
     diverged: int
-    within_standard_error: int
-    """Configurations, the winner among them, that the validation rows cannot tell from the winner."""
+    within_standard_error: int | None
+    """Configurations, the winner among them, that the validation rows cannot tell from the winner; None where the
+    score has no standard error."""
 
 
-def rank(outcome: Outcome) -> tuple[float, float]:
-    """Smaller is better: accuracy first, then loss. What did not run to its end comes last."""
-    state, accuracy, loss = outcome
-    if state != "done" or accuracy is None or loss is None:
+def rank(outcome: Outcome, objective: Objective = ACCURACY) -> tuple[float, float]:
+    """Smaller is better: score first, then loss. What did not run to its end comes last."""
+    state, score, loss = outcome
+    if state != "done" or score is None or loss is None:
         return (math.inf, math.inf)
-    return (-accuracy, loss)
+    return (objective.cost(score), loss)
 
 
-def choose(keys: Sequence[str], outcomes: Mapping[str, Outcome], rows: int) -> Choice | None:
-    """The best by validation accuracy; ties by validation loss, then by grid order. None if nothing ran to its end."""
+def choose(
+    keys: Sequence[str], outcomes: Mapping[str, Outcome], rows: int, objective: Objective = ACCURACY
+) -> Choice | None:
+    """The best by validation score; ties by validation loss, then by grid order. None if nothing ran to its end."""
     distinct = list(dict.fromkeys(keys))
     done = [key for key in distinct if outcomes[key][0] == "done"]
     if not done:
         return None
-    winner = min(done, key=lambda key: rank(outcomes[key]))  # min keeps the first of equals: grid order
+    winner = min(done, key=lambda key: rank(outcomes[key], objective))  # min keeps the first of equals: grid order
     best = outcomes[winner][1] or 0.0
-    share = best / 100
-    error = 100 * math.sqrt(share * (1 - share) / rows)
-    near = sum(1 for key in done if (outcomes[key][1] or 0.0) >= best - error)
+    error = objective.standard_error(best, rows)
+    near = None if error is None else sum(1 for key in done if (outcomes[key][1] or 0.0) >= best - error)
     diverged = sum(1 for key in distinct if outcomes[key][0] == "diverged")
     return Choice(winner, best, len(distinct), diverged, near)

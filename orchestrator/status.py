@@ -12,28 +12,25 @@ from orchestrator.ledger import Ledger
 from orchestrator.search import SEARCH_STAGES, search_budget
 from orchestrator.study import Study
 from trainables.errors import UserError
+from trainables.objective import OBJECTIVES
 
 STAGES = ("coarse", "fine", "optuna", "confirm")
 
 
 def read(folder: Path) -> dict[str, Any]:
     with Ledger.read(folder) as ledger:
-        recorded, stages, outcomes, failures = (
-            ledger.study(),
-            ledger.stages(),
-            ledger.outcomes(),
-            ledger.failures(),
-        )
+        recorded, stages = ledger.study(), ledger.stages()
+        if recorded is None:
+            raise UserError(f"result folder {folder} holds no study yet")
+        study = Study.model_validate_json(recorded[0])
+        outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
         failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
         reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
-    if recorded is None:
-        raise UserError(f"result folder {folder} holds no study yet")
-    study = Study.model_validate_json(recorded[0])
-    cells = []
+    objective, cells = study.judged_by, []
     for cell, way in dict.fromkeys((cell, way) for cell, way, _ in stages):
         opened = {stage: stages[cell, way, stage] for stage in STAGES if (cell, way, stage) in stages}
         searched = [key for stage in SEARCH_STAGES[way] for key in opened.get(stage, [])]
-        accuracies = [outcomes[key][1] for key in searched if key in outcomes and outcomes[key][1] is not None]
+        scores = [score for key in searched if key in outcomes and (score := outcomes[key][1]) is not None]
         cells.append(
             {
                 "cell": cell,
@@ -42,7 +39,7 @@ def read(folder: Path) -> dict[str, Any]:
                     stage: {"done": sum(key in outcomes for key in keys), "total": len(keys)}
                     for stage, keys in opened.items()
                 },
-                "best_validation_accuracy": max(accuracies, default=None),  # type: ignore[type-var]
+                f"best_validation_{objective.metric}": min(scores, key=objective.cost, default=None),
             }
         )
     expected = len(study.data) * len(study.partitions) * len(study.methods) * len(study.epsilons)
@@ -50,6 +47,7 @@ def read(folder: Path) -> dict[str, Any]:
     states = Counter(state for state, _, _ in outcomes.values())
     return {
         "study": study.name,
+        "objective": study.objective,
         "finished": ended == expected * len(study.search.ways),
         "running": _holder(folder),
         "cells_ended": ended,
@@ -97,19 +95,22 @@ def _holder(folder: Path) -> str | None:
 
 
 def as_text(found: dict[str, Any]) -> str:
+    objective = OBJECTIVES[found["objective"]]
     state = "finished" if found["finished"] else f"running ({found['running']})" if found["running"] else "not finished"
     lines = [f"study {found['study']}: {state}, {found['cells_ended']} of {found['cells_total']} cells ended"]
     lines.append("trials: " + (", ".join(f"{count} {name}" for name, count in found["trials"].items()) or "none"))
     shown = [stage for stage in STAGES if any(stage in cell["stages"] for cell in found["cells"])]
     width = max((len(_name(cell)) for cell in found["cells"]), default=4)
-    lines.append(f"{'cell':<{width}}  " + "".join(f"{stage:>10}" for stage in shown) + "  best validation %")
+    lines.append(
+        f"{'cell':<{width}}  " + "".join(f"{stage:>10}" for stage in shown) + f"  best validation {objective.short}"
+    )
     for cell in found["cells"]:
         counts = [cell["stages"].get(stage) for stage in shown]
-        best = cell["best_validation_accuracy"]
+        best = cell[f"best_validation_{objective.metric}"]
         lines.append(
             f"{_name(cell):<{width}}  "
             + "".join(f"{_count(c):>10}" for c in counts)
-            + (f"  {best:.2f}" if best is not None else "  ·")
+            + (f"  {objective.shown(best)}" if best is not None else "  ·")
         )
     lines += [f"retried: a pack of {retry['trials']} trials: {retry['reason']}" for retry in found["retries"]]
     lines += [f"failed: trial {key}: {reason}" for key, reason in found["failed"].items()]

@@ -19,8 +19,10 @@ from search_spaces import SearchSpace
 from trainables.data import partition
 from trainables.errors import UserError
 from trainables.methods import METHODS
+from trainables.objective import OBJECTIVES, Objective
+from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.plan import Adjacency, Level, Release
-from trainables.spec import HyperValue
+from trainables.spec import HyperValue, PartitionSpec
 
 Stage = Literal["coarse", "fine", "optuna", "confirm"]
 
@@ -47,6 +49,8 @@ class MethodSettings(Settings):
 
     name: str
     label: str = Field(default="", max_length=60)
+    rounds: int | None = Field(default=None, ge=1, le=10**6)
+    """Of all its stages, where they are not the study's: methods differ in how many they need."""
     fixed: dict[str, HyperValue] = {}
     coarse: dict[str, list[HyperValue]] = {}
     fine: dict[str, list[HyperValue]] = {}
@@ -180,9 +184,13 @@ class Study(Settings):
     description: str = ""
     data: list[DataSettings] = Field(min_length=1)
     partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
-    clients: int = Field(default=20, ge=1)
+    clients: int | Literal["auto"] = 20
+    """auto: as many as the data set names."""
     model: str = "softmax"
-    """The head that is trained on the features: softmax, or mlp:HIDDEN with one hidden layer."""
+    """The head that is trained on the features: softmax, mlp:HIDDEN with one hidden layer, or a generalised linear
+    model; auto: the one that simulated data were drawn from."""
+    objective: Literal["accuracy", "loss", "squared_error"] = "accuracy"
+    """The metric that configurations are chosen by and that tables show; trainables/objective.py says more of it."""
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     privacy: PrivacyStudySettings = PrivacyStudySettings()
@@ -202,6 +210,24 @@ class Study(Settings):
     def _all_methods(cls, value: Any) -> Any:
         return list(METHODS) if value == "all" else value
 
+    @field_validator("clients")
+    @classmethod
+    def _some_clients(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} is less than 1")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mu(cls, value: Any) -> Any:
+        """A budget may be stated as mu: "mu=1" is the eps that 1-GDP has at the study's delta."""
+        if not isinstance(value, dict) or not isinstance(value.get("epsilons"), list):
+            return value
+        privacy = value.get("privacy")
+        delta = privacy.get("delta") if isinstance(privacy, dict) else None
+        usable = delta if isinstance(delta, float) and 0 < delta < 1 else PrivacyStudySettings().delta
+        return {**value, "epsilons": [_epsilon(budget, usable) for budget in value["epsilons"]]}
+
     @field_validator("epsilons")
     @classmethod
     def _positive(cls, values: list[float]) -> list[float]:
@@ -215,9 +241,10 @@ class Study(Settings):
     @model_validator(mode="after")
     def _stops_where_it_looks(self) -> Study:
         halving = self.search.early_stopping
+        fewest = min(self.rounds_of(method, stage) for method in self.methods for stage in ("coarse", "fine"))
         for t in halving.rounds if halving else []:
-            if t >= min(self.rounds.coarse, self.rounds.fine):
-                raise ValueError(f"early_stopping at round {t}, but a search has only {self.rounds.coarse} rounds")
+            if t >= fewest:
+                raise ValueError(f"early_stopping at round {t}, but a search has only {fewest} rounds")
             if t < 1 or t % self.evaluate_every != 0:
                 raise ValueError(
                     f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds"
@@ -227,7 +254,7 @@ class Study(Settings):
     @model_validator(mode="after")
     def _partitions_are_distinct(self) -> Study:
         try:
-            parsed = [partition.parse(text, clients=self.clients, seed=0) for text in self.partitions]
+            parsed = [self.partition(text) for text in self.partitions]
         except UserError as error:
             raise ValueError(str(error)) from None
         for text, spec in zip(self.partitions, parsed, strict=True):
@@ -245,6 +272,25 @@ class Study(Settings):
             raise ValueError(f"compare_to = {self.compare_to!r} is none of the methods: {', '.join(shown)}")
         return self
 
+    def partition(self, text: str, named: int | None = None) -> PartitionSpec:
+        """One of the partitions; `named`: how many clients the data set names."""
+        clients = (named or 1) if self.clients == "auto" else self.clients
+        return partition.parse(text, clients=clients, seed=self.seeds.partition)
+
+    def rounds_of(self, method: MethodSettings, stage: str) -> int:
+        if method.rounds is not None:
+            return method.rounds
+        return {"coarse": self.rounds.coarse, "confirm": self.rounds.confirm}.get(stage, self.rounds.fine)
+
+    @property
+    def last_round(self) -> int:
+        """Of the confirm runs that last longest."""
+        return max(self.rounds_of(method, "confirm") for method in self.methods)
+
+    @property
+    def judged_by(self) -> Objective:
+        return OBJECTIVES[self.objective]
+
     @property
     def reference(self) -> MethodSettings:
         """The method that the others are compared with."""
@@ -252,6 +298,15 @@ class Study(Settings):
             if self.compare_to in (method.shown, method.name):
                 return method
         return self.methods[-1]
+
+
+def _epsilon(budget: Any, delta: float) -> Any:
+    if not isinstance(budget, str) or not budget.startswith("mu="):
+        return budget
+    try:
+        return epsilon_of(float(budget.removeprefix("mu=")), delta)
+    except (ValueError, UserError) as error:
+        raise ValueError(f"budget {budget!r} is not mu=NUMBER: {error}") from None
 
 
 # ---- reading

@@ -36,7 +36,9 @@ def run(study: Study, source: str, folder: Path, view: View, address: str | None
     """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables."""
     blueprint = Blueprint.draw(study)
     if address is None:
-        capacity(local_resources(), study.resources, study.clients)  # what does not fit is said before Ray starts
+        capacity(
+            local_resources(), study.resources, blueprint.most_clients
+        )  # what does not fit is said before Ray starts
     try:
         return _run(blueprint, source, folder, view, address)
     except (sqlite3.Error, OSError) as error:
@@ -54,7 +56,7 @@ def _run(blueprint: Blueprint, source: str, folder: Path, view: View, address: s
         if not sweep.finished:
             view.starting(sweep)
             with connected(address):
-                size = capacity(runner.node_resources(), study.resources, study.clients)
+                size = capacity(runner.node_resources(), study.resources, blueprint.most_clients)
                 view.started(sweep, size)
                 with view:
                     runner.run(sweep, size, view.changed)
@@ -90,7 +92,7 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
     for cell in blueprint.cells:
         setting = cell.setting
         facts[f"validation_rows:{setting.id}"] = len(blueprint.problems[setting.search.key].y_eval)
-        facts[f"test_rows:{setting.id}"] = len(blueprint.problems[setting.confirm.key].y_eval)
+        facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
     ledger.add_facts(facts)
     write_text(folder / "study.yaml", source)
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from orchestrator.cluster import connected
 from trainables import methods
-from trainables.data import features
+from trainables.data import features, simulated
 from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
@@ -82,9 +82,12 @@ def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Tr
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
         privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
         dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=entry["partition_seed"])
-        loaded = features.load(source or entry["data"])
+        name = source or entry["data"]
+        loaded = features.load(name, entry["seeds"][0])
         if loaded.fingerprint != entry["fingerprint"]:
-            raise UserError(f"data {source or entry['data']} has other content than the sweep's")
+            raise UserError(f"data {name} has other content than the sweep's")
+        if simulated.drawn_by_seed(name):
+            loaded = features.load(name, seed)
         names = (
             "validation_fraction",
             "validation_seed",
@@ -101,7 +104,6 @@ def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Tr
             hyperparameters=chosen,
             privacy=privacy,
             seed=seed,
-            evaluate_every=entry["evaluate_every"],
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:

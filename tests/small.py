@@ -23,6 +23,7 @@ def problem(
     clients: int = 5,
     train_on: str = "all",
     evaluate_on: str = "test",
+    model: str = "softmax",
 ) -> Problem:
     loaded = features.load(data)
     spec = ProblemSpec(
@@ -30,6 +31,7 @@ def problem(
         partition=partitions.parse(partition, clients=clients, seed=42),
         train_on=train_on,
         evaluate_on=evaluate_on,
+        model=model,
     )
     return Problem.prepare(loaded, spec)
 
@@ -88,4 +90,4 @@ def weights_after(rounds: int, trials, of: Problem, hosts: int = 1, device: str 
     server.open(trials, in_process(of))
     server.advance(rounds)
     rows = {t.key: row for t, row in zip(server.trials, server.theta.cpu().numpy(), strict=True)}
-    return np.stack([rows[t.key].reshape(of.model.rows, of.model.classes) for t in trials]), server
+    return np.stack([rows[t.key].reshape(of.model.rows, -1) for t in trials]), server

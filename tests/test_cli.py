@@ -78,7 +78,7 @@ BAD_FILES = {
 }
 
 BAD_FLAGS = {
-    "unknown method": ("--method dp-fedsgd", "method = 'dp-fedsgd'"),
+    "unknown method": ("--method dp-fedbgd", "method = 'dp-fedbgd'"),
     "unknown key": ("--method dp-fedgd --set rho=1", "'rho'"),
     "key without value": ("--set rho", "'rho'"),
     "key given twice": ("--set rho=1 --set rho=2", "'rho'"),

@@ -322,6 +322,7 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "privacy.adjacency": (TEXT + "privacy: {adjacency: add-remove}\n", "'add-remove'", "'replace-one'"),
     "privacy.level": (TEXT + "privacy: {level: user}\n", "'user'", "'record'"),
     "model": (TEXT + "model: mlp:8\n", "'mlp:8'", "'softmax'"),
+    "objective": (TEXT + "objective: loss\n", "'loss'", "'accuracy'"),
     "rounds.coarse": (TEXT + "rounds: {coarse: 60}\n", 60, 50),
     "rounds.fine": (TEXT + "rounds: {fine: 60}\n", 60, 50),
     "rounds.confirm": (TEXT + "rounds: {confirm: 80}\n", 80, 70),

@@ -103,9 +103,9 @@ class Client:
             total += clipped(gradient(W, with_constant(x), label), self.clip)
         return total
 
-    def noisy_gradient(self, W, t, step=0):
+    def noisy_gradient(self, W, t, step=0, purpose="gradient"):
         """u_i(W)."""
-        return (self.clipped_gradient_sum(W) + self.noise(W.shape, t, step)) / len(self)
+        return (self.clipped_gradient_sum(W) + self.noise(W.shape, t, step, purpose)) / len(self)
 
     def mean_loss(self, W):
         return mean_loss(W, self.rows, self.labels)
@@ -123,11 +123,11 @@ def one_gradient(client, W, t, hypers, server):
     return client.noisy_gradient(W, t)
 
 
-def local_steps(client, W, t, hypers, server, correction=lambda y: 0.0):
+def local_steps(client, W, t, hypers, server, correction=lambda y: 0.0, purpose="gradient"):
     """K steps y -= eta_c (u_i(y) + correction) from y = W, noise anew in every step."""
     y = W
     for step in range(hypers["local_steps"]):
-        y = y - hypers["client_learning_rate"] * (client.noisy_gradient(y, t, step) + correction(y))
+        y = y - hypers["client_learning_rate"] * (client.noisy_gradient(y, t, step, purpose) + correction(y))
     return y - W
 
 
@@ -323,9 +323,22 @@ def dp_fedsofim(
     return W - learning_rate * (step + weight_decay * W)
 
 
+def fedavg_then_gradient(client, W, t, hypers, server):
+    """K noisy steps in the first rounds, with noise of their own scale, then one gradient a round."""
+    if t > hypers["fedavg_rounds"]:
+        return one_gradient(client, W, t, hypers, server)
+    return local_steps(client, W, t, hypers, server, purpose="start")
+
+
+def dp_fedhybrid(W, G, t, state, *, learning_rate, fedavg_rounds, **client_side):
+    return W + G if t <= fedavg_rounds else W - learning_rate * G
+
+
 # method: what a client releases, what the server does with it
 METHODS = {
     "dp-fedgd": (one_gradient, dp_fedgd),
+    "dp-fedsgd": (one_gradient, dp_fedgd),
+    "dp-fedhybrid": (fedavg_then_gradient, dp_fedhybrid),
     "dp-fedavg": (local_steps, dp_fedavg),
     "dp-adafedprox": (proximal_steps, dp_fedavg),
     "dp-scaffold": (controlled_steps, dp_scaffold),

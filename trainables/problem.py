@@ -39,6 +39,11 @@ class Problem:
     def model(self) -> Model:
         return models.parse(self.spec.model, features=self.data.features, classes=self.data.classes)
 
+    @property
+    def truth(self) -> NDArray[np.float64] | None:
+        """The weights that the labels were drawn from, where they were drawn from this very model."""
+        return self.data.truth if self.spec.model == self.data.task else None
+
 
 @dataclass(frozen=True)
 class Shipment:
@@ -53,6 +58,7 @@ class Shipment:
     rows: Any
     x_eval: Any
     y_eval: Any
+    truth: NDArray[np.float64] | None = None
 
 
 def fetch(value: Any) -> Any:
@@ -82,6 +88,7 @@ class Shipper:
                 ray.put(problem.partition.rows),
                 ray.put(problem.x_eval),
                 ray.put(problem.y_eval),
+                problem.truth,
             )
         return self._shipped[key]
 
@@ -97,4 +104,5 @@ def in_process(problem: Problem) -> Shipment:
         problem.partition.rows,
         problem.x_eval,
         problem.y_eval,
+        problem.truth,
     )

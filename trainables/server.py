@@ -34,7 +34,8 @@ METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "no
 
 @dataclass
 class LaneResult:
-    """What is known of a trial so far. `metrics` are by round; accuracy and shares are in percent."""
+    """What is known of a trial so far. `metrics` are by round; accuracy and shares are in percent. Where the truth is
+    known there is also `squared_error`, the squared distance of the weights from it."""
 
     key: str
     state: str = "running"
@@ -195,12 +196,17 @@ class Server:
 
     def _note(self, name: str, values: torch.Tensor) -> None:
         for trial, value in zip(self.trials, values.tolist(), strict=True):
-            self.results[trial.key].metrics[name][self.t] = value
+            self.results[trial.key].metrics.setdefault(name, {})[self.t] = value
 
     def _evaluate(self, last: bool) -> None:
         shard = self._evaluation_shard()
         loss, correct = self.shipment.model.evaluate(shard, self.theta)
         self._note("loss", loss)
+        if self.shipment.truth is not None:
+            truth = torch.from_numpy(self.shipment.truth).to(self.device).flatten()
+            self._note("squared_error", (self.theta.double() - truth).square().sum(1))
+        if correct is None:
+            return
         # a count first: an average of single-precision ones would round
         self._note("accuracy", 100 * correct.sum(1).double() / shard.rows)
         if last and self.trials[0].problem.evaluate_on == "test":

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from trainables.objective import ACCURACY, OBJECTIVES
 from trainables.server import LaneResult
 from trainables.spec import TrialSpec
 
@@ -20,10 +21,15 @@ def lanes_to_stop(trials: Sequence[TrialSpec], lanes: Sequence[LaneResult], t: i
             companies[trial.stop_rule].append(trial)
     stop: list[str] = []
     for rule, members in companies.items():
-        _, rounds, keep, _ = rule.split(":")
+        _, rounds, keep, _, *metric = rule.split(":")
         if str(t) not in rounds.split(","):
             continue
         running = [trial.key for trial in members if by_key[trial.key].state == "running"]
-        ranked = sorted(running, key=lambda key: (-by_key[key].metrics["accuracy"][t], by_key[key].metrics["loss"][t]))
+        objective = OBJECTIVES[metric[0]] if metric else ACCURACY
+        costs = {
+            key: (objective.cost(by_key[key].metrics[objective.metric][t]), by_key[key].metrics["loss"][t])
+            for key in running
+        }
+        ranked = sorted(running, key=lambda key: costs[key])
         stop += ranked[max(1, math.ceil(len(ranked) * float(keep))) :]
     return stop

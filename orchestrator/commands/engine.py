@@ -26,6 +26,7 @@ from orchestrator.commands.options import (
     Level,
     LevelModel,
     ModelText,
+    Mu,
     PartitionSeed,
     PartitionText,
     Release,
@@ -82,7 +83,8 @@ def methods_command(json: Json = False) -> None:
 
 @app.command()
 def calibrate(
-    epsilon: Epsilon,
+    epsilon: Epsilon = None,
+    mu: Mu = None,
     delta: Delta = 1e-5,
     rounds: Rounds = 70,
     clients: Clients = 20,
@@ -96,6 +98,7 @@ def calibrate(
 
     in_range(1, 10**6, rounds=rounds)
     in_range(1, 10**7, clients=clients)
+    epsilon = _epsilon(epsilon, mu, delta)
     settings = PrivacySettings(
         epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
     ).check()
@@ -165,7 +168,8 @@ def partition_command(
 def train(
     data: Annotated[str | None, typer.Option(help=f"{DATA_HELP}  [default: synthetic-frozen]")] = None,
     method: Annotated[str, typer.Option(help="See `fedsweep methods`.")] = "dp-fedsofim",
-    epsilon: Epsilon = 10.0,
+    epsilon: Epsilon = None,
+    mu: Mu = None,
     delta: Delta = 1e-5,
     rounds: Rounds = 70,
     clients: Clients = 20,
@@ -211,7 +215,7 @@ def train(
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
         privacy = PrivacySettings(
-            epsilon=epsilon,
+            epsilon=_epsilon(epsilon, mu, delta, default=10.0),
             delta=delta,
             clip=clip,
             release=release.value,
@@ -223,7 +227,7 @@ def train(
             in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
         chosen = methods.get(method).check(_key_values(settings or []))  # cheap mistakes first: data take a while
         training = trainings.prepare(
-            features.load(data or "synthetic-frozen"),
+            features.load(data or "synthetic-frozen", seed),
             partition=dealt,
             model=model,
             validation_fraction=validation_fraction,
@@ -287,6 +291,7 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
 def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
     table = Table(title=f"{method}, judged on the {evaluated_on} set", title_justify="left")
     headings = {
+        "squared_error": "squared error",
         "accuracy": "accuracy %",
         "loss": "loss",
         "train_loss": "train loss",
@@ -294,18 +299,20 @@ def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
         "signal_norm": "signal norm",
         "noise_norm": "noise norm",
     }
+    measured = [name for name in headings if result.metrics.get(name)]
     table.add_column("round", justify="right")
-    for heading in headings.values():
-        table.add_column(heading, justify="right")
-    for t in result.metrics["accuracy"]:
-        table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in headings))
+    for name in measured:
+        table.add_column(headings[name], justify="right")
+    for t in result.metrics["loss"]:
+        table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in measured))
     stderr.print(table)
 
 
 @app.command("audit")
 def audit_command(
     method: Annotated[str, typer.Argument(help="See `fedsweep methods`.")],
-    epsilon: Epsilon = 1.0,
+    epsilon: Epsilon = None,
+    mu: Mu = None,
     delta: Delta = 1e-5,
     rounds: Rounds = 3,
     clients: Annotated[int, typer.Option(help="Clients of a sum; seen locally, there is one.")] = 2,
@@ -323,6 +330,7 @@ def audit_command(
     from trainables.audit import CONFIDENCE, audit
     from trainables.privacy.plan import PrivacySettings
 
+    epsilon = _epsilon(epsilon, mu, delta, default=1.0)
     privacy = PrivacySettings(
         epsilon=epsilon, delta=delta, release=release.value, adjacency=adjacency.value, level=level.value
     ).check()
@@ -377,6 +385,21 @@ def bench(
     report = run_bench(quick, stderr.print)
     if json:
         emit_json(report)
+
+
+def _epsilon(epsilon: float | None, mu: float | None, delta: float, default: float | None = None) -> float:
+    """The budget, stated as eps or as mu."""
+    if mu is not None:
+        from trainables.privacy.gaussian import epsilon_of
+
+        if epsilon is not None:
+            raise UserError(f"epsilon = {epsilon:g} and mu = {mu:g} state the budget twice")
+        in_range(0, math.inf, open_low=True, mu=mu)
+        return epsilon_of(mu, delta)
+    stated = default if epsilon is None else epsilon
+    if stated is None:
+        raise UserError("the budget is missing; state it with --epsilon or --mu")
+    return stated
 
 
 def _key_values(pairs: list[str]) -> dict[str, Any]:

@@ -34,16 +34,23 @@ class EvaluateOn(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on standard output.")]
-DATA_HELP = "An .npz file of features, synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES] or synthetic:ALPHA,BETA."
+DATA_HELP = (
+    "An .npz file of features, synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES] or synthetic:ALPHA,BETA; or "
+    "simulated:TASK,CLIENTS,MEAN_SIZE,SIZES,DIMENSION[,SEED] with TASK logistic, multinomial or poisson and SIZES "
+    "equal, uniform or lognormal."
+)
 Data = Annotated[str, typer.Option(help=DATA_HELP)]
 Clients = Annotated[int, typer.Option(help="Number of clients.")]
 PartitionText = Annotated[str, typer.Option("--partition", help="iid, dirichlet:ALPHA, classes:K or explicit.")]
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition; not changed by --seed.")]
-Epsilon = Annotated[float, typer.Option(help="Privacy budget; inf for the non-private arm.")]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy budget; inf for the non-private arm.")]
+Mu = Annotated[float | None, typer.Option(help="The budget as mu of Gaussian differential privacy, in place of eps.")]
 Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail with.")]
 Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient; at user level, on a client's update.")]
 LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
-ModelText = Annotated[str, typer.Option("--model", help="softmax, the linear head, or mlp:HIDDEN.")]
+ModelText = Annotated[
+    str, typer.Option("--model", help="softmax, the linear head, mlp:HIDDEN, logistic, multinomial or poisson.")
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyperparameter; may be repeated.")
 ]

@@ -1,4 +1,4 @@
-"""Sweeps: run, resume, status, plan, tables, best."""
+"""Sweeps: run, resume, status, plan, tables, figures, best."""
 
 from __future__ import annotations
 
@@ -100,6 +100,15 @@ def tables(folder: Folder) -> None:
     from orchestrator.sweeping import rebuild_tables
 
     for path in rebuild_tables(folder):
+        typer.echo(path)
+
+
+@app.command()
+def figures(folder: Folder) -> None:
+    """Draw the figures of a result folder from its ledger: the score by round and by the number of clients."""
+    from orchestrator.figures import write_figures
+
+    for path in write_figures(folder):
         typer.echo(path)
 
 

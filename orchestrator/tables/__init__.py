@@ -22,7 +22,8 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "mcnemar": mcnemar,
     "privacy": privacy,
 }
-"""By the name of their files; one that does not apply to the study is None."""
+"""By the name of their files (what a study is judged by gives the first its name); one that does not apply to the study
+is None."""
 
 
 def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
@@ -35,8 +36,9 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
         for kind, build in PER_SETTING.items():
             table = build(results, setting)
             if table is not None:
-                entries.append(index.Entry(setting, kind + endings[setting], table))
-                written += render.write_table(table, tables, kind + endings[setting])
+                stem = render.slug(results.study.objective) if build is accuracy else kind
+                entries.append(index.Entry(setting, stem + endings[setting], table))
+                written += render.write_table(table, tables, stem + endings[setting])
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
     written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))

@@ -1,4 +1,4 @@
-"""Test accuracy by round, after the last round, and how many rounds it took."""
+"""Test accuracy, or what else a study is judged by: by round, after the last one, and how many rounds it took."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from orchestrator.tables.common import (
 )
 from orchestrator.tables.render import NOTHING, Group, Table
 from orchestrator.tables.results import CellResult, Results
+from trainables.objective import ACCURACY, Objective
 
 MAX_ROUND_COLUMNS = 10
 BASELINE = "dp-fedgd"
 SHARE = 0.95
+ROUNDS = Objective("rounds", "rounds", "Rounds", form=".0f")
 
 
 def accuracy(results: Results, setting: str) -> Table:
     """Form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
-    cells, evaluated = results.of(setting), _evaluated_rounds(results)
+    objective, cells, evaluated = results.study.judged_by, results.of(setting), _evaluated_rounds(results)
     shown = _thinned(evaluated)
     groups = []
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
-        columns = [_column(mine, t) for t in shown]
+        columns = [_column(mine, [t] * len(mine)) for t in shown]
         groups.append(Group(budget(epsilon), named_rows(results, mine, zip(*columns, strict=True))))
-    caption = [f"Test accuracy (%) by federated round, for each privacy budget ε: {spread(results)}."]
+    caption = [f"{objective.final}{objective.unit} by federated round, for each privacy budget ε: {spread(results)}."]
     caption.append("The best mean per ε and round is bold.")
     if len(shown) < len(evaluated):
         caption.append("Not every evaluated round is shown; the CSV file has them all.")
@@ -46,8 +48,8 @@ def accuracy(results: Results, setting: str) -> Table:
         for t, score in cell.curve.items()
     ]
     return Table(
-        title=f"Test accuracy by round: {setting}",
-        summary="Test accuracy of every method, round by round, at every privacy budget.",
+        title=f"{objective.final} by round: {setting}",
+        summary=f"{objective.final} of every method, round by round, at every privacy budget.",
         caption=" ".join([*caption, *_seed_notes(results, cells), *unfinished(cells)]),
         columns=[*name_columns(results), *(str(t) for t in shown)],
         align="l" * len(name_columns(results)) + "r" * len(shown),
@@ -58,12 +60,14 @@ def accuracy(results: Results, setting: str) -> Table:
 
 def final_accuracy(results: Results, setting: str) -> Table:
     """The last round alone, methods by budgets: the table to look at first."""
-    last, cells = results.study.rounds.confirm, results.of(setting)
+    objective, cells = results.study.judged_by, results.of(setting)
     by_budget = [results.of(setting, epsilon) for epsilon in results.study.epsilons]
-    columns = [_column(mine, last) for mine in by_budget]
-    caption = f"Test accuracy (%) after round {last}: {spread(results)}. The best mean per ε is bold."
+    columns = [_column(mine, [cell.last for cell in mine]) for mine in by_budget]
+    lasts = sorted({cell.last for cell in cells})
+    when = f"after round {lasts[0]}" if len(lasts) == 1 else "after each method's last round"
+    caption = f"{objective.final}{objective.unit} {when}: {spread(results)}. The best mean per ε is bold."
     return Table(
-        title=f"Test accuracy after round {last}: {setting}",
+        title=f"{objective.final} {when}: {setting}",
         summary="",
         caption=" ".join([caption, *_seed_notes(results, cells)]),
         columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
@@ -74,11 +78,12 @@ def final_accuracy(results: Results, setting: str) -> Table:
 
 
 def rounds_to_95(results: Results, setting: str) -> Table | None:
-    """How soon a method is about as good as the plain one ends up; None if the plain one is not in the study."""
+    """How soon a method is about as good as the plain one ends up; None if the plain one is not in the study, or where
+    a share of its score means nothing."""
     baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
-    if baseline is None:
+    if baseline is None or results.study.judged_by is not ACCURACY:
         return None
-    last, ways = results.study.rounds.confirm, results.study.search.ways
+    last, ways = results.study.rounds_of(baseline, "confirm"), results.study.search.ways
     targets: dict[tuple[float, str], float] = {
         (cell.epsilon, cell.way): SHARE * cell.curve[last].mean
         for cell in results.of(setting)
@@ -88,7 +93,7 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
         firsts = [_first_round(cell, targets.get((epsilon, cell.way))) for cell in mine]
-        columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], firsts, lowest=True))
+        columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], firsts, ROUNDS))
         records += [
             {**names(cell), "target": targets.get((epsilon, cell.way)), "round": t}
             for cell, t in zip(mine, firsts, strict=True)
@@ -120,8 +125,9 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
 
 
 def _evaluated_rounds(results: Results) -> list[int]:
-    last, every = results.study.rounds.confirm, results.study.evaluate_every
-    return sorted({*range(every, last + 1, every), last})
+    every = results.study.evaluate_every
+    lasts = [results.study.rounds_of(method, "confirm") for method in results.study.methods]
+    return sorted({*range(every, max(lasts) + 1, every), *lasts})
 
 
 def _thinned(rounds: list[int]) -> list[int]:
@@ -130,14 +136,15 @@ def _thinned(rounds: list[int]) -> list[int]:
     return rounds[::-1][::step][::-1]
 
 
-def _column(cells: Sequence[CellResult], t: int) -> list[str]:
-    """A mean over fewer seeds may flatter its method, and so does too little noise: neither is ever in bold."""
+def _column(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[str]:
+    """Every cell after a round of its own. A mean over fewer seeds may flatter its method, and so does too little
+    noise: neither is ever in bold."""
     texts, means = [], []
-    for cell in cells:
+    for cell, t in zip(cells, rounds, strict=True):
         score, complete = cell.curve.get(t), cell.complete(t)
-        texts.append(NOTHING if score is None else mean_and_std(score) + ("" if complete else " †"))
+        texts.append(NOTHING if score is None else mean_and_std(score, cell.objective) + ("" if complete else " †"))
         means.append(score.mean if score is not None and complete and cell.keeps_its_claim else None)
-    return bold_best(texts, means)
+    return bold_best(texts, means, cells[0].objective) if cells else []
 
 
 def _first_round(cell: CellResult, target: float | None) -> int | None:

@@ -35,9 +35,9 @@ def read_best(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _entry(cell: CellResult) -> dict[str, Any]:
-    """From a confirm trial as it was run, not from the study: this is what the accuracy below belongs to."""
+    """From a confirm trial as it was run, not from the study: this is what the score below belongs to."""
     trial = next(iter(cell.confirm.values())).trial
-    problem, choice = trial.problem, cell.search.choice
+    problem, choice, metric = trial.problem, cell.search.choice, cell.objective.metric
     return {
         "method": trial.method,
         "hyperparameters": dict(trial.hyperparameters),
@@ -56,8 +56,8 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         "train_on": problem.train_on,
         "evaluate_on": problem.evaluate_on,
         "seeds": list(cell.confirm),
-        "validation_accuracy": choice.accuracy if choice else None,
-        "test_accuracy": {seed: row.accuracy for seed, row in cell.confirm.items()},
+        f"validation_{metric}": choice.score if choice else None,
+        f"test_{metric}": {seed: row.score(metric) for seed, row in cell.confirm.items()},
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.tables.render import Bold
 from orchestrator.tables.results import CellResult, Results, Score
+from trainables.objective import Objective
 
 NAMES = ("setting", "epsilon", "method", "search")
 """The columns that say which cell a line of a CSV file is about."""
@@ -39,8 +40,9 @@ def budget(epsilon: float) -> str:
     return "ε = ∞" if math.isinf(epsilon) else f"ε = {epsilon:g}"
 
 
-def mean_and_std(score: Score) -> str:
-    return f"{score.mean:.2f}" if math.isnan(score.std) else f"{score.mean:.2f} ± {score.std:.2f}"
+def mean_and_std(score: Score, objective: Objective) -> str:
+    mean = objective.shown(score.mean)
+    return mean if math.isnan(score.std) else f"{mean} ± {objective.shown(score.std)}"
 
 
 def spread(results: Results) -> str:
@@ -51,13 +53,13 @@ def spread(results: Results) -> str:
     return f"mean ± sample standard deviation (ddof = 1) over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
 
 
-def bold_best(texts: Sequence[str], values: Sequence[float | None], *, lowest: bool = False) -> list[str]:
+def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
     """The best of the values that are there, and all that print the same."""
-    rounded = [None if value is None else round(value, 2) for value in values]
+    rounded = [None if value is None else float(objective.shown(value)) for value in values]
     there = [value for value in rounded if value is not None]
     if len(there) < 2:
         return list(texts)
-    best = min(there) if lowest else max(there)
+    best = min(there, key=objective.cost)
     return [Bold(text) if value == best else text for text, value in zip(texts, rounded, strict=True)]
 
 

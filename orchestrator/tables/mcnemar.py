@@ -12,6 +12,7 @@ from orchestrator.ledger import Row
 from orchestrator.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.tables.results import CellResult, Results
+from trainables.objective import ACCURACY
 
 SIGNIFICANCE = 0.05
 SMALLEST_P = 0.0001
@@ -50,9 +51,9 @@ class Comparison:
 def mcnemar(results: Results, setting: str) -> Table | None:
     """Form of tables 15 and 16 of the DP-FedSOFIM paper; None if there is nothing to compare with."""
     study = results.study
-    if len(study.methods) < 2:
+    if len(study.methods) < 2 or study.judged_by is not ACCURACY:
         return None
-    reference, seed, last = study.reference, study.seeds.confirm[0], study.rounds.confirm
+    reference, seed, last = study.reference, study.seeds.confirm[0], study.last_round
     rows = results.facts.get(f"test_rows:{setting}")
     groups, records = [], []
     for epsilon in study.epsilons:

@@ -13,6 +13,7 @@ from orchestrator.ledger import Row
 from orchestrator.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.tables.render import NOTHING, Group, Table
 from orchestrator.tables.results import CellResult, Results, bought
+from trainables.privacy.gaussian import mu_of
 
 WHOSE = {
     "record": ("one record of one client", "per-example gradients"),
@@ -35,7 +36,13 @@ def privacy(results: Results, setting: str) -> Table:
     groups = []
     for epsilon in results.study.epsilons:
         cells = results.of(setting, epsilon)
-        groups.append(Group(budget(epsilon), named_rows(results, cells, [_row(cell, shown) for cell in cells])))
+        heading = f"{budget(epsilon)} (μ = {mu_of(epsilon, results.study.privacy.delta):.4g})"
+        groups.append(
+            Group(
+                budget(epsilon) if math.isinf(epsilon) else heading,
+                named_rows(results, cells, [_row(cell, shown) for cell in cells]),
+            )
+        )
     settings, cells = results.study.privacy, results.of(setting)
     protected, bounded = WHOSE[settings.level]
     caption = (
@@ -43,7 +50,7 @@ def privacy(results: Results, setting: str) -> Table:
         f"{settings.adjacency}, as seen by one who sees the {settings.release} release; {bounded} are "
         f"clipped to l2 norm {settings.clip:g}. ε bought is what the noise really added is worth to one who sees every "
         "client's own release (local), and to one who sees only their sum (secure aggregation); it is rounded up. "
-        "The claim holds where ε bought does not exceed it. "
+        "The claim holds where ε bought does not exceed it. μ is the claim in Gaussian differential privacy. "
         "Clipped: share of the gradients that clipping shortened. "
         "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
         "means over evaluated rounds and seeds. "

@@ -93,7 +93,8 @@ _LATEX = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
     **{character: f"{{{character}}}" for character in "[]*"},  # which mean something after a line break
-    **{"±": r"$\pm$", "–": "--", "ε": r"$\varepsilon$", "δ": r"$\delta$", "χ": r"$\chi$", "²": "$^2$"},
+    **{"±": r"$\pm$", "–": "--", "ε": r"$\varepsilon$", "μ": r"$\mu$", "δ": r"$\delta$", "χ": r"$\chi$", "²": "$^2$"},
+    **{"θ": r"$\theta$", "‖": r"$\Vert$", "−": "$-$"},
     **{"∞": r"$\infty$", "†": r"$\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≤": r"$\leq$"},
 }
 

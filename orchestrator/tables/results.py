@@ -19,13 +19,14 @@ from orchestrator.study import DataSettings, MethodSettings, Study
 from search_spaces import Axis
 from trainables.data import partition
 from trainables.errors import UserError
+from trainables.objective import Objective
 from trainables.spec import HyperValue, TrialSpec
 
 CHUNK = 1000  # rows in memory at a time: a search may have very many, and a row holds all its metrics
 
 
 class Score(NamedTuple):
-    """Test accuracy in percent over the seeds that got there."""
+    """What the study's objective measures on the test rows, over the seeds that got there."""
 
     mean: float
     std: float
@@ -82,6 +83,9 @@ class CellResult:
     """Trials known to be still to run."""
     more_to_come: bool
     """Whether stages that are not open yet will add to the missing trials."""
+    objective: Objective
+    last: int
+    """The last round of its confirm runs."""
 
     @property
     def id(self) -> str:
@@ -90,8 +94,8 @@ class CellResult:
 
     @cached_property
     def curve(self) -> dict[int, Score]:
-        """Test accuracy by round."""
-        seeds = {seed: _accuracies(row) for seed, row in self.confirm.items()}
+        """Test score by round."""
+        seeds = {seed: _scores(row, self.objective) for seed, row in self.confirm.items()}
         frame = pd.DataFrame({seed: pd.Series(values, dtype=float) for seed, values in seeds.items()}).sort_index()
         table = pd.DataFrame({"mean": frame.mean(axis=1), "std": frame.std(axis=1), "seeds": frame.count(axis=1)})
         found = table[table["seeds"] > 0]
@@ -106,14 +110,16 @@ class CellResult:
         return all(bought(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
 
     def complete(self, t: int) -> bool:
-        """Whether every seed has a test accuracy at this round."""
+        """Whether every seed has a test score at this round."""
         return t in self.curve and self.curve[t].seeds == len(self.seeds)
 
 
-def _accuracies(row: Row) -> dict[int, float]:
+def _scores(row: Row, objective: Objective) -> dict[int, float]:
     """Up to where the trial was sound: the evaluation that found it diverged judged a broken model."""
     last = row.rounds - 1 if row.state == "diverged" else math.inf
-    return {t: value for t, value in row.metrics.get("accuracy", {}).items() if t <= last and math.isfinite(value)}
+    return {
+        t: value for t, value in row.metrics.get(objective.metric, {}).items() if t <= last and math.isfinite(value)
+    }
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ class _Reader:
     def __init__(self, ledger: Ledger, study: Study) -> None:
         self.ledger, self.study = ledger, study
         self.stages = ledger.stages()
-        self.outcomes = ledger.outcomes()
+        self.outcomes = ledger.outcomes(study.objective)
         self.facts = ledger.facts()
         self.sources = _sources(study)
         self._seen: set[str] = set()
@@ -193,13 +199,15 @@ class _Reader:
             seeds=seeds,
             missing=missing,
             more_to_come=more_to_come,
+            objective=self.study.judged_by,
+            last=self.study.rounds_of(method, "confirm"),
         )
 
     def _search(self, opened: dict[str, list[str]], validation_rows: int) -> SearchResult:
         stages = {stage: keys for stage, keys in opened.items() if stage != "confirm"}
         keys = list(dict.fromkeys(key for keys in stages.values() for key in keys))
         ended = [key for key in keys if key in self.outcomes]
-        choice = choose(ended, self.outcomes, validation_rows)
+        choice = choose(ended, self.outcomes, validation_rows, self.study.judged_by)
         configurations: dict[str, dict[str, HyperValue]] = {}
         seconds = []
         for start in range(0, len(ended), CHUNK):
@@ -244,7 +252,7 @@ def _sources(study: Study) -> dict[str, DataSettings]:
     found: dict[str, DataSettings] = {}
     for data in study.data:
         for text in study.partitions:
-            dealt = partition.show(partition.parse(text, clients=study.clients, seed=study.seeds.partition))
+            dealt = partition.show(study.partition(text))
             for name in [data.label] if data.label else [data.source, Path(data.source).stem]:
                 found.setdefault(" / ".join(part for part in (name, data.backbone, dealt) if part), data)
     return found

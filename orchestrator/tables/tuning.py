@@ -20,6 +20,7 @@ from orchestrator.tables.common import (
 )
 from orchestrator.tables.render import NOTHING, Group, Table
 from orchestrator.tables.results import CellResult, Results
+from trainables.objective import ACCURACY
 from trainables.spec import HyperValue
 
 LOST = ("diverged", "stopped", "failed")
@@ -28,7 +29,7 @@ LOST = ("diverged", "stopped", "failed")
 def hyperparameters(results: Results, setting: str) -> Table:
     """Form of table 2 of the DP-FedSOFIM paper, with what was chosen in the place of what was searched."""
     zoom = results.study.search.refine == "zoom" and "grid" in results.study.search.ways
-    headings = ["Chosen", "Validation (%)", "Found in", "On edge", *(["Extended"] if zoom else [])]
+    headings = ["Chosen", _validation(results), "Found in", "On edge", *(["Extended"] if zoom else [])]
     headings += ["Trials", "Lost", "Within 1 s.e."]
     groups = []
     for epsilon in results.study.epsilons:
@@ -52,7 +53,7 @@ def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
     ended = search.states.total()
     return [
         ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING,
-        f"{choice.accuracy:.2f}" if choice else NOTHING,
+        cell.objective.shown(choice.score) if choice else NOTHING,
         " and ".join(search.found_in) or NOTHING,
         (", ".join(_edges(cell)) or "none") if choice else NOTHING,
         *([", ".join(_extended(cell)) or "none"] if zoom else []),
@@ -67,7 +68,7 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
     return {
         **names(cell),
         "hyperparameters": json.dumps(_chosen(cell)),
-        "validation_accuracy": search.choice.accuracy if search.choice else None,
+        f"validation_{cell.objective.metric}": search.choice.score if search.choice else None,
         "found_in": " and ".join(search.found_in),
         "on_edge": ", ".join(_edges(cell)),
         "extended": ", ".join(_extended(cell)),
@@ -82,8 +83,8 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
     rows = results.facts.get(f"validation_rows:{setting}")
     search = f"seed {study.seeds.search}"
     caption = [
-        "The configuration with the best accuracy on the validation split after the last round of its search trial "
-        f"({search}); ties go to the lower validation loss, then to the earlier place in the grid.",
+        f"The configuration with the best {study.judged_by.title} {study.judged_by.found} after the last round of its "
+        f"search trial ({search}); ties go to the lower validation loss, then to the earlier place in the grid.",
         "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond; "
         "(fine): only of the fine grid, and the coarse one went further.",
     ]
@@ -93,10 +94,14 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
         "Trials: of the whole search; a configuration that is in both grids, with as many rounds, runs once. "
         "Lost: how many of them diverged / were stopped early / failed."
     )
-    caption.append(
-        "Within 1 s.e.: configurations, the winner among them, whose validation accuracy is at most one standard error "
-        + (f"of a share of {rows} rows below the winner's." if rows else "below the winner's (row count unknown).")
-    )
+    if study.judged_by is not ACCURACY:
+        caption.append("Within 1 s.e. is told only where accuracy is the objective.")
+    else:
+        caption.append(
+            "Within 1 s.e.: configurations, the winner among them, whose validation accuracy is at most one standard "
+            "error "
+            + (f"of a share of {rows} rows below the winner's." if rows else "below the winner's (row count unknown).")
+        )
     fixed = {cell.method.shown: _untuned(cell) for cell in cells if cell.search.chosen and _chosen(cell, tuned=True)}
     texts = [
         f"{method}: {', '.join(f'{name} = {shown_value(value)}' for name, value in values.items())}"
@@ -106,6 +111,10 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
     if texts:
         caption.append(f"Not tuned: {'; '.join(texts)}.")
     return " ".join([*caption, *unfinished(cells)])
+
+
+def _validation(results: Results) -> str:
+    return f"Validation{results.study.judged_by.unit}"
 
 
 def _chosen(cell: CellResult, *, tuned: bool = False) -> dict[str, HyperValue]:
@@ -167,27 +176,27 @@ def search_ways(results: Results, setting: str) -> Table | None:
     """None where the study searches in one way only."""
     if not results.both_ways:
         return None
-    last = results.study.rounds.confirm
+    objective = results.study.judged_by
     groups, records = [], []
     for epsilon in results.study.epsilons:
         rows: list[list[str]] = []
         for method in results.study.methods:
             cells = [cell for cell in results.of(setting, epsilon) if cell.method == method]
             choices = [cell.search.choice for cell in cells]
-            tests = [cell.curve[last] if cell.complete(last) else None for cell in cells]
-            validation = [choice.accuracy if choice else None for choice in choices]
+            tests = [cell.curve[cell.last] if cell.complete(cell.last) else None for cell in cells]
+            validation = [choice.score if choice else None for choice in choices]
             test = [score.mean if score else None for score in tests]
             columns = [
                 [str(cell.search.trials) for cell in cells],
-                bold_best([NOTHING if v is None else f"{v:.2f}" for v in validation], validation),
-                bold_best([NOTHING if score is None else mean_and_std(score) for score in tests], test),
+                bold_best([NOTHING if v is None else objective.shown(v) for v in validation], validation, objective),
+                bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], test, objective),
             ]
             rows += named_rows(results, cells, zip(*columns, strict=True))
             records += [
                 {
                     **names(cell),
                     "trials": cell.search.trials,
-                    "validation_accuracy": choice.accuracy if choice else None,
+                    f"validation_{objective.metric}": choice.score if choice else None,
                     "test_mean": score.mean if score else None,
                     "test_std": score.std if score else None,
                 }
@@ -195,15 +204,17 @@ def search_ways(results: Results, setting: str) -> Table | None:
             ]
         groups.append(Group(budget(epsilon), rows))
     caption = (
-        "The same methods and budgets, searched in each way: validation accuracy of the winner, and its test accuracy "
-        f"after round {last}, {spread(results)}. The better way of each method is bold."
+        f"The same methods and budgets, searched in each way: validation {objective.title} of the winner, and its test "
+        f"{objective.title} after the last round, {spread(results)}. The better way of each method is bold."
     )
     return Table(
         title=f"Ways of searching compared: {setting}",
         summary="What each way of searching found for every method, and with how many trials.",
         caption=" ".join([caption, *unfinished(results.of(setting))]),
-        columns=[*name_columns(results), "Trials", "Validation (%)", "Test (%)"],
+        columns=[*name_columns(results), "Trials", _validation(results), f"Test{objective.unit}"],
         align="llrrr",
         groups=groups,
-        data=pd.DataFrame(records, columns=[*NAMES, "trials", "validation_accuracy", "test_mean", "test_std"]),
+        data=pd.DataFrame(
+            records, columns=[*NAMES, "trials", f"validation_{objective.metric}", "test_mean", "test_std"]
+        ),
     )

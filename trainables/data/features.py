@@ -8,13 +8,13 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data import synthetic
+from trainables.data import simulated, synthetic
 from trainables.errors import UserError, in_range
 
 Rows = NDArray[np.int64]
@@ -51,6 +51,10 @@ class FeatureSet:
     y_test: NDArray[np.int64]
     client_train: NDArray[np.int64] | None = None
     """Which client a train row belongs to, where the data set says so (the `explicit` partition)."""
+    task: str = ""
+    """The model that the labels were drawn from, where they were; those of `poisson` are counts, not classes."""
+    truth: NDArray[np.float64] | None = None
+    """That model's weights: (features + 1, columns)."""
 
     @property
     def classes(self) -> int:
@@ -59,6 +63,11 @@ class FeatureSet:
     @property
     def features(self) -> int:
         return int(self.x_train.shape[1])
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients the data set itself names."""
+        return None if self.client_train is None else int(self.client_train.max()) + 1
 
     def validation_rows(self, fraction: float, seed: int) -> Rows:
         """The held-out rows of the train set: the same fraction of every class, chosen by the seed, ascending."""
@@ -74,15 +83,22 @@ class FeatureSet:
         return held_out
 
 
-def load(name: str) -> FeatureSet:
-    """`synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]`, `synthetic:ALPHA,BETA`, or the path of an npz file."""
+def load(name: str, seed: int = 42) -> FeatureSet:
+    """`synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]`, `synthetic:ALPHA,BETA`, a simulation, or the path of an npz
+    file. Only simulations without a seed of their own look at `seed`."""
+    simulation = simulated.parse(name, seed)
+    if simulation is not None:
+        found = _checked(name, simulation.fingerprint, simulation.draw(), counts=simulation.task == "poisson")
+        return replace(found, task=simulation.task, truth=simulation.truth)
     generated = synthetic.generate(name)
     if generated is not None:
         fingerprint, arrays = generated
         return _checked(name, fingerprint, arrays)
     path = Path(name)
     if not os.path.isfile(path):  # unlike Path.is_file, false for a name that no file can have
-        raise UserError(f"data {name!r} is neither a file nor a built-in set ({', '.join(synthetic.FORMS)})")
+        raise UserError(
+            f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
+        )
     return _checked(path.stem, f"sha256:{_sha256(path)}", _read_npz(path))
 
 
@@ -115,27 +131,33 @@ def _read_npz(path: Path) -> dict[str, NDArray]:
         raise UserError(f"data file {path} is not a whole npz archive: {error}") from None
 
 
-def _checked(name: str, fingerprint: str, arrays: dict[str, NDArray]) -> FeatureSet:
+def _checked(name: str, fingerprint: str, arrays: dict[str, NDArray], *, counts: bool = False) -> FeatureSet:
+    """`counts`: labels need not be 0 to classes - 1."""
     x_train, x_test = (_features(name, key, arrays[key]) for key in ("x_train", "x_test"))
     if x_train.shape[1] != x_test.shape[1]:
         raise UserError(f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}")
     y_train, y_test = (_labels(name, key, arrays[key], len(x)) for key, x in (("y_train", x_train), ("y_test", x_test)))
-    counts = np.bincount(y_train)
-    if len(counts) < 2:
-        raise UserError(f"data {name}: y_train holds a single class")
-    if (counts == 0).any():
-        raise UserError(
-            f"data {name}: y_train holds the label {len(counts) - 1} but none of class "
-            f"{int(np.flatnonzero(counts == 0)[0])}; labels must be 0 to classes - 1"
-        )
-    if y_test.max() >= len(counts):
-        raise UserError(
-            f"data {name}: label {int(y_test.max())} in y_test is out of range, y_train has {len(counts)} classes"
-        )
+    if not counts:
+        _check_classes(name, y_train, y_test)
     clients = arrays.get(CLIENT_COLUMN)
     if clients is not None:
         clients = _labels(name, CLIENT_COLUMN, clients, len(x_train))
     return FeatureSet(name, fingerprint, x_train, y_train, x_test, y_test, clients)
+
+
+def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int64]) -> None:
+    rows = np.bincount(y_train)
+    if len(rows) < 2:
+        raise UserError(f"data {name}: y_train holds a single class")
+    if (rows == 0).any():
+        raise UserError(
+            f"data {name}: y_train holds the label {len(rows) - 1} but none of class "
+            f"{int(np.flatnonzero(rows == 0)[0])}; labels must be 0 to classes - 1"
+        )
+    if y_test.max() >= len(rows):
+        raise UserError(
+            f"data {name}: label {int(y_test.max())} in y_test is out of range, y_train has {len(rows)} classes"
+        )
 
 
 def _features(name: str, key: str, x: NDArray) -> NDArray[np.float32]:

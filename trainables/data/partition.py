@@ -126,9 +126,8 @@ def _classes(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
 def _explicit(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
     if data.client_train is None:
         raise UserError(f"partition explicit: data {data.name} has no client_train column")
-    named = int(data.client_train.max()) + 1
-    if named != spec.clients:
-        raise UserError(f"clients = {spec.clients}, but data {data.name} names {named} clients")
+    if data.clients != spec.clients:
+        raise UserError(f"clients = {spec.clients}, but data {data.name} names {data.clients} clients")
     return [np.flatnonzero(data.client_train == client) for client in range(spec.clients)]
 
 

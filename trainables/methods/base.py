@@ -201,9 +201,11 @@ class ClientProgram(ABC):
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         """The client's release; the server sees the mean over all clients."""
 
-    def noisy_gradient(self, client: ClientRound, theta: torch.Tensor, step: int = 0) -> torch.Tensor:
+    def noisy_gradient(
+        self, client: ClientRound, theta: torch.Tensor, step: int = 0, purpose: str = "gradient"
+    ) -> torch.Tensor:
         """u_i = (sum of clipped gradients + noise) / |D_i|."""
-        return (client.clipped_gradient_sum(theta) + client.noise("gradient", step)) / client.size
+        return (client.clipped_gradient_sum(theta) + client.noise(purpose, step)) / client.size
 
 
 class NoisyGradient(ClientProgram):

@@ -7,11 +7,12 @@ from typing import Protocol
 import torch
 
 from trainables.errors import UserError, name_in_range
+from trainables.models.glm import Multinomial, Poisson
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
 
-FORMS = ("softmax", "mlp:HIDDEN")
+FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson")
 
 
 class Model(Protocol):
@@ -34,16 +35,23 @@ class Model(Protocol):
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum is (clients, lanes, d).
         """
 
-    def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows)."""
+    def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows); None where labels
+        are no classes."""
 
 
 def parse(text: str, *, features: int, classes: int) -> Model:
-    """`softmax`, the linear head, or `mlp:HIDDEN`, a head with one hidden layer."""
+    """`softmax`, the linear head, `mlp:HIDDEN`, a head with one hidden layer, or a generalised linear model."""
     kind, _, parameter = text.partition(":")
     if kind == "softmax" and not parameter:
         return SoftmaxHead(features, classes)
     if kind == "mlp" and parameter.isdecimal():
         name_in_range(f"model = {text!r}: HIDDEN", int(parameter), 1, 100_000)
         return MLPHead(features, int(parameter), classes)
+    if text == "logistic" and classes != 2:
+        raise UserError(f"model = 'logistic' is for two classes, the data has {classes}; multinomial is for more")
+    if text in ("logistic", "multinomial"):
+        return Multinomial(features, classes)
+    if text == "poisson":
+        return Poisson(features)
     raise UserError(f"model = {text!r} is unknown; it is one of: {', '.join(FORMS)}")

@@ -1,0 +1,225 @@
+"""Generalised linear models, many lanes at a time: what the M-estimation methods estimate.
+
+The linear predictors of a row are eta = x^T W, one for every column of W. With r = mean(eta) - y its gradient is x r^T,
+of norm ||x|| ||r||, and with A the k x k matrix of second derivatives in eta its Hessian is (x x^T) (x) A, of Frobenius
+norm ||x||^2 ||A||: both are clipped in closed form. Estimation starts at W = 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.models.shard import Diagnostics, Shard
+
+LARGEST_LOG_MEAN = 30.0  # beyond it a Poisson gradient keeps its direction and is clipped; float32 ends at exp(88)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of every client, and their predictors."""
+
+    x: torch.Tensor
+    """(clients, rows, q)"""
+    norm: torch.Tensor
+    """(clients, rows, 1); infinite for filling rows."""
+    y: torch.Tensor
+    """(clients, rows, 1, 1)"""
+    eta: torch.Tensor
+    """(clients, rows, columns, lanes)"""
+
+    def factor(self, bound: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """What shortens a row's contribution of this norm to the bound; 0 for filling rows. (clients, rows, lanes)"""
+        return (bound / norm).clamp(max=1).where(torch.isfinite(self.norm), 0)
+
+
+@dataclass(frozen=True)
+class GLM(ABC):
+    features: int
+
+    # ---- the family, as functions of eta (clients, rows, columns, lanes) and y (clients, rows, 1, 1)
+
+    @property
+    @abstractmethod
+    def columns(self) -> int:
+        """k: how many linear predictors there are."""
+
+    @abstractmethod
+    def residual(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """mean(eta) - y, in the shape of eta."""
+
+    @abstractmethod
+    def curvature(self, eta: torch.Tensor) -> torch.Tensor:
+        """A: (clients, rows, columns, columns, lanes)."""
+
+    @abstractmethod
+    def loss(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The negative log-likelihood: (clients, rows, lanes)."""
+
+    def correct(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        """Whether the label is what the model predicts, (clients, rows, lanes); None where labels are no classes."""
+        return None
+
+    # ---- what all families share
+
+    @property
+    def rows(self) -> int:
+        """q: the features and the constant."""
+        return self.features + 1
+
+    @property
+    def dimension(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return (self.dimension,)
+
+    def initial(self, seed: int) -> torch.Tensor:
+        return torch.zeros(self.dimension)
+
+    def clipped_gradient_sum(
+        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+    ) -> tuple[torch.Tensor, Diagnostics | None]:
+        lanes, count = SHAPES[theta.device.type].lanes, theta.shape[-2]
+        weights, clips = self._blocks(shard, theta), vector_to_blocks(clip, lanes)
+        total = torch.zeros(weights.shape, dtype=theta.dtype, device=theta.device)
+        losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
+        clipped = torch.zeros_like(losses)
+        for block, W in enumerate(weights):
+            for chunk in self._chunks(shard, W, self.columns):
+                residual = self.residual(chunk.eta, chunk.y)
+                factor = chunk.factor(clips[block], chunk.norm * residual.square().sum(2).sqrt())
+                total[block].baddbmm_(chunk.x.mT, (residual * factor.unsqueeze(2)).flatten(2))
+                if diagnose:
+                    real = torch.isfinite(chunk.norm)
+                    losses[block] += self.loss(chunk.eta, chunk.y).where(real, 0).sum(1)
+                    clipped[block] += ((factor < 1) & real).sum(1)
+        gradient = from_blocks(total, self.columns, lanes, count)
+        if not diagnose:
+            return gradient, None
+        loss, cut = (part.movedim(0, 1).flatten(1)[:, :count] for part in (losses, clipped))
+        return gradient, Diagnostics(loss, cut)
+
+    def clipped_hessian_sum(self, shard: Shard, theta: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        """For every client and lane, the sum over the rows of per-example Hessians clipped to Frobenius norm `bound`:
+        (clients, lanes, d, d). No per-example Hessian is ever there: block (a, b) is a Gram matrix weighted by A_ab."""
+        lanes, count, k = SHAPES[theta.device.type].lanes, theta.shape[-2], self.columns
+        weights, bounds = self._blocks(shard, theta), vector_to_blocks(bound, lanes)
+        shape = (weights.shape[0], shard.clients, lanes, self.rows, k, self.rows, k)
+        total = torch.zeros(shape, dtype=theta.dtype, device=theta.device)
+        for block, W in enumerate(weights):
+            for chunk in self._chunks(shard, W, self.dimension):
+                A = self.curvature(chunk.eta)
+                A = A * chunk.factor(bounds[block], chunk.norm**2 * A.square().sum((2, 3)).sqrt())[:, :, None, None]
+                for a, b in itertools.combinations_with_replacement(range(k), 2):
+                    weighted = chunk.x.unsqueeze(1) * A[:, :, a, b].movedim(2, 1).unsqueeze(3)
+                    gram = chunk.x.mT.unsqueeze(1) @ weighted
+                    total[block][:, :, :, a, :, b] += gram
+                    if a != b:
+                        total[block][:, :, :, b, :, a] += gram
+        return total.movedim(0, 1).flatten(1, 2)[:, :count].flatten(4, 5).flatten(2, 3)
+
+    def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        lanes, count = SHAPES[theta.device.type].lanes, theta.shape[0]
+        losses, correct = [], []
+        for W in self._blocks(shard, theta):
+            loss = torch.zeros(lanes, dtype=theta.dtype, device=theta.device)
+            right = []
+            for chunk in self._chunks(shard, W, self.columns):
+                loss += self.loss(chunk.eta, chunk.y)[0].sum(0)
+                right.append(self.correct(chunk.eta, chunk.y))
+            losses.append(loss)
+            correct.append([part[0].T for part in right if part is not None])
+        mean = torch.cat(losses)[:count] / shard.rows
+        if not correct[0]:
+            return mean, None
+        return mean, torch.cat([torch.cat(parts, dim=1) for parts in correct])[:count]
+
+    def _blocks(self, shard: Shard, theta: torch.Tensor) -> torch.Tensor:
+        """(lanes, d) or (clients, lanes, d) as (block, client, row, column x lane)."""
+        per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
+        lanes = SHAPES[theta.device.type].lanes
+        return to_blocks(per_client, self.rows, self.columns, lanes).expand(-1, shard.clients, -1, -1)
+
+    def _chunks(self, shard: Shard, W: torch.Tensor, width: int) -> Iterator[Chunk]:
+        """`width`: numbers that a row needs in every lane."""
+        step = SHAPES[W.device.type].rows(width * shard.clients)
+        for start in range(0, shard.rows, step):
+            rows = slice(start, start + step)
+            x = shard.x[:, rows]
+            eta = torch.bmm(x, W).unflatten(2, (self.columns, -1))
+            yield Chunk(x, shard.norm[:, rows], shard.y[:, rows, None, None], eta)
+
+
+@dataclass(frozen=True)
+class Multinomial(GLM):
+    """Log odds of every class against class 0: identifiable, unlike a softmax over all classes. With two classes this
+    is logistic regression."""
+
+    classes: int
+
+    @property
+    def columns(self) -> int:
+        return self.classes - 1
+
+    def residual(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        classes = torch.arange(1, self.classes, device=eta.device).view(1, 1, -1, 1)
+        return self._probabilities(eta) - (y == classes).to(eta)
+
+    def curvature(self, eta: torch.Tensor) -> torch.Tensor:
+        p = self._probabilities(eta)
+        own = torch.eye(self.columns, device=eta.device, dtype=eta.dtype).unsqueeze(2) * p.unsqueeze(3)
+        return own - p.unsqueeze(2) * p.unsqueeze(3)
+
+    def loss(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = self._scores(eta)
+        return scores.logsumexp(2) - self._of_label(scores, y)
+
+    def correct(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """As the softmax head: a tie for the highest score counts as wrong."""
+        scores = self._scores(eta)
+        label = y.expand(-1, -1, 1, eta.shape[3])
+        return self._of_label(scores, y) > scores.scatter(2, label, -torch.inf).amax(2)
+
+    def _probabilities(self, eta: torch.Tensor) -> torch.Tensor:
+        """Of all classes but the reference."""
+        return eta.sigmoid() if self.columns == 1 else self._scores(eta).softmax(2)[:, :, 1:]
+
+    @staticmethod
+    def _scores(eta: torch.Tensor) -> torch.Tensor:
+        """Of all classes: the reference class has the score 0."""
+        return torch.cat([torch.zeros_like(eta[:, :, :1]), eta], dim=2)
+
+    @staticmethod
+    def _of_label(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return scores.gather(2, y.expand(-1, -1, 1, scores.shape[3])).squeeze(2)
+
+
+@dataclass(frozen=True)
+class Poisson(GLM):
+    """Counts; eta is the logarithm of their mean."""
+
+    @property
+    def columns(self) -> int:
+        return 1
+
+    def residual(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self._mean(eta) - y.to(eta)
+
+    def curvature(self, eta: torch.Tensor) -> torch.Tensor:
+        return self._mean(eta).unsqueeze(3)
+
+    def loss(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Infinite where the mean is: such a lane has diverged."""
+        counts = y.to(eta)
+        return (eta.exp() - counts * eta + torch.lgamma(counts + 1)).squeeze(2)
+
+    @staticmethod
+    def _mean(eta: torch.Tensor) -> torch.Tensor:
+        return eta.clamp(max=LARGEST_LOG_MEAN).exp()
