@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import Ledger
+from orchestrator.places import place
 from orchestrator.search import SEARCH_STAGES, search_budget
 from orchestrator.study import Study
 from trainables.errors import UserError
@@ -16,8 +17,9 @@ from trainables.errors import UserError
 STAGES = ("coarse", "fine", "optuna", "confirm")
 
 
-def read(folder: Path) -> dict[str, Any]:
-    with Ledger.read(folder) as ledger:
+def read(results: Path | str) -> dict[str, Any]:
+    where = place(results)
+    with where.to_read() as folder, Ledger.read(folder) as ledger:
         recorded, stages, outcomes, failures = (
             ledger.study(),
             ledger.stages(),
@@ -26,8 +28,9 @@ def read(folder: Path) -> dict[str, Any]:
         )
         failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
         reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
+        running = _holder(folder) or where.holder()
     if recorded is None:
-        raise UserError(f"result folder {folder} holds no study yet")
+        raise UserError(f"result folder {results} holds no study yet")
     study = Study.model_validate_json(recorded[0])
     cells = []
     for cell, way in dict.fromkeys((cell, way) for cell, way, _ in stages):
@@ -51,7 +54,7 @@ def read(folder: Path) -> dict[str, Any]:
     return {
         "study": study.name,
         "finished": ended == expected * len(study.search.ways),
-        "running": _holder(folder),
+        "running": running,
         "cells_ended": ended,
         "cells_total": expected * len(study.search.ways),
         "trials": dict(sorted(states.items())),

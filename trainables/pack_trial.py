@@ -26,8 +26,11 @@ CHECKPOINT_EVERY_S = 10.0  # a pack that dies loses about this much; a checkpoin
 
 
 class PackTrial(tune.Trainable):
-    def setup(self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize) -> None:
-        self.shipments = shipments
+    def setup(
+        self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize, storage: str | None = None
+    ) -> None:
+        """`storage`: the folder of checkpoints, where it is one of the driver's machine."""
+        self.shipments, self.storage = shipments, storage
         self._began = time.monotonic()
         """When this federation was begun, until its first pack is open."""
         self.starting_s = 0.0
@@ -73,11 +76,22 @@ class PackTrial(tune.Trainable):
             "lanes": [vars(lane) for lane in lanes] if done else None,
             "starting_s": self.starting_s,
         }
-        if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S:
+        if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S and self._can_save():
             result[SHOULD_CHECKPOINT] = True
         return result
 
     # ---- checkpoints
+
+    def _can_save(self) -> bool:
+        """Another node may not see the driver's folder: a pack that dies there starts again from round 0."""
+        return self.storage is None or Path(self.storage).is_dir()
+
+    def restore(self, checkpoint_path: Any) -> None:
+        try:
+            super().restore(checkpoint_path)
+        except (OSError, ValueError) as error:
+            print(f"the checkpoint cannot be reached, the pack starts again from round 0: {error}")
+            self._open(self.config)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._ensure_open()
