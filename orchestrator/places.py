@@ -23,40 +23,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import Ledger
 from trainables.errors import UserError
+from trainables.pack_storage import PackStorage
 
 SIGN_OF_LIFE_S = 20.0
 LOCK_COUNTS_S = 120.0  # longer than a few signs of life and the sending of a large ledger take
 LEDGER, LOG, LOCK, PACKS = "ledger.sqlite", "fedsweep.log", "remote.lock", ".packs"
 NOT_SENT = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock")  # the ledger goes as a snapshot
 log = logging.getLogger("fedsweep")
-
-
-@dataclass(frozen=True)
-class PackStorage:
-    """Where packs leave their checkpoints while a study runs."""
-
-    path: str
-    filesystem: Any = None
-    """fsspec's; None: a folder of this machine, which other nodes may see or not."""
-
-    @property
-    def only_here(self) -> bool:
-        return self.filesystem is None
-
-    def clear(self) -> None:
-        """Also of what a driver that was killed has left."""
-        if self.filesystem is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            return
-        with contextlib.suppress(Exception):  # what is left costs room, not results
-            if self.filesystem.exists(self.path):
-                self.filesystem.rm(self.path, recursive=True)
 
 
 class Place:
@@ -108,8 +86,8 @@ class RemotePlace(Place):
     """A result folder at a URL."""
 
     def __init__(self, url: str) -> None:
+        self._files, self._root = _opened(url)
         self.url = url.rstrip("/")
-        self._files, self._root = _opened(self.url)
         self._me = f"process {os.getpid()} on {socket.gethostname()}"
         self._token = secrets.token_hex(8)
         self._recorded = self._sent = -1
@@ -131,6 +109,8 @@ class RemotePlace(Place):
         with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
             self.folder = Path(folder)
             self._fetch()
+            if not (self.folder / LEDGER).exists():
+                raise UserError(f"result folder {self.url} holds no {LEDGER}")
             yield self.folder
 
     @contextlib.contextmanager

@@ -27,10 +27,10 @@ from ray.tune.search import Searcher
 
 from orchestrator.ledger import Row
 from orchestrator.packing import Capacity, companies, make_packs, room
-from orchestrator.places import PackStorage
 from orchestrator.search import Sweep
 from trainables.errors import UserError
 from trainables.pack import plan_of
+from trainables.pack_storage import PackStorage
 from trainables.pack_trial import PackTrial
 from trainables.problem import Shipper
 from trainables.server import LaneResult
@@ -246,9 +246,8 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
     bundles: list[dict[str, float]] = [{}, *([size.size.host_bundle] * size.size.hosts)]
     # "PACK" alone would tear a federation apart where a node has room for a part of it
     strategy = {"spread": "SPREAD", "pack": "STRICT_PACK"}[size.placement]
-    storage = packs.path if packs.only_here else None
     trainable = tune.with_resources(
-        tune.with_parameters(PackTrial, shipments=shipments, size=size.size, storage=storage),
+        tune.with_parameters(PackTrial, shipments=shipments, size=size.size, storage=packs),
         tune.PlacementGroupFactory(bundles, strategy=strategy),
     )
     packs.clear()
@@ -264,7 +263,7 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
         run_config=tune.RunConfig(
             name="packs",
             storage_path=packs.path,
-            storage_filesystem=None if packs.only_here else PyFileSystem(FSSpecHandler(packs.filesystem)),
+            storage_filesystem=packs.filesystem and PyFileSystem(FSSpecHandler(packs.filesystem)),
             failure_config=tune.FailureConfig(max_failures=PACK_RETRIES),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
             callbacks=[_Events(conductor)],
