@@ -59,7 +59,7 @@ class Place:
 
     @property
     def packs(self) -> PackStorage:
-        return PackStorage(str(self.folder / PACKS))
+        return PackStorage(str((self.folder / PACKS).absolute()))
 
     def recorded(self, count: int) -> None:
         """So many trials are in the ledger now."""
@@ -108,7 +108,7 @@ class RemotePlace(Place):
     def to_read(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
             self.folder = Path(folder)
-            self._fetch()
+            self._fetch(LEDGER)
             if not (self.folder / LEDGER).exists():
                 raise UserError(f"result folder {self.url} holds no {LEDGER}")
             yield self.folder
@@ -119,7 +119,7 @@ class RemotePlace(Place):
         keeper = threading.Thread(target=self._keep, name="fedsweep-results", daemon=True)
         self.folder = Path(tempfile.mkdtemp(prefix="fedsweep-"))
         try:
-            self._fetch()
+            self._fetch(LEDGER, LOG)
         except BaseException:
             self._let_go()
             raise
@@ -132,9 +132,9 @@ class RemotePlace(Place):
             keeper.join()
             self._hand_over()
 
-    def _fetch(self) -> None:
+    def _fetch(self, *names: str) -> None:
         with _said(f"the results at {self.url} cannot be read"):
-            for name in (LEDGER, LOG):
+            for name in names:
                 if self._files.exists(f"{self._root}/{name}"):
                     self._files.get_file(f"{self._root}/{name}", str(self.folder / name))
 

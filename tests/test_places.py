@@ -133,7 +133,8 @@ def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
     assert (code, json.loads(out)["finished"], json.loads(out)["running"]) == (0, False, None)
     finished = run(url, second)
     assert finished.complete
-    assert (first.before, first.sent, second.before, second.sent) == (0, 2, 2, TRIALS)
+    assert (first.before, second.before, second.sent) == (0, first.sent, TRIALS)
+    assert 2 <= first.sent < TRIALS, "with what was in flight"
     assert run(local).complete
 
     found = files_at(url)
@@ -218,7 +219,7 @@ def test_a_dead_driver_blocks_nobody_for_ever(url, monkeypatch):
         pass
 
 
-def test_who_was_replaced_stops_and_sends_nothing_more(url, soon):
+def test_who_was_replaced_stops_and_sends_nothing_more(url):
     """As after a machine has slept for long."""
     first, second = place(url), place(url)
 
@@ -228,8 +229,9 @@ def test_who_was_replaced_stops_and_sends_nothing_more(url, soon):
                 pass
             files, root = fsspec.core.url_to_fs(url)
             files.pipe_file(f"{root}/{LOCK}", second._sign())
-            for count in range(10**9):
-                first.recorded(count)
+            first.recorded(1)
+            wait_for(lambda: first._lost, "it was noticed")
+            first.recorded(2)
 
     with pytest.raises(UserError, match=f"^result folder {url} was taken over by process"):
         drive()
