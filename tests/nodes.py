@@ -18,7 +18,7 @@ PATIENCE_S = 120.0
 RAY = Path(sys.executable).with_name("ray")
 PR_SET_PDEATHSIG = 1
 STARTED = "Ray runtime started"
-IN_A_ROUND = "ray::ClientHost.round"  # what Ray calls a host's process meanwhile
+IN_A_ROUND = "ray::HostActor.round"  # what Ray calls a host's process meanwhile
 
 
 def wait_for(condition: Callable[[], Any], what: str, alive: Callable[[], bool] = lambda: True) -> Any:

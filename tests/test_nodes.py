@@ -112,7 +112,7 @@ def run(cluster, study, tmp_path):
 
 def hosts(cluster: Cluster) -> list[int]:
     """Client hosts, node by node."""
-    return [len(node.processes("ray::ClientHost")) for node in cluster.nodes]
+    return [len(node.processes("ray::HostActor")) for node in cluster.nodes]
 
 
 def test_a_node_is_lost_in_a_round_and_another_one_comes(cluster, run, expected):
@@ -134,7 +134,7 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     large = cluster.add(2)
     driver = run("--resource", "hosts=2")
     large.freeze_in_a_round()
-    assert len(large.processes("ray::ClientHost")) == sum(hosts(cluster)) == 2
+    assert len(large.processes("ray::HostActor")) == sum(hosts(cluster)) == 2
     large.kill()
     cluster.add(2)
     assert len(driver.finished()["retries"]) >= 1
