@@ -22,6 +22,7 @@ from trainables.problem import Shipper
 
 pytestmark = pytest.mark.ray
 
+HOST = "ray::HostActor"
 FEDSWEEP = Path(sys.executable).with_name("fedsweep")
 STUDY = """\
 name: nodes
@@ -66,8 +67,8 @@ def expected(local_ray, tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Three nodes of one core."""
-    made = Cluster(tmp_path_factory.mktemp("c"), (1, 1, 1), "--include-dashboard=false")
+    """Three nodes of two cores."""
+    made = Cluster(tmp_path_factory.mktemp("c"), (2, 2, 2), "--include-dashboard=false")
     yield made
     made.close()
 
@@ -75,12 +76,12 @@ def cluster(tmp_path_factory):
 class Driver:
     """`fedsweep run` on the cluster, as a process of its own."""
 
-    def __init__(self, cluster: Cluster, study: Path, folder: Path, *options: str) -> None:
+    def __init__(self, cluster: Cluster, study: Path, folder: Path, *options: str, **environment: str) -> None:
         self.folder = folder
         self._err = folder.with_suffix(".err")
         self._process = subprocess.Popen(
-            [FEDSWEEP, "run", study, "--results", folder, "--address", cluster.address, "--json", *options],
-            env=cluster.environment,
+            [FEDSWEEP, "run", study, "--results", folder, "--json", *options],
+            env={**cluster.environment, **environment},
             stdout=folder.with_suffix(".out").open("w"),
             stderr=self._err.open("w"),
         )
@@ -89,7 +90,7 @@ class Driver:
         return self._process.poll() is None
 
     def finished(self) -> dict:
-        assert self._process.wait(timeout=180) == 0, self._err.read_text()[-2000:]
+        assert self._process.wait(timeout=400) == 0, self._err.read_text()[-2000:]
         return json.loads(subprocess.check_output([FEDSWEEP, "status", self.folder, "--json"]))
 
     def end(self) -> None:
@@ -101,8 +102,8 @@ class Driver:
 def run(cluster, study, tmp_path):
     started = []
 
-    def start(*options: str) -> Driver:
-        started.append(Driver(cluster, study, tmp_path / "results", *options))
+    def start(*options: str, **environment: str) -> Driver:
+        started.append(Driver(cluster, study, tmp_path / "results", *options, **environment))
         return started[-1]
 
     yield start
@@ -112,31 +113,32 @@ def run(cluster, study, tmp_path):
 
 def hosts(cluster: Cluster) -> list[int]:
     """Client hosts, node by node."""
-    return [len(node.processes("ray::HostActor")) for node in cluster.nodes]
+    return [len(node.processes(HOST)) for node in cluster.nodes]
 
 
 def test_a_node_is_lost_in_a_round_and_another_one_comes(cluster, run, expected):
-    """The hosts of a federation are spread, one on each node. The one of the lost node starts again on the new node and
-    is asked again."""
-    driver = run("--resource", "placement=spread", "--resource", "hosts=3")
+    """The hosts of a federation are spread, one on each node though two would fit. The one of the lost node starts
+    again on another and is asked again."""
+    driver = run("--address", cluster.address, "--resource", "placement=spread", "--resource", "hosts=3")
     wait_for(lambda: hosts(cluster) == [1, 1, 1], "a host was on every node", driver.alive)
     lost = cluster.nodes[-1]
     lost.freeze_in_a_round()
     lost.kill()
-    cluster.add(1)
+    cluster.add(2)
     assert driver.finished()["finished"]
     assert shown(driver.folder) == expected
 
 
 def test_a_whole_federation_is_lost(cluster, run, expected):
     """By default a federation stays on one node, here the only one that is large enough. When that is lost, the pack
-    is taken up again on the next one."""
-    large = cluster.add(2)
-    driver = run("--resource", "hosts=2")
+    is taken up again on the next one. The cluster is named as `ray job submit` names it."""
+    large = cluster.add(3)
+    driver = run("--resource", "hosts=3", RAY_ADDRESS=cluster.address)
     large.freeze_in_a_round()
-    assert len(large.processes("ray::HostActor")) == sum(hosts(cluster)) == 2
+    assert len(large.processes(HOST)) == sum(hosts(cluster)) == 3
     large.kill()
-    cluster.add(2)
+    large = cluster.add(3)
+    wait_for(lambda: len(large.processes(HOST)) == 3, "the federation was on the new node", driver.alive)
     assert len(driver.finished()["retries"]) >= 1
     assert shown(driver.folder) == expected
 
@@ -165,17 +167,14 @@ with connected({address!r}):
 
 def test_shards_go_once_to_every_node(cluster, repository):
     """Through the object store: as many copies as nodes that need one, however many hosts a node has."""
-    cores = 4
-    if len([node for node in cluster.nodes if node.processes()]) < 4:
-        cluster.add(cores - 3)
-    script = SHIP.format(address=cluster.address, hosts=cores)
+    script = SHIP.format(address=cluster.address, hosts=4)
     out = subprocess.check_output(
         [sys.executable, "-c", script],
         env={**cluster.environment, "PYTHONPATH": str(repository / "tests")},
         timeout=180,
     )
     found = json.loads(out.splitlines()[-1])
-    assert len(found["hosts"]) == cores
+    assert len(found["hosts"]) == 4
     assert len(set(found["hosts"])) >= 3
     assert sorted(found["copies"]) == sorted({*found["hosts"], found["driver"]})
 
