@@ -82,6 +82,15 @@ def place(where: str | Path) -> Place:
     return RemotePlace(where)
 
 
+def read_text(where: str | Path) -> str:
+    """A file's text, of this machine or at a URL."""
+    if isinstance(where, Path) or "://" not in where:
+        return Path(where).read_text(encoding="utf-8")
+    files, path = _opened(where)
+    with _said(f"{where} cannot be read"):
+        return files.cat_file(path).decode()
+
+
 class RemotePlace(Place):
     """A result folder at a URL."""
 
@@ -261,11 +270,11 @@ def _opened(url: str) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError:
         package = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}.get(kind, f"what fsspec needs for {kind}://")
-        raise UserError(f"result folder {url} needs a package that is not installed: pip install {package}") from None
+        raise UserError(f"{url} needs a package that is not installed: pip install {package}") from None
     except ValueError as error:
-        raise UserError(f"result folder {url} cannot be opened: {error}") from None
+        raise UserError(f"{url} cannot be opened: {error}") from None
     if not root.strip("/"):
-        raise UserError(f"result folder {url} names no folder")
+        raise UserError(f"{url} names no folder")
     return files, root.rstrip("/")
 
 

@@ -19,9 +19,9 @@ from nodes import wait_for
 from orchestrator import places, sweeping
 from orchestrator.cli import main
 from orchestrator.ledger import Ledger
-from orchestrator.places import LEDGER, LOCK, place
+from orchestrator.places import LEDGER, LOCK, place, read_text
 from orchestrator.progress import View
-from orchestrator.study import parse
+from orchestrator.study import ResourceSettings, parse
 from trainables.errors import UserError
 
 STUDY = """\
@@ -80,7 +80,11 @@ def fedsweep(monkeypatch, capfd):
 
 def files_at(url: str) -> dict[str, bytes]:
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    return {name.removeprefix(root).lstrip("/"): files.cat_file(name) for name in files.find(root)}
+    found = {}
+    for name in files.find(root):
+        with contextlib.suppress(FileNotFoundError):  # which has just got its final name
+            found[name.removeprefix(root).lstrip("/")] = files.cat_file(name)
+    return found
 
 
 def ended(url: str, folder: Path) -> int:
@@ -95,8 +99,8 @@ def ended(url: str, folder: Path) -> int:
         return db.execute("SELECT count(*) FROM trials").fetchone()[0]
 
 
-def run(where, view: View | None = None) -> sweeping.Finished:
-    return sweeping.run(parse(STUDY, "far.yaml", Path.cwd()), STUDY, where, view or View())
+def run(where, view: View | None = None, resources: ResourceSettings | None = None) -> sweeping.Finished:
+    return sweeping.run(parse(STUDY, "far.yaml", Path.cwd()), STUDY, where, view or View(), resources=resources)
 
 
 # ---- a study at a URL
@@ -124,14 +128,14 @@ class Watching(View):
 
 @pytest.mark.ray
 def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
-    """A driver runs two packs and is gone, with its working copy; another one goes on. They leave there what a run
-    leaves in a folder."""
+    """A driver runs two packs and is gone, with its working copy; another one goes on, with other resources. They leave
+    there what a run leaves in a folder."""
     url, local = f"s3://bucket/{tmp_path.name}", tmp_path / "local"
     first, second = (Watching(url, tmp_path, stop_after) for stop_after in (2, TRIALS))
     assert not run(url, first).complete
     code, out, _ = fedsweep("status", url, "--json")
     assert (code, json.loads(out)["finished"], json.loads(out)["running"]) == (0, False, None)
-    finished = run(url, second)
+    finished = run(url, second, ResourceSettings(gpus_per_host=0, hosts=2))
     assert finished.complete
     assert (first.before, second.before, second.sent) == (0, first.sent, TRIALS)
     assert 2 <= first.sent < TRIALS, "with what was in flight"
@@ -148,6 +152,7 @@ def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
 
     code, out, _ = fedsweep("best", url, "--json")
     assert (code, len(json.loads(out))) == (0, 1)
+    assert read_text(f"{url}/best.yaml") == (local / "best.yaml").read_text(), "what train --from reads"
     code, out, _ = fedsweep("resume", url)
     assert (code, out.strip()) == (0, found["tables/README.md"].decode().strip())
     s3.rm_file(f"bucket/{tmp_path.name}/tables/accuracy.md")
@@ -311,8 +316,8 @@ def test_a_bucket_that_is_not_there_is_not_made(s3, fedsweep):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nonsense://x/y", "result folder nonsense://x/y cannot be opened: Protocol not known: nonsense."),
-        ("s3://", "result folder s3:// names no folder."),
+        ("nonsense://x/y", "nonsense://x/y cannot be opened: Protocol not known: nonsense."),
+        ("s3://", "s3:// names no folder."),
     ],
 )
 def test_bad_urls(fedsweep, url, said):
@@ -326,6 +331,4 @@ def test_a_package_that_is_not_installed_is_named():
     program += "from orchestrator.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == (
-        "fedsweep: result folder s3://b/f needs a package that is not installed: pip install 'fedsweep[s3]'.\n"
-    )
+    assert done.stderr == ("fedsweep: s3://b/f needs a package that is not installed: pip install 'fedsweep[s3]'.\n")
