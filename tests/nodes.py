@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 RAY = Path(sys.executable).with_name("ray")
 PR_SET_PDEATHSIG = 1
 STARTED = "Ray runtime started"

@@ -135,7 +135,8 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     large = cluster.add(3)
     driver = run("--resource", "hosts=3", RAY_ADDRESS=cluster.address)
     large.freeze_in_a_round()
-    assert len(large.processes(HOST)) == sum(hosts(cluster)) == 3
+    wait_for(lambda: len(large.processes(HOST)) == 3, "all hosts were on the large node", driver.alive)
+    assert sum(hosts(cluster)) == 3
     large.kill()
     large = cluster.add(3)
     wait_for(lambda: len(large.processes(HOST)) == 3, "the federation was on the new node", driver.alive)
