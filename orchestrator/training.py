@@ -101,7 +101,6 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
             hyperparameters=chosen,
             privacy=privacy,
             seed=seed,
-            evaluate_every=entry["evaluate_every"],
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:
