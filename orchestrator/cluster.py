@@ -13,6 +13,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from trainables.errors import UserError
 
@@ -25,35 +26,83 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     if ray.is_initialized():
         yield
         return
-    try:
-        if address is None:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=LOCAL_OBJECT_STORE,
-                _node_ip_address="127.0.0.1",
-            )
-        else:
-            _show_token()
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:
-        raise UserError(f"no Ray cluster answers at address = {address!r}: {str(error).rstrip('.')}") from None
+    if address is None:
+        _start(cpus)
+    else:
+        _join(address)
     try:
         yield
     finally:
         ray.shutdown()
 
 
+def _start(cpus: int | None) -> None:
+    """A Ray that nobody else can reach: it listens to this machine alone, and only to those with the user's token."""
+    _make_token()
+    with _loopback_only():
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=LOCAL_OBJECT_STORE,
+            _node_ip_address="127.0.0.1",
+        )
+
+
+def _join(address: str) -> None:
+    if "://" in address:
+        raise UserError(
+            f"address = {address!r} is not auto or HOST:PORT; from outside a cluster, send the command to it: "
+            "ray job submit -- fedsweep run STUDY --results URL"
+        )
+    _show_token()
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, AuthenticationError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"no Ray cluster answers at address = {address!r}: {reason}; one that is up wants its token, from "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN"
+        ) from None
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """On Linux Ray takes 127.0.0.1 for the machine's address in its network, and then listens to all the world. It
+    does not where it thinks that clusters of several machines are not to be had, as it does elsewhere."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _make_token() -> None:
+    """Ray writes a token into the user's home on first use, for all to read: it is made here, for the user alone."""
+    from ray._private.authentication import authentication_token_setup as tokens
+
+    logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
+    before = os.umask(0o077)
+    try:
+        tokens.enable_token_auth_by_default()
+        tokens.ensure_token_if_auth_enabled()
+    except OSError as error:
+        raise UserError(f"Ray's token cannot be written: {error}; say where it is with RAY_AUTH_TOKEN_PATH") from None
+    finally:
+        os.umask(before)
+
+
 def _show_token() -> None:
     """Ray guards its clusters with a token in the user's home, but shows it by itself only to the address `auto`."""
-    with contextlib.suppress(ImportError):
-        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+    from ray._private.authentication import authentication_token_setup as tokens
 
-        logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
+    tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def local_resources() -> list[dict[str, float]]:

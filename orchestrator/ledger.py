@@ -169,6 +169,10 @@ class Ledger:
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
+    def copy_to(self, file: Path) -> None:
+        """A whole ledger as of now, in one file; also while another process writes."""
+        self._db.execute("VACUUM INTO ?", (str(file),))
+
     # ---- the study
 
     def add_study(self, study: str, source: str) -> None:

@@ -15,6 +15,7 @@ from trainables.spec import TrialSpec
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
 HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; cores beyond that run another federation
+BUSY_ENOUGH = 0.75  # of the cores: for less idling, federations get smaller
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Capacity:
     size: FederationSize
     federations: int
     lanes_per_pack: int
+    placement: str = "pack"
 
 
 def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
@@ -32,18 +34,13 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
     gpus = settings.gpus_per_host
     if gpus == "auto":
         gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
-    if gpus > 0:
-        hosts = 1 if settings.hosts == "auto" else settings.hosts
-        size = FederationSize(min(hosts, clients), 1.0, gpus)
+    if settings.hosts != "auto":
+        size = FederationSize(min(settings.hosts, clients), 1.0, gpus)
+    elif gpus > 0:
+        size = FederationSize(1, 1.0, gpus)
     else:
-        largest = max((int(node.get("CPU", 0)) for node in nodes), default=0)
-        automatic = min(HOSTS_PER_FEDERATION, max(1, largest))
-        size = FederationSize(min(automatic if settings.hosts == "auto" else settings.hosts, clients))
-    slots = [_slots(node, size) for node in nodes]
-    if settings.placement == "spread":
-        federations = sum(slots) // size.hosts
-    else:
-        federations = sum(slot // size.hosts for slot in slots)
+        size = _fitting(nodes, settings.placement, clients)
+    federations = room(nodes, size, settings.placement)
     if federations == 0:
         need = " and ".join(f"{amount * size.hosts:g} {name}" for name, amount in size.host_bundle.items())
         raise UserError(
@@ -51,7 +48,22 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
             f"{'the cluster' if settings.placement == 'spread' else 'one node'}, which none has"
         )
     lanes = AUTO_LANES[size.device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
-    return Capacity(size, federations, lanes)
+    return Capacity(size, federations, lanes, settings.placement)
+
+
+def room(nodes: Sequence[dict[str, float]], size: FederationSize, placement: str) -> int:
+    """How many federations the nodes hold side by side."""
+    slots = [_slots(node, size) for node in nodes]
+    return sum(slots) // size.hosts if placement == "spread" else sum(slot // size.hosts for slot in slots)
+
+
+def _fitting(nodes: Sequence[dict[str, float]], placement: str, clients: int) -> FederationSize:
+    """The largest federation that leaves few cores idle, on nodes that may be of many sizes."""
+    sizes = [FederationSize(hosts) for hosts in range(min(HOSTS_PER_FEDERATION, clients), 0, -1)]
+    cores = sum(_slots(node, sizes[-1]) for node in nodes)
+    return next(
+        (size for size in sizes if 0 < BUSY_ENOUGH * cores <= size.hosts * room(nodes, size, placement)), sizes[-1]
+    )
 
 
 def _slots(node: dict[str, float], size: FederationSize) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,16 @@ os.environ.setdefault("TUNE_WARN_THRESHOLD_S", "60")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
 import ray
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.search import Searcher
 
 from orchestrator.ledger import Row
-from orchestrator.packing import Capacity, companies, make_packs
+from orchestrator.packing import Capacity, companies, make_packs, room
 from orchestrator.search import Sweep
 from trainables.errors import UserError
 from trainables.pack import plan_of
+from trainables.pack_storage import PackStorage
 from trainables.pack_trial import PackTrial
 from trainables.problem import Shipper
 from trainables.server import LaneResult
@@ -38,7 +38,13 @@ from trainables.spec import TrialSpec
 
 PACK_RETRIES = 2  # how often Tune takes a failed pack up again before it is split
 GIVE_UP_AFTER = 3  # single trials failed and not one pack ended: the fault is not in the trials
+LOOK_EVERY_S = 2.0
+WAIT_FOR_NODES_S = 60.0  # how long nodes may be too few for a federation before smaller ones are made
 log = logging.getLogger("fedsweep")
+
+
+class NoRoomError(Exception):
+    """Nodes have gone, and those that are left hold no federation of this size."""
 
 
 class Pack(list[TrialSpec]):
@@ -65,6 +71,7 @@ class Conductor(Searcher):
     def __init__(self, sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None]) -> None:
         super().__init__(metric="round", mode="max")
         self.sweep, self.size = sweep, size
+        self._looked = self._had_room = time.monotonic()
         self.in_flight: dict[str, InFlight] = {}
         self.lane_rounds = 0
         """Rounds of single trials that have been run, for the rate."""
@@ -126,6 +133,27 @@ class Conductor(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Nothing: the ledger is the state."""
 
+    # ---- nodes come and go
+
+    def look_around(self) -> None:
+        """As many packs at a time as the nodes have room for right now."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        found = room(node_resources(), self.size.size, self.size.placement)
+        if found:
+            self._had_room = now
+        elif now - self._had_room > WAIT_FOR_NODES_S:
+            log.warning(
+                "for %.0f s no node has had room for a federation; the packs in flight start again",
+                now - self._had_room,
+            )
+            raise NoRoomError
+        if found and found != self.size.federations:
+            log.info("there is room for %d federations now", found)
+            self.size = replace(self.size, federations=found)
+
     # ---- what becomes of packs
 
     def recovered(self, trial_id: str, reason: str) -> None:
@@ -183,11 +211,14 @@ class Conductor(Searcher):
         self._on_change(self)
 
 
-class _Failures(tune.Callback):
-    """Tells the conductor why a pack failed, which Tune's searchers are not told."""
+class _Events(tune.Callback):
+    """Tells the conductor what Tune's searchers are not told: why a pack failed, and that time goes on."""
 
     def __init__(self, conductor: Conductor) -> None:
         self.conductor = conductor
+
+    def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
+        self.conductor.look_around()
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.conductor.recovered(trial.trial_id, _reason(trial))
@@ -206,7 +237,7 @@ def _reason(trial: Any) -> str:
     return "its process ended without a word"
 
 
-def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], storage: Path | None = None) -> Conductor:
+def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], packs: PackStorage) -> Conductor:
     """Run all that is missing. Returns when the study is finished, or stopped by one Ctrl-C."""
     conductor = Conductor(sweep, size, on_change)
     if sweep.finished:
@@ -214,12 +245,13 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
     shipper = Shipper()
     shipments = {key: shipper.ship(problem) for key, problem in sweep.blueprint.problems.items()}
     bundles: list[dict[str, float]] = [{}, *([size.size.host_bundle] * size.size.hosts)]
-    strategy = "SPREAD" if sweep.blueprint.study.resources.placement == "spread" else "PACK"
+    # "PACK" alone would tear a federation apart where a node has room for a part of it
+    strategy = {"spread": "SPREAD", "pack": "STRICT_PACK"}[size.placement]
     trainable = tune.with_resources(
-        tune.with_parameters(PackTrial, shipments=shipments, size=size.size),
+        tune.with_parameters(PackTrial, shipments=shipments, size=size.size, storage=packs),
         tune.PlacementGroupFactory(bundles, strategy=strategy),
     )
-    scratch = Path(tempfile.mkdtemp(prefix="fedsweep-tune-", dir=storage))
+    packs.clear()
     tuner = tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -231,10 +263,11 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
         ),
         run_config=tune.RunConfig(
             name="packs",
-            storage_path=str(scratch),
+            storage_path=packs.path,
+            storage_filesystem=packs.filesystem and PyFileSystem(FSSpecHandler(packs.filesystem)),
             failure_config=tune.FailureConfig(max_failures=PACK_RETRIES),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
-            callbacks=[_Failures(conductor)],
+            callbacks=[_Events(conductor)],
             verbose=0,
         ),
     )
@@ -242,7 +275,7 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
         with quiet(), _stop_on_signal(conductor):
             tuner.fit()
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        packs.clear()
     if conductor.broken:
         raise UserError(f"no trial can run here: {conductor.broken}")
     return conductor

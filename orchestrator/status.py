@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import Ledger
+from orchestrator.places import place
 from orchestrator.search import SEARCH_STAGES, search_budget
 from orchestrator.study import Study
 from trainables.errors import UserError
@@ -17,15 +18,17 @@ from trainables.objective import OBJECTIVES
 STAGES = ("coarse", "fine", "optuna", "confirm")
 
 
-def read(folder: Path) -> dict[str, Any]:
-    with Ledger.read(folder) as ledger:
+def read(results: Path | str) -> dict[str, Any]:
+    where = place(results)
+    with where.to_read() as folder, Ledger.read(folder) as ledger:
         recorded, stages = ledger.study(), ledger.stages()
         if recorded is None:
-            raise UserError(f"result folder {folder} holds no study yet")
+            raise UserError(f"result folder {results} holds no study yet")
         study = Study.model_validate_json(recorded[0])
         outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
         failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
         reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
+        running = _holder(folder) or where.holder()
     objective, cells = study.judged_by, []
     for cell, way in dict.fromkeys((cell, way) for cell, way, _ in stages):
         opened = {stage: stages[cell, way, stage] for stage in STAGES if (cell, way, stage) in stages}
@@ -49,7 +52,7 @@ def read(folder: Path) -> dict[str, Any]:
         "study": study.name,
         "objective": study.objective,
         "finished": ended == expected * len(study.search.ways),
-        "running": _holder(folder),
+        "running": running,
         "cells_ended": ended,
         "cells_total": expected * len(study.search.ways),
         "trials": dict(sorted(states.items())),

@@ -385,6 +385,22 @@ def _located(data: DataSettings, folder: Path) -> DataSettings:
     return data.model_copy(update={"source": str(found[0].resolve())}) if found else data
 
 
+def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSettings:
+    """With some settings given as KEY=VALUE."""
+    content = of.model_dump()
+    for text in settings:
+        key, _, value = text.partition("=")
+        if key not in content:
+            raise UserError(f"resource {text!r} is not KEY=VALUE with a key of: {', '.join(content)}")
+        content[key] = value
+        try:
+            ResourceSettings.model_validate({key: value})
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise UserError(f"resource {text!r}: {message}") from None
+    return ResourceSettings.model_validate(content)
+
+
 def check_extension(old: Study, new: Study) -> None:
     """A result folder takes a changed study only if it adds to the old one: everything shown before is shown still."""
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")

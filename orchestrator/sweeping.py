@@ -8,16 +8,19 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator import runner
 from orchestrator.cells import Blueprint
 from orchestrator.cluster import connected, local_resources
 from orchestrator.ledger import Ledger
 from orchestrator.packing import capacity
+from orchestrator.places import Place, place
 from orchestrator.progress import View
 from orchestrator.search import Sweep
-from orchestrator.study import Study, check_extension
+from orchestrator.study import ResourceSettings, Study, check_extension
 from orchestrator.tables import write_tables
+from orchestrator.tables.best import read_best
 from orchestrator.tables.render import write_text
 from trainables.errors import UserError
 
@@ -29,53 +32,90 @@ class Finished:
     complete: bool
     """False after one Ctrl-C: the packs in flight were finished, the rest is for `resume`."""
     failed: int
-    tables: list[Path]
+    tables: list[str]
+    """Where they are."""
+    page: str
+    """The one to begin with."""
 
 
-def run(study: Study, source: str, folder: Path, view: View, address: str | None = None) -> Finished:
-    """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables."""
+def run(
+    study: Study,
+    source: str,
+    results: Path | str,
+    view: View,
+    address: str | None = None,
+    resources: ResourceSettings | None = None,
+) -> Finished:
+    """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables.
+    `resources`: for this run, instead of the study's own."""
+    resources = resources or study.resources
     blueprint = Blueprint.draw(study)
     if address is None:
-        capacity(
-            local_resources(), study.resources, blueprint.most_clients
-        )  # what does not fit is said before Ray starts
-    try:
-        return _run(blueprint, source, folder, view, address)
-    except (sqlite3.Error, OSError) as error:
-        raise UserError(
-            f"result folder {folder} cannot be written: {error}; nothing finished is lost, and "
-            f"'fedsweep resume {folder}' goes on once there is room"
-        ) from error
+        capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
+    where = place(results)
+    with where.to_write():
+        try:
+            return _run(blueprint, source, where, view, address, resources)
+        except (sqlite3.Error, OSError) as error:
+            raise UserError(
+                f"result folder {where} cannot be written: {error}; nothing finished is lost, and "
+                f"'fedsweep resume {where}' goes on once there is room"
+            ) from error
 
 
-def _run(blueprint: Blueprint, source: str, folder: Path, view: View, address: str | None) -> Finished:
-    study = blueprint.study
+def _run(
+    blueprint: Blueprint, source: str, where: Place, view: View, address: str | None, resources: ResourceSettings
+) -> Finished:
+    folder = where.folder
     with Ledger.write(folder) as ledger, _logging(folder):
         _enter_study(ledger, blueprint, source, folder)
         sweep = Sweep(blueprint, ledger)
         if not sweep.finished:
             view.starting(sweep)
             with connected(address):
-                size = capacity(runner.node_resources(), study.resources, blueprint.most_clients)
-                view.started(sweep, size)
-                with view:
-                    runner.run(sweep, size, view.changed)
+                _run_packs(sweep, where, view, resources)
         failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
-        return Finished(sweep.finished, failed, write_tables(ledger, folder))
+        written = [where.shown(path) for path in write_tables(ledger, folder)]
+        return Finished(sweep.finished, failed, written, (folder / "tables" / "README.md").read_text(encoding="utf-8"))
 
 
-def recorded_study(folder: Path) -> tuple[Study, str]:
+def _run_packs(sweep: Sweep, where: Place, view: View, resources: ResourceSettings) -> None:
+    """To the end, or until stopped. Where nodes have gone and federations no longer fit, with smaller ones."""
+
+    def changed(conductor: runner.Conductor) -> None:
+        where.recorded(len(conductor.sweep.outcomes))
+        view.changed(conductor)
+
+    while True:
+        size = capacity(runner.node_resources(), resources, sweep.blueprint.most_clients)
+        view.started(sweep, size)
+        with contextlib.suppress(runner.NoRoomError), view:
+            runner.run(sweep, size, changed, where.packs)
+            return
+
+
+def recorded_study(results: Path | str) -> tuple[Study, str]:
     """The study that a result folder holds."""
-    with Ledger.read(folder) as ledger:
+    with place(results).to_read() as folder, Ledger.read(folder) as ledger:
         found = ledger.study()
     if found is None:
-        raise UserError(f"result folder {folder} holds no study yet")
+        raise UserError(f"result folder {results} holds no study yet")
     return Study.model_validate_json(found[0]), found[1]
 
 
-def rebuild_tables(folder: Path) -> list[Path]:
-    with Ledger.read(folder) as ledger:
-        return write_tables(ledger, folder)
+def rebuild_tables(results: Path | str) -> list[str]:
+    where = place(results)
+    with where.to_read() as folder, Ledger.read(folder) as ledger:
+        written = [where.shown(path) for path in write_tables(ledger, folder)]
+        where.send_tables()
+        return written
+
+
+def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
+    """The chosen configuration of every cell, as best.yaml has it."""
+    with place(results).to_read() as folder, Ledger.read(folder) as ledger:
+        write_tables(ledger, folder)
+        return read_best(folder / "best.yaml")
 
 
 def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path) -> None:

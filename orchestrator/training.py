@@ -68,7 +68,7 @@ def prepare(
     return Training(spec, ready, check(spec, ready))
 
 
-def from_best(file: Path, cell: str | None, seed: int, source: str | None) -> Training:
+def from_best(file: Path | str, cell: str | None, seed: int, source: str | None) -> Training:
     """A winner of a sweep as the confirm stage trained it, from the sweep's best.yaml."""
     from orchestrator.tables.best import read_best  # brings pandas along, which plain training does without
 

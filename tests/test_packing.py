@@ -36,8 +36,13 @@ def cpus(count: float) -> dict[str, float]:
         ([3, 3], {}, (2, 3)),
         ([8], {}, (2, 4)),  # four hosts at most; the other cores run another federation
         ([8, 8, 2], {}, (4, 4)),  # two on each of the large nodes, none on the small one
-        ([6, 6], {}, (2, 4)),  # twelve cores, but a federation stays on its node: one on each
+        ([6, 6], {}, (4, 3)),  # four hosts would leave two cores of every node idle
+        ([6, 6], {"hosts": 4}, (2, 4)),  # twelve cores, but a federation stays on its node: one on each
         ([6, 6], {"placement": "spread"}, (3, 4)),  # unless it is spread
+        ([3, 2], {}, (2, 2)),  # three hosts would leave the smaller node idle
+        ([5], {}, (1, 4)),  # one core in five
+        ([5, 1], {}, (6, 1)),  # what fits both
+        ([1, 1, 1], {"placement": "spread"}, (1, 3)),
         ([1, 1, 1, 1], {"hosts": 4, "placement": "spread"}, (1, 4)),
         ([5, 1], {"hosts": 2}, (2, 2)),
         ([0, 4], {"hosts": 1}, (4, 1)),  # a head node that lends no core

@@ -13,7 +13,16 @@ from pydantic import BaseModel
 
 from orchestrator import study as studies
 from orchestrator.cells import Blueprint
-from orchestrator.study import MethodSettings, Study, check_extension, load, packaged, parse
+from orchestrator.study import (
+    MethodSettings,
+    ResourceSettings,
+    Study,
+    changed_resources,
+    check_extension,
+    load,
+    packaged,
+    parse,
+)
 from trainables.errors import UserError
 from trainables.methods import METHODS
 
@@ -399,3 +408,28 @@ def test_a_long_value_is_shortened_in_the_refusal():
     with pytest.raises(UserError) as caught:
         check_extension(read(TEXT), long)
     assert len(str(caught.value)) < 250
+
+
+# ---- resources for one run
+
+
+def test_resources_of_a_run_replace_those_of_the_study():
+    given = ResourceSettings(hosts=2, lanes_per_pack=7)
+    assert changed_resources(given, []) == given
+    changed = changed_resources(given, ["hosts=auto", "placement=spread", "gpus_per_host=0.5"])
+    assert changed == ResourceSettings(hosts="auto", lanes_per_pack=7, placement="spread", gpus_per_host=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hosts", "Input should be a valid integer"),
+        ("hosts=none", "Input should be a valid integer"),
+        ("hosts=0", "0 is less than 1"),
+        ("placement=far", "Input should be 'pack' or 'spread'"),
+        ("rounds=5", "is not KEY=VALUE with a key of: hosts, gpus_per_host, lanes_per_pack, placement"),
+    ],
+)
+def test_bad_resources_are_named(text, said):
+    with pytest.raises(UserError, match=rf"^resource '{text}'.*{re.escape(said)}"):
+        changed_resources(ResourceSettings(), [text])

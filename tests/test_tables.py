@@ -691,7 +691,9 @@ def test_hostile_names_neither_leave_the_folder_nor_become_markup(tmp_path):
     texts = ["".join(c.content for c in token.children) for token in rows if token.type == "inline"]
     assert label.replace("\r\n", "  ") in texts  # and this is all a reader sees of it
     accuracies = [pd.read_csv(path) for path in written if path.name.startswith("accuracy") and path.suffix == ".csv"]
-    assert {name for found in accuracies for name in found["method"]} == {label, "DP-FedAdam"}  # as it was given
+    # on one line, and with an apostrophe, without which a spreadsheet would compute it
+    expected = {"'" + label.replace("\r\n", "  "), "DP-FedAdam"}
+    assert {name for found in accuracies for name in found["method"]} == expected
     assert f"{HOSTILE} / iid / {label} / eps 1" in yaml.safe_load((folder / "best.yaml").read_text())["cells"]
 
 
@@ -711,6 +713,20 @@ def test_hostile_names_neither_leave_the_folder_nor_become_markup(tmp_path):
 def test_text_is_escaped(text, markdown, latex):
     assert render.markdown_text(text) == markdown
     assert render.latex_text(text) == latex
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *((f"{start}1+1", f"'{start}1+1") for start in "=+-@"),
+        *((f"{blank}=1+1", "' =1+1") for blank in "\t\r\n "),
+        ("x=1", "x=1"),
+        ("a\rb,c", "a b,c"),  # a bare carriage return ends a line for many readers
+    ],
+)
+def test_no_cell_of_a_csv_is_a_formula_or_a_line_of_its_own(text, shown):
+    table = render.Table("", "", "", [], "", [], pd.DataFrame({"a": [text], "b": [-1.5]}))
+    assert list(csv.reader(io.StringIO(render.to_csv(table), newline=""))) == [["a", "b"], [shown, "-1.5"]]
 
 
 def test_latex_is_a_whole_table(finished):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray import tune
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
+from trainables.pack_storage import PackStorage
 from trainables.problem import Shipment
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
@@ -26,8 +28,10 @@ CHECKPOINT_EVERY_S = 10.0  # a pack that dies loses about this much; a checkpoin
 
 
 class PackTrial(tune.Trainable):
-    def setup(self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize) -> None:
-        self.shipments = shipments
+    def setup(
+        self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize, storage: PackStorage
+    ) -> None:
+        self.shipments, self.storage = shipments, storage
         self._began = time.monotonic()
         """When this federation was begun, until its first pack is open."""
         self.starting_s = 0.0
@@ -73,11 +77,23 @@ class PackTrial(tune.Trainable):
             "lanes": [vars(lane) for lane in lanes] if done else None,
             "starting_s": self.starting_s,
         }
-        if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S:
+        if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S and self._can_save:
             result[SHOULD_CHECKPOINT] = True
         return result
 
     # ---- checkpoints
+
+    @cached_property
+    def _can_save(self) -> bool:
+        """Another node may not see the driver's folder: a pack that dies there starts again from round 0."""
+        return self.storage.within_reach()
+
+    def restore(self, checkpoint_path: Any) -> None:
+        try:
+            super().restore(checkpoint_path)
+        except (OSError, ValueError) as error:
+            print(f"the checkpoint cannot be reached, the pack starts again from round 0: {error}")
+            self._open(self.config)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._ensure_open()

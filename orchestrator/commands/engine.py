@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -189,12 +188,12 @@ def train(
     evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
     validation_fraction: Annotated[float, typer.Option(help="Share of the train rows held out.")] = 0.1,
     from_file: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Train a winner of a sweep again, from its best.yaml; of the other options only --cell, --seed, "
-            "--data, --hosts, --address and --json count then.",
+            help="Train a winner of a sweep again, from its best.yaml or the URL of it; of the other options only "
+            "--cell, --seed, --data, --hosts, --address and --json count then.",
         ),
     ] = None,
     cell: Annotated[str | None, typer.Option(help="With --from: which cell; default: the only one.")] = None,

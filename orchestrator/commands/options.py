@@ -62,5 +62,8 @@ ReleaseModel = Annotated[
 AdjacencyModel = Annotated[Adjacency, typer.Option(help="What neighbouring data sets differ in.")]
 Address = Annotated[
     str | None,
-    typer.Option(help="Join the Ray at this address (auto or HOST:PORT); default: start one here."),
+    typer.Option(
+        envvar="RAY_ADDRESS",  # as in a job that `ray job submit` started
+        help="Join the Ray at this address (auto or HOST:PORT); default: start one here.",
+    ),
 ]

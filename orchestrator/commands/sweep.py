@@ -13,52 +13,62 @@ from orchestrator.console import emit_json, stderr
 app = typer.Typer()
 
 StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="A study file, or the name of a packaged study.")]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A result folder.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="A result folder, or its URL (s3://bucket/folder).")]
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        metavar="KEY=VALUE",
+        help="Instead of the study's: hosts, gpus_per_host, lanes_per_pack or placement, for this run; may be "
+        "repeated. Never changes a result.",
+    ),
+]
 
 
 @app.command()
 def run(
     study: StudyName = "quickstart",
     results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The result folder; default: results/NAME.")
+        str | None, typer.Option(metavar="DIR", help="The result folder or its URL; default: results/NAME.")
     ] = None,
     address: Address = None,
+    resource: Resources = None,
     json: Json = False,
 ) -> None:
     """Run a study: search every cell, confirm the winners, write the tables. Does only what is missing."""
     from orchestrator import study as studies
 
     loaded, text = studies.load(study)
-    _run(loaded, text, results or Path("results") / loaded.name, address, json)
+    _run(loaded, text, results or str(Path("results") / loaded.name), address, resource, json)
 
 
 @app.command()
-def resume(folder: Folder, address: Address = None, json: Json = False) -> None:
+def resume(folder: Folder, address: Address = None, resource: Resources = None, json: Json = False) -> None:
     """Go on with the study of a result folder, however it ended."""
     from orchestrator.sweeping import recorded_study
 
     loaded, text = recorded_study(folder)
-    _run(loaded, text, folder, address, json)
+    _run(loaded, text, folder, address, resource, json)
 
 
-def _run(study: Any, text: str, folder: Path, address: str | None, json: bool) -> None:
+def _run(study: Any, text: str, folder: str, address: str | None, resource: list[str] | None, json: bool) -> None:
     from orchestrator import sweeping
     from orchestrator.progress import JsonView, LineView, LiveView
+    from orchestrator.study import changed_resources
 
     view = JsonView() if json else LiveView() if stderr.is_terminal else LineView()
     try:
-        finished = sweeping.run(study, text, folder, view, address)
+        resources = changed_resources(study.resources, resource or [])
+        finished = sweeping.run(study, text, folder, view, address, resources)
     except KeyboardInterrupt:
         stderr.print(f"stopped; nothing finished is lost. To go on: fedsweep resume {folder}")
         raise
-    index = folder / "tables" / "README.md"
     if json:
         event = "finished" if finished.complete else "stopped"
-        emit_json({"event": event, "folder": str(folder), "failed": finished.failed, "tables": finished.tables})
+        emit_json({"event": event, "folder": folder, "failed": finished.failed, "tables": finished.tables})
     elif finished.complete:
-        if index.is_file():
-            typer.echo(index.read_text(encoding="utf-8"))
-        stderr.print(f"tables are in {folder / 'tables'}, the chosen values in {folder / 'best.yaml'}")
+        typer.echo(finished.page)
+        stderr.print(f"tables are in {folder}/tables, the chosen values in {folder}/best.yaml")
     if finished.failed:
         stderr.print(f"{finished.failed} trials failed; fedsweep status {folder} says why")
     if not finished.complete:
@@ -115,15 +125,13 @@ def figures(folder: Folder) -> None:
 @app.command()
 def best(folder: Folder, json: Json = False) -> None:
     """Print the chosen configuration of every cell."""
-    from orchestrator.sweeping import rebuild_tables
-    from orchestrator.tables.best import read_best
+    from orchestrator.sweeping import chosen_cells
 
-    rebuild_tables(folder)
-    cells = read_best(folder / "best.yaml")
+    cells = chosen_cells(folder)
     if json:
         emit_json(cells)
         return
     for cell, chosen in cells.items():
         values = ", ".join(f"{name}={value}" for name, value in chosen["hyperparameters"].items())
         typer.echo(f"{cell}\n    {values}")
-    typer.echo(f"\nto train one again: fedsweep train --from {folder / 'best.yaml'} --cell NAME --seed 42")
+    typer.echo(f"\nto train one again: fedsweep train --from {folder}/best.yaml --cell NAME --seed 42")

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.places import read_text
 from orchestrator.tables.results import CellResult, Results
 from trainables.data import partition
 from trainables.errors import UserError
@@ -23,10 +24,10 @@ def page(results: Results) -> str:
     return HEADER + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
 
 
-def read_best(file: Path) -> dict[str, dict[str, Any]]:
+def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
     """The chosen configurations by cell, as `page` wrote them."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read: {error}".replace("\n", " ")) from None
     if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):

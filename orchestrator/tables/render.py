@@ -1,7 +1,7 @@
 """A table and its three forms: Markdown to read, CSV to compute with, LaTeX to print.
 
 What a table says is plain text. Each form escapes it in its own way, so a name from a study file is shown as it is and
-can neither end a cell nor become markup.
+can neither end a cell nor become markup, nor a formula where a spreadsheet opens the CSV.
 """
 
 from __future__ import annotations
@@ -138,7 +138,15 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def to_csv(table: Table) -> str:
-    return table.data.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+    return table.data.map(_csv_cell).to_csv(index=False, lineterminator="\n", float_format="%.10g")
+
+
+def _csv_cell(value: object) -> object:
+    """Text on one line, and with an apostrophe before it where a spreadsheet would compute it."""
+    if not isinstance(value, str):
+        return value
+    text = one_line(value)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,171 @@
+"""A Ray cluster of several nodes on this machine: each node is a `ray start` of its own, with its own raylet, session
+folder, object store, resources and loopback address."""
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 240.0
+RAY = Path(sys.executable).with_name("ray")
+PR_SET_PDEATHSIG = 1
+STARTED = "Ray runtime started"
+IN_A_ROUND = "ray::HostActor.round"  # what Ray calls a host's process meanwhile
+
+
+def wait_for(condition: Callable[[], Any], what: str, alive: Callable[[], bool] = lambda: True) -> Any:
+    """What the condition gives as soon as it is true; fails where it does not become so, or no longer can."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        assert alive(), f"it ended before {what}"
+        time.sleep(0.02)
+    raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
+
+
+class Node:
+    """One node; `address` is the cluster's, which the first node, its head, opens."""
+
+    def __init__(
+        self, folder: Path, ip: str, cpus: int, address: str | None, environment: dict[str, str], *options: str
+    ) -> None:
+        self.ip, self.folder = ip, folder
+        folder.mkdir()
+        self.address = address or f"{ip}:{_free_port(ip)}"
+        place = ["--address", address] if address else ["--head", f"--port={self.address.split(':')[1]}"]
+        self._log = folder / "start.log"
+        self._process = subprocess.Popen(
+            [
+                *(RAY, "start", "--block", *place, f"--node-ip-address={ip}", f"--num-cpus={cpus}", "--num-gpus=0"),
+                *(f"--temp-dir={folder}", "--object-store-memory=100000000", *options),
+            ],
+            stdout=self._log.open("w"),
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # no node outlives the tests
+        )
+
+    def up(self) -> "Node":
+        wait_for(
+            lambda: STARTED in self._log.read_text(),
+            f"the node {self.ip} was up, see {self._log}",
+            lambda: self._process.poll() is None,
+        )
+        return self
+
+    def processes(self, title: str = "") -> list[int]:
+        """The processes of this node whose command line begins so."""
+        mine = [pid for pid, fields in _running().items() if int(fields[3]) == self._process.pid]
+        return [pid for pid in mine if _title(pid).startswith(title)]
+
+    def freeze_in_a_round(self) -> None:
+        """Stops a client host of this node while it works on a round, which then cannot end."""
+
+        def frozen() -> bool:
+            for pid in self.processes(IN_A_ROUND):
+                os.kill(pid, signal.SIGSTOP)
+                wait_for(lambda pid=pid: _state(pid) == "T", "the host had stopped")
+                if _title(pid).startswith(IN_A_ROUND):
+                    return True
+                os.kill(pid, signal.SIGCONT)  # the round had just ended
+            return False
+
+        wait_for(frozen, f"a host on {self.ip} was in a round")
+
+    def kill(self) -> None:
+        """The machine is gone, from one moment to the next."""
+        for pid in self.processes():
+            _signal(pid, signal.SIGKILL)
+        self._process.wait()
+        wait_for(lambda: not self.processes(), f"the node {self.ip} was gone")
+
+
+class Cluster:
+    """Nodes by name. `close` ends whatever is left of them."""
+
+    def __init__(self, folder: Path, cpus: tuple[int, ...], *head_options: str) -> None:
+        self.folder = folder
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        self.environment = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_health_check_period_ms": "500",  # a dead node is noticed in seconds, not in a quarter of a minute
+        }
+        """Of every node and of whoever joins: with the cluster's token."""
+        self.nodes: list[Node] = []
+        self._add(cpus[0], *head_options).up()
+        self.address = self.nodes[0].address
+        for node in [self._add(count) for count in cpus[1:]]:
+            node.up()
+
+    def _add(self, cpus: int, *options: str) -> Node:
+        number = len(self.nodes)
+        address = self.nodes[0].address if self.nodes else None
+        # not 127.0.0.1, which Ray takes for "my address in the network"
+        place = self.folder / str(number), f"127.0.0.{number + 2}"
+        self.nodes.append(Node(*place, cpus, address, self.environment, *options))
+        return self.nodes[-1]
+
+    def add(self, cpus: int) -> Node:
+        return self._add(cpus).up()
+
+    def close(self) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+
+
+def _free_port(ip: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((ip, 0))
+        return probe.getsockname()[1]
+
+
+def _fields(pid: int) -> list[str]:
+    """What the kernel says of a process: its state, parent, group, session; nothing where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    return (_fields(pid) or [""])[0]
+
+
+def _running() -> dict[int, list[str]]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return {pid: fields for pid in pids if (fields := _fields(pid)) and fields[0] != "Z"}
+
+
+def family() -> set[int]:
+    """This process and all that it has started, however indirectly."""
+    found, running = {os.getpid()}, _running()
+    while more := {pid for pid, fields in running.items() if int(fields[1]) in found} - found:
+        found |= more
+    return found
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

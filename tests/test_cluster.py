@@ -1,0 +1,111 @@
+"""The Ray that is started here is closed to others, and what is written has the rights that the user wants."""
+
+import ipaddress
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+from nodes import family
+
+from orchestrator.cluster import connected
+from orchestrator.ledger import Ledger
+from orchestrator.tables.render import write_text
+from trainables.errors import UserError
+
+
+def listening(processes: set[int]) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses at which they wait for connections."""
+    waiting = {}
+    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(file).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":  # LISTEN
+                waiting[f"socket:[{fields[9]}]"] = _address(fields[1].partition(":")[0])
+    held = set()
+    for pid in processes:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                held.add(os.readlink(link))
+            except OSError:
+                continue  # closed meanwhile
+    return [address for name, address in waiting.items() if name in held]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The kernel writes an address in words of the machine's byte order."""
+    words = [int(text[k : k + 8], 16).to_bytes(4, sys.byteorder) for k in range(0, len(text), 8)]
+    found = ipaddress.ip_address(b"".join(words))
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+@pytest.mark.ray
+def test_the_local_ray_listens_to_this_machine_alone(local_ray):
+    """Its head, its raylet, its agents, an actor and the driver itself."""
+
+    @ray.remote(num_cpus=0)
+    class Actor:
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = Actor.remote()
+    processes = family()
+    assert ray.get(actor.pid.remote()) in family()
+    found = listening(processes | family())
+    assert len(found) >= 5
+    assert [address for address in found if not address.is_loopback] == []
+
+
+KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("environment", "lets_in"),
+    [
+        ({}, True),
+        ({"RAY_AUTH_MODE": "disabled"}, False),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, False),
+    ],
+)
+def test_the_local_ray_wants_the_users_token(local_ray, environment, lets_in):
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-c", KNOCK, address], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert (done.returncode == 0) == lets_in
+    assert ("AuthenticationError" in done.stderr) != lets_in
+
+
+def test_the_token_is_for_the_user_alone(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    program = "import os; os.umask(0o022); from orchestrator.cluster import _make_token; _make_token()"
+    subprocess.run([sys.executable, "-c", program], env={**environment, "HOME": str(tmp_path)}, check=True)
+    token = tmp_path / ".ray" / "auth_token"
+    assert len(token.read_text()) >= 32
+    assert token.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("address", ["ray://somewhere:10001", "http://127.0.0.1:8265"])
+def test_addresses_that_are_not_for_joining(address, monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    refused = pytest.raises(UserError, match=f"^address = '{address}' is not auto or HOST:PORT; .*ray job submit")
+    with refused, connected(address):
+        pytest.fail("it is no place to be")
+
+
+def test_results_have_the_rights_that_the_user_wants(tmp_path):
+    """As the umask says: no more, no less, and nothing can be executed."""
+    for mask, files, folders in ((0o022, 0o644, 0o755), (0o077, 0o600, 0o700)):
+        folder = tmp_path / f"{mask:o}"
+        before = os.umask(mask)
+        try:
+            with Ledger.write(folder):
+                write_text(folder / "tables" / "a.md", "x")
+        finally:
+            os.umask(before)
+        found = {path.name: path.stat().st_mode & 0o777 for path in [folder, *folder.rglob("*")]}
+        assert found.pop(folder.name) == found.pop("tables") == folders
+        assert set(found.values()) == {files}
