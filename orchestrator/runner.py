@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import sqlite3
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ import ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from orchestrator import head
 from orchestrator.ledger import Row
 from orchestrator.packing import Capacity, companies, make_packs
 from orchestrator.search import Sweep
@@ -72,6 +74,8 @@ class Conductor(Searcher):
         self.stopping = False
         self.broken = ""
         """Why nothing can run here at all, if that is so."""
+        self._unwritable: Exception | None = None
+        """Why the ledger took no more, if it did not."""
         self._lone_failures = 0
         self._any_success = False
         self._ready: list[Pack] = []
@@ -100,6 +104,7 @@ class Conductor(Searcher):
         flight = self.in_flight[trial_id]
         self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
         flight.round, flight.running = result["round"], result["running"]
+        self._note(result)
         self._on_change(self)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -107,6 +112,7 @@ class Conductor(Searcher):
             return  # `failed` hears of it with the reason
         flight = self.in_flight.pop(trial_id)
         self._any_success = True
+        self._note(result)
         self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
         by_key = {trial.key: trial for trial in flight.pack}
         self._record([self._row(by_key[lane["key"]], LaneResult(**lane)) for lane in result["lanes"]])
@@ -115,6 +121,11 @@ class Conductor(Searcher):
             "pack of %d trials ended after %.2f s, %.2f s of them to start its federation",
             *(len(flight.pack), seconds, result["starting_s"]),
         )
+
+    def _note(self, result: dict[str, Any]) -> None:
+        """What a pack got over by itself."""
+        for note in result["notes"]:
+            log.warning("%s", note)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its searcher to restore it later. The ledger is our state; there is nothing to keep here."""
@@ -130,6 +141,7 @@ class Conductor(Searcher):
 
     def recovered(self, trial_id: str, reason: str) -> None:
         """Tune takes a pack up again from its last checkpoint."""
+        self._stop_if_unwritable()
         self.retries += 1
         flight = self.in_flight[trial_id]
         self.sweep.ledger.add_failure([trial.key for trial in flight.pack], reason)
@@ -137,6 +149,7 @@ class Conductor(Searcher):
 
     def failed(self, trial_id: str, reason: str) -> None:
         """A pack has failed too often: split it until the culprit stands alone, and record that one."""
+        self._stop_if_unwritable()
         pack = self.in_flight.pop(trial_id).pack
         self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
         units = companies(pack)
@@ -177,9 +190,18 @@ class Conductor(Searcher):
         )
 
     def _record(self, rows: list[Row]) -> None:
-        self.sweep.ledger.add(rows)  # on the disk first, then in the plan
+        try:
+            self.sweep.ledger.add(rows)  # on the disk first, then in the plan
+        except (sqlite3.Error, OSError) as error:
+            self._unwritable = error
+            raise
         self.sweep.ended({row.key: (row.state, row.accuracy, row.loss) for row in rows})
         self._on_change(self)
+
+    def _stop_if_unwritable(self) -> None:
+        """Tune takes a searcher's exception for a failure of the pack that has just ended; it is none."""
+        if self._unwritable is not None:
+            raise self._unwritable
 
 
 class _Failures(tune.Callback):
@@ -201,7 +223,7 @@ def _reason(trial: Any) -> str:
         lines = [line.strip() for line in Path(trial.error_file).read_text(encoding="utf-8").splitlines()]
         said = [line for line in lines if line and not line.startswith(("File ", "Failure #"))]
         if said:
-            return said[-1][:500]
+            return said[-1].partition(" Some common causes")[0][:500]  # Ray's guesses help nobody
     return "its process ended without a word"
 
 
@@ -238,7 +260,7 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
         ),
     )
     try:
-        with quiet(), _stop_on_signal(conductor):
+        with quiet(), _stop_on_signal(conductor), head.watched():
             tuner.fit()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

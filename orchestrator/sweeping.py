@@ -37,13 +37,8 @@ def run(study: Study, source: str, folder: Path, view: View, address: str | None
     blueprint = Blueprint.draw(study)
     if address is None:
         capacity(local_resources(), study.resources, study.clients)  # what does not fit is said before Ray starts
-    try:
+    with _written_to(folder):
         return _run(blueprint, source, folder, view, address)
-    except (sqlite3.Error, OSError) as error:
-        raise UserError(
-            f"result folder {folder} cannot be written: {error}; nothing finished is lost, and "
-            f"'fedsweep resume {folder}' goes on once there is room"
-        ) from error
 
 
 def _run(blueprint: Blueprint, source: str, folder: Path, view: View, address: str | None) -> Finished:
@@ -72,7 +67,7 @@ def recorded_study(folder: Path) -> tuple[Study, str]:
 
 
 def rebuild_tables(folder: Path) -> list[Path]:
-    with Ledger.read(folder) as ledger:
+    with _written_to(folder), Ledger.read(folder) as ledger:
         return write_tables(ledger, folder)
 
 
@@ -93,6 +88,18 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
         facts[f"test_rows:{setting.id}"] = len(blueprint.problems[setting.confirm.key].y_eval)
     ledger.add_facts(facts)
     write_text(folder / "study.yaml", source)
+
+
+@contextlib.contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    """A disk that is full, or refuses, is said in a sentence."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(
+            f"result folder {folder} cannot be written: {error}; nothing finished is lost, and "
+            f"'fedsweep resume {folder}' goes on once there is room"
+        ) from error
 
 
 @contextlib.contextmanager

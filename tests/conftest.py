@@ -1,6 +1,8 @@
 """Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
 
+import datetime
 import os
+import time
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +11,11 @@ import small
 
 hypothesis.settings.register_profile("fedsweep", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fedsweep")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--counts-into", type=Path, help="a page whose table of faults is to be written anew")
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -45,3 +52,19 @@ def local_ray():
 
     with connected(cpus=2):
         yield
+
+
+@pytest.fixture(scope="session")
+def tally(pytestconfig):
+    """How often each fault struck; at the end it is shown, and written into the page that was asked for."""
+    import chaos
+
+    counted, began = chaos.Tally(), time.monotonic()
+    yield counted
+    minutes = (time.monotonic() - began) / 60
+    print(f"\n{counted.table()}\n")
+    page = pytestconfig.getoption("--counts-into")
+    if page is not None:
+        counted.write_into(
+            page, f"`make chaos` on {datetime.date.today()}, {os.cpu_count()} cores, {minutes:.0f} minutes:"
+        )
