@@ -74,7 +74,7 @@ class Conductor(Searcher):
         self.stopping = False
         self.broken = ""
         """Why nothing can run here at all, if that is so."""
-        self._unwritable: Exception | None = None
+        self.unwritable: Exception | None = None
         """Why the ledger took no more, if it did not."""
         self._lone_failures = 0
         self._any_success = False
@@ -141,17 +141,17 @@ class Conductor(Searcher):
 
     def recovered(self, trial_id: str, reason: str) -> None:
         """Tune takes a pack up again from its last checkpoint."""
-        self._stop_if_unwritable()
+        with self._writing():
+            flight = self.in_flight[trial_id]
+            self.sweep.ledger.add_failure([trial.key for trial in flight.pack], reason)
         self.retries += 1
-        flight = self.in_flight[trial_id]
-        self.sweep.ledger.add_failure([trial.key for trial in flight.pack], reason)
         log.warning("pack of %d trials is taken up again: %s", len(flight.pack), reason)
 
     def failed(self, trial_id: str, reason: str) -> None:
         """A pack has failed too often: split it until the culprit stands alone, and record that one."""
-        self._stop_if_unwritable()
-        pack = self.in_flight.pop(trial_id).pack
-        self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
+        with self._writing():
+            pack = self.in_flight.pop(trial_id).pack
+            self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
         units = companies(pack)
         if len(units) > 1:
             log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
@@ -190,18 +190,21 @@ class Conductor(Searcher):
         )
 
     def _record(self, rows: list[Row]) -> None:
-        try:
+        with self._writing():
             self.sweep.ledger.add(rows)  # on the disk first, then in the plan
-        except (sqlite3.Error, OSError) as error:
-            self._unwritable = error
-            raise
-        self.sweep.ended({row.key: (row.state, row.accuracy, row.loss) for row in rows})
+            self.sweep.ended({row.key: (row.state, row.accuracy, row.loss) for row in rows})
         self._on_change(self)
 
-    def _stop_if_unwritable(self) -> None:
-        """Tune takes a searcher's exception for a failure of the pack that has just ended; it is none."""
-        if self._unwritable is not None:
-            raise self._unwritable
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tune takes an exception of its searcher for a failure of the pack: a full disk must not become one."""
+        if self.unwritable is not None:
+            raise self.unwritable
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            self.unwritable = error
+            raise
 
 
 class _Failures(tune.Callback):
@@ -262,6 +265,10 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], st
     try:
         with quiet(), _stop_on_signal(conductor), head.watched():
             tuner.fit()
+    except tune.TuneError:  # which carries only the words of what it was
+        if conductor.unwritable is not None:
+            raise conductor.unwritable from None
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if conductor.broken:

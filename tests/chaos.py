@@ -56,6 +56,7 @@ seeds: {confirm: [42, 7]}
 evaluate_every: 10
 """
 LANES = 4
+PATIENCE_S = 300.0  # for whatever a loaded machine may be slow at; a test that waits so long fails
 ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
     **os.environ,
     "PYTHONPATH": str(TESTS),
@@ -94,13 +95,13 @@ def cpu_seconds(pid: int) -> float:
     return float("inf")
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
-    """Looks fifty times a second; fails loudly rather than go on after a time that happened to be long enough."""
+def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
+    """Looks again and again; fails loudly rather than go on after a time that happened to be long enough."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"for {seconds} s this did not happen: {what}")
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 @dataclass
@@ -160,7 +161,7 @@ class Driver:
         # short, because Ray puts its sockets there and their paths may have 107 characters
         self.scratch = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
         self.temporary = temporary or self.scratch
-        self.traces = Traces()
+        self.traces, self._looked = Traces(), 0.0
         self._said = self.scratch / "said"
         places = {"TMPDIR": str(self.temporary), "RAY_TMPDIR": str(self.scratch), "COLUMNS": "500"}
         with self._said.open("wb") as said:
@@ -192,11 +193,12 @@ class Driver:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        self._words = self.said
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     @property
     def said(self) -> str:
-        return self._said.read_text(errors="replace")
+        return self._said.read_text(errors="replace") if self._said.exists() else self._words
 
     @property
     def alive(self) -> bool:
@@ -205,7 +207,7 @@ class Driver:
     def processes(self, kind: str) -> list[int]:
         return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
 
-    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
         """For something to happen while it runs."""
 
         def happened() -> bool:
@@ -219,14 +221,16 @@ class Driver:
 
         wait_until(happened, what, seconds)
 
-    def end(self, seconds: float = 300) -> int:
+    def end(self, seconds: float = PATIENCE_S) -> int:
         """Its exit code, once it and all that it started have ended."""
         wait_until(lambda: self._look() or not self.alive, f"the driver ends; it said:\n{self.said}", seconds)
         wait_until(lambda: not session(self.process.pid), "its processes end", 60)
         return self.process.returncode
 
     def _look(self) -> None:
-        self.traces.follow(list(session(self.process.pid)))
+        if time.monotonic() - self._looked > 1:  # it costs more than all the rest
+            self._looked = time.monotonic()
+            self.traces.follow(list(session(self.process.pid)))
 
     def left_behind(self) -> list[str]:
         """After its end: processes, ports, shared memory, and files that are not results."""
@@ -236,6 +240,19 @@ class Driver:
     def checkpoints(self) -> list[Path]:
         """Of the packs in flight."""
         return [file for place in (self.temporary, self.folder) for file in place.rglob("pack.snapshot")]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Its packs stand still meanwhile."""
+        stopped = [pid for kind in ("trial process", "server") for pid in self.processes(kind)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     # ---- when and what to strike
 
@@ -324,6 +341,11 @@ class SmallDisk:
 def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], list[str]]]:
     with Ledger.read(folder) as found:
         return found.rows(found.outcomes()), found.stages()
+
+
+def retries(folder: Path) -> list[tuple[int, str, str]]:
+    with Ledger.read(folder) as found:
+        return found.failures()
 
 
 def running_stages(folder: Path) -> set[str]:
