@@ -32,7 +32,7 @@ from trainables.errors import UserError
 TESTS = Path(__file__).resolve().parent
 STAGES = ("coarse", "fine", "confirm")
 TITLES = {  # how the processes of a pack call themselves
-    "client host": "ray::ClientHost",
+    "client host": "ray::HostActor",
     "server": "ray::Server",
     "trial process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackTrial
 }

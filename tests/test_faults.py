@@ -420,9 +420,8 @@ resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 4}
 """
 
 
-@pytest.mark.parametrize(
-    "victim", ["server", *(pytest.param(kind, marks=pytest.mark.chaos) for kind in ("client host", "trial process"))]
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", chaos.TITLES)
 def test_a_trial_that_always_kills_its_process(victim, folder, tally):
     """One of three: tried three times in company, then alone, then given up. The others are none the worse."""
     with Driver.run(folder, POISONED, poison=poisoned_key(), victim=victim) as driver:
