@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
 import saboteur
@@ -406,12 +407,13 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
+        self._began = time.monotonic()
 
     def add(self, kind: str, stage: str) -> None:
         self.counts[kind, stage] += 1
 
     def table(self) -> str:
-        kinds = list(dict.fromkeys(kind for kind, _ in self.counts))
+        kinds = sorted({kind for kind, _ in self.counts})
         lines = [f"| fault | {' | '.join(STAGES)} | elsewhere | all |", "|---|" + "---:|" * (len(STAGES) + 2)]
         for kind in kinds:
             stages = [self.counts[kind, stage] for stage in STAGES]
@@ -420,8 +422,10 @@ class Tally:
         lines.append(f"| all | {' | '.join([''] * (len(STAGES) + 1))} | {self.counts.total()} |")
         return "\n".join(lines)
 
-    def write_into(self, page: Path, heading: str) -> None:
+    def write_into(self, page: Path) -> None:
         """Between the page's two marks."""
+        minutes = (time.monotonic() - self._began) / 60
+        heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {minutes:.0f} minutes:"
         before, _, rest = page.read_text().partition(MARKS[0])
         _, _, after = rest.partition(MARKS[1])
         page.write_text(f"{before}{MARKS[0]}\n{heading}\n\n{self.table()}\n{MARKS[1]}{after}")

@@ -1,8 +1,6 @@
 """Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
 
-import datetime
 import os
-import time
 from pathlib import Path
 
 import hypothesis
@@ -55,16 +53,16 @@ def local_ray():
 
 
 @pytest.fixture(scope="session")
-def tally(pytestconfig):
-    """How often each fault struck; at the end it is shown, and written into the page that was asked for."""
+def all_faults():
     import chaos
 
-    counted, began = chaos.Tally(), time.monotonic()
-    yield counted
-    minutes = (time.monotonic() - began) / 60
-    print(f"\n{counted.table()}\n")
+    return chaos.Tally()
+
+
+@pytest.fixture
+def tally(all_faults, pytestconfig):
+    """How often each fault struck so far; after each test it goes into the page that was asked for."""
+    yield all_faults
     page = pytestconfig.getoption("--counts-into")
     if page is not None:
-        counted.write_into(
-            page, f"`make chaos` on {datetime.date.today()}, {os.cpu_count()} cores, {minutes:.0f} minutes:"
-        )
+        all_faults.write_into(page)

@@ -89,7 +89,7 @@ def plan(seed: int, strikes: int, end: str) -> list[tuple[str, Moment]]:
     """Processes to kill at random moments, and the driver to end at one of them. A server or a trial process is killed
     once a stage at most: a pack that fails three times is taken for poisoned, as it should be."""
     chance = random.Random(seed)
-    drawn = [(chance.choices([*chaos.TITLES], [2, 1, 1])[0], Moment.draw(chance)) for _ in range(strikes)]
+    drawn = [(chance.choices([*chaos.TITLES], [3, 1, 1])[0], Moment.draw(chance)) for _ in range(strikes)]
     spared = {(kind, moment.stage): (kind, moment) for kind, moment in drawn if kind != "client host"}
     faults = [
         (kind, moment) for kind, moment in drawn if kind == "client host" or spared[kind, moment.stage][1] is moment
@@ -143,14 +143,14 @@ def test_a_short_chaos(folder, undisturbed, tally):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_killed_at_random_moments(seed, folder, undisturbed, tally):
-    faults = plan(seed, strikes=5, end=list(ENDS)[seed % len(ENDS)])
+    faults = plan(seed, strikes=7, end=list(ENDS)[seed % len(ENDS)])
     disturb(folder, undisturbed, tally, faults, hosts=1 + seed % 2)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", ["driver, SIGKILL", "driver, Ctrl-C"])
 def test_ended_while_ray_starts(end, folder, undisturbed, tally):
     """Before there is a pack. A Ctrl-C that comes so early ends it at once."""
     with Driver.run(folder, chaos.study()) as driver:
