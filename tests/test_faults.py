@@ -289,9 +289,10 @@ def remove(file: Path, chance: random.Random) -> None:
 def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
     """The server dies, and its pack finds a checkpoint that is no good: it starts again, and the log says so."""
     with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
-        driver.wait_until(driver.checkpoints, "there is a checkpoint")
+        places = driver.scratch, folder
+        driver.wait_until(lambda: chaos.checkpoints(*places), "there is a checkpoint")
         with driver.held():  # so that no newer one takes its place
-            for file in driver.checkpoints():
+            for file in chaos.checkpoints(*places):
                 damage(file, random.Random(7))
                 tally.add(f"checkpoint, {damage.__name__.replace('_', ' ')}", "coarse")
             for pid in driver.processes("server"):
@@ -396,9 +397,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written(small_disk, folder, un
     """The pack goes on without one, and the log says so; the server that dies then costs the pack, not the study."""
     options = {"wrapper": small_disk.wrapper, "temporary": small_disk.path, "checkpoint_every_s": 0}
     with Driver.run(folder, chaos.study(), **options) as driver:
-        driver.wait_until(
-            lambda: [*small_disk.seen.rglob("pack.snapshot"), *folder.rglob("pack.snapshot")], "a checkpoint"
-        )
+        driver.wait_until(lambda: chaos.checkpoints(small_disk.seen, folder), "there is a checkpoint")
         small_disk.fill()
         tally.add("full disk, checkpoint", "coarse")
         driver.wait_until(lambda: "could not leave a checkpoint" in chaos.log(folder), "the log says so")
