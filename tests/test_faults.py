@@ -295,9 +295,9 @@ def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
             for file in chaos.checkpoints(*places):
                 with contextlib.suppress(FileNotFoundError):  # an older one, which Tune has just removed
                     damage(file, random.Random(7))
-                tally.add(f"checkpoint, {damage.__name__.replace('_', ' ')}", "coarse")
             for pid in driver.processes("server"):
                 os.kill(pid, signal.SIGKILL)
+        tally.add(f"checkpoint, {damage.__name__.replace('_', ' ')}", "coarse")
         finished(driver, undisturbed)
     assert "starts again from round 0: " in chaos.log(folder)
 
