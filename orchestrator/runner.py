@@ -124,7 +124,7 @@ class Conductor(Searcher):
 
     def _note(self, result: dict[str, Any]) -> None:
         """What a pack got over by itself."""
-        for note in result["notes"]:
+        for note in result.get("notes", ()):
             log.warning("%s", note)
 
     def __getstate__(self) -> dict[str, Any]:
