@@ -254,44 +254,45 @@ class Driver:
     # ---- when and what to strike
 
     def reach(self, moment: Moment, kind: str = "server") -> int | None:
-        """Wait for the moment; the process of that kind that is there then, or None: the stage was over before."""
+        """Wait for the moment; the process of that kind that is there then, or None: the study was over before."""
 
-        def over() -> bool:
-            return not self.alive or is_over(self.folder, moment.stage)
+        def there() -> list[int]:
+            return self.processes(kind) if moment.has_come(running_stages(self.folder)) else []
 
-        wait_until(
-            lambda: over() or (moment.stage in running_stages(self.folder) and self.processes(kind)),
-            f"a {kind} works on {moment.stage}",
-        )
+        wait_until(lambda: not self.alive or there(), f"a {kind} works on {moment.stage}")
         self._look()
-        found = self.processes(kind)
-        if over() or not found:
+        found = there()
+        if not found:
             return None
         until = cpu_seconds(found[0]) + moment.after_cpu_s
-        wait_until(lambda: over() or cpu_seconds(found[0]) >= until, f"the {kind} has worked")
-        return None if over() else found[0]
+        wait_until(lambda: not self.alive or cpu_seconds(found[0]) >= until, f"the {kind} has worked")
+        return found[0] if self.alive and running_stages(self.folder) else None
 
-    def strike(self, kind: str, moment: Moment) -> bool:
-        """SIGKILL a process of that kind at that moment; whether it came to that."""
+    def strike(self, kind: str, moment: Moment) -> str:
+        """SIGKILL a process of that kind at that moment; the stage it hit, if it came to that."""
         victim = self.reach(moment, kind)
-        if victim is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-            return True
-        return False
+        if victim is not None:
+            stage = current_stage(self.folder)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+                return stage
+        return ""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """In a stage, once a process has computed that long: nothing that depends on how fast the machine is."""
+    """In a stage, or the next if it was over too soon, once a process has computed that long: nothing that depends on
+    how fast the machine is."""
 
     stage: str
     after_cpu_s: float
 
     @classmethod
     def draw(cls, chance: random.Random) -> Moment:
-        return cls(chance.choice(STAGES), chance.uniform(0, 0.5))
+        return cls(chance.choice(STAGES), chance.uniform(0, 0.3))
+
+    def has_come(self, running: set[str]) -> bool:
+        return any(STAGES.index(stage) >= STAGES.index(self.stage) for stage in running)
 
 
 # ---- a small disk
@@ -365,6 +366,11 @@ def running_stages(folder: Path) -> set[str]:
     return {stage for (_, _, stage), keys in stages.items() if any(key not in ended for key in keys)}
 
 
+def current_stage(folder: Path) -> str:
+    """The first that has not ended."""
+    return min(running_stages(folder), key=STAGES.index, default=STAGES[-1])
+
+
 def is_over(folder: Path, stage: str) -> bool:
     """Whether a later stage runs, and this one does not."""
     running = running_stages(folder)
@@ -426,10 +432,10 @@ class Tally:
         lines.append(f"| all | {' | '.join([''] * (len(STAGES) + 1))} | {self.counts.total()} |")
         return "\n".join(lines)
 
-    def write_into(self, page: Path) -> None:
-        """Between the page's two marks."""
+    def write_into(self, page: Path, share: str) -> None:
+        """Between the page's two marks; `share` says of how many tests."""
         minutes = (time.monotonic() - self._began) / 60
-        heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {minutes:.0f} minutes:"
+        heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {share}, {minutes:.0f} minutes:"
         before, _, rest = page.read_text().partition(MARKS[0])
         _, _, after = rest.partition(MARKS[1])
         page.write_text(f"{before}{MARKS[0]}\n{heading}\n\n{self.table()}\n{MARKS[1]}{after}")

@@ -60,9 +60,10 @@ def all_faults():
 
 
 @pytest.fixture
-def tally(all_faults, pytestconfig):
+def tally(all_faults, request, pytestconfig):
     """How often each fault struck so far; after each test it goes into the page that was asked for."""
     yield all_faults
     page = pytestconfig.getoption("--counts-into")
     if page is not None:
-        all_faults.write_into(page)
+        here = request.session.items.index(request.node) + 1
+        all_faults.write_into(page, f"{here} of {len(request.session.items)} tests")

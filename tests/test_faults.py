@@ -87,15 +87,13 @@ ENDS = {
 
 
 def plan(seed: int, strikes: int, end: str) -> list[tuple[str, Moment]]:
-    """Processes to kill at random moments, and the driver to end at one of them. A server or a trial process is killed
-    once a stage at most: a pack that fails three times is taken for poisoned, as it should be."""
+    """Processes to kill at random moments, and the driver to end at one of them. Servers and trial processes are killed
+    twice at most: a pack that fails three times is taken for poisoned, as it should be."""
     chance = random.Random(seed)
     drawn = [(chance.choices([*chaos.TITLES], [3, 1, 1])[0], Moment.draw(chance)) for _ in range(strikes)]
-    spared = {(kind, moment.stage): (kind, moment) for kind, moment in drawn if kind != "client host"}
-    faults = [
-        (kind, moment) for kind, moment in drawn if kind == "client host" or spared[kind, moment.stage][1] is moment
-    ]
-    return sorted([*faults, (end, Moment.draw(chance))], key=lambda fault: chaos.STAGES.index(fault[1].stage))
+    hosts, others = ([fault for fault in drawn if (fault[0] == "client host") == is_host] for is_host in (True, False))
+    faults = [*hosts, *others[:2], (end, Moment.draw(chance))]
+    return sorted(faults, key=lambda fault: chaos.STAGES.index(fault[1].stage))
 
 
 def disturb(folder: Path, undisturbed: Left, tally: chaos.Tally, faults: list[tuple[str, Moment]], hosts: int) -> None:
@@ -105,8 +103,8 @@ def disturb(folder: Path, undisturbed: Left, tally: chaos.Tally, faults: list[tu
         before: list[Driver] = []
         for kind, moment in faults:
             if kind in chaos.TITLES:
-                struck = driver.strike(kind, moment)
-            elif struck := driver.reach(moment) is not None:
+                stage = driver.strike(kind, moment)
+            elif stage := chaos.current_stage(folder) if driver.reach(moment) else "":
                 codes = ENDS[kind](driver)
                 driver.process.wait(chaos.PATIENCE_S)
                 assert driver.process.returncode in codes, driver.said
@@ -118,8 +116,8 @@ def disturb(folder: Path, undisturbed: Left, tally: chaos.Tally, faults: list[tu
                 assert lost <= chaos.LANES * (2 // hosts)
                 before.append(driver)
                 driver = drivers.enter_context(Driver.resume(folder, checkpoint_every_s=0.2))
-            if struck:
-                tally.add(kind, moment.stage)
+            if stage:
+                tally.add(kind, stage)
                 pack_kills += kind in ("server", "trial process")
         finished(driver, undisturbed)
         after = chaos.ledger(folder)[0]
@@ -228,7 +226,7 @@ def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, cap
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert head._answers(address)
-        watch = head.threading.Thread(target=head._watch, args=(address, ended))
+        watch = head.threading.Thread(target=head._watch, args=(address, ended), daemon=True)
         watch.start()
         for _ in range(5):
             listener.accept()[0].close()
