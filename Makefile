@@ -1,17 +1,21 @@
 # Two commands on a fresh machine with Python >= 3.11 and make:
 #   make run    makes .venv, installs, runs the quickstart study
 #   make test   makes .venv, installs, checks and tests everything
+#   make chaos  kills and damages what a sweep stands on, for half an hour
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test check install lock clean
+.PHONY: run test chaos check install lock clean
 
 run: install
 	$(BIN)/fedsweep run quickstart --results results/quickstart
 
 test: check
 	$(BIN)/python -m pytest
+
+chaos: install
+	$(BIN)/python -m pytest tests/test_faults.py -m "chaos or not chaos" --counts-into docs/faults.md
 
 check: install
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import time
@@ -24,6 +25,7 @@ from trainables.errors import UserError
 from trainables.spec import TrialSpec
 
 SCHEMA_VERSION = 2
+INDEX_BYTES = 1 << 16  # more than SQLite's index of a small write-ahead log
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -148,7 +150,9 @@ class Ledger:
         file = folder / "ledger.sqlite"
         if not file.is_file():
             raise UserError(f"result folder {folder} holds no ledger.sqlite")
-        connection = _connect(f"file:{_quoted(file)}?mode=ro", folder)
+        # a reader makes a small index beside the ledger; where it cannot, a ledger that nobody writes is read as it is
+        alone = not (folder / "ledger.sqlite-wal").exists() and not _can_write(folder)
+        connection = _connect(f"file:{_quoted(file)}?mode=ro{'&immutable=1' if alone else ''}", folder)
         try:
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'failures'").fetchone():
                 raise UserError(f"the ledger in {folder} is empty: its driver ended before it had begun")
@@ -276,8 +280,13 @@ def _connect(uri: str, folder: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
-        raise UserError(f"the ledger in {folder} cannot be opened: {error}") from None
+        reason = error if shutil.disk_usage(folder).free else "no space left on the disk"
+        raise UserError(f"the ledger in {folder} cannot be opened: {reason}") from None
     return connection
+
+
+def _can_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > INDEX_BYTES
 
 
 def _quoted(path: Path) -> str:

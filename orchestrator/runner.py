@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.search import Searcher
 
+from orchestrator import head
 from orchestrator.ledger import Row
 from orchestrator.packing import Capacity, companies, make_packs, room
 from orchestrator.search import Sweep
@@ -79,6 +81,8 @@ class Conductor(Searcher):
         self.stopping = False
         self.broken = ""
         """Why nothing can run here at all, if that is so."""
+        self.unwritable: Exception | None = None
+        """Why the ledger took no more, if it did not."""
         self._lone_failures = 0
         self._any_success = False
         self._ready: list[Pack] = []
@@ -107,6 +111,7 @@ class Conductor(Searcher):
         flight = self.in_flight[trial_id]
         self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
         flight.round, flight.running = result["round"], result["running"]
+        self._note(result)
         self._on_change(self)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -114,6 +119,7 @@ class Conductor(Searcher):
             return  # `failed` hears of it with the reason
         flight = self.in_flight.pop(trial_id)
         self._any_success = True
+        self._note(result)
         self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
         by_key = {trial.key: trial for trial in flight.pack}
         self._record([self._row(by_key[lane["key"]], LaneResult(**lane)) for lane in result["lanes"]])
@@ -122,6 +128,11 @@ class Conductor(Searcher):
             "pack of %d trials ended after %.2f s, %.2f s of them to start its federation",
             *(len(flight.pack), seconds, result["starting_s"]),
         )
+
+    def _note(self, result: dict[str, Any]) -> None:
+        """What a pack got over by itself."""
+        for note in result.get("notes", ()):
+            log.warning("%s", note)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its searcher to restore it later. The ledger is our state; there is nothing to keep here."""
@@ -158,15 +169,17 @@ class Conductor(Searcher):
 
     def recovered(self, trial_id: str, reason: str) -> None:
         """Tune takes a pack up again from its last checkpoint."""
+        with self._writing():
+            flight = self.in_flight[trial_id]
+            self.sweep.ledger.add_failure([trial.key for trial in flight.pack], reason)
         self.retries += 1
-        flight = self.in_flight[trial_id]
-        self.sweep.ledger.add_failure([trial.key for trial in flight.pack], reason)
         log.warning("pack of %d trials is taken up again: %s", len(flight.pack), reason)
 
     def failed(self, trial_id: str, reason: str) -> None:
         """A pack has failed too often: split it until the culprit stands alone, and record that one."""
-        pack = self.in_flight.pop(trial_id).pack
-        self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
+        with self._writing():
+            pack = self.in_flight.pop(trial_id).pack
+            self.sweep.ledger.add_failure([trial.key for trial in pack], reason)
         units = companies(pack)
         if len(units) > 1:
             log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
@@ -205,10 +218,22 @@ class Conductor(Searcher):
         )
 
     def _record(self, rows: list[Row]) -> None:
-        self.sweep.ledger.add(rows)  # on the disk first, then in the plan
         metric = self.sweep.blueprint.study.objective
-        self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
+        with self._writing():
+            self.sweep.ledger.add(rows)  # on the disk first, then in the plan
+            self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
         self._on_change(self)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tune takes an exception of its searcher for a failure of the pack: a full disk must not become one."""
+        if self.unwritable is not None:
+            raise self.unwritable
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            self.unwritable = error
+            raise
 
 
 class _Events(tune.Callback):
@@ -233,7 +258,7 @@ def _reason(trial: Any) -> str:
         lines = [line.strip() for line in Path(trial.error_file).read_text(encoding="utf-8").splitlines()]
         said = [line for line in lines if line and not line.startswith(("File ", "Failure #"))]
         if said:
-            return said[-1][:500]
+            return said[-1].partition(" Some common causes")[0][:500]  # Ray's guesses help nobody
     return "its process ended without a word"
 
 
@@ -272,8 +297,12 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
         ),
     )
     try:
-        with quiet(), _stop_on_signal(conductor):
+        with quiet(), _stop_on_signal(conductor), head.watched():
             tuner.fit()
+    except tune.TuneError:  # which carries only the words of what it was
+        if conductor.unwritable is not None:
+            raise conductor.unwritable from None
+        raise
     finally:
         packs.clear()
     if conductor.broken:

@@ -53,14 +53,8 @@ def run(
     if address is None:
         capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
     where = place(results)
-    with where.to_write():
-        try:
-            return _run(blueprint, source, where, view, address, resources)
-        except (sqlite3.Error, OSError) as error:
-            raise UserError(
-                f"result folder {where} cannot be written: {error}; nothing finished is lost, and "
-                f"'fedsweep resume {where}' goes on once there is room"
-            ) from error
+    with where.to_write(), _written_to(where):
+        return _run(blueprint, source, where, view, address, resources)
 
 
 def _run(
@@ -105,7 +99,7 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
 
 def rebuild_tables(results: Path | str) -> list[str]:
     where = place(results)
-    with where.to_read() as folder, Ledger.read(folder) as ledger:
+    with where.to_read() as folder, _written_to(where), Ledger.read(folder) as ledger:
         written = [where.shown(path) for path in write_tables(ledger, folder)]
         where.send_tables()
         return written
@@ -113,7 +107,8 @@ def rebuild_tables(results: Path | str) -> list[str]:
 
 def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
     """The chosen configuration of every cell, as best.yaml has it."""
-    with place(results).to_read() as folder, Ledger.read(folder) as ledger:
+    where = place(results)
+    with where.to_read() as folder, _written_to(where), Ledger.read(folder) as ledger:
         write_tables(ledger, folder)
         return read_best(folder / "best.yaml")
 
@@ -135,6 +130,18 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
         facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
     ledger.add_facts(facts)
     write_text(folder / "study.yaml", source)
+
+
+@contextlib.contextmanager
+def _written_to(where: Place) -> Iterator[None]:
+    """A disk that is full, or refuses, is said in a sentence."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(
+            f"result folder {where} cannot be written: {error}; nothing finished is lost, and "
+            f"'fedsweep resume {where}' goes on once there is room"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -10,6 +10,11 @@ import small
 hypothesis.settings.register_profile("fedsweep", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fedsweep")
 
+
+def pytest_addoption(parser):
+    parser.addoption("--counts-into", type=Path, help="a page whose table of faults is to be written anew")
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -45,3 +50,20 @@ def local_ray():
 
     with connected(cpus=2):
         yield
+
+
+@pytest.fixture(scope="session")
+def all_faults():
+    import chaos
+
+    return chaos.Tally()
+
+
+@pytest.fixture
+def tally(all_faults, request, pytestconfig):
+    """How often each fault struck so far; after each test it goes into the page that was asked for."""
+    yield all_faults
+    page = pytestconfig.getoption("--counts-into")
+    if page is not None:
+        here = request.session.items.index(request.node) + 1
+        all_faults.write_into(page, f"{here} of {len(request.session.items)} tests")

@@ -18,7 +18,8 @@ from trainables.problem import Shipment
 from trainables.server import HostsHere, LaneResult, Server
 from trainables.spec import TrialSpec
 
-HOST_RESTARTS = 8  # how often a host may die before the pack it works on is given up
+HOST_RESTARTS = 8  # how often a host may die before its federation is given up, and the pack with it begun elsewhere
+ROUND_RETRIES = 2  # how often a host that dies in a round is asked again: whoever dies three times dies for a reason
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Federation:
                 num_gpus=self.size.gpus_per_host - beside_server,
                 # a round is a pure function of its arguments, so a host that died is started again and asked again
                 max_restarts=HOST_RESTARTS,
-                max_task_retries=HOST_RESTARTS,
+                max_task_retries=ROUND_RETRIES,
                 **_placed(group, index),
             )
             .remote(index, self.size.device)

@@ -7,6 +7,7 @@ The trial process holds a federation inside its own placement group and keeps it
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import zlib
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.train._internal.session import _TrainingResult
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
@@ -35,6 +37,8 @@ class PackTrial(tune.Trainable):
         self._began = time.monotonic()
         """When this federation was begun, until its first pack is open."""
         self.starting_s = 0.0
+        self._notes: list[str] = []
+        """What went wrong and was got over since the last step, for the driver's log."""
         self.federation = Federation(size, ray.util.get_current_placement_group())
         self._open(config)
 
@@ -76,7 +80,9 @@ class PackTrial(tune.Trainable):
             "done": done,
             "lanes": [vars(lane) for lane in lanes] if done else None,
             "starting_s": self.starting_s,
+            "notes": self._notes,
         }
+        self._notes = []
         if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S and self._can_save:
             result[SHOULD_CHECKPOINT] = True
         return result
@@ -95,25 +101,42 @@ class PackTrial(tune.Trainable):
             print(f"the checkpoint cannot be reached, the pack starts again from round 0: {error}")
             self._open(self.config)
 
+    def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
+        """A checkpoint that finds no room costs time if the pack should die, but no reason to let it die now."""
+        self._saved = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory(prefix="fedsweep-checkpoint-") as folder:
+                return super().save(checkpoint_dir or folder)
+        except OSError as error:
+            self._notes.append(f"pack of {len(self.trials)} trials could not leave a checkpoint: {error}")
+            return _TrainingResult(checkpoint=None, metrics={})
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self._ensure_open()
-        body = self.federation.snapshot()
-        file = Path(checkpoint_dir) / SNAPSHOT
-        with file.open("wb") as out:
-            out.write(self.t.to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
+        body = self.t.to_bytes(8, "little") + self.federation.snapshot()
+        with (Path(checkpoint_dir) / SNAPSHOT).open("wb") as out:
+            out.write(zlib.crc32(body).to_bytes(4, "little") + body)
             out.flush()
             os.fsync(out.fileno())
-        self._saved = time.monotonic()
+
+    def restore(self, checkpoint_path: Any) -> None:
+        try:
+            super().restore(checkpoint_path)
+        except (OSError, ValueError) as error:
+            self._open(self.config)
+            self._notes.append(f"pack of {len(self.trials)} trials starts again from round 0: no checkpoint: {error}")
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self._open(self.config, None)
         content = (Path(checkpoint_dir) / SNAPSHOT).read_bytes()
-        body = content[12:]
-        if len(content) < 12 or zlib.crc32(body) != int.from_bytes(content[8:12], "little"):
-            print(f"checkpoint {checkpoint_dir} is damaged: the pack starts again from round 0")
+        body = content[4:]
+        if len(body) < 8 or zlib.crc32(body) != int.from_bytes(content[:4], "little"):
+            self._notes.append(
+                f"pack of {len(self.trials)} trials starts again from round 0: its checkpoint is damaged"
+            )
             return
-        self.t = int.from_bytes(content[:8], "little")
-        self._opened_with = body
+        self.t = int.from_bytes(body[:8], "little")
+        self._opened_with = body[8:]
 
     def cleanup(self) -> None:
         self.federation.close()

@@ -1,0 +1,534 @@
+"""A seeded hand that breaks things: it runs a study as a user would, strikes its processes and looks at what is left.
+
+A driver runs in a session of its own, and so does every node of a cluster. All that they start stays in that session,
+also when its parent has died: that is how the harness knows its own processes, and it touches no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+import saboteur
+
+from orchestrator.ledger import Ledger, Row
+from trainables.errors import UserError
+
+TESTS = Path(__file__).resolve().parent
+STAGES = ("coarse", "fine", "confirm")
+TITLES = {  # how the processes of a pack call themselves
+    "client host": "ray::HostActor",
+    "server": "ray::Server",
+    "trial process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackTrial
+}
+STUDY = """\
+name: chaos
+data: [{source: "synthetic-frozen:400,100,6,3", label: chaos}]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd:
+      coarse: {learning_rate: [0.01, 0.1, 0.3, 1, 3, 10, 30, 1.0e+38]}
+      fine: {learning_rate: [0.05, 0.5, 2]}
+  - dp-scaffold:
+      fixed: {local_steps: 2, server_learning_rate: 1}
+      coarse: {client_learning_rate: [0.05, 0.1, 0.5, 1]}
+      fine: {client_learning_rate: [0.2, 0.3]}
+epsilons: [40]
+privacy: {clip: 2}
+rounds: {coarse: 100, fine: 100, confirm: 120}
+seeds: {confirm: [42, 7]}
+evaluate_every: 10
+"""
+LANES = 4
+PATIENCE_S = 300.0  # for whatever a loaded machine may be slow at; a test that waits so long fails
+ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
+    **os.environ,
+    "PYTHONPATH": str(TESTS),
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),
+}
+
+
+def study(hosts: int = 2) -> str:
+    """With two hosts, one federation fills two processors; with one, two packs are in flight side by side."""
+    return f"{STUDY}resources: {{gpus_per_host: 0, lanes_per_pack: {LANES}, hosts: {hosts}}}\n"
+
+
+# ---- processes
+
+
+def session(leader: int) -> dict[int, str]:
+    """The living processes of a session, and what they call themselves."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # gone while we look
+                state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(its_session) == leader and state not in "ZX":
+                    found[int(entry.name)] = (
+                        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    )
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far; none once it has ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return float("inf")
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
+    """Looks again and again; fails loudly rather than go on after a time that happened to be long enough."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"for {seconds} s this did not happen: {what}")
+        time.sleep(0.05)
+
+
+@dataclass
+class Traces:
+    """Ports and shared memory that processes of ours have had: none of it may outlive them."""
+
+    ports: set[int] = field(default_factory=set)
+    segments: set[str] = field(default_factory=set)
+
+    def follow(self, pids: Iterator[int] | list[int]) -> None:
+        sockets = set()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        sockets.add(os.readlink(descriptor))
+                self.segments.update(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
+        self.ports.update(port for port, inode in listening() if f"socket:[{inode}]" in sockets)
+
+    def left(self) -> list[str]:
+        open_ports = {port for port, _ in listening()}
+        return [f"port {port}" for port in sorted(self.ports & open_ports)] + [
+            segment for segment in sorted(self.segments) if Path(segment).exists()
+        ]
+
+
+def listening() -> Iterator[tuple[int, str]]:
+    """Every TCP port that someone listens on, with the inode of its socket."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A":
+                    yield int(fields[1].rpartition(":")[2], 16), fields[9]
+
+
+# ---- a driver
+
+
+class Driver:
+    """`fedsweep` on a result folder, as a process of its own. What it writes is in `said`.
+
+    `wrapper` is put before the command, `first` is Python to run in it before all else, `seen` is where this process
+    finds the folder, and everything else is an order to the saboteur."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        wrapper: tuple[str, ...] = (),
+        first: str = "",
+        seen: Path | None = None,
+        temporary: Path | None = None,
+        **sabotage,
+    ) -> None:
+        self.folder = seen or folder
+        # short, because Ray puts its sockets there and their paths may have 107 characters
+        self.scratch = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+        self.temporary = temporary or self.scratch
+        self.traces, self._looked = Traces(), 0.0
+        self._said = self.scratch / "said"
+        places = {"TMPDIR": str(self.temporary), "RAY_TMPDIR": str(self.scratch), "COLUMNS": "500"}
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [*wrapper, sys.executable, "-c", f"{first}\nfrom orchestrator.cli import main; main()", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**ENVIRONMENT, **places, **saboteur.environment(**sabotage)},
+                start_new_session=True,
+            )
+
+    @classmethod
+    def run(cls, folder: Path, text: str, *arguments: str, **options) -> Driver:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
+            file.write(text)
+        return cls(folder, "run", file.name, "--results", str(folder), *arguments, **options)
+
+    @classmethod
+    def resume(cls, folder: Path, *arguments: str, **options) -> Driver:
+        return cls(folder, "resume", str(folder), *arguments, **options)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """However the test went: end what is left of ours."""
+        for pid in session(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._words = self.said
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text(errors="replace") if self._said.exists() else self._words
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def processes(self, kind: str) -> list[int]:
+        return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
+
+    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
+        """For something to happen while it runs."""
+
+        def happened() -> bool:
+            if condition():
+                return True
+            if not self.alive:
+                raise AssertionError(
+                    f"ended with {self.process.returncode} before {what}:\n{self.said}\n{log(self.folder)}"
+                )
+            return False
+
+        wait_until(happened, what, seconds)
+
+    def end(self, seconds: float = PATIENCE_S) -> int:
+        """Its exit code, once it and all that it started have ended."""
+        wait_until(lambda: self._look() or not self.alive, f"the driver ends; it said:\n{self.said}", seconds)
+        wait_until(lambda: not session(self.process.pid), "its processes end", 60)
+        return self.process.returncode
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked > 1:  # it costs more than all the rest
+            self._looked = time.monotonic()
+            self.traces.follow(list(session(self.process.pid)))
+
+    def left_behind(self) -> list[str]:
+        """After its end: processes, ports, shared memory, and files that are not results."""
+        files = [*self.temporary.glob("fedsweep-*"), *self.folder.rglob("*.part"), *self.folder.glob(".packs")]
+        return [*map(str, session(self.process.pid).items()), *self.traces.left(), *map(str, files)]
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Its packs stand still meanwhile."""
+        stopped = [pid for kind in ("trial process", "server") for pid in self.processes(kind)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    # ---- when and what to strike
+
+    def reach(self, moment: Moment, kind: str = "server") -> int | None:
+        """Wait for the moment; the process of that kind that is there then, or None: the study was over before."""
+
+        def there() -> list[int]:
+            return self.processes(kind) if moment.has_come(running_stages(self.folder)) else []
+
+        wait_until(lambda: not self.alive or there(), f"a {kind} works on {moment.stage}")
+        self._look()
+        found = there()
+        if not found:
+            return None
+        until = cpu_seconds(found[0]) + moment.after_cpu_s
+        wait_until(lambda: not self.alive or cpu_seconds(found[0]) >= until, f"the {kind} has worked")
+        return found[0] if self.alive and running_stages(self.folder) else None
+
+    def strike(self, kind: str, moment: Moment) -> str:
+        """SIGKILL a process of that kind at that moment; the stage it hit, if it came to that."""
+        victim = self.reach(moment, kind)
+        if victim is not None:
+            stage = current_stage(self.folder)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+                return stage
+        return ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """In a stage, or the next if it was over too soon, once a process has computed that long: nothing that depends on
+    how fast the machine is."""
+
+    stage: str
+    after_cpu_s: float
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Moment:
+        return cls(chance.choice(STAGES), chance.uniform(0, 0.3))
+
+    def has_come(self, running: set[str]) -> bool:
+        return any(STAGES.index(stage) >= STAGES.index(self.stage) for stage in running)
+
+
+# ---- a small disk
+
+
+class SmallDisk:
+    """A file system of its own with little room, in a mount namespace that an ordinary user may make. Commands reach it
+    through `wrapper`, this process through `seen`."""
+
+    def __init__(self, mounted_on: Path, size: str = "2m") -> None:
+        mounted_on.mkdir()
+        self.path = mounted_on
+        script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo ready && exec sleep 1000'
+        self._keeper = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", size, str(mounted_on)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.made = self._keeper.stdout.readline() == "ready\n"
+        self.wrapper = ("nsenter", f"--target={self._keeper.pid}", "--user", "--mount", "--preserve-credentials")
+        self.seen = Path(f"/proc/{self._keeper.pid}/root{mounted_on}")
+
+    def fill(self) -> None:
+        """To the last byte."""
+        with (self.seen / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+
+    def make_room(self) -> None:
+        (self.seen / "ballast").unlink()
+
+    def __enter__(self) -> SmallDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._keeper.kill()
+        self._keeper.communicate()
+
+
+# ---- what is in a folder
+
+
+def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], list[str]]]:
+    with Ledger.read(folder) as found:
+        return found.rows(found.outcomes()), found.stages()
+
+
+def checkpoints(*places: Path) -> list[Path]:
+    """That Tune keeps in any of these places."""
+    with contextlib.suppress(FileNotFoundError):  # one was replaced while we looked
+        roots = [root for place in places for root in (*place.glob("fedsweep-tune-*"), *place.glob(".packs"))]
+        return [file for root in roots for file in root.rglob("checkpoint_*/pack.snapshot")]
+    return []
+
+
+def retries(folder: Path) -> list[tuple[int, str, str]]:
+    with Ledger.read(folder) as found:
+        return found.failures()
+
+
+def running_stages(folder: Path) -> set[str]:
+    """Stages that have been opened and have not ended."""
+    if not (folder / "ledger.sqlite").is_file():
+        return set()
+    try:
+        with Ledger.read(folder) as found:
+            ended, stages = found.outcomes(), found.stages()
+    except (UserError, sqlite3.Error):  # the driver is only just making it
+        return set()
+    return {stage for (_, _, stage), keys in stages.items() if any(key not in ended for key in keys)}
+
+
+def current_stage(folder: Path) -> str:
+    """The first that has not ended."""
+    return min(running_stages(folder), key=STAGES.index, default=STAGES[-1])
+
+
+def is_over(folder: Path, stage: str) -> bool:
+    """Whether a later stage runs, and this one does not."""
+    running = running_stages(folder)
+    return stage not in running and any(STAGES.index(later) > STAGES.index(stage) for later in running)
+
+
+def log(folder: Path) -> str:
+    file = folder / "fedsweep.log"
+    return file.read_text() if file.is_file() else ""
+
+
+def started(folder: Path) -> int:
+    """Trials of all packs that were ever begun, retries within a pack aside."""
+    return sum(int(count) for count in re.findall(r"pack of (\d+) trials starts", log(folder)))
+
+
+@dataclass(frozen=True)
+class Left:
+    """All of a study that must not depend on what happened on the way."""
+
+    files: dict[str, bytes]
+    trials: dict[str, tuple]
+    stages: dict[tuple[str, str, str], list[str]]
+
+    @classmethod
+    def of(cls, folder: Path) -> Left:
+        files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
+        rows, stages = ledger(folder)
+        return cls(
+            {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()},
+            {
+                key: (row.spec, row.state, row.rounds, row.accuracy, row.loss, row.metrics, row.correct)
+                for key, row in rows.items()
+            },
+            stages,
+        )
+
+
+# ---- what was done
+
+
+class Tally:
+    """How often each fault struck, by kind and stage."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._began = time.monotonic()
+
+    def add(self, kind: str, stage: str) -> None:
+        self.counts[kind, stage] += 1
+
+    def table(self) -> str:
+        kinds = sorted({kind for kind, _ in self.counts})
+        lines = [f"| fault | {' | '.join(STAGES)} | elsewhere | all |", "|---|" + "---:|" * (len(STAGES) + 2)]
+        for kind in kinds:
+            stages = [self.counts[kind, stage] for stage in STAGES]
+            total = sum(count for (of, _), count in self.counts.items() if of == kind)
+            lines.append(f"| {kind} | {' | '.join(map(str, stages))} | {total - sum(stages)} | {total} |")
+        lines.append(f"| all | {' | '.join([''] * (len(STAGES) + 1))} | {self.counts.total()} |")
+        return "\n".join(lines)
+
+    def write_into(self, page: Path, share: str) -> None:
+        """Between the page's two marks; `share` says of how many tests."""
+        minutes = (time.monotonic() - self._began) / 60
+        heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {share}, {minutes:.0f} minutes:"
+        before, _, rest = page.read_text().partition(MARKS[0])
+        _, _, after = rest.partition(MARKS[1])
+        page.write_text(f"{before}{MARKS[0]}\n{heading}\n\n{self.table()}\n{MARKS[1]}{after}")
+
+
+MARKS = ("<!-- counts: written by make chaos -->", "<!-- end of counts -->")
+
+
+# ---- a cluster
+
+
+class Node:
+    """`ray start` in a session of its own: a machine, as far as Ray can tell."""
+
+    def __init__(self, scratch: Path, *arguments: str, **sabotage) -> None:
+        ray = Path(sys.executable).with_name("ray")
+        environment = {**ENVIRONMENT, **saboteur.environment(**sabotage)}
+        self._said = scratch / f"node-{len(list(scratch.glob('node-*')))}"
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [str(ray), "start", "--block", "--disable-usage-stats", "--object-store-memory=200000000", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def up(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"a node ended:\n{self._said.read_text()}")
+        return "Ray runtime started" in self._said.read_text(errors="replace")
+
+    def processes(self, kind: str) -> list[int]:
+        return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
+
+    def kill(self) -> None:
+        """As a power cut does: all its processes at once."""
+        for pid in session(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Cluster:
+    """A head without processors, for the driver, and nodes with some for the packs."""
+
+    def __init__(self, nodes: int, cpus: int = 1, **sabotage) -> None:
+        self.scratch = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+        self._cpus, self._sabotage = cpus, sabotage
+        self.address = f"127.0.0.1:{free_port()}"
+        self.nodes: list[Node] = []
+        try:
+            self.head = self._start(
+                "--head",
+                f"--port={self.address.rpartition(':')[2]}",
+                "--num-cpus=0",
+                "--include-dashboard=false",
+                f"--temp-dir={self.scratch}",
+            )
+            for _ in range(nodes):
+                self.add()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _start(self, *arguments: str) -> Node:
+        node = Node(self.scratch, "--node-ip-address=127.0.0.1", *arguments, **self._sabotage)
+        self.nodes.append(node)
+        wait_until(lambda: node.up, "a node starts", 60)
+        return node
+
+    def processes(self, kind: str) -> list[int]:
+        return [pid for node in self.nodes for pid in node.processes(kind)]
+
+    def lose(self, node: Node) -> None:
+        node.kill()
+        self.nodes.remove(node)
+
+    def add(self) -> Node:
+        return self._start(f"--address={self.address}", f"--num-cpus={self._cpus}")
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.kill()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]

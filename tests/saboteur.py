@@ -1,0 +1,59 @@
+"""What the chaos harness plants inside the processes it runs: Ray's workers call `install` as they start.
+
+$FEDSWEEP_SABOTAGE says in JSON what to do there.
+"""
+
+import itertools
+import json
+import os
+import signal
+import time
+
+ORDER = "FEDSWEEP_SABOTAGE"
+
+
+def environment(**order) -> dict[str, str]:
+    """What makes every worker of a driver call `install`: Ray reads the configuration of a job from there."""
+    if not order:
+        return {}
+    job = {"runtime_env": {"worker_process_setup_hook": "saboteur.install"}}
+    return {ORDER: json.dumps(order), "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+
+
+def install() -> None:
+    order = json.loads(os.environ[ORDER])
+    if "checkpoint_every_s" in order:
+        from trainables import pack_trial
+
+        pack_trial.CHECKPOINT_EVERY_S = order["checkpoint_every_s"]
+    if "poison" in order:
+        poison(order["poison"], order["victim"])
+    if "clock_back_s" in order:
+        turn_back_the_clock(order["clock_back_s"])
+
+
+def poison(key: str, victim: str) -> None:
+    """This trial kills the process that works on it, every time."""
+    from trainables.client_host import ClientHost
+    from trainables.pack_trial import PackTrial
+    from trainables.server import Server
+
+    kind, method, keys = {
+        "client host": (ClientHost, "round", lambda host, work, *_: work.lanes),
+        "server": (Server, "advance", lambda server, *_: [trial.key for trial in server.trials]),
+        "trial process": (PackTrial, "step", lambda pack: [trial.key for trial in pack.trials]),
+    }[victim]
+    original = getattr(kind, method)
+
+    def deadly(self, *arguments):
+        if key in keys(self, *arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, *arguments)
+
+    setattr(kind, method, deadly)
+
+
+def turn_back_the_clock(seconds: float, after: int = 100) -> None:
+    """The wall clock jumps back when it is asked for the hundredth time, as it may when a machine corrects it."""
+    real, asked = time.time, itertools.count()
+    time.time = lambda: real() - (seconds if next(asked) >= after else 0)

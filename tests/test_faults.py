@@ -1,0 +1,524 @@
+"""What dies, fills up or is damaged costs no result: the same study, disturbed, leaves the bytes of an undisturbed run.
+
+`make test` runs a short part with fixed seeds, `make chaos` the rest as well and counts what it broke.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import chaos
+import pytest
+from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
+
+from orchestrator import head
+from trainables.pack_trial import SNAPSHOT, PackTrial
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
+IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> Left:
+    folder = tmp_path_factory.mktemp("undisturbed") / "results"
+    with Driver.run(folder, chaos.study()) as driver:
+        assert driver.end() == 0
+        assert driver.left_behind() == []
+        assert driver.traces.ports, "the test looked at something"
+        assert driver.traces.segments, "the test looked at something"
+    assert chaos.started(folder) == len(chaos.ledger(folder)[0]) == 21
+    return Left.of(folder)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "results"
+
+
+def finished(driver: Driver, undisturbed: Left) -> None:
+    """It ends well, leaves what an undisturbed run leaves, and nothing else."""
+    code = driver.end()
+    assert code == 0, driver.said
+    assert Left.of(driver.folder) == undisturbed
+    assert driver.left_behind() == []
+
+
+# ---- whoever dies, whenever
+
+
+def kill(driver: Driver) -> set[int]:
+    driver.process.kill()
+    driver.process.wait()
+    return {-signal.SIGKILL}
+
+
+def interrupt_once(driver: Driver) -> set[int]:
+    os.killpg(driver.process.pid, signal.SIGINT)  # to all processes, as a terminal does
+    return {130}
+
+
+def interrupt_twice(driver: Driver) -> set[int]:
+    os.killpg(driver.process.pid, signal.SIGINT)
+    wait_until(lambda: not driver.alive or "once more to stop now" in chaos.log(driver.folder), "it has understood")
+    if driver.alive:
+        os.killpg(driver.process.pid, signal.SIGINT)
+    return {130}
+
+
+def terminate(driver: Driver) -> set[int]:
+    driver.process.terminate()
+    return {130}
+
+
+ENDS = {
+    "driver, SIGKILL": kill,
+    "driver, Ctrl-C": interrupt_once,
+    "driver, Ctrl-C twice": interrupt_twice,
+    "driver, SIGTERM": terminate,
+}
+
+
+def plan(seed: int, strikes: int, end: str) -> list[tuple[str, Moment]]:
+    """Processes to kill at random moments, and the driver to end at one of them. Servers and trial processes are killed
+    twice at most: a pack that fails three times is taken for poisoned, as it should be."""
+    chance = random.Random(seed)
+    drawn = [(chance.choices([*chaos.TITLES], [3, 1, 1])[0], Moment.draw(chance)) for _ in range(strikes)]
+    hosts, others = ([fault for fault in drawn if (fault[0] == "client host") == is_host] for is_host in (True, False))
+    faults = [*hosts, *others[:2], (end, Moment.draw(chance))]
+    return sorted(faults, key=lambda fault: chaos.STAGES.index(fault[1].stage))
+
+
+def disturb(folder: Path, undisturbed: Left, tally: chaos.Tally, faults: list[tuple[str, Moment]], hosts: int) -> None:
+    lost = pack_kills = 0
+    with contextlib.ExitStack() as drivers:
+        driver = drivers.enter_context(Driver.run(folder, chaos.study(hosts), checkpoint_every_s=0.2))
+        before: list[Driver] = []
+        for kind, moment in faults:
+            if kind in chaos.TITLES:
+                stage = driver.strike(kind, moment)
+            elif stage := chaos.current_stage(folder) if driver.reach(moment) else "":
+                codes = ENDS[kind](driver)
+                driver.process.wait(chaos.PATIENCE_S)
+                assert driver.process.returncode in codes, driver.said
+                rows, begun = chaos.ledger(folder)[0], chaos.started(folder)
+                if kind == "driver, Ctrl-C":
+                    assert begun == len(rows), "the packs in flight were finished first"
+                else:
+                    lost = begun - len(rows)
+                assert lost <= chaos.LANES * (2 // hosts)
+                before.append(driver)
+                driver = drivers.enter_context(Driver.resume(folder, checkpoint_every_s=0.2))
+            if stage:
+                tally.add(kind, stage)
+                pack_kills += kind in ("server", "trial process")
+        finished(driver, undisturbed)
+        after = chaos.ledger(folder)[0]
+        if before:
+            assert {key: after[key] for key in rows} == rows, "what had ended was not touched, its seconds neither"
+        assert chaos.started(folder) - len(after) == lost, "what was in flight was begun again, and nothing else"
+        assert len(chaos.retries(folder)) <= pack_kills, "a client host that dies costs no retry"
+        for ended in before:  # Ray's own agents take a minute to see that a driver was killed
+            wait_until(lambda pid=ended.process.pid: not session(pid), "the processes of the first driver end", 90)
+            assert ended.traces.left() == []
+
+
+def test_a_short_chaos(folder, undisturbed, tally):
+    """One of each kind that there is, in one run."""
+    faults = [
+        ("client host", Moment("coarse", 0.05)),
+        ("server", Moment("coarse", 0.2)),
+        ("driver, SIGKILL", Moment("fine", 0.05)),
+        ("trial process", Moment("confirm", 0.02)),
+    ]
+    disturb(folder, undisturbed, tally, faults, hosts=2)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_at_random_moments(seed, folder, undisturbed, tally):
+    faults = plan(seed, strikes=7, end=list(ENDS)[seed % len(ENDS)])
+    disturb(folder, undisturbed, tally, faults, hosts=1 + seed % 2)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("end", ["driver, SIGKILL", "driver, Ctrl-C"])
+def test_ended_while_ray_starts(end, folder, undisturbed, tally):
+    """Before there is a pack. A Ctrl-C that comes so early ends it at once."""
+    with Driver.run(folder, chaos.study()) as driver:
+        driver.wait_until(
+            lambda: any("raylet" in title for title in session(driver.process.pid).values()), "Ray starts"
+        )
+        ENDS[end](driver)
+        driver.process.wait(chaos.PATIENCE_S)
+        assert driver.process.returncode != 0
+        tally.add(end, "Ray starts")
+        with Driver.run(folder, chaos.study()) as again:
+            finished(again, undisturbed)
+        wait_until(lambda: not session(driver.process.pid), "the processes of the first driver end", 90)
+
+
+# ---- nodes
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_is_lost(seed, folder, undisturbed, tally):
+    """All its processes at once; its packs go on elsewhere. A new node takes its place while they do."""
+    chance = random.Random(seed)
+    with (
+        Cluster(nodes=2, checkpoint_every_s=0.2) as cluster,
+        Driver.run(folder, chaos.study(hosts=1), "--address", cluster.address, checkpoint_every_s=0.2) as driver,
+    ):
+        for stage in sorted(chance.sample(chaos.STAGES, 2), key=chaos.STAGES.index):
+
+            def working() -> list[chaos.Node]:
+                return [node for node in cluster.nodes if node.processes("client host")]
+
+            driver.wait_until(
+                lambda s=stage: chaos.is_over(folder, s) or (s in chaos.running_stages(folder) and working()), stage
+            )
+            if working():
+                cluster.lose(chance.choice(working()))
+                tally.add("worker node", stage)
+                cluster.add()
+        finished(driver, undisturbed)
+        wait_until(lambda: not any(cluster.processes(kind) for kind in chaos.TITLES), "its actors end", 60)
+
+
+@pytest.mark.chaos
+def test_the_head_is_lost(folder, undisturbed, tally):
+    with (
+        Cluster(nodes=1) as cluster,
+        Driver.run(folder, chaos.study(hosts=1), "--address", cluster.address) as driver,
+    ):
+        driver.wait_until(lambda: "ended" in chaos.log(folder), "a pack has ended")
+        cluster.lose(cluster.head)
+        tally.add("head node", "coarse")
+        assert driver.end() == 2
+        port = cluster.address.rpartition(":")[2]  # Ray may know the head by another name of this machine
+        sentence = rf"the head of the Ray cluster at \S+:{port} has not answered for 30 s; nothing finished is lost"
+        assert re.search(f"^fedsweep: {sentence}", driver.said, re.MULTILINE)
+        assert re.search(sentence, chaos.log(folder))
+    with Driver.resume(folder) as driver:
+        finished(driver, undisturbed)
+
+
+def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, capfd):
+    """Without Ray: someone who listens, then nobody."""
+    monkeypatch.setattr(head, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(head, "GONE_AFTER_S", 0.1)
+    ended = head.threading.Event()
+    codes = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert head._answers(address)
+        watch = head.threading.Thread(target=head._watch, args=(address, ended), daemon=True)
+        watch.start()
+        for _ in range(5):
+            listener.accept()[0].close()
+        assert codes == []
+    watch.join(10)
+    assert codes == [2]
+    assert f"fedsweep: the head of the Ray cluster at {address} has not answered" in capfd.readouterr().err
+
+
+# ---- one driver at a time
+
+
+def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally):
+    """The second one is refused and told who runs; the first, interrupted, finishes its packs; the third does the
+    rest, and does nothing over again."""
+    with Driver.run(folder, chaos.study()) as driver:
+        driver.reach(Moment("coarse", 0))
+        with driver.held():
+            with Driver.run(folder, chaos.study()) as second:
+                assert second.end() == 2
+            holder = f"process {driver.process.pid} on {socket.gethostname()}"
+            assert f"fedsweep: result folder {folder} is in use by {holder}." in second.said
+            tally.add("second driver", "coarse")
+            with Driver(folder, "status", str(folder)) as status:
+                assert status.end() == 0
+            assert f"running ({holder})" in status.said
+            interrupt_once(driver)
+            wait_until(lambda: "once more to stop now" in chaos.log(folder), "it has understood")
+        tally.add("driver, Ctrl-C", "coarse")
+        assert driver.end() == 130
+        assert f"stopped before the end; nothing finished is lost. To go on: fedsweep resume {folder}" in driver.said
+        assert driver.left_behind() == []
+        assert 0 < chaos.started(folder) == len(chaos.ledger(folder)[0]) < 21
+    with Driver.resume(folder) as driver:
+        finished(driver, undisturbed)
+    assert chaos.started(folder) == 21
+
+
+# ---- damaged checkpoints
+
+
+def flip_a_bit(file: Path, chance: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
+
+
+def cut_off(file: Path, chance: random.Random) -> None:
+    os.truncate(file, chance.randrange(file.stat().st_size))
+
+
+def remove(file: Path, chance: random.Random) -> None:
+    shutil.rmtree(file.parent)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_off, remove])
+def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
+    """The server dies, and its pack finds a checkpoint that is no good: it starts again, and the log says so."""
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
+        places = driver.scratch, folder
+        driver.wait_until(lambda: chaos.checkpoints(*places), "there is a checkpoint")
+        with driver.held():  # so that no newer one takes its place
+            for file in chaos.checkpoints(*places):
+                with contextlib.suppress(FileNotFoundError):  # an older one, which Tune has just removed
+                    damage(file, random.Random(7))
+            for pid in driver.processes("server"):
+                os.kill(pid, signal.SIGKILL)
+        tally.add(f"checkpoint, {damage.__name__.replace('_', ' ')}", "coarse")
+        finished(driver, undisturbed)
+    assert "starts again from round 0: " in chaos.log(folder)
+
+
+class HeldPack(PackTrial):
+    """A pack as it is when it writes and reads checkpoints, without Tune and without actors."""
+
+    class Snapshots:
+        def snapshot(self) -> bytes:
+            return b"all that is needed to go on"
+
+    def __init__(self) -> None:
+        self.config = {"trials": ["a", "b"]}
+        self.federation = self.Snapshots()
+        self._notes = []
+        self._open(self.config)
+        self._opened = True
+
+
+def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
+    """The round it stands for is as much a part of it as the weights are."""
+    pack = HeldPack()
+    pack.t = 30
+    pack.save_checkpoint(str(tmp_path))
+    file = tmp_path / SNAPSHOT
+    whole = file.read_bytes()
+    pack.load_checkpoint(str(tmp_path))
+    assert (pack.t, pack._opened_with, pack._notes) == (30, b"all that is needed to go on", [])
+    cut = [whole[:length] for length in range(len(whole))]
+    flipped = [
+        whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
+        for position in range(len(whole))
+        for bit in range(8)
+    ]
+    for content in (*cut, *flipped):
+        file.write_bytes(content)
+        pack._notes = []
+        pack.load_checkpoint(str(tmp_path))
+        assert (pack.t, pack._opened_with) == (0, None)
+        assert pack._notes == ["pack of 2 trials starts again from round 0: its checkpoint is damaged"]
+
+
+# ---- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    with SmallDisk(tmp_path / "disk") as disk:
+        if not disk.made:
+            pytest.skip(
+                "this user may not make a mount namespace (unshare --user --mount), so there is no disk to fill"
+            )
+        yield disk
+
+
+def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, undisturbed, tally):
+    """A sentence and code 2; what had ended is there, and when there is room the rest is done. Then the same for the
+    tables: those that were there stay whole."""
+    folder, seen = small_disk.path / "results", small_disk.seen / "results"
+    there = {"wrapper": small_disk.wrapper, "seen": seen}
+    with Driver.run(folder, chaos.study(), **there) as driver:
+        driver.wait_until(lambda: "ended" in chaos.log(seen), "a pack has ended")
+        small_disk.fill()
+        tally.add("full disk, ledger", "coarse")
+        assert driver.end() == 2
+        assert (
+            f"fedsweep: result folder {folder} cannot be written: database or disk is full; nothing fin" in driver.said
+        )
+        assert driver.left_behind() == []
+    with Driver(folder, "status", str(folder), **there) as driver:
+        assert driver.end() == 0, driver.said
+        assert "not finished" in driver.said
+    before = chaos.ledger(shutil.copytree(seen, tmp_path / "before"))[0]
+    assert len(before) >= chaos.LANES
+    small_disk.make_room()
+    with Driver.resume(folder, **there) as driver:
+        assert driver.end() == 0, driver.said
+    after = shutil.copytree(seen, tmp_path / "after")
+    assert Left.of(after) == undisturbed
+    assert {key: row for key, row in chaos.ledger(after)[0].items() if key in before} == before
+
+    small_disk.fill()
+    tally.add("full disk, tables", "finished")
+    for command in ("tables", "resume"):
+        with Driver(folder, command, str(folder), **there) as driver:
+            assert driver.end() == 2
+            assert driver.said.startswith("fedsweep: ")
+            assert "no space left on" in driver.said.lower()
+            assert driver.left_behind() == []
+    assert Left.of(shutil.copytree(seen, tmp_path / "full")) == undisturbed
+    small_disk.make_room()
+    with Driver(folder, "tables", str(folder), **there) as driver:
+        assert driver.end() == 0
+
+
+@pytest.mark.chaos
+def test_a_disk_that_is_full_when_a_checkpoint_is_written(small_disk, folder, undisturbed, tally):
+    """The pack goes on without one, and the log says so; the server that dies then costs the pack, not the study."""
+    options = {"wrapper": small_disk.wrapper, "temporary": small_disk.path, "checkpoint_every_s": 0}
+    with Driver.run(folder, chaos.study(), **options) as driver:
+        driver.wait_until(lambda: chaos.checkpoints(small_disk.seen, folder), "there is a checkpoint")
+        small_disk.fill()
+        tally.add("full disk, checkpoint", "coarse")
+        driver.wait_until(lambda: "could not leave a checkpoint" in chaos.log(folder), "the log says so")
+        driver.strike("server", IN_FINE)
+        finished(driver, undisturbed)
+
+
+# ---- poison
+
+
+POISONED = """\
+name: poisoned
+data: [{source: "synthetic-frozen:400,100,6,3", label: chaos}]
+clients: 4
+partitions: [iid]
+methods: [{dp-fedgd: {coarse: {learning_rate: [0.01, 1, 3]}, fine: {learning_rate: [2]}}}]
+epsilons: [40]
+rounds: {coarse: 10, fine: 10, confirm: 10}
+seeds: {confirm: [42]}
+resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 4}
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", chaos.TITLES)
+def test_a_trial_that_always_kills_its_process(victim, folder, tally):
+    """One of three: tried three times in company, then alone, then given up. The others are none the worse."""
+    with Driver.run(folder, POISONED, poison=poisoned_key(), victim=victim) as driver:
+        assert driver.end(2 * chaos.PATIENCE_S) == 1, driver.said
+        tally.add(f"poison, kills its {victim}", "coarse")
+        assert f"1 trials failed; fedsweep status {folder} says why" in driver.said
+        assert driver.left_behind() == []
+    rows, _ = chaos.ledger(folder)
+    states = {row.trial.hyperparameters["learning_rate"]: row.state for row in rows.values() if row.trial.rounds == 10}
+    assert states == {0.01: "failed", 1: "done", 3: "done", 2: "done"}
+    with Driver(folder, "status", str(folder), "--json") as driver:
+        assert driver.end() == 0
+        status = json.loads(driver.said)
+    assert list(status["failed"]) == [poisoned_key()]
+    assert "actor" in status["failed"][poisoned_key()].lower(), "the reason is Ray's, of one process or another"
+    assert [retry["trials"] for retry in status["retries"]] == [3, 3, 3, 1, 1, 1]
+
+
+def poisoned_key() -> str:
+    from orchestrator.cells import Blueprint
+    from orchestrator.study import parse
+
+    cell = Blueprint.draw(parse(POISONED, "poisoned.yaml", Path.cwd())).cells[0]
+    return cell.trial("coarse", cell.space.grid(cell.space.coarse)[0]).key
+
+
+# ---- between runs
+
+
+@pytest.mark.chaos
+def test_a_study_that_is_edited_between_runs(folder, tmp_path, tally):
+    """After a kill. What would change results is refused; what makes the study grow is run, and leaves what a study
+    that was so from the start leaves; `resume` goes on with the study as it was last run."""
+    with Driver.run(folder, chaos.study()) as driver:
+        driver.reach(IN_COARSE)
+        kill(driver)
+    with Driver.run(folder, chaos.study().replace("clip: 2", "clip: 3")) as driver:
+        assert driver.end() == 2
+        assert "choose another" in driver.said
+    tally.add("study edited, refused", "coarse")
+    grown = chaos.study().replace("confirm: [42, 7]", "confirm: [42, 7, 3]")
+    with Driver.run(folder, grown) as driver:
+        driver.reach(IN_FINE)
+        kill(driver)
+    tally.add("study edited, grown", "fine")
+    with Driver.resume(folder) as driver:
+        assert driver.end() == 0
+    with Driver.run(tmp_path / "from the start", grown) as driver:
+        assert driver.end() == 0
+    assert Left.of(folder) == Left.of(tmp_path / "from the start")
+
+
+@pytest.mark.chaos
+def test_a_clock_that_jumps_back(folder, undisturbed, tally):
+    """By a day, in the driver and in all workers; and again before the study is taken up again."""
+    first = "import saboteur; saboteur.turn_back_the_clock({})"
+    with Driver.run(
+        folder, chaos.study(), first=first.format(86400), clock_back_s=86400, checkpoint_every_s=0.2
+    ) as driver:
+        assert driver.strike("server", IN_COARSE)
+        driver.reach(IN_FINE)
+        tally.add("clock jumps back", "fine")
+        kill(driver)
+    with Driver.resume(folder, first=first.format(2 * 86400), clock_back_s=2 * 86400) as driver:
+        finished(driver, undisturbed)
+
+
+# ---- nothing is left behind
+
+
+STUDIES_IN_A_ROW = """\
+import gc, json, os, sys, threading
+from pathlib import Path
+from orchestrator import sweeping
+from orchestrator.progress import View
+from orchestrator.study import parse
+
+text, folder = sys.argv[1], Path(sys.argv[2])
+for number in range(int(sys.argv[3])):
+    sweeping.run(parse(text, "study.yaml", Path.cwd()), text, folder / str(number), View())
+    gc.collect()
+    memory = next(line for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    open_files = len(os.listdir("/proc/self/fd"))
+    print(json.dumps([int(memory.split()[1]) / 1024, open_files, threading.active_count()]), flush=True)
+"""
+
+
+@pytest.mark.chaos
+def test_twenty_studies_in_a_row_in_one_process(tmp_path):
+    """Each with a Ray of its own. The first few fill caches; from then on nothing may grow."""
+    command = [sys.executable, "-c", STUDIES_IN_A_ROW, POISONED, str(tmp_path), "20"]
+    ran = subprocess.run(command, env=chaos.ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert ran.returncode == 0
+    memory, files, threads = zip(
+        *(json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")), strict=True
+    )
+    print(f"MiB after each of 20 studies: {[round(m) for m in memory]}; open files {files}; threads {threads}")
+    assert memory[19] - memory[4] < 15, memory
+    assert files[19] == files[4]
+    assert threads[19] == threads[4]
