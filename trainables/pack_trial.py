@@ -94,13 +94,6 @@ class PackTrial(tune.Trainable):
         """Another node may not see the driver's folder: a pack that dies there starts again from round 0."""
         return self.storage.within_reach()
 
-    def restore(self, checkpoint_path: Any) -> None:
-        try:
-            super().restore(checkpoint_path)
-        except (OSError, ValueError) as error:
-            print(f"the checkpoint cannot be reached, the pack starts again from round 0: {error}")
-            self._open(self.config)
-
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
         """A checkpoint that finds no room costs time if the pack should die, but no reason to let it die now."""
         self._saved = time.monotonic()
