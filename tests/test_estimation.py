@@ -183,10 +183,10 @@ def test_halving_keeps_the_smallest_error():
     trials = CellSearch(cell, "grid", 10).next_trials({}, {})[1]
     lanes = [
         LaneResult(trial.key, "running", 2, {"squared_error": {2: error}, "loss": {2: 1.0}, "accuracy": {2: 50.0}})
-        for trial, error in zip(trials, (0.1, 0.7), strict=True)
+        for trial, error in zip(trials, (0.7, 0.1), strict=True)
     ]
     assert trials[0].stop_rule.endswith(":squared_error")
-    assert lanes_to_stop(trials, lanes, 2) == [trials[1].key]
+    assert lanes_to_stop(trials, lanes, 2) == [trials[0].key]
 
 
 # ---- from the ledger
