@@ -105,6 +105,16 @@ def rebuild_tables(results: Path | str) -> list[str]:
         return written
 
 
+def draw_figures(results: Path | str) -> list[str]:
+    from orchestrator.figures import write_figures  # matplotlib takes its time to import
+
+    where = place(results)
+    with where.to_read() as folder, _written_to(where):
+        written = [where.shown(path) for path in write_figures(folder)]
+        where.send_tables()
+        return written
+
+
 def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
     """The chosen configuration of every cell, as best.yaml has it."""
     where = place(results)

@@ -116,9 +116,9 @@ def tables(folder: Folder) -> None:
 @app.command()
 def figures(folder: Folder) -> None:
     """Draw the figures of a result folder from its ledger: the score by round and by the number of clients."""
-    from orchestrator.figures import write_figures
+    from orchestrator.sweeping import draw_figures
 
-    for path in write_figures(folder):
+    for path in draw_figures(folder):
         typer.echo(path)
 
 
