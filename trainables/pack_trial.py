@@ -98,7 +98,8 @@ class PackTrial(tune.Trainable):
         """A checkpoint that finds no room costs time if the pack should die, but no reason to let it die now."""
         self._saved = time.monotonic()
         try:
-            with tempfile.TemporaryDirectory(prefix="fedsweep-checkpoint-") as folder:
+            # in Ray's own folder, where a process that is killed just now leaves nothing that is ours to remove
+            with tempfile.TemporaryDirectory(prefix="fedsweep-checkpoint-", dir=self.logdir) as folder:
                 return super().save(checkpoint_dir or folder)
         except OSError as error:
             self._notes.append(f"pack of {len(self.trials)} trials could not leave a checkpoint: {error}")
