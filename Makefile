@@ -2,11 +2,12 @@
 #   make run    makes .venv, installs, runs the quickstart study
 #   make test   makes .venv, installs, checks and tests everything
 #   make chaos  kills and damages what a sweep stands on, for half an hour
+#   make nodes  sweeps over clusters of several nodes on this machine, and to S3
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test chaos check install lock clean
+.PHONY: run test chaos nodes check install lock clean
 
 run: install
 	$(BIN)/fedsweep run quickstart --results results/quickstart
@@ -16,6 +17,9 @@ test: check
 
 chaos: install
 	$(BIN)/python -m pytest tests/test_faults.py -m "chaos or not chaos" --counts-into docs/faults.md
+
+nodes: install
+	$(BIN)/python -m pytest -m "nodes"
 
 check: install
 	$(BIN)/ruff check .

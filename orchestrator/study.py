@@ -77,9 +77,11 @@ class MethodSettings(Settings):
     @model_validator(mode="after")
     def _space_is_valid(self) -> MethodSettings:
         try:
-            self.space()
+            space = self.space()
         except UserError as error:
             raise ValueError(str(error)) from None
+        if "as_released" in {*space.coarse, *space.fine}:
+            raise ValueError(f"as_released of {self.name} is not searched over; set it under fixed")
         return self
 
     def space(self) -> SearchSpace:
@@ -89,7 +91,11 @@ class MethodSettings(Settings):
     def shown(self) -> str:
         """Its name in tables. What runs as its authors released it is always marked so."""
         name = self.label or METHODS[self.name].title
-        return f"{name} (as released)" if self.fixed.get("as_released") is True else name
+        return f"{name} (as released)" if self.as_released else name
+
+    @property
+    def as_released(self) -> bool:
+        return self.space().fixed.get("as_released") is True
 
 
 class RoundSettings(Settings):

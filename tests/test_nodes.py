@@ -20,7 +20,7 @@ from trainables.federation import FederationSize
 from trainables.pack_storage import PackStorage
 from trainables.problem import Shipper
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
 HOST = "ray::HostActor"
 FEDSWEEP = Path(sys.executable).with_name("fedsweep")

@@ -127,6 +127,7 @@ class Watching(View):
 
 
 @pytest.mark.ray
+@pytest.mark.nodes
 def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
     """A driver runs two packs and is gone, with its working copy; another one goes on, with other resources. They leave
     there what a run leaves in a folder."""

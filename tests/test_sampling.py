@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from trainables.client_host import ClientHost
+from trainables.errors import UserError
 from trainables.methods.base import ClientProgram
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
@@ -253,3 +254,8 @@ def test_no_noise_costs_everything():
     plan = PrivacyPlan.calibrate(PrivacySettings(epsilon=math.inf), [event], sizes=[4])
     assert plan.noise_std == {"gradient": 0.0}
     assert plan.bought == plan.unsampled == {"local": math.inf, "secure-aggregation": math.inf}
+
+
+def test_a_delta_that_the_account_cannot_hold_is_refused():
+    with pytest.raises(UserError, match="delta of a method that samples = 1e-15"):
+        plan_of(small.trial(small.problem(), "dp-fedadamw", delta=1e-15), [100] * 5)

@@ -433,3 +433,17 @@ def test_resources_of_a_run_replace_those_of_the_study():
 def test_bad_resources_are_named(text, said):
     with pytest.raises(UserError, match=rf"^resource '{text}'.*{re.escape(said)}"):
         changed_resources(ResourceSettings(), [text])
+
+
+FTRL = "name: x\ndata: [synthetic-frozen]\nepsilons: [1]\nmethods:\n  - dp-ftrl: "
+
+
+@pytest.mark.parametrize("given", ["true", '"true"'])
+def test_what_runs_as_released_is_always_marked(given):
+    study = read(f"{FTRL}{{fixed: {{as_released: {given}}}}}\n")
+    assert study.methods[0].shown == "DP-FTRL (as released)"
+
+
+def test_as_released_is_not_searched_over():
+    with pytest.raises(UserError, match="as_released"):
+        read(f"{FTRL}{{coarse: {{as_released: [true, false]}}}}\n")

@@ -35,7 +35,7 @@ from trainables.exact import from_grid
 from trainables.models import Model
 from trainables.pack import ClientWork, check
 from trainables.privacy.gaussian import epsilon_of, mu_of
-from trainables.privacy.plan import PrivacyPlan, PrivacySettings
+from trainables.privacy.plan import Level, PrivacyPlan, PrivacySettings
 from trainables.problem import Problem, Shipment, in_process
 from trainables.server import HostsHere, Server
 from trainables.spec import DataSpec, HyperValue, PartitionSpec, ProblemSpec, TrialSpec
@@ -108,7 +108,7 @@ def audit(
     if math.isinf(privacy.epsilon):
         raise UserError("epsilon = inf claims nothing that could be audited")
     settings = privacy.model_copy(update={"clip": CLIP}).check()
-    chosen = methods.get(method).check({**most_visible(method), **hyperparameters})
+    chosen = methods.get(method).check({**most_visible(method, privacy.level), **hyperparameters})
     seen, plans = [], []
     for world, problem in enumerate(neighbours(settings, model, clients)):
         trial = TrialSpec(
@@ -137,9 +137,11 @@ def audit(
 # ---- what is run
 
 
-def most_visible(method: str) -> dict[str, HyperValue]:
+def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
     """Hyperparameters under which the planted record shows most; what else is asked for goes before them."""
-    rates = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
+    rates: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
+    if level == "user":  # what a user sends must be longer than the clip, and not follow the last round's noise
+        rates |= {"client_learning_rate": 10.0, "feature_clip": 0.1, "alpha": 0.1, "rho": 0.01}
     names = [h.name for h in methods.get(method).hyperparameters]
     return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
 

@@ -138,12 +138,13 @@ def _thinned(rounds: list[int]) -> list[int]:
 
 def _column(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[str]:
     """Every cell after a round of its own. A mean over fewer seeds may flatter its method, and so does too little
-    noise: neither is ever in bold."""
+    noise: neither is ever in bold, nor is what runs as released."""
     texts, means = [], []
     for cell, t in zip(cells, rounds, strict=True):
         score, complete = cell.curve.get(t), cell.complete(t)
         texts.append(NOTHING if score is None else mean_and_std(score, cell.objective) + ("" if complete else " †"))
-        means.append(score.mean if score is not None and complete and cell.keeps_its_claim else None)
+        counts = complete and cell.keeps_its_claim and not cell.method.as_released
+        means.append(score.mean if score is not None and counts else None)
     return bold_best(texts, means, cells[0].objective) if cells else []
 
 

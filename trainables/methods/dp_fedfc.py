@@ -47,7 +47,7 @@ class CovarianceThenGradient(ClientProgram):
 
     @property
     def name(self) -> str:
-        return f"covariance of features clipped to {self.feature_clip:g}, then noisy gradient"
+        return f"covariance of features clipped to {self.feature_clip!r}, then noisy gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
         gram = client.shard.gram(self.feature_clip)
@@ -72,7 +72,7 @@ class UserCovariance(CovarianceThenGradient):
 
     @property
     def name(self) -> str:
-        return f"covariance of a user's features clipped to {self.feature_clip:g}, then preconditioned gradient"
+        return f"covariance of a user's features clipped to {self.feature_clip!r}, then preconditioned gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
         gram = client.shard.gram(self.feature_clip) / client.size.squeeze(2)  # of norm at most the bound squared

@@ -48,7 +48,7 @@ class PrimalUpdate(ClientProgram):
 
     @property
     def name(self) -> str:
-        bound = "" if self.level == "user" else f" clipped to {self.hessian_clip:g}"
+        bound = "" if self.level == "user" else f" clipped to {self.hessian_clip!r}"
         words = [f"primal update of a {self.level} with {self.curvature}{bound}"]
         words += ["duals"] * self.duals + ["lemma 4"] * self.scaled
         return ", ".join(words)

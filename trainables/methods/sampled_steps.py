@@ -60,7 +60,7 @@ class SampledSteps(ClientProgram):
 
     @property
     def name(self) -> str:
-        return f"{self.steps} {self.what} on samples of {self.rate:g} by {self.share:g} of the clients"
+        return f"{self.steps} {self.what} on samples of {self.rate!r} by {self.share!r} of the clients"
 
     @property
     def participation(self) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 GRID = 1e-3  # of the privacy loss; ten times finer changes eps in the fourth digit and takes ten times as long
+LEAST_SAMPLED_DELTA = 1e-12  # below that the tails that are cut off count for more than delta
 CLOSE = 1e-3  # how far above the least noise, as a ratio, a calibration may end
 
 
