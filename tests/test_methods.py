@@ -189,7 +189,7 @@ def test_agrees_with_the_twin_under_other_privacy(name, privacy, small_problem):
 @every_method_of_softmax
 @without_cuda
 def test_agrees_with_the_twin_on_cuda(name, small_problem):
-    trial = small.trial(small_problem, name, rounds=25, every=10)
+    trial = small.trial(small_problem, name, SETTINGS[name][0], rounds=25, every=10)
     weights, server = small.weights_after(ROUNDS, [trial], small_problem, device="cuda")
     assert_agrees(weights[0], server, trial, small_problem)
 
