@@ -169,7 +169,7 @@ def test_the_command_within_claim(fedsweep):  # noqa: F811
     code, out, _ = fedsweep("audit", "dp-fedgd", "--epsilon", 5, "--repetitions", 600)
     assert code == 0
     assert "claimed    eps 5 (mu 1.121)" in out
-    assert "verdict    within claim" in out
+    assert "verdict    not seen to exceed the claim" in out
 
 
 def test_the_command_that_catches(fedsweep):  # noqa: F811
