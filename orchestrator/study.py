@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -93,7 +94,7 @@ class MethodSettings(Settings):
         name = self.label or METHODS[self.name].title
         return f"{name} (as released)" if self.as_released else name
 
-    @property
+    @cached_property
     def as_released(self) -> bool:
         return self.space().fixed.get("as_released") is True
 

@@ -1,6 +1,7 @@
 """Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
 
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -41,6 +42,22 @@ def shared_data():
         return path
 
     return find
+
+
+@pytest.fixture
+def fedsweep(monkeypatch, capfd):
+    """The command, in this process: exit code, standard output, standard error."""
+
+    from orchestrator.cli import main
+
+    def call(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedsweep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,15 @@ def run(
     }
 
 
+def assert_same_bits(trials, of: Problem) -> None:
+    """Together or alone, on one host or three, with a restart or without."""
+    together = run(trials, of)
+    assert together == run(trials, of, hosts=3)
+    assert together == run(trials, of, restart_at=5)
+    for trial in trials[::6]:
+        assert run([trial], of) == {trial.key: together[trial.key]}
+
+
 def weights_after(rounds: int, trials, of: Problem, hosts: int = 1, device: str = "cpu") -> tuple[np.ndarray, Server]:
     """The trials' weights after some rounds, in the order given, as (trial, feature and constant, class)."""
     server = Server(HostsHere(hosts, device), device)

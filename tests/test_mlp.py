@@ -163,12 +163,7 @@ every_method = pytest.mark.parametrize(
 @every_method
 def test_lanes_hosts_and_restarts_leave_the_same_bits(name, small_problem):
     of = on_mlp(small_problem)
-    trials = varied_trials(name, of, 18)
-    together = small.run(trials, of)
-    assert together == small.run(trials, of, hosts=3)
-    assert together == small.run(trials, of, restart_at=5)
-    for trial in trials[::6]:
-        assert small.run([trial], of) == {trial.key: together[trial.key]}
+    small.assert_same_bits(varied_trials(name, of, 18), of)
 
 
 @pytest.mark.parametrize("level", ["record", "user"])

@@ -17,7 +17,6 @@ from moto.server import ThreadedMotoServer
 from nodes import wait_for
 
 from orchestrator import places, sweeping
-from orchestrator.cli import main
 from orchestrator.ledger import Ledger
 from orchestrator.places import LEDGER, LOCK, place, read_text
 from orchestrator.progress import View
@@ -62,20 +61,6 @@ def url(request, tmp_path) -> str:
         request.getfixturevalue("s3")
         return f"s3://bucket/{tmp_path.name}"
     return f"file://{tmp_path}/shared/folder"
-
-
-@pytest.fixture
-def fedsweep(monkeypatch, capfd):
-    """The command, in this process: exit code, standard output, standard error."""
-
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedsweep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
 
 
 def files_at(url: str) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 import yaml
 
 from orchestrator import runner, sweeping
-from orchestrator.cli import main
 from orchestrator.ledger import Ledger, Row
 from orchestrator.progress import JsonView, View
 from orchestrator.study import parse
@@ -95,20 +93,6 @@ def swept(local_ray, tmp_path_factory) -> Path:
 def copied(swept, tmp_path) -> Path:
     """Its own copy of that folder, to change."""
     return Path(shutil.copytree(swept, tmp_path / "copied"))
-
-
-@pytest.fixture
-def fedsweep(monkeypatch, capfd):
-    """The command, in this process: exit code, standard output, standard error."""
-
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedsweep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -60,12 +60,7 @@ def varied_users(name, of, count):
 
 @every_method
 def test_lanes_hosts_and_restarts_leave_the_same_bits(name, small_problem):
-    trials = varied_users(name, small_problem, 18)
-    together = small.run(trials, small_problem)
-    assert together == small.run(trials, small_problem, hosts=3)
-    assert together == small.run(trials, small_problem, restart_at=5)
-    for trial in trials[::6]:
-        assert small.run([trial], small_problem) == {trial.key: together[trial.key]}
+    small.assert_same_bits(varied_users(name, small_problem, 18), small_problem)
 
 
 @every_method

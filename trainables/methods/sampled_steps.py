@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, Run
+from trainables.methods.local_steps import LOCAL_STEPS
 from trainables.participation import most_rounds
 from trainables.privacy.plan import Event
 
-LOCAL_STEPS = Hyperparameter("local_steps", 10, "K, noisy steps of a client in a round", low=1, whole=True, shared=True)
 SAMPLING_RATE = Hyperparameter(
     "sampling_rate",
     0.02,
@@ -30,7 +30,7 @@ SAMPLING_RATE = Hyperparameter(
 PARTICIPATION = Hyperparameter(
     "participation", 0.2, "share of the clients that take part in a round", low=0, high=1, open_low=True, shared=True
 )
-SAMPLING = (LOCAL_STEPS, SAMPLING_RATE, PARTICIPATION)
+SAMPLING = (replace(LOCAL_STEPS, default=10), SAMPLING_RATE, PARTICIPATION)
 
 
 def client_learning_rate(default: float) -> Hyperparameter:
