@@ -10,25 +10,10 @@ import pytest
 import ray
 import small
 
-from orchestrator.cli import main
 from trainables.problem import in_process
 from trainables.server import run_here
 
 TINY = "synthetic-frozen:300,60,6,3"
-
-
-@pytest.fixture
-def fedsweep(monkeypatch, capfd):
-    """Run the command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedsweep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        return caught.value.code or 0, out, err
-
-    return run
 
 
 @pytest.fixture
