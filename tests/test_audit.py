@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
-from test_cli import assert_one_sentence, fedsweep, last_json  # noqa: F401
+from test_cli import assert_one_sentence, last_json
 
 from trainables.audit import CLIP, Mistakes, at_most, audit, from_zero, most_telling, neighbours
 from trainables.methods import METHODS
@@ -165,14 +165,14 @@ def test_most_telling():
 # ---- the command
 
 
-def test_the_command_within_claim(fedsweep):  # noqa: F811
+def test_the_command_within_claim(fedsweep):
     code, out, _ = fedsweep("audit", "dp-fedgd", "--epsilon", 5, "--repetitions", 600)
     assert code == 0
     assert "claimed    eps 5 (mu 1.121)" in out
     assert "verdict    not seen to exceed the claim" in out
 
 
-def test_the_command_that_catches(fedsweep):  # noqa: F811
+def test_the_command_that_catches(fedsweep):
     code, out, _ = fedsweep(
         "audit", "dp-fedavg", "--epsilon", 5, "--repetitions", 1000, "--noise-factor", 0.5, "--json",
         "--set", "local_steps=2",
@@ -201,5 +201,5 @@ def test_the_command_that_catches(fedsweep):  # noqa: F811
         ("dp-fedfc --model mlp:4", "model = 'mlp:4'"),
     ],
 )
-def test_bad_input(fedsweep, arguments, culprit):  # noqa: F811
+def test_bad_input(fedsweep, arguments, culprit):
     assert_one_sentence(fedsweep("audit", *arguments.split()), culprit)
