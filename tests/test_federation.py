@@ -16,6 +16,7 @@ from trainables.client_host import ClientHost
 from trainables.errors import UserError
 from trainables.federation import Federation, FederationSize
 from trainables.methods.base import ClientProgram
+from trainables.models.lanes import SHAPES, Shape
 from trainables.pack import assign, client_work, pack_group
 from trainables.problem import Shipper, in_process
 from trainables.server import HostsHere, Server
@@ -172,6 +173,24 @@ def test_the_sum_of_all_releases_is_exact(small_problem):
         return torch.stack([reply.total for reply in replies]).sum(0).numpy().tobytes()
 
     assert total(1) == total(2) == total(3) == total(5)
+
+
+@pytest.mark.parametrize("method", ["dp-fedsofim", "dp-scaffold", "dp-fedfc", "dp-fednew-fc", "dp-fedadamw"])
+def test_clients_that_are_computed_together_leave_the_bits_they_leave_alone(method, monkeypatch):
+    """Sixty of them, from a few rows to more than are ever put together, in whichever batches the hosts make."""
+    of = small.problem("synthetic-frozen:8000,100,12,4", "dirichlet:0.3", clients=60)
+    trials = [small.trial(of, method, rounds=3, every=3, seed=seed) for seed in (42, 7)]
+    together, sizes = SHAPES["cpu"].rows_together, of.partition.sizes
+    assert min(sizes) < 32 < together / 2 < max(sizes), "there are batches of many, of few and of one"
+    once = small.run(trials, of)
+    assert small.run(trials, of, hosts=7) == once
+    monkeypatch.setitem(SHAPES, "cpu", ByOneself(**vars(SHAPES["cpu"])))
+    assert small.run(trials, of) == once
+
+
+class ByOneself(Shape):
+    def batches(self, *given):
+        return [((client,), rows) for clients, rows in super().batches(*given) for client in clients]
 
 
 # ---- hosts that keep clients' states, without Ray

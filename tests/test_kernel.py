@@ -10,9 +10,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainables.exact import GRID, from_grid, to_grid
+from trainables.models import residuals
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
+def kernel(request):
+    """Everything holds for both ways to the residuals."""
+    if request.param == "compiled":
+        if not residuals.is_compiled():
+            pytest.skip("there is no compiler here, or FEDSWEEP_KERNEL=torch: nothing is compiled")
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(residuals, "_compiled", lambda: None)
+        yield
 
 
 def random_case(rows, features, classes, lanes, seed=0, scale=1.0):

@@ -170,15 +170,18 @@ class ClientHost:
     def _hold(self, work: ClientWork) -> None:
         """Load the clients' rows, unless they are here already."""
         mine = work.assignment[self.index]
-        held = f"{work.shipment.key}:{mine}"
+        # samples have as many rows as chance will have it; and whoever takes part rarely is not to be computed in vain
+        apart = work.program.samples or work.program.participation < 1
+        held = f"{work.shipment.key}:{mine}:{apart}"
         if self._held == held:
             return
         self._batches, self._states = [], None
         x, y, rows = (fetch(part) for part in (work.shipment.x, work.shipment.y, work.shipment.rows))
-        together = [mine] if SHAPES[self.device].clients_together else [(client,) for client in mine]
-        for clients in together:
+        shape, sizes = SHAPES[self.device], work.shipment.sizes
+        for clients, length in shape.batches(mine, sizes, apart):
             parts = [(x[rows[client]], y[rows[client]]) for client in clients]
-            self._batches.append(Batch.load(clients, Shard.build(parts, self.device), work.shipment.model))
+            shard = Shard.build(parts, self.device, rows=length)
+            self._batches.append(Batch.load(clients, shard, work.shipment.model))
         self._held = held
 
 

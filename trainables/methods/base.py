@@ -180,6 +180,11 @@ class ClientProgram(ABC):
         return False
 
     @property
+    def samples(self) -> bool:
+        """Whether the clients look at some of their rows at a time."""
+        return False
+
+    @property
     def participation(self) -> float:
         """The share of the clients that take part in a round. A program whose clients keep state needs them all."""
         return 1.0

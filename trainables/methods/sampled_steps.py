@@ -63,6 +63,10 @@ class SampledSteps(ClientProgram):
         return f"{self.steps} {self.what} on samples of {self.rate!r} by {self.share!r} of the clients"
 
     @property
+    def samples(self) -> bool:
+        return self.rate < 1
+
+    @property
     def participation(self) -> float:
         return self.share
 

@@ -6,9 +6,12 @@ last block filled up with zeros: a lane's arithmetic does not depend on how many
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+FILL = 32  # small clients are filled up to a multiple of so many rows
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,9 @@ class Shape:
     """How a device likes its work cut: fixed per kind of device, since it decides how sums are rounded."""
 
     lanes: int
-    clients_together: bool
-    """Whether a host computes all its clients at once: a GPU must, so many small steps would leave it idle; on a CPU
-    one client's rows fill the caches."""
+    rows_together: int | None
+    """Rows of the clients that a host computes at once. On a CPU about what fills the caches: of small clients several.
+    A GPU takes them all (None), or many small steps would leave it idle."""
     cells: int
     """Rows x classes x lanes of one chunk: on a CPU what fits the second-level cache."""
 
@@ -26,10 +29,30 @@ class Shape:
         """Rows of a chunk, for so many classes (of all clients computed together): a power of two, at least 64."""
         return max(64, 1 << (self.cells // (classes * self.lanes)).bit_length() - 1)
 
+    def batches(self, clients: Sequence[int], sizes: Sequence[int], apart: bool) -> list[tuple[tuple[int, ...], int]]:
+        """Clients to compute together, and the rows that each of them is filled up to. On a CPU these depend on the
+        client alone: how many rows a product has may change how it is rounded, with whom it is computed does not.
+        `apart`: better one by one, where the device allows it."""
+        if self.rows_together is None:
+            return [(tuple(clients), max(sizes[client] for client in clients))]
+        if apart:
+            return [((client,), sizes[client]) for client in clients]
+        by_rows: dict[int, list[int]] = {}
+        for client in clients:
+            size = sizes[client]
+            rows = size if size > self.rows_together // 2 else -(-size // FILL) * FILL
+            by_rows.setdefault(rows, []).append(client)
+        return [
+            (tuple(alike[start : start + length]), rows)
+            for rows, alike in sorted(by_rows.items())
+            for length in [max(1, self.rows_together // rows)]
+            for start in range(0, len(alike), length)
+        ]
+
 
 SHAPES = {
-    "cpu": Shape(lanes=16, clients_together=False, cells=1 << 18),
-    "cuda": Shape(lanes=64, clients_together=True, cells=1 << 28),
+    "cpu": Shape(lanes=16, rows_together=1024, cells=1 << 18),
+    "cuda": Shape(lanes=64, rows_together=None, cells=1 << 28),
 }
 
 

@@ -35,8 +35,11 @@ class Shard:
         parts: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        rows: int | None = None,
     ) -> Shard:
-        rows, features = max(len(y) for _, y in parts), parts[0][0].shape[1]
+        """`rows`: what every client is filled up to, if not the longest."""
+        rows = rows or max(len(y) for _, y in parts)
+        features = parts[0][0].shape[1]
         x = np.zeros((len(parts), rows, features + 1), dtype=np.float32)
         labels = np.zeros((len(parts), rows), dtype=np.int64)
         for client, (features_of, labels_of) in enumerate(parts):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.models.residuals import clip_residuals
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
@@ -58,35 +59,18 @@ class SoftmaxHead:
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         logits = torch.empty(shard.clients, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
-        scratch = torch.empty_like(logits)
         for block in range(weights.shape[0]):
             for start in range(0, shard.rows, step):
-                x, row_norm = shard.x[:, start : start + step], shard.norm[:, start : start + step]
+                rows = slice(start, min(start + step, shard.rows))
+                x, row_norm = shard.x[:, rows], shard.norm[:, rows]
                 n = x.shape[1]
                 flat = torch.bmm(x, weights[block], out=logits[:, :n])
                 z = flat.view(-1, n, c, lanes)
-                label = shard.y[:, start : start + n].view(-1, n, 1, 1).expand(-1, -1, 1, lanes)
-                z.sub_(z.amax(2, keepdim=True))
-                shifted_label = z.gather(2, label).squeeze(2) if diagnose else None
-                z.exp2_()
-                inverse = z.gather(2, label).squeeze(2)
-                z.scatter_(2, label, 0)
-                others = z.sum(2)
-                inverse.add_(others)
-                if shifted_label is not None:  # -ln p_y = ln 2 (log2 of the sum - shifted logit of the label)
+                seen = clip_residuals(z, shard.y[:, rows], row_norm, clips[block], diagnose)
+                if seen is not None:  # -ln p_y = ln 2 (log2 of the sum - shifted logit of the label)
                     real = torch.isfinite(row_norm)
-                    losses[block] += inverse.log2().sub_(shifted_label).mul_(real).sum(1)
-                inverse.reciprocal_()
-                # ||p - y||^2 = sum of p_k^2 over the other classes + (1 - p_y)^2, and 1 - p_y is the sum of those p_k:
-                # no difference is taken, so the norm is right however sure the model is of the label
-                norm = torch.mul(z, z, out=scratch[:, :n].view(z.shape)).sum(2).addcmul_(others, others)
-                norm.sqrt_().mul_(inverse).mul_(row_norm)
-                factor = torch.div(clips[block], norm, out=norm).clamp_(max=1)
-                if diagnose:
-                    clipped[block] += ((factor < 1) & real).sum(1)
-                # (p - y) * factor, in place of the logits
-                z.scatter_(2, label, others.neg_().unsqueeze(2))
-                z.mul_(inverse.mul_(factor).unsqueeze(2))
+                    losses[block] += seen.sums.log2_().sub_(seen.label_logits).mul_(real).sum(1)
+                    clipped[block] += ((seen.factors < 1) & real).sum(1)
                 total[block].baddbmm_(x.mT, flat)
         count = theta.shape[-2]
         gradient = from_blocks(total, c, lanes, count)
