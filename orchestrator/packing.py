@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from orchestrator.study import ResourceSettings
 from trainables.errors import UserError
@@ -70,20 +71,27 @@ def _slots(node: dict[str, float], size: FederationSize) -> int:
     return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in size.host_bundle.items())
 
 
-def make_packs(trials: Iterable[TrialSpec], size: Capacity) -> list[list[TrialSpec]]:
+Limits = Mapping[tuple[str, str, int, int], int]
+"""Lanes that a GPU has memory for, by the groups of trials that can share a pack."""
+
+
+def make_packs(
+    trials: Iterable[TrialSpec], size: Capacity, limits: Limits = MappingProxyType({})
+) -> list[list[TrialSpec]]:
     """Trials that can share a pack, cut into packs of about equal size, as many as keep all federations busy."""
     groups: dict[tuple[str, str, int, int], list[TrialSpec]] = {}
     for trial in trials:
         groups.setdefault(pack_group(trial), []).append(trial)
     packs = []
     block = SHAPES[size.size.device].lanes
-    for members in groups.values():
-        count = math.ceil(len(members) / size.lanes_per_pack)
+    for group, members in groups.items():
+        most = min(size.lanes_per_pack, limits.get(group, size.lanes_per_pack))
+        count = math.ceil(len(members) / most)
         if count < size.federations:  # split further, but not below a block of lanes
             count = min(size.federations, max(count, len(members) // block))
         length = math.ceil(len(members) / count)
-        if size.lanes_per_pack >= block:
-            length = min(size.lanes_per_pack, math.ceil(length / block) * block)
+        if most >= block:
+            length = min(most, math.ceil(length / block) * block)
         packs += _cut(members, length)
     return packs
 

@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from orchestrator.ledger import Row
 from orchestrator.packing import Capacity, companies, make_packs, room
 from orchestrator.search import Sweep
 from trainables.errors import UserError
-from trainables.pack import plan_of
+from trainables.pack import pack_group, plan_of
 from trainables.pack_storage import PackStorage
 from trainables.pack_trial import PackTrial
 from trainables.problem import Shipper
@@ -86,6 +86,8 @@ class Conductor(Searcher):
         self._lone_failures = 0
         self._any_success = False
         self._ready: list[Pack] = []
+        self._limits: dict[tuple[str, str, int, int], int] = {}
+        """Lanes that the device has memory for, where more were tried."""
         self._queued: set[str] = set()
         self._on_change = on_change
 
@@ -98,7 +100,7 @@ class Conductor(Searcher):
             return None
         if not self._ready:
             fresh = [trial for key, trial in self.sweep.waiting.items() if key not in self._queued]
-            self._ready = [Pack(trials) for trials in make_packs(fresh, self.size)]
+            self._ready = self._packs(fresh)
             self._queued.update(trial.key for trial in fresh)
         if not self._ready:
             return None
@@ -115,8 +117,12 @@ class Conductor(Searcher):
         self._on_change(self)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        if error or result is None or result.get("lanes") is None:
+        if error or result is None:
             return  # `failed` hears of it with the reason
+        if result.get("lanes") is None:
+            if "fits" in result:
+                self._shrink(trial_id, result["fits"])
+            return
         flight = self.in_flight.pop(trial_id)
         self._any_success = True
         self._note(result)
@@ -128,6 +134,23 @@ class Conductor(Searcher):
             "pack of %d trials ended after %.2f s, %.2f s of them to start its federation",
             *(len(flight.pack), seconds, result["starting_s"]),
         )
+
+    def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
+        return [Pack(members) for members in make_packs(trials, self.size, self._limits)]
+
+    def _shrink(self, trial_id: str, fits: int) -> None:
+        """The device has no memory for so many lanes: this pack and its like are made anew, smaller."""
+        pack = self.in_flight[trial_id].pack
+        if len(companies(pack)) == 1:  # a trial, or trials that must stay together
+            self.failed(trial_id, f"the device has no memory for {len(pack)} trials side by side")
+            return
+        del self.in_flight[trial_id]
+        group = pack_group(pack[0])
+        self._limits[group] = max(1, min(fits, len(pack) - 1))
+        log.warning("the device has memory for %d of %d trials: smaller packs", self._limits[group], len(pack))
+        alike = [pack, *(other for other in self._ready if pack_group(other[0]) == group)]
+        others = [other for other in self._ready if pack_group(other[0]) != group]
+        self._ready = [*self._packs(trial for members in alike for trial in members), *others]
 
     def _note(self, result: dict[str, Any]) -> None:
         """What a pack got over by itself."""
@@ -291,7 +314,8 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
             storage_path=packs.path,
             storage_filesystem=packs.filesystem and PyFileSystem(FSSpecHandler(packs.filesystem)),
             failure_config=tune.FailureConfig(max_failures=PACK_RETRIES),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+            # none at the end: a pack that has ended is in the ledger
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1, checkpoint_at_end=False),
             callbacks=[_Events(conductor)],
             verbose=0,
         ),

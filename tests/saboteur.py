@@ -28,6 +28,8 @@ def install() -> None:
         pack_trial.CHECKPOINT_EVERY_S = order["checkpoint_every_s"]
     if "poison" in order:
         poison(order["poison"], order["victim"])
+    if "memory_for" in order:
+        run_out_of_memory(order["memory_for"])
     if "clock_back_s" in order:
         turn_back_the_clock(order["clock_back_s"])
 
@@ -51,6 +53,22 @@ def poison(key: str, victim: str) -> None:
         return original(self, *arguments)
 
     setattr(kind, method, deadly)
+
+
+def run_out_of_memory(lanes: int) -> None:
+    """A client host has memory for so many lanes, and says of more what torch says on a GPU."""
+    import torch
+
+    from trainables.client_host import ClientHost
+
+    original = ClientHost.round
+
+    def hungry(self, work, *arguments):
+        if len(work.lanes) > lanes:
+            raise torch.OutOfMemoryError(f"{len(work.lanes)} lanes are too many")
+        return original(self, work, *arguments)
+
+    ClientHost.round = hungry
 
 
 def turn_back_the_clock(seconds: float, after: int = 100) -> None:

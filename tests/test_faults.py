@@ -448,6 +448,16 @@ def poisoned_key() -> str:
     return cell.trial("coarse", cell.space.grid(cell.space.coarse)[0]).key
 
 
+@pytest.mark.chaos
+def test_a_device_without_enough_memory(folder, undisturbed, tally):
+    """Packs are halved until they fit; no trial fails, and no retry is counted."""
+    with Driver.run(folder, chaos.study(), memory_for=2) as driver:
+        finished(driver, undisturbed)
+    tally.add("out of memory", "coarse")
+    assert "the device has memory for 2 of 4 trials: smaller packs" in chaos.log(folder)
+    assert chaos.retries(folder) == []
+
+
 # ---- between runs
 
 

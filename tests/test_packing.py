@@ -12,7 +12,10 @@ from orchestrator.packing import AUTO_LANES, Capacity, capacity, make_packs
 from orchestrator.study import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation import FederationSize
+from trainables.memory import lanes_that_fit
 from trainables.models.lanes import SHAPES
+from trainables.models.mlp import MLPHead
+from trainables.models.softmax import SoftmaxHead
 from trainables.pack import pack_group
 
 
@@ -96,6 +99,18 @@ def test_lanes_of_a_pack():
     assert capacity([cpus(2)], ResourceSettings(lanes_per_pack=7), 20).lanes_per_pack == 7
     gpu = capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
     assert (gpu.size.device, gpu.lanes_per_pack) == ("cuda", AUTO_LANES["cuda"])
+
+
+def test_lanes_that_fit_a_gpu():
+    """Fewer for more clients and for more weights, as many as are useful on a large one, none where nothing fits."""
+    head, large = SoftmaxHead(64, 10), 139 * 2**30
+    fits = lanes_that_fit(head, [2500] * 20, large)
+    assert fits > AUTO_LANES["cuda"]
+    assert 300 < lanes_that_fit(head, [25] * 2000, large) < AUTO_LANES["cuda"]
+    assert lanes_that_fit(head, [2500] * 20, 16 * 2**30) < fits
+    assert lanes_that_fit(SoftmaxHead(512, 10), [2500] * 20, large) < fits
+    assert lanes_that_fit(MLPHead(64, 32, 10), [2500] * 20, large) < fits
+    assert lanes_that_fit(head, [2500] * 20, 2**30) == 0
 
 
 # ---- packs

@@ -779,6 +779,31 @@ def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
         assert tune.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
 
 
+def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
+    """Those that wait, too, and only those of their kind; trials and results stay what they were."""
+    with Tune(tmp_path / "small", study(), lanes=128) as tune:
+        sizes, no_room = [], {"round": 0, "running": 0, "done": True, "lanes": None, "starting_s": 0.0}
+        while isinstance(found := tune.suggest(), tuple):
+            name, pack = found
+            sizes.append(len(pack))
+            if len(pack) > 2:
+                tune.conductor.on_trial_complete(name, {**no_room, "fits": 2})
+            else:
+                tune.complete(name, pack, near(0.3))
+        assert max(sizes) > 2, "some did not fit"
+        assert tune.conductor.sweep.finished
+        assert tune.ledger.failures() == []
+        assert tune.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
+
+
+def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
+    with Tune(tmp_path, study(methods=[GD]), lanes=1) as tune:
+        name, pack = tune.suggest()
+        tune.conductor.on_trial_complete(name, {"round": 0, "running": 0, "done": True, "lanes": None, "fits": 0})
+        row = tune.ledger.rows([pack[0].key])[pack[0].key]
+        assert (row.state, row.reason) == ("failed", "the device has no memory for 1 trials side by side")
+
+
 def test_tune_is_told_when_to_wait_and_when_it_is_over(tmp_path):
     """Three coarse trials, a pack each, on two federations."""
     with Tune(tmp_path, study(methods=[GD]), lanes=1, federations=2) as tune:

@@ -153,6 +153,10 @@ class Federation:
             .remote(index, self.size.device)
         )
 
+    def lanes_that_fit(self, shipment: Shipment) -> int | None:
+        """None: as many as one likes."""
+        return ray.get(self._server.lanes_that_fit.remote(shipment, self.size.gpus_per_host))
+
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
         ray.get(self._server.open.remote(list(trials), shipment, snapshot))
 

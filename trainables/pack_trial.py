@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.tune.result import SHOULD_CHECKPOINT
@@ -39,8 +40,12 @@ class PackTrial(tune.Trainable):
         self.starting_s = 0.0
         self._notes: list[str] = []
         """What went wrong and was got over since the last step, for the driver's log."""
-        self.federation = Federation(size, ray.util.get_current_placement_group())
+        self._size = size
+        self.federation = self._start()
         self._open(config)
+
+    def _start(self) -> Federation:
+        return Federation(self._size, ray.util.get_current_placement_group())
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._open(new_config)
@@ -62,10 +67,21 @@ class PackTrial(tune.Trainable):
             self.starting_s, self._began = (time.monotonic() - self._began if self._began else 0.0), 0.0
 
     def step(self) -> dict[str, Any]:
-        self._ensure_open()
+        fits = self._fitting()
+        if fits is not None and fits < len(self.trials):
+            return self._too_large(fits)
         first = self.trials[0]
-        self.t = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.rounds)
-        lanes = self.federation.advance(self.t)
+        until = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.rounds)
+        try:
+            self._ensure_open()
+            lanes = self.federation.advance(until)
+        except torch.OutOfMemoryError:
+            # new processes: in the old ones memory may be in pieces, or a recording half made
+            self.federation.close()
+            self.federation = self._start()
+            self._open(self.config)
+            return self._too_large(len(self.trials) // 2)
+        self.t = until
         stop = lanes_to_stop(self.trials, lanes, self.t)
         if stop:
             self.federation.stop_lanes(stop)
@@ -86,6 +102,17 @@ class PackTrial(tune.Trainable):
         if not done and time.monotonic() - self._saved > CHECKPOINT_EVERY_S and self._can_save:
             result[SHOULD_CHECKPOINT] = True
         return result
+
+    def _fitting(self) -> int | None:
+        """How many lanes the GPU has memory for; None where that is no question, or no more."""
+        if self._opened or self._size.device != "cuda":
+            return None
+        return self.federation.lanes_that_fit(self.shipments[self.trials[0].problem.key])
+
+    def _too_large(self, fits: int) -> dict[str, Any]:
+        """Nothing was computed: whoever gave the pack is to make it smaller."""
+        notes, self._notes = self._notes, []
+        return {"round": 0, "running": 0, "done": True, "lanes": None, "fits": fits, "starting_s": 0.0, "notes": notes}
 
     # ---- checkpoints
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from trainables import memory
 from trainables.client_host import ClientHost, ClientStateLostError, ClientStates, HostReply, Sent
 from trainables.exact import from_grid
 from trainables.methods.base import State
@@ -19,6 +20,7 @@ from trainables.models.shard import Shard
 from trainables.pack import (
     ClientWork,
     LaneGroup,
+    assign,
     client_work,
     lane_groups,
     order_lanes,
@@ -152,6 +154,15 @@ class Server:
         self._compact()
         if self._work.program.stateful:
             self.snapshot()  # going back to an older one would wake them again
+
+    def lanes_that_fit(self, shipment: Shipment, share: float) -> int | None:
+        """Into the free memory of the GPU, of which a host may use a share. A CPU knows no bound."""
+        if self.device != "cuda":
+            return None
+        hosts = assign(shipment.sizes, self.hosts.count)
+        clients = max(hosts, key=lambda mine: sum(shipment.sizes[client] for client in mine))
+        sizes = [shipment.sizes[client] for client in clients]
+        return memory.lanes_that_fit(shipment.model, sizes, memory.free_bytes(share))
 
     # ---- the round
 

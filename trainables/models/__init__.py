@@ -24,6 +24,10 @@ class Model(Protocol):
     def blocks(self) -> tuple[int, ...]:
         """The sizes of the layers, one after the other in the weights."""
 
+    @property
+    def width(self) -> int:
+        """Numbers in work for every row and lane."""
+
     def initial(self, seed: int) -> torch.Tensor:
         """The weights before the first round, addressed by the seed."""
 

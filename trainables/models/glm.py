@@ -73,6 +73,10 @@ class GLM(ABC):
         return self.features + 1
 
     @property
+    def width(self) -> int:
+        return self.columns
+
+    @property
     def dimension(self) -> int:
         return self.rows * self.columns
 

@@ -31,6 +31,10 @@ class MLPHead:
     def dimension(self) -> int:
         return sum(self.blocks)
 
+    @property
+    def width(self) -> int:
+        return self.hidden + self.classes
+
     def initial(self, seed: int) -> torch.Tensor:
         """Every layer as the linear head: N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs))."""
         drawn = torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension))
@@ -48,7 +52,7 @@ class MLPHead:
         self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
-        step = shape.rows((self.classes + self.hidden) * shard.clients)
+        step = shape.rows(self.width * shard.clients)
         blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), shape.lanes)
         clips = vector_to_blocks(clip, shape.lanes)
         total = torch.zeros(*blocks.shape[:1], shard.clients, *blocks.shape[2:], dtype=theta.dtype, device=theta.device)
@@ -92,7 +96,7 @@ class MLPHead:
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As the linear head: a tie for the highest score counts as wrong."""
         shape, count = SHAPES[theta.device.type], theta.shape[0]
-        step = shape.rows(self.classes + self.hidden)
+        step = shape.rows(self.width)
         blocks = self._lane_blocks(theta.unsqueeze(0), shape.lanes)[:, 0]
         loss = torch.zeros(*blocks.shape[:2], dtype=theta.dtype, device=theta.device)
         correct = torch.zeros(*blocks.shape[:2], shard.rows, dtype=torch.bool, device=theta.device)

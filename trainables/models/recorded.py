@@ -7,8 +7,16 @@ them. A recording is of fixed shapes; it is worth its while from the third call 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """One for all recordings: libraries keep 32 MiB of workspace for every stream they have seen."""
+    return torch.cuda.Stream()
+
 
 Function = Callable[..., torch.Tensor]
 
@@ -33,7 +41,7 @@ class Recordings:
 class _Recording:
     def __init__(self, function: Function, inputs: tuple[torch.Tensor, ...]) -> None:
         self._inputs = [value.clone() for value in inputs]
-        beside = torch.cuda.Stream()
+        beside = _side_stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):  # libraries set themselves up in a first call, which cannot be recorded
             function(*self._inputs)

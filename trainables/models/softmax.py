@@ -38,6 +38,10 @@ class SoftmaxHead:
     def blocks(self) -> tuple[int, ...]:
         return (self.dimension,)
 
+    @property
+    def width(self) -> int:
+        return self.classes
+
     def initial(self, seed: int) -> torch.Tensor:
         """W ~ N(0, s^2), s = 0.5 sqrt(2 / (q + c)), addressed by the seed."""
         scale = 0.5 * math.sqrt(2.0 / (self.rows + self.classes))
@@ -51,7 +55,7 @@ class SoftmaxHead:
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
         """
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, step = shape.lanes, shape.rows(self.classes * shard.clients)
+        lanes, step = shape.lanes, shape.rows(self.width * shard.clients)
         per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
         weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
@@ -85,7 +89,7 @@ class SoftmaxHead:
         A tie for the highest score counts as wrong: weights that have collapsed to zero earn nothing.
         """
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, step, count = shape.lanes, shape.rows(self.classes), theta.shape[0]
+        lanes, step, count = shape.lanes, shape.rows(self.width), theta.shape[0]
         weights = to_blocks(theta.unsqueeze(0) * LOG2E, self.rows, c, lanes)[:, 0]
         loss = torch.zeros(weights.shape[0], lanes, dtype=theta.dtype, device=theta.device)
         correct = torch.zeros(weights.shape[0], lanes, shard.rows, dtype=torch.bool, device=theta.device)
