@@ -7,7 +7,7 @@ where they do not, the benchmark fails.
 from __future__ import annotations
 
 import os
-import re
+import platform
 import shutil
 import statistics
 import tempfile
@@ -27,12 +27,14 @@ from ray import tune
 from orchestrator import runner, study, sweeping
 from orchestrator.cluster import connected
 from orchestrator.ledger import Ledger
-from orchestrator.packing import AUTO_LANES, capacity
-from orchestrator.progress import View
+from orchestrator.packing import AUTO_LANES, Capacity, capacity
+from orchestrator.progress import Running, View
+from orchestrator.search import Sweep
 from trainables import methods
 from trainables.data import features, partition
-from trainables.federation import Federation, FederationSize
+from trainables.federation import Federation, FederationSize, HostActor, HostActors
 from trainables.models import lanes as lane_shapes
+from trainables.models import residuals
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import PrivacySettings
@@ -57,24 +59,29 @@ class DisagreementError(RuntimeError):
 
 def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     began = _process_start()
-    with connected(), _PeakMemory() as memory:
+    with connected():
         nodes = runner.node_resources()
         size = capacity(nodes, study.ResourceSettings(), NAIVE_CLIENTS).size
         lab = _Lab(PAPER_SIZED, clients=20)
         with lab.federation(size) as federation:
             federation.open(lab.trials(1), lab.shipment)
             federation.advance(1)
-            report: dict[str, Any] = {"startup_s": time.time() - began, "device": size.device, "hosts": size.hosts}
+            report: dict[str, Any] = {
+                "startup_s": time.time() - began,
+                "device": _device_name(size),
+                "hosts": size.hosts,
+                "kernel": _kernel(size),
+            }
+            say(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
             say(f"start-up to first round: {report['startup_s']:.1f} s")
             report |= _lanes(lab, federation, size, quick, say)
-            report |= _one_at_a_time(lab, federation, report, quick, say)
+            report |= _evaluation(lab, federation, report, quick, say)
+            report |= _one_at_a_time(lab, federation, quick, say)
+        report |= _messages(lab, say)
         report |= _per_example(lab, say)
         report["growth_ms_per_trial_round"] = {} if quick else _growth(size, say)
         report |= _search(say)
         report |= _naive(lab, report, 2 if quick else 6, say)
-        report["messages_per_round_and_host"] = 2
-    report["peak_memory_bytes"] = memory.peak
-    say(f"peak memory of all processes: {memory.peak / 2**30:.2f} GiB")
     return report
 
 
@@ -95,16 +102,18 @@ class _Lab:
         self.problem = Problem.prepare(data, spec)
         self.shipment = Shipper().ship(self.problem)
 
-    def trials(self, count: int, rounds: int = 1000) -> list[TrialSpec]:
-        method = methods.get("dp-fedsofim")
+    def trials(
+        self, count: int, rounds: int = 1000, every: int | None = None, method: str = "dp-fedsofim", **hypers: float
+    ) -> list[TrialSpec]:
+        """Like one another but for the bound of clipping."""
         return [
             TrialSpec(
                 problem=self.problem.spec,
-                method=method.name,
-                hyperparameters=method.check({"learning_rate": 0.01 * (index + 1)}),
-                privacy=PrivacySettings(epsilon=10),
+                method=method,
+                hyperparameters=methods.get(method).check(hypers),
+                privacy=PrivacySettings(epsilon=10, clip=10 - 0.001 * index),
                 rounds=rounds,
-                evaluate_every=rounds,
+                evaluate_every=every or rounds,
             )
             for index in range(count)
         ]
@@ -143,13 +152,13 @@ def _lanes(
     say(f"matrix products alone: {rate / 1e9:.1f} GFLOP/s on {size.hosts} cores")
     auto = AUTO_LANES[size.device]
     rows = {}
-    for count in (1, 8, 32, auto) if quick else (1, 8, 32, 64, auto):
+    for count in sorted({1, 8, 32, 128, auto}):
         federation.open(lab.trials(count), lab.shipment)
         federation.advance(1)
         seconds = _time_rounds(federation, 3 if quick else 6, 2)
         fraction = lab.flops() * count / seconds / rate
         rows[str(count)] = {"ms_per_trial_round": 1e3 * seconds / count, "gemm_fraction": fraction}
-        say(f"{count:>4} lanes: {1e3 * seconds / count:.2f} ms per trial-round, {fraction:.2f} of the GEMM rate")
+        say(f"{count:>4} lanes: {1e3 * seconds / count:.3f} ms per trial-round, {fraction:.2f} of the GEMM rate")
     return {
         "gemm_gflops": rate / 1e9,
         "lanes": rows,
@@ -185,9 +194,69 @@ def _gemm_rate(size: FederationSize) -> float:
     return sum(ray.get([task.remote("cpu") for _ in range(size.hosts)]))
 
 
-def _one_at_a_time(
+def _evaluation(
     lab: _Lab, federation: Federation, report: dict[str, Any], quick: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
+    """What evaluating every tenth round costs of a run: ten rounds with it over ten without."""
+    taken = {}
+    for every in (1000, 10):
+        federation.open(lab.trials(report["auto_lanes"], every=every), lab.shipment)
+        federation.advance(10)
+        tens = []
+        for until in range(20, 40 if quick else 70, 10):
+            start = time.perf_counter()
+            federation.advance(until)
+            tens.append(time.perf_counter() - start)
+        taken[every] = min(tens)
+    share = 1 - taken[1000] / taken[10]
+    say(f"evaluation on {len(lab.problem.y_eval):,} rows every 10 rounds: {100 * share:.1f}% of a run")
+    return {"evaluation_share": share}
+
+
+def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
+    """Counted on their way to one host and back in a round, whatever its local steps."""
+    found = {}
+    for name, trials in {
+        "dp-fedsofim": lab.trials(8),
+        "dp-scaffold, 1 local step": lab.trials(8, method="dp-scaffold", local_steps=1),
+        "dp-scaffold, 10 local steps": lab.trials(8, method="dp-scaffold", local_steps=10),
+    }.items():
+        actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu")
+        counting = _Counting(actor)
+        server = Server(HostActors([counting]))
+        server.open(trials, lab.shipment)
+        server.advance(1)
+        before = counting.messages
+        server.advance(3)
+        found[name] = (counting.messages - before) / 2
+        ray.kill(actor)
+    most = max(found.values())
+    say(f"messages to and from a host in a round: {most:g}, whatever the local steps")
+    if len(set(found.values())) > 1:
+        raise DisagreementError(f"messages in a round depend on the method: {found}")
+    return {"messages_per_round_and_host": most}
+
+
+class _Counting:
+    """An actor's handle that counts what passes: a call and its answer."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle, self.messages = handle, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return _CountedMethod(self, getattr(self._handle, name))
+
+
+class _CountedMethod:
+    def __init__(self, counter: _Counting, method: Any) -> None:
+        self._counter, self._method = counter, method
+
+    def remote(self, *arguments: Any) -> Any:
+        self._counter.messages += 2
+        return self._method.remote(*arguments)
+
+
+def _one_at_a_time(lab: _Lab, federation: Federation, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """The same trials alone and together, on the same federation."""
     rounds, alone = 10, 2 if quick else 4
     trials = lab.trials(32, rounds)
@@ -287,41 +356,51 @@ def _growth(size: FederationSize, say: Callable[[str], None]) -> dict[str, float
 
 
 class _Clock(View):
-    def say(self, sentence: str) -> None:
-        pass
+    """Says nothing; knows when the first round began."""
+
+    def __init__(self) -> None:
+        self.first_round = 0.0
+        self.computing_s = 0.0
+        self.federations = 1
+
+    def started(self, sweep: Sweep, size: Capacity) -> None:
+        self.federations = size.federations
+
+    def changed(self, running: Running) -> None:
+        self.computing_s = running.computing_s
+        if not self.first_round:
+            self.first_round = time.perf_counter() - running.computing_s
 
 
 def _search(say: Callable[[str], None]) -> dict[str, Any]:
     """DP-FedSOFIM's coarse and fine search on paper-sized data, from the study to the tables."""
     folder = Path(tempfile.mkdtemp(prefix="fedsweep-bench-"))
     try:
-        start = time.perf_counter()
-        sweeping.run(study.parse(SEARCH, "bench", folder), SEARCH, folder / "r", _Clock())
-        wall = time.perf_counter() - start
+        start, clock = time.perf_counter(), _Clock()
+        with _PeakMemory() as memory:
+            sweeping.run(study.parse(SEARCH, "bench", folder), SEARCH, folder / "r", clock)
+        end = time.perf_counter()
         with Ledger.read(folder / "r") as ledger:
             stages = ledger.stages()
-            searched = [key for (_, _, stage), keys in stages.items() if stage != "confirm" for key in keys]
-            rows = ledger.rows(dict.fromkeys(key for keys in stages.values() for key in keys))
-        compute = sum(row.seconds for row in rows.values())
-        lifetimes = _pack_lifetimes(folder / "r" / "fedsweep.log")
+        searched = {key for (_, _, stage), keys in stages.items() if stage != "confirm" for key in keys}
+        everything = {key for keys in stages.values() for key in keys}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    overhead = (lifetimes - compute) / compute
-    trials = len(set(searched))
-    say(f"DP-FedSOFIM's search, {trials} trials and the confirm runs, study to tables: {wall:.1f} s")
-    say(f"orchestrator's overhead on the computation: {100 * overhead:.1f}%")
+    # all that is not rounds, from the first round to the last table: packs in between, the ledger, selection, tables
+    beside = clock.federations * (end - clock.first_round) - clock.computing_s
+    say(
+        f"DP-FedSOFIM's search, {len(searched)} trials and the confirm runs, study to tables: {end - start:.1f} s, "
+        f"{clock.computing_s:.1f} s of them in rounds"
+    )
+    say(f"orchestrator's overhead on the rounds: {100 * beside / clock.computing_s:.1f}%")
+    say(f"peak memory of all processes in it: {memory.peak / 2**30:.2f} GiB")
     return {
-        "search_s": wall,
-        "search_trials": trials,
-        "overhead_fraction": overhead,
-        "overhead_ms_per_trial": 1e3 * (lifetimes - compute) / len(rows),
+        "search_s": end - start,
+        "search_trials": len(searched),
+        "overhead_fraction": beside / clock.computing_s,
+        "overhead_ms_per_trial": 1e3 * beside / len(everything),
+        "peak_memory_bytes": memory.peak,
     }
-
-
-def _pack_lifetimes(log: Path) -> float:
-    """Seconds that packs were in flight, without the starting of federations (which is reported as start-up)."""
-    found = re.findall(r"ended after ([0-9.]+) s, ([0-9.]+) s of them", log.read_text(encoding="utf-8"))
-    return sum(float(alive) - float(starting) for alive, starting in found)
 
 
 def _naive(lab: _Lab, report: dict[str, Any], count: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -387,6 +466,16 @@ class _Opaque:
 def _agree(first: str, one: LaneResult, second: str, other: LaneResult) -> None:
     if one.metrics["accuracy"] != other.metrics["accuracy"]:
         raise DisagreementError(f"{first} gives {one.metrics['accuracy']}, {second} {other.metrics['accuracy']}")
+
+
+def _device_name(size: FederationSize) -> str:
+    if size.device == "cuda":
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
+    return f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}"
+
+
+def _kernel(size: FederationSize) -> str:
+    return "compiled" if size.device == "cpu" and residuals.is_compiled() else "torch"
 
 
 def _process_start() -> float:

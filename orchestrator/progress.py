@@ -24,6 +24,7 @@ class Running(Protocol):
     sweep: Sweep
     in_flight: dict[str, Any]
     lane_rounds: int
+    computing_s: float
     retries: int
     stopping: bool
 

@@ -65,6 +65,7 @@ class InFlight:
     began: float = field(default_factory=time.monotonic)
     round: int = 0
     running: int = 0
+    computing_s: float = 0.0
 
 
 class Conductor(Searcher):
@@ -77,6 +78,8 @@ class Conductor(Searcher):
         self.in_flight: dict[str, InFlight] = {}
         self.lane_rounds = 0
         """Rounds of single trials that have been run, for the rate."""
+        self.computing_s = 0.0
+        """Seconds that federations have spent in rounds."""
         self.retries = 0
         self.stopping = False
         self.broken = ""
@@ -111,9 +114,7 @@ class Conductor(Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         flight = self.in_flight[trial_id]
-        self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
-        flight.round, flight.running = result["round"], result["running"]
-        self._note(result)
+        self._went_on(flight, result)
         self._on_change(self)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -125,14 +126,13 @@ class Conductor(Searcher):
             return
         flight = self.in_flight.pop(trial_id)
         self._any_success = True
-        self._note(result)
-        self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
+        self._went_on(flight, result)
         by_key = {trial.key: trial for trial in flight.pack}
         self._record([self._row(by_key[lane["key"]], LaneResult(**lane)) for lane in result["lanes"]])
         seconds = time.monotonic() - flight.began
         log.info(
-            "pack of %d trials ended after %.2f s, %.2f s of them to start its federation",
-            *(len(flight.pack), seconds, result["starting_s"]),
+            "pack of %d trials ended after %.2f s, %.2f s of them in its rounds",
+            *(len(flight.pack), seconds, flight.computing_s),
         )
 
     def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
@@ -152,8 +152,11 @@ class Conductor(Searcher):
         others = [other for other in self._ready if pack_group(other[0]) != group]
         self._ready = [*self._packs(trial for members in alike for trial in members), *others]
 
-    def _note(self, result: dict[str, Any]) -> None:
-        """What a pack got over by itself."""
+    def _went_on(self, flight: InFlight, result: dict[str, Any]) -> None:
+        """A pack has come to another round, and may have got over something by itself."""
+        self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
+        self.computing_s += max(0.0, result["computing_s"] - flight.computing_s)
+        flight.round, flight.running, flight.computing_s = result["round"], result["running"], result["computing_s"]
         for note in result.get("notes", ()):
             log.warning("%s", note)
 

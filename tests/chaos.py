@@ -177,9 +177,9 @@ class Driver:
 
     @classmethod
     def run(cls, folder: Path, text: str, *arguments: str, **options) -> Driver:
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
-            file.write(text)
-        return cls(folder, "run", file.name, "--results", str(folder), *arguments, **options)
+        study = f"{folder.name}.yaml"
+        (options.get("seen") or folder).with_name(study).write_text(text)
+        return cls(folder, "run", str(folder.with_name(study)), "--results", str(folder), *arguments, **options)
 
     @classmethod
     def resume(cls, folder: Path, *arguments: str, **options) -> Driver:
@@ -341,11 +341,10 @@ def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], lis
         return found.rows(found.outcomes()), found.stages()
 
 
-def checkpoints(*places: Path) -> list[Path]:
-    """That Tune keeps in any of these places."""
+def checkpoints(folder: Path) -> list[Path]:
+    """That Tune keeps there."""
     with contextlib.suppress(FileNotFoundError):  # one was replaced while we looked
-        roots = [root for place in places for root in (*place.glob("fedsweep-tune-*"), *place.glob(".packs"))]
-        return [file for root in roots for file in root.rglob("checkpoint_*/pack.snapshot")]
+        return list(folder.rglob("checkpoint_*/pack.snapshot"))
     return []
 
 

@@ -20,6 +20,7 @@ import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
 
 from orchestrator import head
+from orchestrator.places import PACKS
 from trainables.pack_trial import SNAPSHOT, PackTrial
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -287,10 +288,9 @@ def remove(file: Path, chance: random.Random) -> None:
 def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
     """The server dies, and its pack finds a checkpoint that is no good: it starts again, and the log says so."""
     with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
-        places = driver.scratch, folder
-        driver.wait_until(lambda: chaos.checkpoints(*places), "there is a checkpoint")
+        driver.wait_until(lambda: chaos.checkpoints(folder), "there is a checkpoint")
         with driver.held():  # so that no newer one takes its place
-            for file in chaos.checkpoints(*places):
+            for file in chaos.checkpoints(folder):
                 with contextlib.suppress(FileNotFoundError):  # an older one, which Tune has just removed
                     damage(file, random.Random(7))
             for pid in driver.processes("server"):
@@ -394,14 +394,18 @@ def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, un
 @pytest.mark.chaos
 def test_a_disk_that_is_full_when_a_checkpoint_is_written(small_disk, folder, undisturbed, tally):
     """The pack goes on without one, and the log says so; the server that dies then costs the pack, not the study."""
-    options = {"wrapper": small_disk.wrapper, "temporary": small_disk.path, "checkpoint_every_s": 0}
-    with Driver.run(folder, chaos.study(), **options) as driver:
-        driver.wait_until(lambda: chaos.checkpoints(small_disk.seen, folder), "there is a checkpoint")
+    folder.mkdir()
+    (folder / PACKS).symlink_to(small_disk.path)  # checkpoints have a disk of their own, the ledger another
+    with Driver.run(folder, chaos.study(), wrapper=small_disk.wrapper, checkpoint_every_s=0) as driver:
+        driver.wait_until(lambda: chaos.checkpoints(small_disk.seen), "there is a checkpoint")
         small_disk.fill()
         tally.add("full disk, checkpoint", "coarse")
         driver.wait_until(lambda: "could not leave a checkpoint" in chaos.log(folder), "the log says so")
         driver.strike("server", IN_FINE)
-        finished(driver, undisturbed)
+        assert driver.end() == 0, driver.said
+    (folder / PACKS).unlink()
+    assert driver.left_behind() == []
+    assert Left.of(folder) == undisturbed
 
 
 # ---- poison

@@ -743,7 +743,7 @@ class Tune:
 
     def complete(self, name: str, trials, judge) -> None:
         lanes = [vars(lane_result(trial, judge(trial))) for trial in trials]
-        result = {"round": trials[0].rounds, "running": 0, "done": True, "lanes": lanes, "starting_s": 0.0}
+        result = {"round": trials[0].rounds, "running": 0, "done": True, "lanes": lanes, "computing_s": 1.0}
         self.conductor.on_trial_complete(name, result)
 
     def run(self, judge, fails=lambda pack: False) -> list[int]:
@@ -782,7 +782,7 @@ def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
 def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
     """Those that wait, too, and only those of their kind; trials and results stay what they were."""
     with Tune(tmp_path / "small", study(), lanes=128) as tune:
-        sizes, no_room = [], {"round": 0, "running": 0, "done": True, "lanes": None, "starting_s": 0.0}
+        sizes, no_room = [], {"round": 0, "running": 0, "done": True, "lanes": None}
         while isinstance(found := tune.suggest(), tuple):
             name, pack = found
             sizes.append(len(pack))

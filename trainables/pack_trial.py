@@ -35,9 +35,6 @@ class PackTrial(tune.Trainable):
         self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize, storage: PackStorage
     ) -> None:
         self.shipments, self.storage = shipments, storage
-        self._began = time.monotonic()
-        """When this federation was begun, until its first pack is open."""
-        self.starting_s = 0.0
         self._notes: list[str] = []
         """What went wrong and was got over since the last step, for the driver's log."""
         self._size = size
@@ -64,7 +61,6 @@ class PackTrial(tune.Trainable):
             shipment = self.shipments[self.trials[0].problem.key]
             self.federation.open(self.trials, shipment, self._opened_with)
             self._opened = True
-            self.starting_s, self._began = (time.monotonic() - self._began if self._began else 0.0), 0.0
 
     def step(self) -> dict[str, Any]:
         fits = self._fitting()
@@ -95,7 +91,7 @@ class PackTrial(tune.Trainable):
             "running": running,
             "done": done,
             "lanes": [vars(lane) for lane in lanes] if done else None,
-            "starting_s": self.starting_s,
+            "computing_s": sum(lane.seconds for lane in lanes),
             "notes": self._notes,
         }
         self._notes = []
@@ -112,7 +108,7 @@ class PackTrial(tune.Trainable):
     def _too_large(self, fits: int) -> dict[str, Any]:
         """Nothing was computed: whoever gave the pack is to make it smaller."""
         notes, self._notes = self._notes, []
-        return {"round": 0, "running": 0, "done": True, "lanes": None, "fits": fits, "starting_s": 0.0, "notes": notes}
+        return {"round": 0, "running": 0, "done": True, "lanes": None, "fits": fits, "notes": notes}
 
     # ---- checkpoints
 
