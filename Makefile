@@ -3,11 +3,12 @@
 #   make test   makes .venv, installs, checks and tests everything
 #   make chaos  kills and damages what a sweep stands on, for half an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
+#   make peers  the same round through other simulators, each installed beside, and through ours
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test chaos nodes check install lock clean
+.PHONY: run test chaos nodes peers check install lock clean
 
 run: install
 	$(BIN)/fedsweep run quickstart --results results/quickstart
@@ -20,6 +21,14 @@ chaos: install
 
 nodes: install
 	$(BIN)/python -m pytest -m "nodes"
+
+peers: install .venv-flower/.installed .venv-pfl/.installed
+	$(BIN)/python benchmarks/peers.py
+
+.venv-%/.installed: benchmarks/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 check: install
 	$(BIN)/ruff check .
@@ -47,4 +56,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache

@@ -78,10 +78,10 @@ def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             report |= _evaluation(lab, federation, report, quick, say)
             report |= _one_at_a_time(lab, federation, quick, say)
         report |= _messages(lab, say)
-        report |= _per_example(lab, say)
+        report |= _per_example(lab, size.device, say)
         report["growth_ms_per_trial_round"] = {} if quick else _growth(size, say)
         report |= _search(say)
-        report |= _naive(lab, report, 2 if quick else 6, say)
+        report |= _naive(lab, report, size.device, 2 if quick else 6, say)
     return report
 
 
@@ -272,11 +272,15 @@ def _one_at_a_time(lab: _Lab, federation: Federation, quick: bool, say: Callable
     seconds_packed = (time.perf_counter() - start) / len(trials)
     for key, lane in single.items():
         _agree("one at a time", lane, "packed", packed[key])
+    speedup, device = seconds_alone / seconds_packed, federation.size.device
+    sentence = f"packed against one trial at a time: {speedup:.1f}x"
+    if device == "cuda":
+        say(sentence)
+        return {"packed_speedup": speedup}
     unpadded = _unpadded_ratio()
-    speedup = seconds_alone / seconds_packed
     say(
-        f"packed against one trial at a time: {speedup:.1f}x (a lone trial pays for a block of "
-        f"{lane_shapes.SHAPES['cpu'].lanes} lanes; a kernel without that would take {unpadded:.2f} of its time)"
+        f"{sentence} (a lone trial pays for a block of {lane_shapes.SHAPES[device].lanes} lanes; a kernel without that "
+        f"would take {unpadded:.2f} of its time)"
     )
     return {"packed_speedup": speedup, "lone_kernel_without_block": unpadded}
 
@@ -303,15 +307,16 @@ def _unpadded_ratio() -> float:
         lane_shapes.SHAPES["cpu"] = shape
 
 
-def _per_example(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
+def _per_example(lab: _Lab, device: str, say: Callable[[str], None]) -> dict[str, Any]:
     """One round of all clients in one process: gradients of every example in memory, against the closed form."""
     problem, clip = lab.problem, 10.0
     head = SoftmaxHead(problem.data.features, problem.data.classes)
-    theta = head.initial(42)
+    theta = head.initial(42).to(device)
     shards = [
-        Shard.build([(problem.data.x_train[rows], problem.data.y_train[rows])]) for rows in problem.partition.rows
+        Shard.build([(problem.data.x_train[rows], problem.data.y_train[rows])], device)
+        for rows in problem.partition.rows
     ]
-    labels = torch.eye(head.classes)
+    labels = torch.eye(head.classes, device=device)
 
     def plain(shard: Shard) -> torch.Tensor:
         x, y = shard.x[0], labels[shard.y[0]]
@@ -320,14 +325,20 @@ def _per_example(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
         norms = gradients.flatten(1).norm(dim=1)
         return (gradients * (clip / norms).clamp(max=1).view(-1, 1, 1)).sum(0).flatten()
 
-    start = time.perf_counter()
-    expected = [plain(shard) for shard in shards]
-    seconds_plain = time.perf_counter() - start
     lanes = 32
-    many, bounds = theta.expand(lanes, -1), torch.full((lanes,), clip)
-    start = time.perf_counter()
-    found = [head.clipped_gradient_sum(shard, many, bounds)[0][0, 0] for shard in shards]
-    seconds_ours = (time.perf_counter() - start) / lanes
+    many, bounds = theta.expand(lanes, -1), torch.full((lanes,), clip, device=device)
+
+    def timed(sums: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
+        sums()  # warm
+        _synchronise(device)
+        start = time.perf_counter()
+        found = sums()
+        _synchronise(device)
+        return found, time.perf_counter() - start
+
+    expected, seconds_plain = timed(lambda: [plain(shard) for shard in shards])
+    found, seconds_ours = timed(lambda: [head.clipped_gradient_sum(shard, many, bounds)[0][0, 0] for shard in shards])
+    seconds_ours /= lanes
     for one, other in zip(expected, found, strict=True):
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-2):
             raise DisagreementError("per-example gradients and the closed form give different sums")
@@ -403,13 +414,13 @@ def _search(say: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def _naive(lab: _Lab, report: dict[str, Any], count: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _naive(lab: _Lab, report: dict[str, Any], device: str, count: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Every trial a Ray Tune trial of its own that starts its own 20 client actors."""
     trials = lab.trials(count, 50)
     shipment = lab.shipment
+    size = FederationSize(NAIVE_CLIENTS, 0.04, 0.04 if device == "cuda" else 0.0)
 
     def alone(config: dict[str, Any]) -> None:
-        size = FederationSize(hosts=NAIVE_CLIENTS, cpus_per_host=0.04)
         federation = Federation(size, ray.util.get_current_placement_group())
         try:
             federation.open([config["trial"].trial], shipment)
@@ -418,7 +429,7 @@ def _naive(lab: _Lab, report: dict[str, Any], count: int, say: Callable[[str], N
             federation.close()
         tune.report({"accuracy": lane.metrics["accuracy"][50], "key": lane.key})
 
-    bundles = [{"CPU": 0.04}] * NAIVE_CLIENTS
+    bundles = [size.host_bundle] * NAIVE_CLIENTS
     folder = tempfile.mkdtemp(prefix="fedsweep-bench-")
     start = time.perf_counter()
     try:
@@ -432,11 +443,12 @@ def _naive(lab: _Lab, report: dict[str, Any], count: int, say: Callable[[str], N
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     per_trial = (time.perf_counter() - start) / count
-    server = Server(HostsHere(1))
+    server = Server(HostsHere(1, device), device)
     server.open(trials, shipment)
     together = {lane.key: lane.metrics["accuracy"][50] for lane in server.advance(50)}
+    within = 0.5 if device == "cuda" else 0.0  # points of accuracy; a GPU rounds by how many clients a host has
     for result in results:
-        if result.error or together[result.metrics["key"]] != result.metrics["accuracy"]:
+        if result.error or abs(together[result.metrics["key"]] - result.metrics["accuracy"]) > within:
             raise DisagreementError(f"a naive trial and the pack disagree: {result.error or result.metrics}")
     estimated = per_trial * report["search_trials"]
     speedup = estimated / report["search_s"]
@@ -466,6 +478,11 @@ class _Opaque:
 def _agree(first: str, one: LaneResult, second: str, other: LaneResult) -> None:
     if one.metrics["accuracy"] != other.metrics["accuracy"]:
         raise DisagreementError(f"{first} gives {one.metrics['accuracy']}, {second} {other.metrics['accuracy']}")
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def _device_name(size: FederationSize) -> str:

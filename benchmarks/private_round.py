@@ -1,0 +1,57 @@
+"""The round that is compared, in plain torch: what a client computes whose framework leaves that to its user.
+
+20 clients of 2,500 rows, 64 features, 10 classes; every example's gradient of a linear head is clipped and the sum
+noised. The gradients' norms come from the closed form, so nobody is slowed down by gradients kept in memory.
+"""
+
+import functools
+import sys
+
+import numpy as np
+import torch
+
+CLIENTS, ROWS, FEATURES, CLASSES = 20, 2500, 64, 10
+CLIP, LEARNING_RATE, ROUNDS = 10.0, 0.5, 21
+
+
+def problem() -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels of all clients, (client, row, ...): the same for everybody."""
+    rng = np.random.default_rng(7)
+    centres = rng.normal(size=(CLASSES, FEATURES))
+    labels = rng.integers(0, CLASSES, (CLIENTS, ROWS))
+    features = centres[labels] + 2 * rng.normal(size=(CLIENTS, ROWS, FEATURES))
+    return np.abs(features).astype(np.float32), labels
+
+
+def start() -> tuple[torch.Tensor, float]:
+    """The weights before the first round, and the standard deviation of the noise on a client's sum: as ours has them,
+    in the file that is named on the command line."""
+    found = np.load(sys.argv[1])
+    return torch.from_numpy(found["theta"]), float(found["noise"])
+
+
+def with_constant(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([x, np.ones((len(x), 1), dtype=np.float32)], axis=1))
+
+
+@functools.cache
+def rows_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kept by every worker process, so that only its first round loads anything."""
+    torch.set_num_threads(1)
+    x, y = problem()
+    return with_constant(x[client]), torch.from_numpy(y[client])
+
+
+def private_step(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """A client's weights after one noisy step."""
+    residual = torch.softmax(x @ theta, 1)
+    residual[torch.arange(len(y)), y] -= 1
+    norms = x.norm(dim=1) * residual.norm(dim=1)
+    gradient = x.T @ (residual * (CLIP / norms).clamp(max=1).unsqueeze(1))
+    return theta - LEARNING_RATE * (gradient + noise) / len(y)
+
+
+def accuracy(theta: torch.Tensor) -> float:
+    """In percent, on the rows of the first client."""
+    x, y = rows_of(0)
+    return 100 * ((x @ theta).argmax(1) == y).float().mean().item()
