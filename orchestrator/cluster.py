@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 # Ray reads these when it is imported: no usage report, no progress tables of its own, no metrics agent
@@ -26,14 +28,36 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
     if ray.is_initialized():
         yield
         return
-    if address is None:
-        _start(cpus)
-    else:
-        _join(address)
     try:
+        with _interrupts_heard():
+            if address is None:
+                _start(cpus)
+            else:
+                _join(address)
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _interrupts_heard() -> Iterator[None]:
+    """Ray may swallow the exception of a Ctrl-C that comes while it starts: then it is raised again at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = []
+
+    def interrupt(number: int, frame: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _start(cpus: int | None) -> None:

@@ -30,6 +30,6 @@ def lanes_that_fit(model: Model, sizes: Sequence[int], free: float) -> int:
 
 
 def free_bytes(share: float) -> float:
-    """Of this process's GPU, of which it may use a share."""
+    """Of this process's GPU, of which it may use a share; with what it holds itself of the pack before."""
     free, total = torch.cuda.mem_get_info()
-    return min(float(free), share * total)
+    return min(float(free) + torch.cuda.memory_reserved(), share * total)
