@@ -107,6 +107,7 @@ class Server:
             raise ValueError("the shipment is of another problem than the trials")
         self._opened = (list(trials), shipment)
         self._kept = snapshot
+        self._noted: dict[str, torch.Tensor] = {}
         self.trials = order_lanes(trials)
         self.shipment = shipment
         self.results = {trial.key: LaneResult(trial.key) for trial in self.trials}
@@ -138,6 +139,7 @@ class Server:
                 continue
             if evaluate:
                 self._evaluate(last)
+                self._write_down()
             share = (time.perf_counter() - began) / max(1, len(self.trials))
             for trial in self.trials:
                 self.results[trial.key].seconds += share
@@ -206,8 +208,20 @@ class Server:
         return from_grid(torch.stack([part.to(self.device) for part in parts]).sum(0))
 
     def _note(self, name: str, values: torch.Tensor) -> None:
-        for trial, value in zip(self.trials, values.tolist(), strict=True):
-            self.results[trial.key].metrics.setdefault(name, {})[self.t] = value
+        """To be written down when all metrics of the round are there."""
+        self._noted[name] = values.double()
+
+    def _write_down(self) -> None:
+        """All metrics of a round at once: the one time that anybody waits for the device."""
+        finite = torch.isfinite(self.theta).all(dim=1).double()
+        names, values = list(self._noted), torch.stack([finite, *self._noted.values()]).T.tolist()
+        for trial, (alive, *row) in zip(self.trials, values, strict=True):
+            result = self.results[trial.key]
+            for name, value in zip(names, row, strict=True):
+                result.metrics.setdefault(name, {})[self.t] = value
+            if not alive or not math.isfinite(result.metrics["loss"][self.t]):
+                result.state = "diverged"
+        self._noted = {}
 
     def _evaluate(self, last: bool) -> None:
         shard = self._evaluation_shard()
@@ -234,13 +248,10 @@ class Server:
     # ---- lanes that end
 
     def _retire(self, last: bool) -> None:
-        finite = torch.isfinite(self.theta).all(dim=1).tolist()
-        for trial, alive in zip(self.trials, finite, strict=True):
+        for trial in self.trials:
             result = self.results[trial.key]
             result.rounds = self.t
-            if not alive or not math.isfinite(result.metrics["loss"][self.t]):
-                result.state = "diverged"
-            elif last:
+            if last and result.state == "running":
                 result.state = "done"
         self._compact()
 
