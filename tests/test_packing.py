@@ -13,7 +13,7 @@ from orchestrator.study import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation import FederationSize
 from trainables.memory import lanes_that_fit
-from trainables.models.lanes import SHAPES
+from trainables.models.lanes import MOST_CLIENTS, SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.softmax import SoftmaxHead
 from trainables.pack import pack_group
@@ -102,15 +102,30 @@ def test_lanes_of_a_pack():
 
 
 def test_lanes_that_fit_a_gpu():
-    """Fewer for more clients and for more weights, as many as are useful on a large one, none where nothing fits."""
+    """Fewer where clients keep state or weights are many, none where nothing fits; clients are computed so many at a
+    time that even 2,000 of them leave room for all lanes that are useful."""
     head, large = SoftmaxHead(64, 10), 139 * 2**30
-    fits = lanes_that_fit(head, [2500] * 20, large)
-    assert fits > AUTO_LANES["cuda"]
-    assert 300 < lanes_that_fit(head, [25] * 2000, large) < AUTO_LANES["cuda"]
-    assert lanes_that_fit(head, [2500] * 20, 16 * 2**30) < fits
-    assert lanes_that_fit(SoftmaxHead(512, 10), [2500] * 20, large) < fits
-    assert lanes_that_fit(MLPHead(64, 32, 10), [2500] * 20, large) < fits
-    assert lanes_that_fit(head, [2500] * 20, 2**30) == 0
+    fits = lanes_that_fit(head, [2500] * 20, False, large)
+    many = lanes_that_fit(head, [25] * 2000, False, large)
+    assert AUTO_LANES["cuda"] < many < fits
+    assert lanes_that_fit(head, [25] * 2000, True, large) < many
+    assert lanes_that_fit(head, [2500] * 20, False, 16 * 2**30) < fits
+    assert lanes_that_fit(SoftmaxHead(512, 10), [2500] * 20, False, large) < fits
+    assert lanes_that_fit(MLPHead(64, 32, 10), [2500] * 20, False, large) < fits
+    assert lanes_that_fit(head, [2500] * 20, False, 2**30) == 0
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=600), st.booleans())
+def test_every_client_is_in_one_batch(sizes, apart):
+    """On a CPU and on a GPU, with room for its rows; on a CPU the room depends on nobody else."""
+    clients = list(range(len(sizes)))
+    for device in ("cpu", "cuda"):
+        batches = SHAPES[device].batches(clients, sizes, apart)
+        assert sorted(client for some, _ in batches for client in some) == clients
+        assert all(sizes[client] <= rows for some, rows in batches for client in some)
+        assert max(len(some) for some, _ in batches) <= MOST_CLIENTS
+    alone = {client: SHAPES["cpu"].batches([client], sizes, apart)[0][1] for client in clients}
+    assert all(alone[client] == rows for some, rows in SHAPES["cpu"].batches(clients, sizes, apart) for client in some)
 
 
 # ---- packs

@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
-from trainables.pack import ClientWork
+from trainables.pack import ClientWork, program_of
 from trainables.problem import Shipment
 from trainables.server import HostsHere, LaneResult, Server
 from trainables.spec import TrialSpec
@@ -153,9 +153,10 @@ class Federation:
             .remote(index, self.size.device)
         )
 
-    def lanes_that_fit(self, shipment: Shipment) -> int | None:
-        """None: as many as one likes."""
-        return ray.get(self._server.lanes_that_fit.remote(shipment, self.size.gpus_per_host))
+    def lanes_that_fit(self, trial: TrialSpec, shipment: Shipment) -> int | None:
+        """Trials like this one, side by side. None: as many as one likes."""
+        stateful = program_of(trial).stateful
+        return ray.get(self._server.lanes_that_fit.remote(shipment, stateful, self.size.gpus_per_host))
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
         ray.get(self._server.open.remote(list(trials), shipment, snapshot))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from trainables.models import Model
-from trainables.models.lanes import SHAPES
+from trainables.models.lanes import MOST_CLIENTS, SHAPES
 
 ALWAYS = 1 << 30  # libraries, their workspaces, the evaluation
 PER_CELL = 60  # bytes for every row, class and lane of a chunk in work
@@ -21,12 +21,14 @@ PER_WEIGHT = 120  # bytes for every client, lane and weight
 SHARE = 0.8  # of what is free: the allocator cannot use the last of it
 
 
-def lanes_that_fit(model: Model, sizes: Sequence[int], free: float) -> int:
+def lanes_that_fit(model: Model, sizes: Sequence[int], stateful: bool, free: float) -> int:
     """For the clients of one host, by the number of their rows, and bytes of free memory."""
     shape = SHAPES["cuda"]
-    cells = min(shape.cells, len(sizes) * max(sizes) * model.width * shape.lanes)
+    together = min(len(sizes), MOST_CLIENTS)
+    cells = min(shape.cells, together * max(sizes) * model.width * shape.lanes)
     room = SHARE * free - ALWAYS - PER_CELL * cells
-    return max(0, int(room // (PER_WEIGHT * len(sizes) * model.dimension)))
+    kept = 4 * model.dimension * len(sizes) if stateful else 0
+    return max(0, int(room // (PER_WEIGHT * together * model.dimension + kept)))
 
 
 def free_bytes(share: float) -> float:

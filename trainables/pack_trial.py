@@ -103,7 +103,8 @@ class PackTrial(tune.Trainable):
         """How many lanes the GPU has memory for; None where that is no question, or no more."""
         if self._opened or self._size.device != "cuda":
             return None
-        fits = self.federation.lanes_that_fit(self.shipments[self.trials[0].problem.key])
+        first = self.trials[0]
+        fits = self.federation.lanes_that_fit(first, self.shipments[first.problem.key])
         return max(1, fits) if fits is not None else None  # an estimate: whether a single trial fits is seen by trying
 
     def _too_large(self, fits: int) -> dict[str, Any]:

@@ -157,14 +157,14 @@ class Server:
         if self._work.program.stateful:
             self.snapshot()  # going back to an older one would wake them again
 
-    def lanes_that_fit(self, shipment: Shipment, share: float) -> int | None:
+    def lanes_that_fit(self, shipment: Shipment, stateful: bool, share: float) -> int | None:
         """Into the free memory of the GPU, of which a host may use a share. A CPU knows no bound."""
         if self.device != "cuda":
             return None
         hosts = assign(shipment.sizes, self.hosts.count)
         clients = max(hosts, key=lambda mine: sum(shipment.sizes[client] for client in mine))
         sizes = [shipment.sizes[client] for client in clients]
-        return memory.lanes_that_fit(shipment.model, sizes, memory.free_bytes(share))
+        return memory.lanes_that_fit(shipment.model, sizes, stateful, memory.free_bytes(share))
 
     # ---- the round
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+MOST_CLIENTS = 256  # at once on a GPU: every client has a release for every lane, and its memory has an end
 FILL = 32  # small clients are filled up to a multiple of so many rows
 
 
@@ -21,7 +22,7 @@ class Shape:
     lanes: int
     rows_together: int | None
     """Rows of the clients that a host computes at once. On a CPU about what fills the caches: of small clients several.
-    A GPU takes them all (None), or many small steps would leave it idle."""
+    A GPU takes as many as `MOST_CLIENTS` (None), or many small steps would leave it idle."""
     cells: int
     """Rows x classes x lanes of one chunk: on a CPU what fits the second-level cache."""
 
@@ -34,7 +35,10 @@ class Shape:
         client alone: how many rows a product has may change how it is rounded, with whom it is computed does not.
         `apart`: better one by one, where the device allows it."""
         if self.rows_together is None:
-            return [(tuple(clients), max(sizes[client] for client in clients))]
+            # those of like size together, which saves filling
+            by_size = sorted(clients, key=lambda client: (-sizes[client], client))
+            cut = [by_size[start : start + MOST_CLIENTS] for start in range(0, len(by_size), MOST_CLIENTS)]
+            return [(tuple(sorted(some)), sizes[some[0]]) for some in cut]
         if apart:
             return [((client,), sizes[client]) for client in clients]
         by_rows: dict[int, list[int]] = {}
