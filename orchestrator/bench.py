@@ -203,11 +203,11 @@ def _evaluation(
     taken = {}
     for every in (1000, 10):
         federation.open(lab.trials(report["auto_lanes"], every=every), lab.shipment)
-        federation.advance(10)
+        federation.progress(10)
         tens = []
         for until in range(20, 40 if quick else 70, 10):
             start = time.perf_counter()
-            federation.advance(until)
+            federation.progress(until)
             tens.append(time.perf_counter() - start)
         taken[every] = min(tens)
     share = 1 - taken[1000] / taken[10]

@@ -34,6 +34,10 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
                 _start(cpus)
             else:
                 _join(address)
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise
+    try:
         yield
     finally:
         ray.shutdown()

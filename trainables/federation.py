@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
 from trainables.pack import ClientWork, program_of
 from trainables.problem import Shipment
-from trainables.server import HostsHere, LaneResult, Server
+from trainables.server import HostsHere, LaneResult, Progress, Server
 from trainables.spec import TrialSpec
 
 HOST_RESTARTS = 8  # how often a host may die before its federation is given up, and the pack with it begun elsewhere
@@ -163,6 +163,9 @@ class Federation:
 
     def advance(self, until: int) -> list[LaneResult]:
         return ray.get(self._server.advance.remote(until))
+
+    def progress(self, until: int) -> Progress:
+        return ray.get(self._server.progress.remote(until))
 
     def stop_lanes(self, keys: Sequence[str]) -> None:
         ray.get(self._server.stop_lanes.remote(list(keys)))

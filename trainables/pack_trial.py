@@ -21,8 +21,10 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
+from trainables.models.lanes import SHAPES
 from trainables.pack_storage import PackStorage
 from trainables.problem import Shipment
+from trainables.server import Progress
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
 
@@ -70,7 +72,7 @@ class PackTrial(tune.Trainable):
         until = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.rounds)
         try:
             self._ensure_open()
-            lanes = self.federation.advance(until)
+            progress = self.federation.progress(until)
         except torch.OutOfMemoryError:
             # new processes: in the old ones memory may be in pieces, or a recording half made
             self.federation.close()
@@ -78,20 +80,15 @@ class PackTrial(tune.Trainable):
             self._open(self.config)
             return self._too_large(len(self.trials) // 2)
         self.t = until
-        stop = lanes_to_stop(self.trials, lanes, self.t)
-        if stop:
-            self.federation.stop_lanes(stop)
-            for lane in lanes:
-                if lane.key in stop:
-                    lane.state = "stopped"
-        done = all(lane.state != "running" for lane in lanes)
-        running = sum(lane.state == "running" for lane in lanes)
+        if progress.running and any(trial.stop_rule for trial in self.trials):
+            progress = self._stop_some()
+        done = progress.running == 0
         result: dict[str, Any] = {
             "round": self.t,
-            "running": running,
+            "running": progress.running,
             "done": done,
-            "lanes": [vars(lane) for lane in lanes] if done else None,
-            "computing_s": sum(lane.seconds for lane in lanes),
+            "lanes": [vars(lane) for lane in self.federation.advance(self.t)] if done else None,
+            "computing_s": progress.computing_s,
             "notes": self._notes,
         }
         self._notes = []
@@ -99,13 +96,21 @@ class PackTrial(tune.Trainable):
             result[SHOULD_CHECKPOINT] = True
         return result
 
+    def _stop_some(self) -> Progress:
+        """The lanes that their rule ends here."""
+        stop = lanes_to_stop(self.trials, self.federation.advance(self.t), self.t)
+        if stop:
+            self.federation.stop_lanes(stop)
+        return self.federation.progress(self.t)
+
     def _fitting(self) -> int | None:
         """How many lanes the GPU has memory for; None where that is no question, or no more."""
         if self._opened or self._size.device != "cuda":
             return None
         first = self.trials[0]
         fits = self.federation.lanes_that_fit(first, self.shipments[first.problem.key])
-        return max(1, fits) if fits is not None else None  # an estimate: whether a single trial fits is seen by trying
+        # an estimate; whether even a block of lanes, which is always computed whole, is too much is seen by trying
+        return max(SHAPES["cuda"].lanes, fits) if fits is not None else None
 
     def _too_large(self, fits: int) -> dict[str, Any]:
         """Nothing was computed: whoever gave the pack is to make it smaller."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -388,7 +390,8 @@ def bench(
     """Measure this machine: lanes, packs and the naive way, side by side in one run."""
     from orchestrator.bench import bench as run_bench
 
-    report = run_bench(quick, stderr.print)
+    with contextlib.redirect_stdout(sys.stderr):  # Ray has its say about so many actors
+        report = run_bench(quick, stderr.print)
     if json:
         emit_json(report)
 
