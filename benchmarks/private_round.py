@@ -20,7 +20,7 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
     centres = rng.normal(size=(CLASSES, FEATURES))
     labels = rng.integers(0, CLASSES, (CLIENTS, ROWS))
     features = centres[labels] + 2 * rng.normal(size=(CLIENTS, ROWS, FEATURES))
-    return np.abs(features).astype(np.float32), labels
+    return features.astype(np.float32), labels
 
 
 def start() -> tuple[torch.Tensor, float]:
