@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import search_spaces
-from orchestrator import status
+from orchestrator import planning, status
 from orchestrator.cells import Blueprint
 from orchestrator.ledger import Ledger, Row
 from orchestrator.packing import Capacity
@@ -214,6 +214,18 @@ def test_a_folder_with_other_trials_of_a_stage_is_refused(tmp_path):
         ledger.add_stage(cell("DP-FedGD"), "grid", "coarse", ["of", "another", "version"])
         with pytest.raises(UserError, match=f"holds other coarse trials of '{cell('DP-FedGD')}' than this version"):
             Sweep(Blueprint.draw(study()), ledger)
+
+
+def test_the_plan_knows_of_local_steps(monkeypatch):
+    """Five times the steps take five times the time, but for the start."""
+    monkeypatch.setattr(planning, "_gemm_rate", lambda: 1e6)
+
+    def seconds(steps: int) -> float:
+        axes = {"server_learning_rate": [0.1]}
+        method = {"name": "dp-fedavg", "fixed": {"local_steps": steps}, "coarse": axes, "fine": axes}
+        return plan(study(methods=[method])).seconds - planning.START_S
+
+    assert seconds(5) == pytest.approx(5 * seconds(1))
 
 
 def test_the_plan_is_what_is_run(tmp_path):
