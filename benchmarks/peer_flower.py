@@ -20,6 +20,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
+    torch.set_num_threads(1)  # there is a process for every core
     theta = message.content["arrays"].to_torch_state_dict()["theta"]
     x, y = rows_of(int(context.node_config["partition-id"]))
     theta = private_step(theta, x, y, NOISE * torch.randn_like(theta))

@@ -1,6 +1,7 @@
 """The round through Apple's pfl: one full-batch step of every client, whose update is clipped as a whole and noised.
 
-pfl has no per-example clipping, so this round protects less and is cheaper. One JSON line.
+pfl has no per-example clipping, so this round protects less and is cheaper. Its one process may use all cores. The mean
+of the updates gets the noise that the others' mean gets. One JSON line.
 """
 
 import itertools
@@ -50,7 +51,9 @@ class Clock(TrainingProcessCallback):
 def main() -> None:
     users = {client: Dataset(rows_of(client)) for client in range(CLIENTS)}
     data = FederatedDataset(users.get, get_user_sampler("minimize_reuse", list(users)))
-    mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=0.01))
+    # on the sum of the updates, of which each of ours has noise of its own on its sum of gradients
+    noise = LEARNING_RATE / ROWS * start()[1] * CLIENTS**0.5
+    mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=noise))
     head, clock = Head(), Clock()
     model = PyTorchModel(head, torch.optim.SGD, torch.optim.SGD(head.parameters(), 1.0))
     FederatedAveraging().run(

@@ -37,7 +37,6 @@ def with_constant(x: np.ndarray) -> torch.Tensor:
 @functools.cache
 def rows_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Kept by every worker process, so that only its first round loads anything."""
-    torch.set_num_threads(1)
     x, y = problem()
     return with_constant(x[client]), torch.from_numpy(y[client])
 

@@ -223,7 +223,7 @@ def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
         "dp-scaffold, 1 local step": lab.trials(8, method="dp-scaffold", local_steps=1),
         "dp-scaffold, 10 local steps": lab.trials(8, method="dp-scaffold", local_steps=10),
     }.items():
-        actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu")
+        actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu", residuals.chosen())
         counting = _Counting(actor)
         server = Server(HostActors([counting]))
         server.open(trials, lab.shipment)
@@ -497,7 +497,7 @@ def _device_name(size: FederationSize) -> str:
 
 
 def _kernel(size: FederationSize) -> str:
-    return "compiled" if size.device == "cpu" and residuals.is_compiled() else "torch"
+    return residuals.chosen() if size.device == "cpu" else "torch"
 
 
 def _process_start() -> float:

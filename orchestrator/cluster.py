@@ -58,6 +58,9 @@ def _interrupts_heard() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except Exception:
+        if not heard:
+            raise  # or else it is what Ray made of the interrupt
     finally:
         signal.signal(signal.SIGINT, before)
     if heard:

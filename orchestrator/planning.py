@@ -20,7 +20,7 @@ from trainables.models import residuals
 from trainables.spec import TrialSpec
 
 # of a core's rate for matrix products, what a trial-round reaches, compiled or not (fedsweep bench measures it)
-GEMM_SHARE = {True: 0.6, False: 0.4}
+GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
 START_S = 12
 PROCESS_BYTES = 350 << 20  # a Python process with torch in it
 
@@ -84,7 +84,7 @@ def plan(study: Study) -> Plan:
             problem = blueprint.problems[trial.problem.key]
             flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * _passes(trial)
     cores = size.federations * size.size.hosts
-    seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[residuals.is_compiled()] * cores)
+    seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[residuals.chosen()] * cores)
     return Plan(
         study.name,
         len(searches),

@@ -31,6 +31,7 @@ from orchestrator.ledger import Row
 from orchestrator.packing import Capacity, companies, make_packs, room
 from orchestrator.search import Sweep
 from trainables.errors import UserError
+from trainables.models import residuals
 from trainables.pack import pack_group, plan_of
 from trainables.pack_storage import PackStorage
 from trainables.pack_trial import PackTrial
@@ -122,6 +123,7 @@ class Conductor(Searcher):
             return  # `failed` hears of it with the reason
         if result.get("lanes") is None:
             if "fits" in result:
+                self._note(result)
                 self._shrink(trial_id, result["fits"])
             return
         flight = self.in_flight.pop(trial_id)
@@ -142,21 +144,25 @@ class Conductor(Searcher):
         """The device has no memory for so many lanes: this pack and its like are made anew, smaller."""
         pack = self.in_flight[trial_id].pack
         if len(companies(pack)) == 1:  # a trial, or trials that must stay together
-            self.failed(trial_id, f"the device has no memory for {len(pack)} trials side by side")
+            self.failed(trial_id, f"the device has no memory for {len(pack)} lanes")
             return
         del self.in_flight[trial_id]
         group = pack_group(pack[0])
-        self._limits[group] = max(1, min(fits, len(pack) - 1))
-        log.warning("the device has memory for %d of %d trials: smaller packs", self._limits[group], len(pack))
-        alike = [pack, *(other for other in self._ready if pack_group(other[0]) == group)]
-        others = [other for other in self._ready if pack_group(other[0]) != group]
-        self._ready = [*self._packs(trial for members in alike for trial in members), *others]
+        limit = self._limits[group] = max(1, min(fits, len(pack) - 1, self._limits.get(group, fits)))
+        log.warning("the device has memory for %d of %d trials: smaller packs", limit, len(pack))
+        cut: list[Pack] = []
+        for other in (pack, *self._ready):
+            cut += self._packs(other) if pack_group(other[0]) == group and len(other) > limit else [other]
+        self._ready = cut
 
     def _went_on(self, flight: InFlight, result: dict[str, Any]) -> None:
         """A pack has come to another round, and may have got over something by itself."""
         self.lane_rounds += max(0, result["round"] - flight.round) * flight.running
         self.computing_s += max(0.0, result["computing_s"] - flight.computing_s)
         flight.round, flight.running, flight.computing_s = result["round"], result["running"], result["computing_s"]
+        self._note(result)
+
+    def _note(self, result: dict[str, Any]) -> None:
         for note in result.get("notes", ()):
             log.warning("%s", note)
 
@@ -293,13 +299,16 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
     conductor = Conductor(sweep, size, on_change)
     if sweep.finished:
         return conductor
+    kernel = residuals.chosen()
+    if size.size.device == "cpu":
+        log.info("the kernel between the matrix products: %s", kernel)
     shipper = Shipper()
     shipments = {key: shipper.ship(problem) for key, problem in sweep.blueprint.problems.items()}
     bundles: list[dict[str, float]] = [{}, *([size.size.host_bundle] * size.size.hosts)]
     # "PACK" alone would tear a federation apart where a node has room for a part of it
     strategy = {"spread": "SPREAD", "pack": "STRICT_PACK"}[size.placement]
     trainable = tune.with_resources(
-        tune.with_parameters(PackTrial, shipments=shipments, size=size.size, storage=packs),
+        tune.with_parameters(PackTrial, shipments=shipments, size=size.size, storage=packs, kernel=kernel),
         tune.PlacementGroupFactory(bundles, strategy=strategy),
     )
     packs.clear()

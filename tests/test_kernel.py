@@ -9,6 +9,7 @@ import twin
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from trainables.errors import UserError
 from trainables.exact import GRID, from_grid, to_grid
 from trainables.models import residuals
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
@@ -19,13 +20,10 @@ from trainables.models.softmax import SoftmaxHead
 @pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
 def kernel(request):
     """Everything holds for both ways to the residuals."""
-    if request.param == "compiled":
-        if not residuals.is_compiled():
-            pytest.skip("there is no compiler here, or FEDSWEEP_KERNEL=torch: nothing is compiled")
-        yield
-        return
+    if request.param == "compiled" and residuals._compiled() is None:
+        pytest.skip("there is no compiler here")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(residuals, "_compiled", lambda: None)
+        patch.setattr(residuals, "_chosen", request.param)
         yield
 
 
@@ -138,6 +136,90 @@ def test_gradients_stay_finite_when_the_model_is_sure():
     assert torch.isfinite(fast).all()
     assert torch.isfinite(diagnostics.loss).all()
     assert_matches_loops(x, y, theta, [1.0, 10.0, 1e6], 4)
+
+
+# ---- the compiled kernel
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """An empty cache, and nothing remembered of what was compiled before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(residuals, "_chosen", None)
+    for remembered in (residuals._compiled, residuals._preferred):
+        remembered.cache_clear()
+    yield monkeypatch
+    for remembered in (residuals._compiled, residuals._preferred):
+        remembered.cache_clear()
+
+
+def chunk():
+    """One client, three rows, two classes."""
+    return {
+        "z": torch.zeros(1, 3, 2, residuals.LANES),
+        "label": torch.tensor([[0, 1, 0]]),
+        "row_norm": torch.ones(1, 3, 1),
+        "clip": torch.full((residuals.LANES,), 1e-3),
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip": torch.full((16,), 1e-3, dtype=torch.float64)},
+        {"clip": torch.full((1,), 1e-3)},
+        {"label": torch.zeros(1, 3, dtype=torch.int32)},
+        {"row_norm": torch.ones(1, 3, 1, dtype=torch.float64)},
+        {"row_norm": torch.ones(1, 2, 1)},
+    ],
+)
+def test_c_is_given_what_it_expects_or_nothing(wrong, monkeypatch):
+    """In torch a bound of another type is a bound; to C it would be none."""
+    monkeypatch.setattr(residuals, "_chosen", "compiled")
+    residuals.clip_residuals(**chunk())
+    with pytest.raises(TypeError, match=f"^{next(iter(wrong))} is "):
+        residuals.clip_residuals(**{**chunk(), **wrong})
+
+
+def test_other_numbers_of_lanes_are_not_for_c(monkeypatch):
+    """It is compiled for one number, and would write behind fewer."""
+    monkeypatch.setattr(residuals, "_chosen", "compiled")
+    whole = torch.zeros(1, 3, 2, 4)
+    residuals.clip_residuals(whole[..., :1].contiguous(), torch.tensor([[0, 1, 0]]), torch.ones(1, 3, 1), torch.ones(1))
+    assert not whole.any()
+
+
+def test_nan_stays_nan_whatever_its_bits(monkeypatch):
+    monkeypatch.setattr(residuals, "_chosen", "compiled")
+    for bits in (0x7FC00000, 0x7FC00001, 0xFFC00000 - 2**32, 0x7FFFFFFF):
+        given = chunk()
+        given["z"].view(torch.int32)[0, 0, 1, 5] = bits
+        residuals.clip_residuals(**given)
+        assert given["z"][0, 0, :, 5].isnan().all()
+        assert given["z"][0, 0, :, 4].isfinite().all()
+
+
+def test_a_damaged_library_is_compiled_anew(compiler, tmp_path):
+    file = residuals._library()
+    file.write_bytes(b"")
+    assert residuals.chosen() == "compiled"
+    assert file.stat().st_size > 0
+
+
+def test_without_a_compiler_torch_does_it(compiler):
+    compiler.setenv("CC", "/bin/false")
+    assert residuals.chosen() == "torch"
+    with pytest.raises(UserError, match=r"^kernel = 'compiled': .* cannot compile"):
+        residuals.choose("compiled")
+
+
+def test_the_kernel_can_be_said(compiler):
+    compiler.setenv("FEDSWEEP_KERNEL", "torch")
+    assert residuals.chosen() == "torch"
+    residuals._preferred.cache_clear()
+    compiler.setenv("FEDSWEEP_KERNEL", "Torch")
+    with pytest.raises(UserError, match="FEDSWEEP_KERNEL"):
+        residuals.chosen()
 
 
 # ---- lanes

@@ -813,7 +813,7 @@ def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
         name, pack = tune.suggest()
         tune.conductor.on_trial_complete(name, {"round": 0, "running": 0, "done": True, "lanes": None, "fits": 0})
         row = tune.ledger.rows([pack[0].key])[pack[0].key]
-        assert (row.state, row.reason) == ("failed", "the device has no memory for 1 trials side by side")
+        assert (row.state, row.reason) == ("failed", "the device has no memory for 1 lanes")
 
 
 def test_tune_is_told_when_to_wait_and_when_it_is_over(tmp_path):

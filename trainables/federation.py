@@ -13,6 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
+from trainables.models import residuals
+from trainables.models.residuals import Kernel
 from trainables.pack import ClientWork, program_of
 from trainables.problem import Shipment
 from trainables.server import HostsHere, LaneResult, Progress, Server
@@ -53,7 +55,9 @@ class FederationSize:
 class HostActor:
     """A client host in a process of its own. What goes over the wire is plain arrays."""
 
-    def __init__(self, index: int, device: str) -> None:
+    def __init__(self, index: int, device: str, kernel: Kernel) -> None:
+        if device == "cpu":
+            residuals.choose(kernel)
         self._host = ClientHost(index, device)
 
     def prepare(self, work: ClientWork) -> np.ndarray:
@@ -125,8 +129,9 @@ class HostActors:
 class Federation:
     """Starts the actors and speaks with the server. `close` ends them all."""
 
-    def __init__(self, size: FederationSize, group: PlacementGroup | None = None) -> None:
-        self.size = size
+    def __init__(self, size: FederationSize, group: PlacementGroup | None = None, kernel: Kernel | None = None) -> None:
+        """`kernel`: which one all hosts use; if not said, the one that this process does."""
+        self.size, self._kernel = size, kernel or residuals.chosen()
         self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
         self._server = (
             ray.remote(Server)
@@ -150,7 +155,7 @@ class Federation:
                 max_task_retries=ROUND_RETRIES,
                 **_placed(group, index),
             )
-            .remote(index, self.size.device)
+            .remote(index, self.size.device, self._kernel)
         )
 
     def lanes_that_fit(self, trial: TrialSpec, shipment: Shipment) -> int | None:

@@ -22,6 +22,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
 from trainables.models.lanes import SHAPES
+from trainables.models.residuals import Kernel
 from trainables.pack_storage import PackStorage
 from trainables.problem import Shipment
 from trainables.server import Progress
@@ -34,17 +35,22 @@ CHECKPOINT_EVERY_S = 10.0  # a pack that dies loses about this much; a checkpoin
 
 class PackTrial(tune.Trainable):
     def setup(
-        self, config: dict[str, Any], shipments: dict[str, Shipment], size: FederationSize, storage: PackStorage
+        self,
+        config: dict[str, Any],
+        shipments: dict[str, Shipment],
+        size: FederationSize,
+        storage: PackStorage,
+        kernel: Kernel | None = None,
     ) -> None:
         self.shipments, self.storage = shipments, storage
         self._notes: list[str] = []
         """What went wrong and was got over since the last step, for the driver's log."""
-        self._size = size
+        self._size, self._kernel = size, kernel
         self.federation = self._start()
         self._open(config)
 
     def _start(self) -> Federation:
-        return Federation(self._size, ray.util.get_current_placement_group())
+        return Federation(self._size, ray.util.get_current_placement_group(), self._kernel)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._open(new_config)
@@ -105,7 +111,8 @@ class PackTrial(tune.Trainable):
 
     def _fitting(self) -> int | None:
         """How many lanes the GPU has memory for; None where that is no question, or no more."""
-        if self._opened or self._size.device != "cuda":
+        inseparable = len({trial.stop_rule or trial.key for trial in self.trials}) == 1
+        if self._opened or self._size.device != "cuda" or inseparable:
             return None
         first = self.trials[0]
         fits = self.federation.lanes_that_fit(first, self.shipments[first.problem.key])

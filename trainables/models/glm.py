@@ -153,7 +153,7 @@ class GLM(ABC):
 
     def _chunks(self, shard: Shard, W: torch.Tensor, width: int) -> Iterator[Chunk]:
         """`width`: numbers that a row needs in every lane."""
-        step = SHAPES[W.device.type].rows(width * shard.clients)
+        step = SHAPES[W.device.type].rows(width, shard.clients)
         for start in range(0, shard.rows, step):
             rows = slice(start, start + step)
             x = shard.x[:, rows]

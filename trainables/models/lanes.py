@@ -26,9 +26,11 @@ class Shape:
     cells: int
     """Rows x classes x lanes of one chunk: on a CPU what fits the second-level cache."""
 
-    def rows(self, classes: int) -> int:
-        """Rows of a chunk, for so many classes (of all clients computed together): a power of two, at least 64."""
-        return max(64, 1 << (self.cells // (classes * self.lanes)).bit_length() - 1)
+    def rows(self, width: int, clients: int = 1) -> int:
+        """Rows of a chunk, for so many numbers a row and lane: a power of two, at least 64. On a CPU whatever the
+        clients computed together: how a client's sum is cut must not depend on the others."""
+        together = clients if self.rows_together is None else 1
+        return max(64, 1 << (self.cells // (width * together * self.lanes)).bit_length() - 1)
 
     def batches(self, clients: Sequence[int], sizes: Sequence[int], apart: bool) -> list[tuple[tuple[int, ...], int]]:
         """Clients to compute together, and the rows that each of them is filled up to. On a CPU these depend on the

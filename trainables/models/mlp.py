@@ -52,7 +52,7 @@ class MLPHead:
         self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
-        step = shape.rows(self.width * shard.clients)
+        step = shape.rows(self.width, shard.clients)
         blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), shape.lanes)
         clips = vector_to_blocks(clip, shape.lanes)
         total = torch.zeros(*blocks.shape[:1], shard.clients, *blocks.shape[2:], dtype=theta.dtype, device=theta.device)

@@ -47,7 +47,8 @@ static inline vector power_of_two(vector x) {
     p = p * f + 2.402265069e-1f;
     p = p * f + 6.931471805e-1f;
     p = p * f + 1.0f;
-    return (vector)((integers)p + ((integers)shifted << 23));
+    /* a product, not a sum of exponents: it leaves every nan a nan */
+    return p * (vector)(((integers)shifted << 23) + (127 << 23));
 }
 
 /* `z` (rows, classes, LANES): logits to base 2, in place of which come the clipped residuals. The last three (rows,

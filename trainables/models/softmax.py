@@ -55,7 +55,7 @@ class SoftmaxHead:
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
         """
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, step = shape.lanes, shape.rows(self.width * shard.clients)
+        lanes, step = shape.lanes, shape.rows(self.width, shard.clients)
         per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
         weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
