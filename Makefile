@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python >= 3.11 and make:
 #   make run    makes .venv, installs, runs the quickstart study
 #   make test   makes .venv, installs, checks and tests everything
-#   make chaos  kills and damages what a sweep stands on, for half an hour
+#   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
 #   make peers  the same round through other simulators, each installed beside, and through ours
 PYTHON ?= python3
