@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+import page
 from private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
 
 from orchestrator.cluster import connected
@@ -25,8 +26,6 @@ from trainables.problem import Problem, Shipper
 from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "performance.md"
-MARKS = "<!-- peers: written by make peers -->", "<!-- end of peers -->"
 LANES = AUTO_LANES["cpu"]
 PER_EXAMPLE = "per-example clipping"
 
@@ -128,9 +127,7 @@ def main() -> None:
             for r in reports
         ),
     ]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    PAGE.write_text("\n".join([f"{before}{MARKS[0]}", *table, f"{MARKS[1]}{after}"]), encoding="utf-8")
+    page.write("peers", table)
 
 
 if __name__ == "__main__":

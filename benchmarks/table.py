@@ -4,8 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
-MARKS = "<!-- bench: written by benchmarks/table.py -->", "<!-- end of bench -->"
+import page
 
 
 def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
@@ -54,9 +53,7 @@ def main() -> None:
         "|---|" + "---:|" * len(given),
         *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows(reports)),
     ]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    PAGE.write_text("\n".join([f"{before}{MARKS[0]}", *table, f"{MARKS[1]}{after}"]), encoding="utf-8")
+    page.write("bench", table)
 
 
 if __name__ == "__main__":
