@@ -52,10 +52,11 @@ methods:
       fine: {client_learning_rate: [0.2, 0.3]}
 epsilons: [40]
 privacy: {clip: 2}
-rounds: {coarse: 100, fine: 100, confirm: 120}
+rounds: {coarse: 100, fine: 110, confirm: 120}
 seeds: {confirm: [42, 7]}
 evaluate_every: 10
 """
+STAGE_OF_ROUNDS = {100: "coarse", 110: "fine", 120: "confirm"}
 LANES = 4
 PATIENCE_S = 300.0  # for whatever a loaded machine may be slow at; a test that waits so long fails
 ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
@@ -257,7 +258,7 @@ class Driver:
         """Wait for the moment; the process of that kind that is there then, or None: the study was over before."""
 
         def there() -> list[int]:
-            return self.processes(kind) if moment.has_come(running_stages(self.folder)) else []
+            return self.processes(kind) if moment.has_come(current_stage(self.folder)) else []
 
         wait_until(lambda: not self.alive or there(), f"a {kind} works on {moment.stage}")
         self._look()
@@ -291,8 +292,8 @@ class Moment:
     def draw(cls, chance: random.Random) -> Moment:
         return cls(chance.choice(STAGES), chance.uniform(0, 0.3))
 
-    def has_come(self, running: set[str]) -> bool:
-        return any(STAGES.index(stage) >= STAGES.index(self.stage) for stage in running)
+    def has_come(self, current: str) -> bool:
+        return current != "" and STAGES.index(current) >= STAGES.index(self.stage)
 
 
 # ---- a small disk
@@ -366,14 +367,9 @@ def running_stages(folder: Path) -> set[str]:
 
 
 def current_stage(folder: Path) -> str:
-    """The first that has not ended."""
-    return min(running_stages(folder), key=STAGES.index, default=STAGES[-1])
-
-
-def is_over(folder: Path, stage: str) -> bool:
-    """Whether a later stage runs, and this one does not."""
-    running = running_stages(folder)
-    return stage not in running and any(STAGES.index(later) > STAGES.index(stage) for later in running)
+    """That of the pack that was begun last; none, before the first."""
+    begun = re.findall(r"trials starts: \S+ at (\d+) rounds", log(folder))
+    return STAGE_OF_ROUNDS[int(begun[-1])] if begun else ""
 
 
 def log(folder: Path) -> str:

@@ -183,12 +183,11 @@ def test_a_node_is_lost(seed, folder, undisturbed, tally):
             def working() -> list[chaos.Node]:
                 return [node for node in cluster.nodes if node.processes("client host")]
 
-            driver.wait_until(
-                lambda s=stage: chaos.is_over(folder, s) or (s in chaos.running_stages(folder) and working()), stage
-            )
+            moment = Moment(stage, 0)
+            driver.wait_until(lambda m=moment: m.has_come(chaos.current_stage(folder)) and working(), stage)
             if working():
+                tally.add("worker node", chaos.current_stage(folder))
                 cluster.lose(chance.choice(working()))
-                tally.add("worker node", stage)
                 cluster.add()
         finished(driver, undisturbed)
         wait_until(lambda: not any(cluster.processes(kind) for kind in chaos.TITLES), "its actors end", 60)
