@@ -64,6 +64,7 @@ class Probe(ClientProgram):
     step: int = 0
     seen: list = dataclasses.field(default_factory=list)
     name = "probe"
+    samples = True
 
     def round(self, client, theta):
         sample = client.sample(self.rate, self.step)
@@ -99,6 +100,13 @@ def test_samples_are_addressed(small_problem):
         for members, seed in (((0, 2), 7), ((1,), 42)):
             mask = Address(seed, client, 5, 2, "sample").generator().random(len(held)) < 0.3
             assert lanes[members] == {(*row, 1.0) for row in held[mask].tolist()}
+
+
+def test_a_program_that_samples_says_so(small_problem, monkeypatch):
+    """Its clients are computed one by one: a sample is as long as chance will have it."""
+    monkeypatch.setattr(Probe, "samples", False)
+    with pytest.raises(RuntimeError, match="probe looks at samples of rows: let its `samples` be true"):
+        drawn(small_problem, 0.3, [7])
 
 
 def test_samples_differ_by_seed_client_round_and_step():

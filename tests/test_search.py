@@ -872,9 +872,11 @@ def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
 def test_progress_is_counted_in_rounds_of_trials(tmp_path):
     with Tune(tmp_path, study(methods=[GD])) as tune:
         name, pack = tune.suggest()
-        tune.conductor.on_trial_result(name, {"round": 2, "running": 3})
+        tune.conductor.on_trial_result(name, {"round": 2, "running": 3, "computing_s": 1.0})
         assert tune.conductor.lane_rounds == 3 * 2
-        tune.conductor.on_trial_result(name, {"round": 0, "running": 3})  # taken up again from the start
+        tune.conductor.on_trial_result(
+            name, {"round": 0, "running": 3, "computing_s": 0.0}
+        )  # taken up again from the start
         assert tune.conductor.lane_rounds == 3 * 2
         tune.complete(name, pack, near(0.3))
         assert tune.conductor.lane_rounds == 3 * 2 + 3 * 4

@@ -254,7 +254,7 @@ class _Clients:
         state: State | None = None,
         reported: _Reported | None = None,
     ) -> None:
-        self.t, self.rounds = t, work.rounds
+        self.t, self.rounds, self._program = t, work.rounds, work.program
         self.model, self.shard, self.size = work.shipment.model, batch.shard, batch.shard.size
         self.clip = lanes.clip.unsqueeze(1)
         self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
@@ -306,6 +306,8 @@ class _Clients:
     def sample(self, rate: float, step: int = 0) -> Sample:
         if rate == 1:
             return Sample(self._whole, rate)
+        if not self._program.samples:
+            raise RuntimeError(f"{self._program.name} looks at samples of rows: let its `samples` be true")
         sizes = [int(size) for size in self.size.flatten()]
         parts: list[tuple[slice | torch.Tensor, Shard]] = []
         for seed, lanes in zip(self._lanes.seeds, self._lanes.of_seed, strict=True):
