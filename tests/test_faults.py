@@ -506,7 +506,7 @@ def test_a_clock_that_jumps_back(folder, undisturbed, tally):
 
 
 STUDIES_IN_A_ROW = """\
-import contextlib, gc, json, os, sys, threading
+import gc, json, os, sys, threading
 from pathlib import Path
 from orchestrator import sweeping
 from orchestrator.progress import View
@@ -517,19 +517,15 @@ for number in range(int(sys.argv[3])):
     sweeping.run(parse(text, "study.yaml", Path.cwd()), text, folder / str(number), View())
     gc.collect()
     memory = next(line for line in open("/proc/self/status") if line.startswith("VmRSS"))
-    files = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            files.append(os.readlink(f"/proc/self/fd/{number}"))
-    ours = [file for file in files if "/logs/python-core-driver-" not in file]
-    print(json.dumps([int(memory.split()[1]) / 1024, len(ours), threading.active_count()]), flush=True)
+    open_files = len(os.listdir("/proc/self/fd"))
+    print(json.dumps([int(memory.split()[1]) / 1024, open_files, threading.active_count()]), flush=True)
 """
 
 
 @pytest.mark.chaos
-def test_twenty_studies_in_a_row_in_one_process(tmp_path):
-    """Each with a Ray of its own. The first few fill caches; from then on nothing may grow, but for the one log file
-    that each Ray leaves open in the process that started it."""
+def test_twenty_studies_in_a_row_in_one_process(tmp_path, tally):
+    """Each with a Ray of its own. The first few fill caches; from then on nothing may grow, but for the one socket or
+    log file that `ray.init` and `ray.shutdown` by themselves leave open."""
     command = [sys.executable, "-c", STUDIES_IN_A_ROW, POISONED, str(tmp_path), "20"]
     ran = subprocess.run(command, env=chaos.ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert ran.returncode == 0
@@ -538,5 +534,5 @@ def test_twenty_studies_in_a_row_in_one_process(tmp_path):
     )
     print(f"MiB after each of 20 studies: {[round(m) for m in memory]}; open files {files}; threads {threads}")
     assert memory[19] - memory[4] < 15, memory
-    assert files[19] <= files[4]
+    assert files[19] - files[4] <= 15
     assert threads[19] == threads[4]
