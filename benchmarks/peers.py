@@ -15,15 +15,15 @@ import numpy as np
 import page
 from private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
 
+from orchestrator.bench import problem_of
 from orchestrator.cluster import connected
 from orchestrator.packing import AUTO_LANES
 from trainables import methods
-from trainables.data import features, partition
 from trainables.federation import Federation, FederationSize
 from trainables.pack import plan_of
 from trainables.privacy.plan import PrivacySettings
-from trainables.problem import Problem, Shipper
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.problem import Shipper
+from trainables.spec import TrialSpec
 
 HERE = Path(__file__).resolve().parent
 LANES = AUTO_LANES["cpu"]
@@ -37,14 +37,7 @@ class Ours:
         x, y = problem()
         rows = {"x_train": x.reshape(-1, FEATURES), "y_train": y.reshape(-1), "x_test": x[0], "y_test": y[0]}
         np.savez(folder / "problem.npz", **rows)
-        data = features.load(str(folder / "problem.npz"))
-        spec = ProblemSpec(
-            data=DataSpec(fingerprint=data.fingerprint),
-            partition=partition.parse("iid", clients=CLIENTS, seed=42),
-            train_on="all",
-            evaluate_on="test",
-        )
-        self.problem = Problem.prepare(data, spec)
+        self.problem = problem_of(str(folder / "problem.npz"), CLIENTS)
         first = self.trials(1)[0]
         theta = self.problem.model.initial(first.seed).view(FEATURES + 1, CLASSES).numpy()
         noise = plan_of(first, self.problem.partition.sizes).noise_std["gradient"]

@@ -89,18 +89,23 @@ def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 # ---- the trials that are measured
 
 
+def problem_of(name: str, clients: int) -> Problem:
+    """All rows of a data set, dealt evenly to the clients."""
+    data = features.load(name)
+    spec = ProblemSpec(
+        data=DataSpec(fingerprint=data.fingerprint),
+        partition=partition.parse("iid", clients=clients, seed=42),
+        train_on="all",
+        evaluate_on="test",
+    )
+    return Problem.prepare(data, spec)
+
+
 class _Lab:
     """A problem in the object store, and trials of it."""
 
     def __init__(self, name: str, clients: int) -> None:
-        data = features.load(name)
-        spec = ProblemSpec(
-            data=DataSpec(fingerprint=data.fingerprint),
-            partition=partition.parse("iid", clients=clients, seed=42),
-            train_on="all",
-            evaluate_on="test",
-        )
-        self.problem = Problem.prepare(data, spec)
+        self.problem = problem_of(name, clients)
         self.shipment = Shipper().ship(self.problem)
 
     def trials(

@@ -13,6 +13,7 @@ from trainables.federation import FederationSize
 from trainables.models.lanes import SHAPES
 from trainables.pack import pack_group
 from trainables.spec import TrialSpec
+from trainables.stopping import companies
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
 HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; cores beyond that run another federation
@@ -105,11 +106,3 @@ def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
         else:
             pieces.append(list(unit))
     return pieces
-
-
-def companies(members: Sequence[TrialSpec]) -> list[list[TrialSpec]]:
-    """What must stay in one pack: the trials of an early-stopping company; any other trial by itself."""
-    found: dict[str, list[TrialSpec]] = {}
-    for trial in members:
-        found.setdefault(trial.stop_rule or trial.key, []).append(trial)
-    return list(found.values())

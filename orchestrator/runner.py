@@ -28,7 +28,7 @@ from ray.tune.search import Searcher
 
 from orchestrator import head
 from orchestrator.ledger import Row
-from orchestrator.packing import Capacity, companies, make_packs, room
+from orchestrator.packing import Capacity, make_packs, room
 from orchestrator.search import Sweep
 from trainables.errors import UserError
 from trainables.models import residuals
@@ -38,6 +38,7 @@ from trainables.pack_trial import PackTrial
 from trainables.problem import Shipper
 from trainables.server import LaneResult
 from trainables.spec import TrialSpec
+from trainables.stopping import companies
 
 PACK_RETRIES = 2  # how often Tune takes a failed pack up again before it is split
 GIVE_UP_AFTER = 3  # single trials failed and not one pack ended: the fault is not in the trials
@@ -299,8 +300,9 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
     conductor = Conductor(sweep, size, on_change)
     if sweep.finished:
         return conductor
-    kernel = residuals.chosen()
-    if size.size.device == "cpu":
+    kernel: residuals.Kernel = "torch"
+    if size.size.device == "cpu":  # for a GPU nothing is to be compiled
+        kernel = residuals.chosen()
         log.info("the kernel between the matrix products: %s", kernel)
     shipper = Shipper()
     shipments = {key: shipper.ship(problem) for key, problem in sweep.blueprint.problems.items()}

@@ -27,7 +27,7 @@ from trainables.pack_storage import PackStorage
 from trainables.problem import Shipment
 from trainables.server import Progress
 from trainables.spec import TrialSpec
-from trainables.stopping import lanes_to_stop
+from trainables.stopping import companies, lanes_to_stop
 
 SNAPSHOT = "pack.snapshot"
 CHECKPOINT_EVERY_S = 10.0  # a pack that dies loses about this much; a checkpoint costs a twentieth of a second
@@ -111,8 +111,7 @@ class PackTrial(tune.Trainable):
 
     def _fitting(self) -> int | None:
         """How many lanes the GPU has memory for; None where that is no question, or no more."""
-        inseparable = len({trial.stop_rule or trial.key for trial in self.trials}) == 1
-        if self._opened or self._size.device != "cuda" or inseparable:
+        if self._opened or self._size.device != "cuda" or len(companies(self.trials)) == 1:
             return None
         first = self.trials[0]
         fits = self.federation.lanes_that_fit(first, self.shipments[first.problem.key])
