@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import page
+from orchestrator.bench import problem_of
 from private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
 
-from orchestrator.bench import problem_of
-from orchestrator.cluster import connected
-from orchestrator.packing import AUTO_LANES
+from orchestrator.running.cluster import connected
+from orchestrator.running.packing import AUTO_LANES
 from trainables import methods
 from trainables.federation import Federation, FederationSize
 from trainables.pack import plan_of

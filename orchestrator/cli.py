@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from orchestrator.commands import engine, sweep
+from orchestrator.commands import (
+    audit,
+    bench,
+    best,
+    calibrate,
+    figures,
+    methods,
+    partition,
+    plan,
+    resume,
+    run,
+    status,
+    tables,
+    train,
+)
 from trainables.errors import UserError
 
 app = typer.Typer(
@@ -16,8 +30,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.add_typer(sweep.app)
-app.add_typer(engine.app)
+for command in (
+    *(run.run, resume.resume, status.status, plan.plan, tables.tables, figures.figures, best.best),
+    *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
+):
+    app.command()(command)
 
 # typer carries its own click and exports few of its names: BadParameter > UsageError > ClickException
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]

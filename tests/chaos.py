@@ -27,7 +27,7 @@ from pathlib import Path
 
 import saboteur
 
-from orchestrator.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row
 from trainables.errors import UserError
 
 TESTS = Path(__file__).resolve().parent

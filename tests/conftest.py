@@ -63,7 +63,7 @@ def fedsweep(monkeypatch, capfd):
 @pytest.fixture(scope="session")
 def local_ray():
     """A local Ray with two processors, for all tests of the session."""
-    from orchestrator.cluster import connected
+    from orchestrator.running.cluster import connected
 
     with connected(cpus=2):
         yield

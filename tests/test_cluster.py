@@ -10,9 +10,9 @@ import pytest
 import ray
 from nodes import family
 
-from orchestrator.cluster import connected
-from orchestrator.ledger import Ledger
-from orchestrator.tables.render import write_text
+from orchestrator.report.tables.render import write_text
+from orchestrator.results.ledger import Ledger
+from orchestrator.running.cluster import connected
 from trainables.errors import UserError
 
 
@@ -81,7 +81,7 @@ def test_the_local_ray_wants_the_users_token(local_ray, environment, lets_in):
 
 def test_the_token_is_for_the_user_alone(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    program = "import os; os.umask(0o022); from orchestrator.cluster import _make_token; _make_token()"
+    program = "import os; os.umask(0o022); from orchestrator.running.cluster import _make_token; _make_token()"
     subprocess.run([sys.executable, "-c", program], env={**environment, "HOME": str(tmp_path)}, check=True)
     token = tmp_path / ".ray" / "auth_token"
     assert len(token.read_text()) >= 32

@@ -8,17 +8,19 @@ import pytest
 import yaml
 
 from orchestrator import cli
-from orchestrator import study as studies
-from orchestrator.cells import Blueprint
-from orchestrator.ledger import Ledger
-from orchestrator.packing import Capacity, make_packs
-from orchestrator.runner import Conductor
-from orchestrator.search import CellSearch, Sweep
-from orchestrator.selection import choose, rank
-from orchestrator.status import as_text, read
-from orchestrator.sweeping import _enter_study
-from orchestrator.tables import write_tables
-from orchestrator.training import from_best
+from orchestrator.report.status import as_text, read
+from orchestrator.report.tables import write_tables
+from orchestrator.results.ledger import Ledger
+from orchestrator.running.packing import Capacity, make_packs
+from orchestrator.running.runner import Conductor
+from orchestrator.running.sweeping import _enter_study
+from orchestrator.running.training import from_best
+from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.selection import choose, rank
+from orchestrator.search.sweep import Sweep
+from orchestrator.study import reading
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.settings import Study
 from trainables.errors import UserError
 from trainables.federation import FederationSize
 from trainables.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
@@ -55,7 +57,7 @@ LOGISTIC, FROZEN = "simulated:logistic,2,40,equal,2", "synthetic-frozen:90,30,3,
 
 
 def study(text: str = TEXT):
-    return studies.parse(text, "study.yaml", Path())
+    return reading.parse(text, "study.yaml", Path())
 
 
 def changed(old: str, new: str) -> str:
@@ -160,7 +162,7 @@ def test_which_way_is_better():
     assert sorted([low, high], key=rank) == [high, low]
     for objective in (LOSS, SQUARED_ERROR):
         assert sorted([high, low], key=lambda outcome: rank(outcome, objective)) == [low, high]
-    assert set(OBJECTIVES) == set(studies.Study.model_fields["objective"].annotation.__args__)
+    assert set(OBJECTIVES) == set(Study.model_fields["objective"].annotation.__args__)
 
 
 def test_the_smallest_error_is_chosen():
@@ -250,7 +252,7 @@ def test_a_winner_is_trained_again_on_its_own_draw(finished):
 
 def test_figures_are_the_same_again(finished):
     pytest.importorskip("matplotlib")
-    from orchestrator.figures import write_figures
+    from orchestrator.report.figures import write_figures
 
     written = write_figures(finished)
     assert [path.name for path in written] == [
@@ -265,7 +267,7 @@ def test_figures_are_the_same_again(finished):
 
 def test_a_study_that_does_not_vary_the_clients_has_one_figure(tmp_path):
     pytest.importorskip("matplotlib")
-    from orchestrator.figures import write_figures
+    from orchestrator.report.figures import write_figures
 
     run(changed("  - source: simulated:logistic,3,40,equal,2\n", ""), tmp_path)
     assert [path.stem for path in write_figures(tmp_path)] == ["score-by-round"] * 2

@@ -17,7 +17,7 @@ from ray.dashboard.modules.job.cli import submit
 from ray.scripts.scripts import start
 
 from orchestrator.cli import app
-from orchestrator.study import packaged
+from orchestrator.study.reading import packaged
 
 FOLDER = REPOSITORY / "examples" / "cluster"
 FILES = sorted(FOLDER.iterdir())

@@ -19,8 +19,8 @@ import chaos
 import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
 
-from orchestrator import head
-from orchestrator.places import PACKS
+from orchestrator.results.places import PACKS
+from orchestrator.running import head
 from trainables.pack_trial import SNAPSHOT, PackTrial
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
@@ -444,8 +444,8 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
 
 
 def poisoned_key() -> str:
-    from orchestrator.cells import Blueprint
-    from orchestrator.study import parse
+    from orchestrator.study.cells import Blueprint
+    from orchestrator.study.reading import parse
 
     cell = Blueprint.draw(parse(POISONED, "poisoned.yaml", Path.cwd())).cells[0]
     return cell.trial("coarse", cell.space.grid(cell.space.coarse)[0]).key
@@ -508,9 +508,9 @@ def test_a_clock_that_jumps_back(folder, undisturbed, tally):
 STUDIES_IN_A_ROW = """\
 import gc, json, os, sys, threading
 from pathlib import Path
-from orchestrator import sweeping
-from orchestrator.progress import View
-from orchestrator.study import parse
+from orchestrator.running import sweeping
+from orchestrator.running.progress import View
+from orchestrator.study.reading import parse
 
 text, folder = sys.argv[1], Path(sys.argv[2])
 for number in range(int(sys.argv[3])):

@@ -137,7 +137,7 @@ def test_lanes_that_are_stopped_leave_the_others_alone(federation, trials, expec
 
 def test_no_address_answers(monkeypatch):
     """A wrong address is bad input like any other."""
-    from orchestrator.cluster import connected
+    from orchestrator.running.cluster import connected
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 

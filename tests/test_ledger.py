@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import small
 
-from orchestrator import ledger as ledgers
-from orchestrator import status
-from orchestrator.ledger import Ledger, Row
+from orchestrator.report import status
+from orchestrator.results import ledger as ledgers
+from orchestrator.results.ledger import Ledger, Row
 from trainables.errors import UserError
 
 ROW = Row(
@@ -252,7 +252,7 @@ def test_status_says_who_is_running(tmp_path):
 WRITER = """
 import dataclasses
 from pathlib import Path
-from orchestrator.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row
 template = {row!r}
 with Ledger.write(Path({folder!r})) as ledger:
     print("ready", flush=True)

@@ -11,9 +11,9 @@ import small
 from nodes import Cluster, wait_for
 from ray import tune
 
-from orchestrator import runner, sweeping
-from orchestrator.progress import View
-from orchestrator.study import parse
+from orchestrator.running import runner, sweeping
+from orchestrator.running.progress import View
+from orchestrator.study.reading import parse
 from trainables import pack_trial
 from trainables.errors import UserError
 from trainables.federation import FederationSize
@@ -146,7 +146,7 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
 
 SHIP = """
 import json, ray, small
-from orchestrator.cluster import connected
+from orchestrator.running.cluster import connected
 from trainables.federation import Federation, FederationSize
 from trainables.pack_storage import PackStorage
 from trainables.problem import Shipper

@@ -8,8 +8,8 @@ import small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.packing import AUTO_LANES, Capacity, capacity, make_packs
-from orchestrator.study import ResourceSettings
+from orchestrator.running.packing import AUTO_LANES, Capacity, capacity, make_packs
+from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation import FederationSize
 from trainables.memory import lanes_that_fit

@@ -16,11 +16,13 @@ import pytest
 from moto.server import ThreadedMotoServer
 from nodes import wait_for
 
-from orchestrator import places, sweeping
-from orchestrator.ledger import Ledger
-from orchestrator.places import LEDGER, LOCK, place, read_text
-from orchestrator.progress import View
-from orchestrator.study import ResourceSettings, parse
+from orchestrator.results import places
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.places import LEDGER, LOCK, place, read_text
+from orchestrator.running import sweeping
+from orchestrator.running.progress import View
+from orchestrator.study.reading import parse
+from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
 
 STUDY = """\

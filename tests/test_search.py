@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 import search_spaces
-from orchestrator import planning, status
-from orchestrator.cells import Blueprint
-from orchestrator.ledger import Ledger, Row
-from orchestrator.packing import Capacity
-from orchestrator.planning import plan
-from orchestrator.runner import GIVE_UP_AFTER, Conductor
-from orchestrator.search import Sweep
-from orchestrator.selection import choose, rank
-from orchestrator.study import Study, check_extension
+from orchestrator.report import status
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.running import planning
+from orchestrator.running.packing import Capacity
+from orchestrator.running.planning import plan
+from orchestrator.running.runner import GIVE_UP_AFTER, Conductor
+from orchestrator.search.selection import choose, rank
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.extension import check_extension
+from orchestrator.study.settings import Study
 from trainables.errors import UserError
 from trainables.federation import FederationSize
 from trainables.server import METRICS, LaneResult

@@ -11,18 +11,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from orchestrator import study as studies
-from orchestrator.cells import Blueprint
-from orchestrator.study import (
-    MethodSettings,
-    ResourceSettings,
-    Study,
-    changed_resources,
-    check_extension,
-    load,
-    packaged,
-    parse,
-)
+from orchestrator.study import extension
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.extension import check_extension
+from orchestrator.study.reading import changed_resources, load, packaged, parse
+from orchestrator.study.settings import MethodSettings, ResourceSettings, Study
 from trainables.errors import UserError
 from trainables.methods import METHODS
 
@@ -373,7 +366,7 @@ def test_a_changed_setting_is_refused_with_what_it_was(name):
 def test_there_is_a_case_for_every_setting():
     """Whoever adds a setting says here whether it is held; what it is not is written down in the program."""
     free = {"description", "compare_to", "resources"}
-    assert set(_settings("", Study)) - free == set(HELD) | set(studies.GROWING)
+    assert set(_settings("", Study)) - free == set(HELD) | set(extension.GROWING)
 
 
 def _settings(path: str, model: type) -> Iterator[str]:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
-from orchestrator import runner, sweeping
-from orchestrator.ledger import Ledger, Row
-from orchestrator.progress import JsonView, View
-from orchestrator.study import parse
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.running import runner, sweeping
+from orchestrator.running.progress import JsonView, View
+from orchestrator.study.reading import parse
 from trainables.errors import UserError
 
 pytestmark = pytest.mark.ray

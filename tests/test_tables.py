@@ -14,13 +14,13 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from orchestrator.ledger import Ledger, Row
-from orchestrator.study import Study
-from orchestrator.tables import render, write_tables
-from orchestrator.tables.best import read_best
-from orchestrator.tables.mcnemar import Comparison
-from orchestrator.tables.privacy import _rounded_up
-from orchestrator.tables.tuning import shown_value
+from orchestrator.report.tables import render, write_tables
+from orchestrator.report.tables.best import read_best
+from orchestrator.report.tables.mcnemar import Comparison
+from orchestrator.report.tables.privacy import _rounded_up
+from orchestrator.report.tables.tuning import shown_value
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.study.settings import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.errors import UserError

@@ -1,1 +1,1 @@
-"""The commands of `fedsweep`, a module for each part of the job."""
+"""The commands, one small file each. Heavy imports are inside: a mistake on the command line should not cost them."""

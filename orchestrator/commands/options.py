@@ -1,11 +1,14 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how they are read."""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from trainables.errors import UserError, in_range
 
 
 class Release(StrEnum):
@@ -67,3 +70,41 @@ Address = Annotated[
         help="Join the Ray at this address (auto or HOST:PORT); default: start one here.",
     ),
 ]
+StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="A study file, or the name of a packaged study.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="A result folder, or its URL (s3://bucket/folder).")]
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        metavar="KEY=VALUE",
+        help="Instead of the study's: hosts, gpus_per_host, lanes_per_pack or placement, for this run; may be "
+        "repeated. Never changes a result.",
+    ),
+]
+
+
+def budget(epsilon: float | None, mu: float | None, delta: float, default: float | None = None) -> float:
+    """The budget, stated as eps or as mu."""
+    if mu is not None:
+        from trainables.privacy.gaussian import epsilon_of
+
+        if epsilon is not None:
+            raise UserError(f"epsilon = {epsilon:g} and mu = {mu:g} state the budget twice")
+        in_range(0, math.inf, open_low=True, mu=mu)
+        return epsilon_of(mu, delta)
+    stated = default if epsilon is None else epsilon
+    if stated is None:
+        raise UserError("the budget is missing; state it with --epsilon or --mu")
+    return stated
+
+
+def key_values(pairs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or not value:
+            raise UserError(f"--set {pair!r} is not of the form KEY=VALUE")
+        if name in found:
+            raise UserError(f"--set names {name!r} twice")
+        found[name] = value
+    return found

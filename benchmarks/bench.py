@@ -1,0 +1,563 @@
+"""`fedsweep bench`: how fast this machine sweeps, and what the ways of doing it cost, side by side in one run.
+
+Ratios are what to look at: all numbers of a report come from one run on one machine. The ways must agree on the result;
+where they do not, the benchmark fails.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray import tune
+
+from orchestrator.results.ledger import Ledger
+from orchestrator.running import runner, sweeping
+from orchestrator.running.cluster import connected
+from orchestrator.running.packing import AUTO_LANES, Capacity, capacity
+from orchestrator.running.progress import Running, View
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.reading import parse
+from orchestrator.study.settings import ResourceSettings
+from trainables import methods
+from trainables.data import features, partition
+from trainables.federation import Federation, FederationSize, HostActor, HostActors
+from trainables.models import lanes as lane_shapes
+from trainables.models import residuals
+from trainables.models.shard import Shard
+from trainables.models.softmax import SoftmaxHead
+from trainables.privacy.plan import PrivacySettings
+from trainables.problem import Problem, Shipper
+from trainables.server import HostsHere, LaneResult, Server
+from trainables.spec import DataSpec, ProblemSpec, TrialSpec
+
+PAPER_SIZED = "synthetic-frozen"
+SEARCH = """
+name: bench
+data: [synthetic-frozen]
+partitions: [iid]
+methods: [dp-fedsofim]
+epsilons: [10]
+"""
+NAIVE_CLIENTS = 20
+
+
+class DisagreementError(RuntimeError):
+    """Two ways of computing the same trial gave different results."""
+
+
+def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    began = _process_start()
+    with connected():
+        nodes = runner.node_resources()
+        size = capacity(nodes, ResourceSettings(), NAIVE_CLIENTS).size
+        lab = _Lab(PAPER_SIZED, clients=20)
+        with lab.federation(size) as federation:
+            federation.open(lab.trials(1), lab.shipment)
+            federation.advance(1)
+            report: dict[str, Any] = {
+                "startup_s": time.time() - began,
+                "device": _device_name(size),
+                "hosts": size.hosts,
+                "kernel": _kernel(size),
+            }
+            say(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
+            say(f"start-up to first round: {report['startup_s']:.1f} s")
+            report |= _lanes(lab, federation, size, quick, say)
+            report |= _evaluation(lab, federation, report, quick, say)
+            report |= _one_at_a_time(lab, federation, quick, say)
+        report |= _messages(lab, say)
+        report |= _per_example(lab, size.device, say)
+        report["growth_ms_per_trial_round"] = {} if quick else _growth(size, say)
+        report |= _search(say)
+        report |= _naive(lab, report, size.device, 2 if quick else 6, say)
+    return report
+
+
+# ---- the trials that are measured
+
+
+def problem_of(name: str, clients: int) -> Problem:
+    """All rows of a data set, dealt evenly to the clients."""
+    data = features.load(name)
+    spec = ProblemSpec(
+        data=DataSpec(fingerprint=data.fingerprint),
+        partition=partition.parse("iid", clients=clients, seed=42),
+        train_on="all",
+        evaluate_on="test",
+    )
+    return Problem.prepare(data, spec)
+
+
+class _Lab:
+    """A problem in the object store, and trials of it."""
+
+    def __init__(self, name: str, clients: int) -> None:
+        self.problem = problem_of(name, clients)
+        self.shipment = Shipper().ship(self.problem)
+
+    def trials(
+        self, count: int, rounds: int = 1000, every: int | None = None, method: str = "dp-fedsofim", **hypers: float
+    ) -> list[TrialSpec]:
+        """Like one another but for the bound of clipping."""
+        return [
+            TrialSpec(
+                problem=self.problem.spec,
+                method=method,
+                hyperparameters=methods.get(method).check(hypers),
+                privacy=PrivacySettings(epsilon=10, clip=10 - 0.001 * index),
+                rounds=rounds,
+                evaluate_every=every or rounds,
+            )
+            for index in range(count)
+        ]
+
+    @contextmanager
+    def federation(self, size: FederationSize) -> Iterator[Federation]:
+        federation = Federation(size)
+        try:
+            yield federation
+        finally:
+            federation.close()
+
+    def flops(self) -> float:
+        """Of the two matrix products of one trial-round."""
+        return 4.0 * sum(self.problem.partition.sizes) * self.problem.model.dimension
+
+
+def _time_rounds(federation: Federation, rounds: int, first: int) -> float:
+    """Median seconds of a round."""
+    taken = []
+    for t in range(first, first + rounds):
+        start = time.perf_counter()
+        federation.advance(t)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+# ---- the parts of the report
+
+
+def _lanes(
+    lab: _Lab, federation: Federation, size: FederationSize, quick: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Milliseconds per trial-round by number of lanes, and the share of the GEMM rate that is."""
+    rate = _gemm_rate(size)
+    say(f"matrix products alone: {rate / 1e9:.1f} GFLOP/s on {size.hosts} cores")
+    auto = AUTO_LANES[size.device]
+    rows, counts, best = {}, sorted({1, 8, 32, 128, auto}), dict[int, float]()
+    for count in counts if quick else counts * 2:  # twice: Ray still ends and starts processes of its own meanwhile
+        federation.open(lab.trials(count), lab.shipment)
+        federation.advance(1)
+        best[count] = min(best.get(count, math.inf), _time_rounds(federation, 3 if quick else 6, 2))
+    for count, seconds in best.items():
+        fraction = lab.flops() * count / seconds / rate
+        rows[str(count)] = {"ms_per_trial_round": 1e3 * seconds / count, "gemm_fraction": fraction}
+        say(f"{count:>4} lanes: {1e3 * seconds / count:.3f} ms per trial-round, {fraction:.2f} of the GEMM rate")
+    return {
+        "gemm_gflops": rate / 1e9,
+        "lanes": rows,
+        "auto_lanes": auto,
+        "gemm_fraction": rows[str(auto)]["gemm_fraction"],
+    }
+
+
+def _gemm_rate(size: FederationSize) -> float:
+    """Floating-point operations a second in the kernel's own two products, on as many cores as there are hosts, all at
+    once. (On a GPU: of that GPU.)"""
+
+    def measure(device: str) -> float:
+        torch.set_num_threads(1)
+        shape = lane_shapes.SHAPES[device]
+        rows = shape.rows(10)
+        x, w = torch.rand(rows, 65, device=device), torch.rand(65, 10 * shape.lanes, device=device)
+        z, g = torch.mm(x, w), torch.zeros(65, 10 * shape.lanes, device=device)
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < 1.0:
+            for _ in range(10):
+                torch.mm(x, w, out=z)
+                g.addmm_(x.t(), z)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            count += 10
+        return count * 4.0 * x.numel() * w.shape[1] / (time.perf_counter() - start)
+
+    if size.device == "cuda":
+        return measure("cuda") if torch.cuda.is_available() else float("nan")
+    task = ray.remote(num_cpus=0)(measure)
+    ray.get([task.remote("cpu") for _ in range(size.hosts)])  # warm: processes started, torch imported
+    return sum(ray.get([task.remote("cpu") for _ in range(size.hosts)]))
+
+
+def _evaluation(
+    lab: _Lab, federation: Federation, report: dict[str, Any], quick: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What evaluating every tenth round costs of a run: ten rounds with it over ten without."""
+    taken = {}
+    for every in (1000, 10):
+        federation.open(lab.trials(report["auto_lanes"], every=every), lab.shipment)
+        federation.progress(10)
+        tens = []
+        for until in range(20, 40 if quick else 70, 10):
+            start = time.perf_counter()
+            federation.progress(until)
+            tens.append(time.perf_counter() - start)
+        taken[every] = min(tens)
+    share = 1 - taken[1000] / taken[10]
+    say(f"evaluation on {len(lab.problem.y_eval):,} rows every 10 rounds: {100 * share:.1f}% of a run")
+    return {"evaluation_share": share}
+
+
+def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
+    """Counted on their way to one host and back in a round, whatever its local steps."""
+    found = {}
+    for name, trials in {
+        "dp-fedsofim": lab.trials(8),
+        "dp-scaffold, 1 local step": lab.trials(8, method="dp-scaffold", local_steps=1),
+        "dp-scaffold, 10 local steps": lab.trials(8, method="dp-scaffold", local_steps=10),
+    }.items():
+        actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu", residuals.chosen())
+        counting = _Counting(actor)
+        server = Server(HostActors([counting]))
+        server.open(trials, lab.shipment)
+        server.advance(1)
+        before = counting.messages
+        server.advance(3)
+        found[name] = (counting.messages - before) / 2
+        ray.kill(actor)
+    most = max(found.values())
+    say(f"messages to and from a host in a round: {most:g}, whatever the local steps")
+    if len(set(found.values())) > 1:
+        raise DisagreementError(f"messages in a round depend on the method: {found}")
+    return {"messages_per_round_and_host": most}
+
+
+class _Counting:
+    """An actor's handle that counts what passes: a call and its answer."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle, self.messages = handle, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return _CountedMethod(self, getattr(self._handle, name))
+
+
+class _CountedMethod:
+    def __init__(self, counter: _Counting, method: Any) -> None:
+        self._counter, self._method = counter, method
+
+    def remote(self, *arguments: Any) -> Any:
+        self._counter.messages += 2
+        return self._method.remote(*arguments)
+
+
+def _one_at_a_time(lab: _Lab, federation: Federation, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """The same trials alone and together, on the same federation."""
+    rounds, alone = 10, 2 if quick else 4
+    trials = lab.trials(32, rounds)
+    start = time.perf_counter()
+    single: dict[str, LaneResult] = {}
+    for trial in trials[:alone]:
+        federation.open([trial], lab.shipment)
+        single |= {lane.key: lane for lane in federation.advance(rounds)}
+    seconds_alone = (time.perf_counter() - start) / alone
+    start = time.perf_counter()
+    federation.open(trials, lab.shipment)
+    packed = {lane.key: lane for lane in federation.advance(rounds)}
+    seconds_packed = (time.perf_counter() - start) / len(trials)
+    for key, lane in single.items():
+        _agree("one at a time", lane, "packed", packed[key])
+    speedup, device = seconds_alone / seconds_packed, federation.size.device
+    sentence = f"packed against one trial at a time: {speedup:.1f}x"
+    if device == "cuda":
+        say(sentence)
+        return {"packed_speedup": speedup}
+    unpadded = _unpadded_ratio()
+    say(
+        f"{sentence} (a lone trial pays for a block of {lane_shapes.SHAPES[device].lanes} lanes; a kernel without that "
+        f"would take {unpadded:.2f} of its time)"
+    )
+    return {"packed_speedup": speedup, "lone_kernel_without_block": unpadded}
+
+
+def _unpadded_ratio() -> float:
+    """What one lane would cost if lanes were not computed in blocks, over what it costs: for an honest comparison."""
+    generator = np.random.default_rng(0)
+    shard = Shard.build([(generator.random((2500, 64), dtype=np.float32), generator.integers(0, 10, 2500))])
+    head, theta, clip = SoftmaxHead(64, 10), torch.randn(1, 650), torch.full((1,), 10.0)
+
+    def seconds() -> float:
+        taken = []
+        for _ in range(8):
+            start = time.perf_counter()
+            head.clipped_gradient_sum(shard, theta, clip)
+            taken.append(time.perf_counter() - start)
+        return min(taken)
+
+    in_block, shape = seconds(), lane_shapes.SHAPES["cpu"]
+    lane_shapes.SHAPES["cpu"] = replace(shape, lanes=1)
+    try:
+        return seconds() / in_block
+    finally:
+        lane_shapes.SHAPES["cpu"] = shape
+
+
+def _per_example(lab: _Lab, device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """One round of all clients in one process: gradients of every example in memory, against the closed form."""
+    problem, clip = lab.problem, 10.0
+    head = SoftmaxHead(problem.data.features, problem.data.classes)
+    theta = head.initial(42).to(device)
+    shards = [
+        Shard.build([(problem.data.x_train[rows], problem.data.y_train[rows])], device)
+        for rows in problem.partition.rows
+    ]
+    labels = torch.eye(head.classes, device=device)
+
+    def plain(shard: Shard) -> torch.Tensor:
+        x, y = shard.x[0], labels[shard.y[0]]
+        residual = torch.softmax(x @ theta.view(head.rows, head.classes), 1) - y
+        gradients = x.unsqueeze(2) * residual.unsqueeze(1)
+        norms = gradients.flatten(1).norm(dim=1)
+        return (gradients * (clip / norms).clamp(max=1).view(-1, 1, 1)).sum(0).flatten()
+
+    lanes = 32
+    many, bounds = theta.expand(lanes, -1), torch.full((lanes,), clip, device=device)
+
+    def timed(sums: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
+        sums()  # warm
+        _synchronise(device)
+        start = time.perf_counter()
+        found = sums()
+        _synchronise(device)
+        return found, time.perf_counter() - start
+
+    expected, seconds_plain = timed(lambda: [plain(shard) for shard in shards])
+    found, seconds_ours = timed(lambda: [head.clipped_gradient_sum(shard, many, bounds)[0][0, 0] for shard in shards])
+    seconds_ours /= lanes
+    for one, other in zip(expected, found, strict=True):
+        if not torch.allclose(one, other, rtol=1e-3, atol=1e-2):
+            raise DisagreementError("per-example gradients and the closed form give different sums")
+    speedup = seconds_plain / seconds_ours
+    say(f"closed form in 32 lanes against per-example gradients in memory: {speedup:.1f}x a trial-round")
+    return {"per_example_ms": 1e3 * seconds_plain, "per_example_speedup": speedup}
+
+
+def _growth(size: FederationSize, say: Callable[[str], None]) -> dict[str, float]:
+    """Milliseconds per trial-round of 32 lanes as one thing grows."""
+    found = {}
+    for name, data, clients in (
+        ("clients=20", PAPER_SIZED, 20),
+        ("clients=200", PAPER_SIZED, 200),
+        ("clients=2000", PAPER_SIZED, 2000),
+        ("features=512", "synthetic-frozen:50000,1000,512,10", 20),
+        ("classes=100", "synthetic-frozen:50000,1000,64,100", 20),
+    ):
+        lab = _Lab(data, clients)
+        with lab.federation(size) as federation:
+            federation.open(lab.trials(32), lab.shipment)
+            federation.advance(1)
+            found[name] = 1e3 * _time_rounds(federation, 3, 2) / 32
+        say(f"{name}: {found[name]:.2f} ms per trial-round")
+    return found
+
+
+class _Clock(View):
+    """Says nothing; knows when the first round began."""
+
+    def __init__(self) -> None:
+        self.first_round = 0.0
+        self.computing_s = 0.0
+        self.federations = 1
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def started(self, sweep: Sweep, size: Capacity) -> None:
+        self.federations = size.federations
+
+    def changed(self, running: Running) -> None:
+        self.computing_s = running.computing_s
+        if not self.first_round:
+            self.first_round = time.perf_counter() - running.computing_s
+
+
+def _search(say: Callable[[str], None]) -> dict[str, Any]:
+    """DP-FedSOFIM's coarse and fine search on paper-sized data, from the study to the tables."""
+    folder = Path(tempfile.mkdtemp(prefix="fedsweep-bench-"))
+    try:
+        start, clock = time.perf_counter(), _Clock()
+        with _PeakMemory() as memory:
+            sweeping.run(parse(SEARCH, "bench", folder), SEARCH, folder / "r", clock)
+        end = time.perf_counter()
+        with Ledger.read(folder / "r") as ledger:
+            stages = ledger.stages()
+        searched = {key for (_, _, stage), keys in stages.items() if stage != "confirm" for key in keys}
+        everything = {key for keys in stages.values() for key in keys}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    # all that is not rounds, from the first round to the last table: packs in between, the ledger, selection, tables
+    beside = clock.federations * (end - clock.first_round) - clock.computing_s
+    say(
+        f"DP-FedSOFIM's search, {len(searched)} trials and the confirm runs, study to tables: {end - start:.1f} s, "
+        f"{clock.computing_s:.1f} s of them in rounds"
+    )
+    say(f"orchestrator's overhead on the rounds: {100 * beside / clock.computing_s:.1f}%")
+    say(f"peak memory of all processes in it: {memory.peak / 2**30:.2f} GiB")
+    return {
+        "search_s": end - start,
+        "search_trials": len(searched),
+        "overhead_fraction": beside / clock.computing_s,
+        "overhead_ms_per_trial": 1e3 * beside / len(everything),
+        "peak_memory_bytes": memory.peak,
+    }
+
+
+def _naive(lab: _Lab, report: dict[str, Any], device: str, count: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Every trial a Ray Tune trial of its own that starts its own 20 client actors."""
+    trials = lab.trials(count, 50)
+    shipment = lab.shipment
+    size = FederationSize(NAIVE_CLIENTS, 0.04, 0.04 if device == "cuda" else 0.0)
+
+    def alone(config: dict[str, Any]) -> None:
+        federation = Federation(size, ray.util.get_current_placement_group())
+        try:
+            federation.open([config["trial"].trial], shipment)
+            (lane,) = federation.advance(50)
+        finally:
+            federation.close()
+        tune.report({"accuracy": lane.metrics["accuracy"][50], "key": lane.key})
+
+    bundles = [size.host_bundle] * NAIVE_CLIENTS
+    folder = tempfile.mkdtemp(prefix="fedsweep-bench-")
+    start = time.perf_counter()
+    try:
+        with runner.quiet():
+            results = tune.Tuner(
+                tune.with_resources(alone, tune.PlacementGroupFactory([{}, *bundles])),
+                param_space={"trial": tune.grid_search([_Opaque(trial) for trial in trials])},
+                tune_config=tune.TuneConfig(max_concurrent_trials=1),
+                run_config=tune.RunConfig(storage_path=folder, verbose=0),
+            ).fit()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    per_trial = (time.perf_counter() - start) / count
+    server = Server(HostsHere(1, device), device)
+    server.open(trials, shipment)
+    together = {lane.key: lane.metrics["accuracy"][50] for lane in server.advance(50)}
+    within = 0.5 if device == "cuda" else 0.0  # points of accuracy; a GPU rounds by how many clients a host has
+    for result in results:
+        if result.error or abs(together[result.metrics["key"]] - result.metrics["accuracy"]) > within:
+            raise DisagreementError(f"a naive trial and the pack disagree: {result.error or result.metrics}")
+    estimated = per_trial * report["search_trials"]
+    speedup = estimated / report["search_s"]
+    say(
+        f"naive Ray Tune: {per_trial:.1f} s a trial, so {estimated / 60:.0f} min for the search "
+        f"(extrapolated from {count} trials): {speedup:.0f}x"
+    )
+    return {"naive_s_per_trial": per_trial, "naive_speedup": speedup, "naive_extrapolated_from_trials": count}
+
+
+class _Opaque:
+    """A trial that Tune neither copies nor prints."""
+
+    def __init__(self, trial: TrialSpec) -> None:
+        self.trial = trial
+
+    def __deepcopy__(self, memo: Any) -> _Opaque:
+        return self
+
+    def __repr__(self) -> str:
+        return self.trial.key
+
+
+# ---- help
+
+
+def _agree(first: str, one: LaneResult, second: str, other: LaneResult) -> None:
+    if one.metrics["accuracy"] != other.metrics["accuracy"]:
+        raise DisagreementError(f"{first} gives {one.metrics['accuracy']}, {second} {other.metrics['accuracy']}")
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _device_name(size: FederationSize) -> str:
+    if size.device == "cuda":
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
+    return f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}"
+
+
+def _kernel(size: FederationSize) -> str:
+    return residuals.chosen() if size.device == "cpu" else "torch"
+
+
+def _process_start() -> float:
+    """When this process was started, by the kernel's account where there is one."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+        return time.time() - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, IndexError, ValueError):
+        return time.time()
+
+
+class _PeakMemory:
+    """The most memory that this process and all its descendants held at once, shared pages counted once."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._end = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _PeakMemory:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(1.0):
+            self.peak = max(self.peak, sum(_proportional_bytes(pid) for pid in _descendants(os.getpid())))
+
+
+def _descendants(root: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+            except (OSError, IndexError):
+                continue  # it has ended meanwhile
+            parents.setdefault(int(stat[1]), []).append(int(entry.name))
+    found, queue = [], [root]
+    while queue:
+        pid = queue.pop()
+        found.append(pid)
+        queue += parents.get(pid, [])
+    return found
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

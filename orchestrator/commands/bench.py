@@ -1,0 +1,25 @@
+"""`fedsweep bench`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands.options import Json
+from orchestrator.console import emit_json, stderr
+
+
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, no growth curves.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine: lanes, packs and the naive way, side by side in one run."""
+    from benchmarks.bench import bench as run_bench
+
+    with contextlib.redirect_stdout(sys.stderr):  # Ray has its say about so many actors
+        report = run_bench(quick, stderr.print)
+    if json:
+        emit_json(report)

@@ -1,0 +1,15 @@
+"""`fedsweep figures`."""
+
+from __future__ import annotations
+
+import typer
+
+from orchestrator.commands.options import Folder
+
+
+def figures(folder: Folder) -> None:
+    """Draw the figures of a result folder from its ledger: the score by round and by the number of clients."""
+    from orchestrator.running.sweeping import draw_figures
+
+    for path in draw_figures(folder):
+        typer.echo(path)

@@ -1,0 +1,14 @@
+"""`fedsweep resume`."""
+
+from __future__ import annotations
+
+from orchestrator.commands.options import Address, Folder, Json, Resources
+
+
+def resume(folder: Folder, address: Address = None, resource: Resources = None, json: Json = False) -> None:
+    """Go on with the study of a result folder, however it ended."""
+    from orchestrator.commands import sweep
+    from orchestrator.running.sweeping import recorded_study
+
+    loaded, text = recorded_study(folder)
+    sweep.run(loaded, text, folder, address, resource, json)

@@ -1,0 +1,27 @@
+"""`fedsweep run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands.options import Address, Json, Resources, StudyName
+
+
+def run(
+    study: StudyName = "quickstart",
+    results: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The result folder or its URL; default: results/NAME.")
+    ] = None,
+    address: Address = None,
+    resource: Resources = None,
+    json: Json = False,
+) -> None:
+    """Run a study: search every cell, confirm the winners, write the tables. Does only what is missing."""
+    from orchestrator.commands import sweep
+    from orchestrator.study import reading
+
+    loaded, text = reading.load(study)
+    sweep.run(loaded, text, results or str(Path("results") / loaded.name), address, resource, json)

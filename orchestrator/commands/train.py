@@ -1,0 +1,189 @@
+"""`fedsweep train`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orchestrator.commands.options import (
+    DATA_HELP,
+    Address,
+    Adjacency,
+    AdjacencyModel,
+    Clients,
+    Clip,
+    Delta,
+    Epsilon,
+    EvaluateOn,
+    Json,
+    Level,
+    LevelModel,
+    ModelText,
+    Mu,
+    PartitionSeed,
+    PartitionText,
+    Release,
+    ReleaseModel,
+    Rounds,
+    Settings,
+    TrainOn,
+    budget,
+    key_values,
+)
+from orchestrator.console import emit_json, number, stderr
+from trainables.errors import UserError, in_range
+
+if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the command line should not cost them
+    from orchestrator.running.training import Training
+    from trainables.server import LaneResult
+
+
+def train(
+    data: Annotated[str | None, typer.Option(help=f"{DATA_HELP}  [default: synthetic-frozen]")] = None,
+    method: Annotated[str, typer.Option(help="See `fedsweep methods`.")] = "dp-fedsofim",
+    epsilon: Epsilon = None,
+    mu: Mu = None,
+    delta: Delta = 1e-5,
+    rounds: Rounds = 70,
+    clients: Clients = 20,
+    partition: PartitionText = "dirichlet:0.5",
+    partition_seed: PartitionSeed = 42,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the noise.")] = 42,
+    release: ReleaseModel = Release.LOCAL,
+    adjacency: AdjacencyModel = Adjacency.REPLACE,
+    clip: Clip = 10.0,
+    level: LevelModel = Level.RECORD,
+    model: ModelText = "softmax",
+    settings: Settings = None,
+    train_on: Annotated[
+        TrainOn, typer.Option(help="all: every train row; train: keep the validation split out.")
+    ] = TrainOn.ALL,
+    evaluate_on: Annotated[EvaluateOn, typer.Option(help="Which rows accuracy is measured on.")] = EvaluateOn.TEST,
+    evaluate_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
+    validation_fraction: Annotated[float, typer.Option(help="Share of the train rows held out.")] = 0.1,
+    from_file: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Train a winner of a sweep again, from its best.yaml or the URL of it; of the other options only "
+            "--cell, --seed, --data, --hosts, --address and --json count then.",
+        ),
+    ] = None,
+    cell: Annotated[str | None, typer.Option(help="With --from: which cell; default: the only one.")] = None,
+    hosts: Annotated[int | None, typer.Option(help="Client hosts; default: one per core.")] = None,
+    address: Address = None,
+    json: Json = False,
+) -> None:
+    """Train one federation and print its accuracy and its privacy account."""
+    from orchestrator.running import training as trainings
+    from trainables import methods
+    from trainables.data import features
+    from trainables.data import partition as partitions
+    from trainables.privacy.plan import PrivacySettings
+
+    if from_file is not None:
+        training = trainings.from_best(from_file, cell, seed, data)
+    else:
+        if cell is not None:
+            raise UserError(f"cell = {cell!r} goes with --from")
+        privacy = PrivacySettings(
+            epsilon=budget(epsilon, mu, delta, default=10.0),
+            delta=delta,
+            clip=clip,
+            release=release.value,
+            adjacency=adjacency.value,
+            level=level.value,
+        ).check()
+        dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
+        if hosts is not None:
+            in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
+        chosen = methods.get(method).check(key_values(settings or []))  # cheap mistakes first: data take a while
+        training = trainings.prepare(
+            features.load(data or "synthetic-frozen", seed),
+            partition=dealt,
+            model=model,
+            validation_fraction=validation_fraction,
+            train_on=train_on.value,
+            evaluate_on=evaluate_on.value,
+            method=method,
+            hyperparameters=chosen,
+            privacy=privacy,
+            rounds=rounds,
+            evaluate_every=evaluate_every,
+            seed=seed,
+        )
+    _train(training, hosts, address, json)
+
+
+def _train(training: Training, hosts: int | None, address: str | None, json: bool) -> None:
+    from orchestrator.running.training import train as run_training
+
+    trial, privacy = training.trial, training.trial.privacy
+    for note in training.problem.partition.notes:
+        stderr.print(f"note: {note}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task("starting Ray", total=trial.rounds)
+
+        def on_round(t: int, result: LaneResult) -> None:
+            accuracy = list(result.metrics["accuracy"].values())
+            latest = f", accuracy {accuracy[-1]:.2f}%" if accuracy else ""
+            progress.update(task, completed=t, description=f"{trial.method} at eps {privacy.epsilon:g}{latest}")
+
+        trained = run_training(training, address=address, hosts=hosts, on_round=on_round)
+    result, bought, unsampled = trained.result, training.plan.bought, training.plan.unsampled
+    released = " (as released)" if trial.hyperparameters.get("as_released") is True else ""
+    _show_training(trial.method + released, result, trial.problem.evaluate_on)
+    stderr.print(
+        f"epsilon claimed {number(privacy.epsilon)} ({privacy.level} level, {privacy.release}, {privacy.adjacency}, "
+        f"delta {privacy.delta:g}); "
+        + "bought "
+        + ", ".join(f"{number(value)} as {model}" for model, value in bought.items())
+    )
+    if unsampled != bought:
+        stderr.print(
+            "to one who knows which rows were sampled: "
+            + ", ".join(f"{number(value)} as {model}" for model, value in unsampled.items())
+        )
+    stderr.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
+    if json:
+        emit_json(
+            {
+                "method": trial.method,
+                "key": trial.key,
+                "state": result.state,
+                "hyperparameters": trial.hyperparameters,
+                "model": trial.problem.model,
+                "privacy": privacy.model_dump(mode="json"),
+                "accuracy": result.metrics["accuracy"],
+                "metrics": result.metrics,
+                "epsilon": {"claimed": privacy.epsilon, "bought": bought, "unsampled": unsampled},
+                "noise_multiplier": training.plan.noise_multiplier,
+                "seconds_per_round": trained.seconds_per_round,
+            }
+        )
+
+
+def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
+    table = Table(title=f"{method}, judged on the {evaluated_on} set", title_justify="left")
+    headings = {
+        "squared_error": "squared error",
+        "accuracy": "accuracy %",
+        "loss": "loss",
+        "train_loss": "train loss",
+        "clipped_share": "clipped %",
+        "signal_norm": "signal norm",
+        "noise_norm": "noise norm",
+    }
+    measured = [name for name in headings if result.metrics.get(name)]
+    table.add_column("round", justify="right")
+    for name in measured:
+        table.add_column(headings[name], justify="right")
+    for t in result.metrics["loss"]:
+        table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in measured))
+    stderr.print(table)

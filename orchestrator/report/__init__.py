@@ -1,0 +1,1 @@
+"""What is shown of it: tables, figures, status, all read from the ledger."""

@@ -1,0 +1,68 @@
+"""The result tables, from the ledger alone: built again they are the same, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.report.tables import best, index, render
+from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
+from orchestrator.report.tables.mcnemar import mcnemar
+from orchestrator.report.tables.privacy import privacy
+from orchestrator.report.tables.results import Results
+from orchestrator.report.tables.timing import seconds_per_round
+from orchestrator.report.tables.tuning import hyperparameters, search_ways
+from orchestrator.results.ledger import Ledger
+
+PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
+    "accuracy": accuracy,
+    "hyperparameters": hyperparameters,
+    "search-ways": search_ways,
+    "rounds-to-95": rounds_to_95,
+    "mcnemar": mcnemar,
+    "privacy": privacy,
+}
+"""By the name of their files (what a study is judged by gives the first its name); one that does not apply to the study
+is None."""
+
+
+def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
+    """Write tables/, timing/ and best.yaml into a result folder; the paths of all files written."""
+    results = Results.read(ledger)
+    tables, endings = folder / "tables", _endings(results.settings)
+    written: list[Path] = []
+    entries: list[index.Entry] = []
+    for setting in results.settings:
+        for kind, build in PER_SETTING.items():
+            table = build(results, setting)
+            if table is not None:
+                stem = render.slug(results.study.objective) if build is accuracy else kind
+                entries.append(index.Entry(setting, stem + endings[setting], table))
+                written += render.write_table(table, tables, stem + endings[setting])
+    written.append(render.write_text(tables / "README.md", index.page(results, entries)))
+    written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
+    written.append(render.write_text(folder / "best.yaml", best.page(results)))
+    _remove_outdated(tables, written)
+    return written
+
+
+def _endings(settings: tuple[str, ...]) -> dict[str, str]:
+    """What tells the files of several settings apart; nothing where there is one."""
+    if len(settings) == 1:
+        return {settings[0]: ""}
+    found: dict[str, str] = {}
+    for setting in settings:
+        ending, number = f"-{render.slug(setting)}", 2
+        while ending in found.values():
+            ending, number = f"-{render.slug(setting)}-{number}", number + 1
+        found[setting] = ending
+    return found
+
+
+def _remove_outdated(tables: Path, written: list[Path]) -> None:
+    """A study that has grown from one setting to several leaves files behind that do not say which one they show."""
+    for kind in PER_SETTING:
+        for ending in ("md", "csv", "tex"):
+            path = tables / f"{kind}.{ending}"
+            if path not in written:
+                path.unlink(missing_ok=True)

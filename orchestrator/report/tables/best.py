@@ -1,0 +1,69 @@
+"""best.yaml: every winner with all it takes to train it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.report.tables.results import CellResult, Results
+from orchestrator.results.places import read_text
+from trainables.data import partition
+from trainables.errors import UserError
+from trainables.spec import PartitionSpec
+
+HEADER = """\
+# The chosen configuration of every cell. To train one again, to the last bit:
+#   fedsweep train --from best.yaml --cell "NAME" --seed SEED
+"""
+
+
+def page(results: Results) -> str:
+    cells = {cell.id: _entry(cell) for cell in results.cells if cell.confirm}
+    return HEADER + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
+
+
+def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
+    """The chosen configurations by cell, as `page` wrote them."""
+    try:
+        content = yaml.safe_load(read_text(file))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read: {error}".replace("\n", " ")) from None
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
+        raise UserError(f"{file} is not a best.yaml: it has no mapping of cells")
+    return content["cells"]
+
+
+def _entry(cell: CellResult) -> dict[str, Any]:
+    """From a confirm trial as it was run, not from the study: this is what the score below belongs to."""
+    trial = next(iter(cell.confirm.values())).trial
+    problem, choice, metric = trial.problem, cell.search.choice, cell.objective.metric
+    return {
+        "method": trial.method,
+        "hyperparameters": dict(trial.hyperparameters),
+        **trial.privacy.model_dump(),
+        "rounds": trial.rounds,
+        "evaluate_every": trial.evaluate_every,
+        "data": cell.data.source if cell.data else None,
+        "setting": cell.setting,
+        "fingerprint": problem.data.fingerprint,
+        "validation_fraction": problem.data.validation_fraction,
+        "validation_seed": problem.data.validation_seed,
+        "partition": _partition_text(problem.partition),
+        "clients": problem.partition.clients,
+        "partition_seed": problem.partition.seed,
+        "model": problem.model,
+        "train_on": problem.train_on,
+        "evaluate_on": problem.evaluate_on,
+        "seeds": list(cell.confirm),
+        f"validation_{metric}": choice.score if choice else None,
+        f"test_{metric}": {seed: row.score(metric) for seed, row in cell.confirm.items()},
+    }
+
+
+def _partition_text(spec: PartitionSpec) -> str:
+    """What `partition.parse` reads; with all digits of the parameter where the usual text has fewer."""
+    text = partition.show(spec)
+    exact = partition.parse(text, clients=spec.clients, seed=spec.seed) == spec
+    return text if exact else f"{spec.kind}:{spec.parameter!r}"

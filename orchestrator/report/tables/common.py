@@ -1,0 +1,73 @@
+"""What several tables say in the same words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from orchestrator.report.tables.render import Bold
+from orchestrator.report.tables.results import CellResult, Results, Score
+from trainables.objective import Objective
+
+NAMES = ("setting", "epsilon", "method", "search")
+"""The columns that say which cell a line of a CSV file is about."""
+
+
+def names(cell: CellResult) -> dict[str, str | float]:
+    values = (cell.setting, cell.epsilon, cell.method.shown, cell.way)
+    return dict(zip(NAMES, values, strict=True))
+
+
+def name_columns(results: Results) -> list[str]:
+    """The way of searching is named only where there is more than one."""
+    return ["Method", "Search"] if results.both_ways else ["Method"]
+
+
+def named_rows(results: Results, cells: Sequence[CellResult], rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    return [
+        [cell.method.shown, *([cell.way] if results.both_ways else []), *row]
+        for cell, row in zip(cells, rows, strict=True)
+    ]
+
+
+def short_name(cell: CellResult, results: Results) -> str:
+    """A cell within its setting, for notes."""
+    way = f" ({cell.way})" if results.both_ways else ""
+    return f"{cell.method.shown}{way} at {budget(cell.epsilon)}"
+
+
+def budget(epsilon: float) -> str:
+    return "ε = ∞" if math.isinf(epsilon) else f"ε = {epsilon:g}"
+
+
+def mean_and_std(score: Score, objective: Objective) -> str:
+    mean = objective.shown(score.mean)
+    return mean if math.isnan(score.std) else f"{mean} ± {objective.shown(score.std)}"
+
+
+def spread(results: Results) -> str:
+    """What stands on either side of ±."""
+    seeds = results.study.seeds.confirm
+    if len(seeds) == 1:
+        return f"a single seed ({seeds[0]})"
+    return f"mean ± sample standard deviation (ddof = 1) over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+
+
+def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
+    """The best of the values that are there, and all that print the same."""
+    rounded = [None if value is None else float(objective.shown(value)) for value in values]
+    there = [value for value in rounded if value is not None]
+    if len(there) < 2:
+        return list(texts)
+    best = min(there, key=objective.cost)
+    return [Bold(text) if value == best else text for text, value in zip(texts, rounded, strict=True)]
+
+
+def unfinished(cells: Iterable[CellResult]) -> list[str]:
+    """A sentence, if there is something left to run."""
+    left = [cell for cell in cells if cell.missing]
+    count = sum(cell.missing for cell in left)
+    if not count:
+        return []
+    least = "at least " if any(cell.more_to_come for cell in left) else ""
+    return [f"The study is unfinished: {least}{count} {'trial is' if count == 1 else 'trials are'} missing."]

@@ -1,0 +1,265 @@
+"""What a ledger says about every cell of its study: the winner of its search and what became of it in confirm."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.search.cell_search import SEARCH_STAGES
+from orchestrator.search.selection import Choice, choose
+from orchestrator.study.settings import DataSettings, MethodSettings, Study
+from search_spaces import Axis
+from trainables.data import partition
+from trainables.errors import UserError
+from trainables.objective import Objective
+from trainables.spec import HyperValue, TrialSpec
+
+CHUNK = 1000  # rows in memory at a time: a search may have very many, and a row holds all its metrics
+
+
+class Score(NamedTuple):
+    """What the study's objective measures on the test rows, over the seeds that got there."""
+
+    mean: float
+    std: float
+    """Sample standard deviation (ddof = 1); nan for a single seed."""
+    seeds: int
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The search stages of a cell, as far as their trials have ended."""
+
+    choice: Choice | None
+    chosen: TrialSpec | None
+    found_in: tuple[str, ...]
+    """The stages whose grids hold the winner."""
+    trials: int
+    """Distinct trials of all stages that have been opened, ended or not."""
+    states: Counter[str]
+    axes: dict[str, dict[str, Axis]]
+    """The values tried of every hyperparameter, by stage."""
+    seconds: tuple[float, ...]
+    """Seconds per round of every trial."""
+
+    @cached_property
+    def tried(self) -> dict[str, Axis]:
+        """The values tried of every hyperparameter, in any stage."""
+        names = dict.fromkeys(name for axes in self.axes.values() for name in axes)
+        return {
+            name: tuple(dict.fromkeys(value for axes in self.axes.values() for value in axes.get(name, ())))
+            for name in names
+        }
+
+
+def bought(row: Row) -> float:
+    return row.epsilon_local if row.trial.privacy.release == "local" else row.epsilon_secure
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One method in one setting at one privacy budget, searched in one way."""
+
+    setting: str
+    method: MethodSettings
+    epsilon: float
+    way: str
+    data: DataSettings | None
+    """Where the study says the data comes from."""
+    search: SearchResult
+    confirm: dict[int, Row]
+    """By seed, in the study's order: those that have ended, however they ended."""
+    seeds: tuple[int, ...]
+    """All confirm seeds of the study."""
+    missing: int
+    """Trials known to be still to run."""
+    more_to_come: bool
+    """Whether stages that are not open yet will add to the missing trials."""
+    objective: Objective
+    last: int
+    """The last round of its confirm runs."""
+
+    @property
+    def id(self) -> str:
+        name = f"{self.setting} / {self.method.shown} / eps {self.epsilon:g}"
+        return name if self.way == "grid" else f"{name} ({self.way})"
+
+    @cached_property
+    def curve(self) -> dict[int, Score]:
+        """Test score by round."""
+        seeds = {seed: _scores(row, self.objective) for seed, row in self.confirm.items()}
+        frame = pd.DataFrame({seed: pd.Series(values, dtype=float) for seed, values in seeds.items()}).sort_index()
+        table = pd.DataFrame({"mean": frame.mean(axis=1), "std": frame.std(axis=1), "seeds": frame.count(axis=1)})
+        found = table[table["seeds"] > 0]
+        return {
+            int(t): Score(float(mean), float(std), int(seeds))
+            for t, mean, std, seeds in zip(found.index, found["mean"], found["std"], found["seeds"], strict=True)
+        }
+
+    @cached_property
+    def keeps_its_claim(self) -> bool:
+        """Whether the noise of every confirm run buys what is claimed, as the study's release is seen."""
+        return all(bought(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
+
+    def complete(self, t: int) -> bool:
+        """Whether every seed has a test score at this round."""
+        return t in self.curve and self.curve[t].seeds == len(self.seeds)
+
+
+def _scores(row: Row, objective: Objective) -> dict[int, float]:
+    """Up to where the trial was sound: the evaluation that found it diverged judged a broken model."""
+    last = row.rounds - 1 if row.state == "diverged" else math.inf
+    return {
+        t: value for t, value in row.metrics.get(objective.metric, {}).items() if t <= last and math.isfinite(value)
+    }
+
+
+@dataclass(frozen=True)
+class Results:
+    study: Study
+    cells: tuple[CellResult, ...]
+    """In the order of the tables: setting, epsilon, method, way."""
+    facts: dict[str, int]
+    states: Counter[str]
+    """How the trials of all these cells have ended."""
+
+    @cached_property
+    def settings(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.setting for cell in self.cells))
+
+    def of(self, setting: str, epsilon: float | None = None) -> list[CellResult]:
+        return [c for c in self.cells if c.setting == setting and epsilon in (None, c.epsilon)]
+
+    @property
+    def both_ways(self) -> bool:
+        return len(self.study.search.ways) > 1
+
+    @classmethod
+    def read(cls, ledger: Ledger) -> Results:
+        recorded = ledger.study()
+        if recorded is None:
+            raise UserError("the ledger holds no study yet")
+        study = Study.model_validate_json(recorded[0])
+        reader = _Reader(ledger, study)
+        cells = tuple(
+            reader.cell(setting, method, epsilon, way)
+            for setting in reader.settings()
+            for epsilon in study.epsilons
+            for method in study.methods
+            for way in study.search.ways
+        )
+        return cls(study, cells, reader.facts, reader.states())
+
+
+class _Reader:
+    """Stages first, then outcomes, then rows: while a study runs, what is read later can only know more."""
+
+    def __init__(self, ledger: Ledger, study: Study) -> None:
+        self.ledger, self.study = ledger, study
+        self.stages = ledger.stages()
+        self.outcomes = ledger.outcomes(study.objective)
+        self.facts = ledger.facts()
+        self.sources = _sources(study)
+        self._seen: set[str] = set()
+
+    def settings(self) -> list[str]:
+        """In the order of the study."""
+        found = dict.fromkeys(_setting_of(cell, self.study) for cell, _, _ in self.stages)
+        known = [setting for setting in self.sources if setting in found]
+        return known + [setting for setting in found if setting is not None and setting not in known]
+
+    def states(self) -> Counter[str]:
+        return Counter(self.outcomes[key][0] for key in self._seen if key in self.outcomes)
+
+    def cell(self, setting: str, method: MethodSettings, epsilon: float, way: str) -> CellResult:
+        name = f"{setting} / {method.shown} / eps {epsilon:g}"
+        stages = [stage for stage in (*SEARCH_STAGES[way], "confirm") if (name, way, stage) in self.stages]
+        opened = {stage: self.stages[name, way, stage] for stage in stages}
+        self._seen.update(key for keys in opened.values() for key in keys)
+        search = self._search(opened, self.facts.get(f"validation_rows:{setting}", 1))
+        confirm = {row.trial.seed: row for row in self.ledger.rows(opened.get("confirm", [])).values()}
+        missing, more_to_come = self._missing(opened, search)
+        seeds = tuple(self.study.seeds.confirm)
+        return CellResult(
+            setting=setting,
+            method=method,
+            epsilon=epsilon,
+            way=way,
+            data=self.sources.get(setting),
+            search=search,
+            confirm={seed: confirm[seed] for seed in seeds if seed in confirm},
+            seeds=seeds,
+            missing=missing,
+            more_to_come=more_to_come,
+            objective=self.study.judged_by,
+            last=self.study.rounds_of(method, "confirm"),
+        )
+
+    def _search(self, opened: dict[str, list[str]], validation_rows: int) -> SearchResult:
+        stages = {stage: keys for stage, keys in opened.items() if stage != "confirm"}
+        keys = list(dict.fromkeys(key for keys in stages.values() for key in keys))
+        ended = [key for key in keys if key in self.outcomes]
+        choice = choose(ended, self.outcomes, validation_rows, self.study.judged_by)
+        configurations: dict[str, dict[str, HyperValue]] = {}
+        seconds = []
+        for start in range(0, len(ended), CHUNK):
+            for key, row in self.ledger.rows(ended[start : start + CHUNK]).items():
+                configurations[key] = json.loads(row.spec)["hyperparameters"]
+                if row.rounds:
+                    seconds.append(row.seconds / row.rounds)
+        return SearchResult(
+            choice=choice,
+            chosen=self.ledger.rows([choice.key])[choice.key].trial if choice else None,
+            found_in=tuple(stage for stage, members in stages.items() if choice and choice.key in members),
+            trials=len(keys),
+            states=Counter(self.outcomes[key][0] for key in ended),
+            axes={
+                stage: _axes([configurations[key] for key in members if key in configurations])
+                for stage, members in stages.items()
+            },
+            seconds=tuple(seconds),
+        )
+
+    def _missing(self, opened: dict[str, list[str]], search: SearchResult) -> tuple[int, bool]:
+        """How many trials of a cell are still to run, and whether that is only the least."""
+        waiting = len({key for keys in opened.values() for key in keys if key not in self.outcomes})
+        if "confirm" in opened:
+            return waiting, False
+        if opened and not waiting and search.choice is None:
+            return 0, False  # nothing ran to its end: there is no winner to confirm
+        return waiting + len(self.study.seeds.confirm), "fine" not in opened
+
+
+def _axes(configurations: list[dict[str, HyperValue]]) -> dict[str, Axis]:
+    """The values of every hyperparameter, in the order in which they were tried."""
+    values: dict[str, dict[HyperValue, None]] = {}
+    for configuration in configurations:
+        for name, value in configuration.items():
+            values.setdefault(name, {})[value] = None
+    return {name: tuple(tried) for name, tried in values.items()}
+
+
+def _sources(study: Study) -> dict[str, DataSettings]:
+    """The settings a study gives rise to, in its order. A data set without a label goes by its file or source."""
+    found: dict[str, DataSettings] = {}
+    for data in study.data:
+        for text in study.partitions:
+            dealt = partition.show(study.partition(text))
+            for name in [data.label] if data.label else [data.source, Path(data.source).stem]:
+                found.setdefault(" / ".join(part for part in (name, data.backbone, dealt) if part), data)
+    return found
+
+
+def _setting_of(cell: str, study: Study) -> str | None:
+    """A cell's setting is its name without the method and the budget; None if the study has no such cell."""
+    endings = (f" / {method.shown} / eps {epsilon:g}" for method in study.methods for epsilon in study.epsilons)
+    fitting = [ending for ending in endings if cell.endswith(ending)]
+    return cell.removesuffix(max(fitting, key=len)) if fitting else None

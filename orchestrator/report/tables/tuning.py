@@ -1,0 +1,220 @@
+"""What the search chose, and how one way of searching compares with another."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+
+import search_spaces
+from orchestrator.report.tables.common import (
+    NAMES,
+    bold_best,
+    budget,
+    mean_and_std,
+    name_columns,
+    named_rows,
+    names,
+    spread,
+    unfinished,
+)
+from orchestrator.report.tables.render import NOTHING, Group, Table
+from orchestrator.report.tables.results import CellResult, Results
+from trainables.objective import ACCURACY
+from trainables.spec import HyperValue
+
+LOST = ("diverged", "stopped", "failed")
+
+
+def hyperparameters(results: Results, setting: str) -> Table:
+    """Form of table 2 of the DP-FedSOFIM paper, with what was chosen in the place of what was searched."""
+    zoom = results.study.search.refine == "zoom" and "grid" in results.study.search.ways
+    headings = ["Chosen", _validation(results), "Found in", "On edge", *(["Extended"] if zoom else [])]
+    headings += ["Trials", "Lost", "Within 1 s.e."]
+    groups = []
+    for epsilon in results.study.epsilons:
+        cells = results.of(setting, epsilon)
+        groups.append(Group(budget(epsilon), named_rows(results, cells, [_row(results, cell, zoom) for cell in cells])))
+    frame = pd.DataFrame([_record(results, cell) for cell in results.of(setting)])
+    return Table(
+        title=f"Chosen hyperparameters: {setting}",
+        summary="Which configuration won the search of every method, and how clear a win it was.",
+        caption=_caption(results, setting, zoom),
+        columns=[*name_columns(results), *headings],
+        align="l" * len(name_columns(results)) + ("prlp" + "p" * zoom) + "rrr",
+        groups=groups,
+        data=frame.astype({"within_standard_error": "Int64"}),
+    )
+
+
+def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
+    search, choice, near = cell.search, cell.search.choice, _near(results, cell)
+    tuned = _chosen(cell, tuned=True) or _chosen(cell)
+    ended = search.states.total()
+    return [
+        ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING,
+        cell.objective.shown(choice.score) if choice else NOTHING,
+        " and ".join(search.found_in) or NOTHING,
+        (", ".join(_edges(cell)) or "none") if choice else NOTHING,
+        *([", ".join(_extended(cell)) or "none"] if zoom else []),
+        str(ended) if ended == search.trials else f"{ended} of {search.trials}",
+        " / ".join(str(search.states[state]) for state in LOST),
+        NOTHING if near is None else str(near),
+    ]
+
+
+def _record(results: Results, cell: CellResult) -> dict[str, object]:
+    search = cell.search
+    return {
+        **names(cell),
+        "hyperparameters": json.dumps(_chosen(cell)),
+        f"validation_{cell.objective.metric}": search.choice.score if search.choice else None,
+        "found_in": " and ".join(search.found_in),
+        "on_edge": ", ".join(_edges(cell)),
+        "extended": ", ".join(_extended(cell)),
+        "trials": search.trials,
+        **{state: search.states[state] for state in ("done", *LOST)},
+        "within_standard_error": _near(results, cell),
+    }
+
+
+def _caption(results: Results, setting: str, zoom: bool) -> str:
+    study, cells = results.study, results.of(setting)
+    rows = results.facts.get(f"validation_rows:{setting}")
+    search = f"seed {study.seeds.search}"
+    caption = [
+        f"The configuration with the best {study.judged_by.title} {study.judged_by.found} after the last round of its "
+        f"search trial ({search}); ties go to the lower validation loss, then to the earlier place in the grid.",
+        "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond; "
+        "(fine): only of the fine grid, and the coarse one went further.",
+    ]
+    if zoom:
+        caption.append("Extended: where the fine grid went on beyond an edge of the coarse one.")
+    caption.append(
+        "Trials: of the whole search; a configuration that is in both grids, with as many rounds, runs once. "
+        "Lost: how many of them diverged / were stopped early / failed."
+    )
+    if study.judged_by is not ACCURACY:
+        caption.append("Within 1 s.e. is told only where accuracy is the objective.")
+    else:
+        caption.append(
+            "Within 1 s.e.: configurations, the winner among them, whose validation accuracy is at most one standard "
+            "error "
+            + (f"of a share of {rows} rows below the winner's." if rows else "below the winner's (row count unknown).")
+        )
+    fixed = {cell.method.shown: _untuned(cell) for cell in cells if cell.search.chosen and _chosen(cell, tuned=True)}
+    texts = [
+        f"{method}: {', '.join(f'{name} = {shown_value(value)}' for name, value in values.items())}"
+        for method, values in fixed.items()
+        if values
+    ]
+    if texts:
+        caption.append(f"Not tuned: {'; '.join(texts)}.")
+    return " ".join([*caption, *unfinished(cells)])
+
+
+def _validation(results: Results) -> str:
+    return f"Validation{results.study.judged_by.unit}"
+
+
+def _chosen(cell: CellResult, *, tuned: bool = False) -> dict[str, HyperValue]:
+    """The winner's hyperparameters: all, or those of which more than one value was tried."""
+    chosen = cell.search.chosen.hyperparameters if cell.search.chosen else {}
+    return {name: value for name, value in chosen.items() if not tuned or len(cell.search.tried.get(name, ())) > 1}
+
+
+def _untuned(cell: CellResult) -> dict[str, HyperValue]:
+    tuned = _chosen(cell, tuned=True)
+    return {name: value for name, value in _chosen(cell).items() if name not in tuned}
+
+
+def _edges(cell: CellResult) -> list[str]:
+    """Values with nothing tried beyond them; those at the end of the fine grid alone are marked as such."""
+    found, fine = [], cell.search.axes.get("fine", {})
+    for name, value in _chosen(cell, tuned=True).items():
+        for axis, mark in ((cell.search.tried[name], ""), (fine.get(name, ()), " (fine)")):
+            if value in axis and search_spaces.on_edge(axis, value):
+                found.append(f"{name} {'↑' if float(value) == max(float(v) for v in axis) else '↓'}{mark}")
+                break
+    return found
+
+
+def _extended(cell: CellResult) -> list[str]:
+    """Axes that the fine grid carried on beyond the coarse one, and how far."""
+    found, fine = [], cell.search.axes.get("fine", {})
+    for name, axis in cell.search.axes.get("coarse", {}).items():
+        beyond = fine.get(name, ())
+        if len(axis) < 2 or not beyond or not search_spaces.is_numeric((*axis, *beyond)):
+            continue
+        low, high = min(float(v) for v in beyond), max(float(v) for v in beyond)
+        if low < min(float(v) for v in axis):
+            found.append(f"{name} ↓ to {shown_value(low)}")
+        if high > max(float(v) for v in axis):
+            found.append(f"{name} ↑ to {shown_value(high)}")
+    return found
+
+
+def _near(results: Results, cell: CellResult) -> int | None:
+    known = f"validation_rows:{cell.setting}" in results.facts
+    return cell.search.choice.within_standard_error if cell.search.choice and known else None
+
+
+def shown_value(value: HyperValue) -> str:
+    """As a person would type it; what a sampler drew is cut to six digits (best.yaml has them all)."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:.6g}"
+    return short if float(short) == value or len(repr(value)) > 12 else repr(value)
+
+
+# ---- ways of searching
+
+
+def search_ways(results: Results, setting: str) -> Table | None:
+    """None where the study searches in one way only."""
+    if not results.both_ways:
+        return None
+    objective = results.study.judged_by
+    groups, records = [], []
+    for epsilon in results.study.epsilons:
+        rows: list[list[str]] = []
+        for method in results.study.methods:
+            cells = [cell for cell in results.of(setting, epsilon) if cell.method == method]
+            choices = [cell.search.choice for cell in cells]
+            tests = [cell.curve[cell.last] if cell.complete(cell.last) else None for cell in cells]
+            validation = [choice.score if choice else None for choice in choices]
+            test = [score.mean if score else None for score in tests]
+            columns = [
+                [str(cell.search.trials) for cell in cells],
+                bold_best([NOTHING if v is None else objective.shown(v) for v in validation], validation, objective),
+                bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], test, objective),
+            ]
+            rows += named_rows(results, cells, zip(*columns, strict=True))
+            records += [
+                {
+                    **names(cell),
+                    "trials": cell.search.trials,
+                    f"validation_{objective.metric}": choice.score if choice else None,
+                    "test_mean": score.mean if score else None,
+                    "test_std": score.std if score else None,
+                }
+                for cell, choice, score in zip(cells, choices, tests, strict=True)
+            ]
+        groups.append(Group(budget(epsilon), rows))
+    caption = (
+        f"The same methods and budgets, searched in each way: validation {objective.title} of the winner, and its test "
+        f"{objective.title} after the last round, {spread(results)}. The better way of each method is bold."
+    )
+    return Table(
+        title=f"Ways of searching compared: {setting}",
+        summary="What each way of searching found for every method, and with how many trials.",
+        caption=" ".join([caption, *unfinished(results.of(setting))]),
+        columns=[*name_columns(results), "Trials", _validation(results), f"Test{objective.unit}"],
+        align="llrrr",
+        groups=groups,
+        data=pd.DataFrame(
+            records, columns=[*NAMES, "trials", f"validation_{objective.metric}", "test_mean", "test_std"]
+        ),
+    )

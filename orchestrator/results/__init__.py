@@ -1,0 +1,1 @@
+"""What has been done: the ledger, and the folder or URL it lives in."""

@@ -1,0 +1,1 @@
+"""How it runs: Ray, Tune, packs, progress."""

@@ -1,0 +1,108 @@
+"""How trials are put together into packs, and how much of the cluster a federation takes. Never changes a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from orchestrator.study.settings import ResourceSettings
+from trainables.errors import UserError
+from trainables.federation import FederationSize
+from trainables.models.lanes import SHAPES
+from trainables.pack import pack_group
+from trainables.spec import TrialSpec
+from trainables.stopping import companies
+
+AUTO_LANES = {"cpu": 128, "cuda": 2048}
+HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; cores beyond that run another federation
+BUSY_ENOUGH = 0.75  # of the cores: for less idling, federations get smaller
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the cluster can hold of this study."""
+
+    size: FederationSize
+    federations: int
+    lanes_per_pack: int
+    placement: str = "pack"
+
+
+def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
+    """`nodes`: the resources of every node. A federation fits into a node or not at all, whatever the cluster's sum,
+    unless its hosts are to be spread."""
+    gpus = settings.gpus_per_host
+    if gpus == "auto":
+        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
+    if settings.hosts != "auto":
+        size = FederationSize(min(settings.hosts, clients), 1.0, gpus)
+    elif gpus > 0:
+        size = FederationSize(1, 1.0, gpus)
+    else:
+        size = _fitting(nodes, settings.placement, clients)
+    federations = room(nodes, size, settings.placement)
+    if federations == 0:
+        need = " and ".join(f"{amount * size.hosts:g} {name}" for name, amount in size.host_bundle.items())
+        raise UserError(
+            f"resources: a federation of {size.hosts} hosts needs {need} on "
+            f"{'the cluster' if settings.placement == 'spread' else 'one node'}, which none has"
+        )
+    lanes = AUTO_LANES[size.device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
+    return Capacity(size, federations, lanes, settings.placement)
+
+
+def room(nodes: Sequence[dict[str, float]], size: FederationSize, placement: str) -> int:
+    """How many federations the nodes hold side by side."""
+    slots = [_slots(node, size) for node in nodes]
+    return sum(slots) // size.hosts if placement == "spread" else sum(slot // size.hosts for slot in slots)
+
+
+def _fitting(nodes: Sequence[dict[str, float]], placement: str, clients: int) -> FederationSize:
+    """The largest federation that leaves few cores idle, on nodes that may be of many sizes."""
+    sizes = [FederationSize(hosts) for hosts in range(min(HOSTS_PER_FEDERATION, clients), 0, -1)]
+    cores = sum(_slots(node, sizes[-1]) for node in nodes)
+    return next(
+        (size for size in sizes if 0 < BUSY_ENOUGH * cores <= size.hosts * room(nodes, size, placement)), sizes[-1]
+    )
+
+
+def _slots(node: dict[str, float], size: FederationSize) -> int:
+    return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in size.host_bundle.items())
+
+
+Limits = Mapping[tuple[str, str, int, int], int]
+"""Lanes that a GPU has memory for, by the groups of trials that can share a pack."""
+
+
+def make_packs(
+    trials: Iterable[TrialSpec], size: Capacity, limits: Limits = MappingProxyType({})
+) -> list[list[TrialSpec]]:
+    """Trials that can share a pack, cut into packs of about equal size, as many as keep all federations busy."""
+    groups: dict[tuple[str, str, int, int], list[TrialSpec]] = {}
+    for trial in trials:
+        groups.setdefault(pack_group(trial), []).append(trial)
+    packs = []
+    block = SHAPES[size.size.device].lanes
+    for group, members in groups.items():
+        most = min(size.lanes_per_pack, limits.get(group, size.lanes_per_pack))
+        count = math.ceil(len(members) / most)
+        if count < size.federations:  # split further, but not below a block of lanes
+            count = min(size.federations, max(count, len(members) // block))
+        length = math.ceil(len(members) / count)
+        if most >= block:
+            length = min(most, math.ceil(length / block) * block)
+        packs += _cut(members, length)
+    return packs
+
+
+def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
+    """Pieces of `length`; a company of early stopping is never cut, even where it is longer."""
+    pieces: list[list[TrialSpec]] = []
+    for unit in companies(members):
+        if pieces and len(pieces[-1]) + len(unit) <= length:
+            pieces[-1] += unit
+        else:
+            pieces.append(list(unit))
+    return pieces

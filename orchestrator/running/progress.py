@@ -1,0 +1,228 @@
+"""How a running sweep looks: a live view on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.console import emit_json, stderr
+from orchestrator.running.packing import Capacity
+from orchestrator.search.cell_search import SEARCH_STAGES, CellSearch
+from orchestrator.search.optuna_search import search_budget
+from orchestrator.search.selection import rank
+from orchestrator.search.sweep import Sweep
+
+
+class Running(Protocol):
+    """What a view reads of the conductor."""
+
+    sweep: Sweep
+    in_flight: dict[str, Any]
+    lane_rounds: int
+    computing_s: float
+    retries: int
+    stopping: bool
+
+
+@dataclass(frozen=True)
+class StageCount:
+    done: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.done}/{self.total}" if self.total else "·"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a sweep has come."""
+
+    trials_done: int
+    trials_total: int
+    """Including stages that have not been opened yet, as far as their size is known."""
+    rounds_left: int
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> Standing:
+        done, total, left = 0, 0, 0
+        for search in sweep.searches:
+            study = search.cell.study
+            expected = expected_trials(search)
+            for stage, count in expected.items():
+                finished = stage_count(search, stage, sweep).done
+                done += finished
+                total += count
+                left += (count - finished) * study.rounds_of(search.cell.method, stage)
+        return cls(done, total, left)
+
+
+def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
+    keys = search.stages.get(stage, [])
+    return StageCount(sum(1 for key in keys if key in sweep.outcomes), len(keys))
+
+
+def expected_trials(search: CellSearch) -> dict[str, int]:
+    """Trials of every stage: as opened, or as many as it will probably have."""
+    space = search.cell.space
+    if search.way == "grid":
+        guess = {"coarse": space.size(space.coarse), "fine": space.size(space.fine)}
+    else:
+        guess = {"optuna": search_budget(space)}
+    guess["confirm"] = len(search.cell.study.seeds.confirm)
+    if search.way == "optuna":
+        return guess  # opened batch by batch
+    return {stage: len(search.stages[stage]) if stage in search.stages else count for stage, count in guess.items()}
+
+
+class View:
+    """The base shows nothing; it keeps the rate. The clock starts with the first result, not with Ray."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._shown = 0.0
+        self.every = 0.5
+
+    def starting(self, sweep: Sweep) -> None:
+        standing = Standing.of(sweep)
+        left = standing.trials_total - standing.trials_done
+        self.say(f"{left} trials to run, {standing.trials_done} done before; starting Ray")
+
+    def started(self, sweep: Sweep, size: Capacity) -> None:
+        many = size.federations
+        self.say(
+            f"{many} federation{'s' if many > 1 else ''} of {size.size.hosts} client "
+            f"host{'s' if size.size.hosts > 1 else ''} on {size.size.device}, up to {size.lanes_per_pack} lanes a pack"
+        )
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def changed(self, running: Running) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, running.lane_rounds)
+        if now - self._shown >= self.every or running.sweep.finished:
+            self._shown = now
+            self.show(running)
+
+    def say(self, sentence: str) -> None:
+        stderr.print(sentence)
+
+    def show(self, running: Running) -> None:
+        pass
+
+    def rate(self, running: Running) -> float:
+        """Rounds of single trials per second."""
+        if self._first is None:
+            return 0.0
+        then, rounds = self._first
+        return (running.lane_rounds - rounds) / max(1e-9, time.monotonic() - then)
+
+    def left(self, running: Running) -> str:
+        rate = self.rate(running)
+        if rate == 0:
+            return "?"
+        seconds = Standing.of(running.sweep).rounds_left / rate
+        return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+class LineView(View):
+    """A line now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every = 10.0
+
+    def show(self, running: Running) -> None:
+        standing = Standing.of(running.sweep)
+        self.say(
+            f"{standing.trials_done}/{standing.trials_total} trials, {self.rate(running):.0f} trial-rounds/s, "
+            f"{self.left(running)} left{_trouble(running)}"
+        )
+
+
+class JsonView(View):
+    """One JSON object a line."""
+
+    def say(self, sentence: str) -> None:
+        emit_json({"event": "message", "text": sentence})
+
+    def show(self, running: Running) -> None:
+        standing = Standing.of(running.sweep)
+        emit_json(
+            {
+                "event": "progress",
+                "trials_done": standing.trials_done,
+                "trials_total": standing.trials_total,
+                "trial_rounds_left": standing.rounds_left,
+                "trial_rounds_per_second": self.rate(running),
+                "retries": running.retries,
+            }
+        )
+
+
+class LiveView(View):
+    """Cells by stages, redrawn in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live = Live(console=stderr, auto_refresh=False, vertical_overflow="ellipsis")
+
+    def __enter__(self) -> View:
+        self._live.start()
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, running: Running) -> None:
+        standing = Standing.of(running.sweep)
+        status = Text(
+            f"{standing.trials_done}/{standing.trials_total} trials · {self.rate(running):.0f} trial-rounds/s · "
+            f"{self.left(running)} left{_trouble(running)}"
+        )
+        self._live.update(Group(standing_table(running.sweep), status), refresh=True)
+
+
+def _trouble(running: Running) -> str:
+    retried = f" · {running.retries} packs retried" if running.retries else ""
+    return retried + (" · stopping after the packs in flight" if running.stopping else "")
+
+
+def standing_table(sweep: Sweep) -> Table:
+    """Cells by stages with the best validation score so far."""
+    stages = [stage for way in sweep.blueprint.study.search.ways for stage in SEARCH_STAGES[way]]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cell")
+    for stage in (*stages, "confirm"):
+        table.add_column(stage, justify="right")
+    table.add_column(f"best validation {sweep.blueprint.study.judged_by.short}", justify="right")
+    for search in sweep.searches:
+        counts = [str(stage_count(search, stage, sweep)) for stage in (*stages, "confirm")]
+        table.add_row(Text(search.name), *counts, best_so_far(search, sweep))
+    return table
+
+
+def best_so_far(search: CellSearch, sweep: Sweep) -> str:
+    found = [
+        sweep.outcomes[key]
+        for stage in SEARCH_STAGES[search.way]
+        for key in search.stages.get(stage, [])
+        if key in sweep.outcomes and sweep.outcomes[key][0] == "done"
+    ]
+    objective = sweep.blueprint.study.judged_by
+    return objective.shown(min(found, key=lambda outcome: rank(outcome, objective))[1] or 0.0) if found else "·"

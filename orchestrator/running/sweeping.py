@@ -1,0 +1,171 @@
+"""A study in a result folder: run it, take it up again, say how it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.report.tables import write_tables
+from orchestrator.report.tables.best import read_best
+from orchestrator.report.tables.render import write_text
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.places import Place, place
+from orchestrator.running import runner
+from orchestrator.running.cluster import connected, local_resources
+from orchestrator.running.packing import capacity
+from orchestrator.running.progress import View
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.extension import check_extension
+from orchestrator.study.settings import ResourceSettings, Study
+from trainables.errors import UserError
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What `run` came to."""
+
+    complete: bool
+    """False after one Ctrl-C: the packs in flight were finished, the rest is for `resume`."""
+    failed: int
+    tables: list[str]
+    """Where they are."""
+    page: str
+    """The one to begin with."""
+
+
+def run(
+    study: Study,
+    source: str,
+    results: Path | str,
+    view: View,
+    address: str | None = None,
+    resources: ResourceSettings | None = None,
+) -> Finished:
+    """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables.
+    `resources`: for this run, instead of the study's own."""
+    resources = resources or study.resources
+    blueprint = Blueprint.draw(study)
+    if address is None:
+        capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
+    where = place(results)
+    with where.to_write(), _written_to(where):
+        return _run(blueprint, source, where, view, address, resources)
+
+
+def _run(
+    blueprint: Blueprint, source: str, where: Place, view: View, address: str | None, resources: ResourceSettings
+) -> Finished:
+    folder = where.folder
+    with Ledger.write(folder) as ledger, _logging(folder):
+        _enter_study(ledger, blueprint, source, folder)
+        sweep = Sweep(blueprint, ledger)
+        if not sweep.finished:
+            view.starting(sweep)
+            with connected(address):
+                _run_packs(sweep, where, view, resources)
+        failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
+        written = [where.shown(path) for path in write_tables(ledger, folder)]
+        return Finished(sweep.finished, failed, written, (folder / "tables" / "README.md").read_text(encoding="utf-8"))
+
+
+def _run_packs(sweep: Sweep, where: Place, view: View, resources: ResourceSettings) -> None:
+    """To the end, or until stopped. Where nodes have gone and federations no longer fit, with smaller ones."""
+
+    def changed(conductor: runner.Conductor) -> None:
+        where.recorded(len(conductor.sweep.outcomes))
+        view.changed(conductor)
+
+    while True:
+        size = capacity(runner.node_resources(), resources, sweep.blueprint.most_clients)
+        view.started(sweep, size)
+        with contextlib.suppress(runner.NoRoomError), view:
+            runner.run(sweep, size, changed, where.packs)
+            return
+
+
+def recorded_study(results: Path | str) -> tuple[Study, str]:
+    """The study that a result folder holds."""
+    with place(results).to_read() as folder, Ledger.read(folder) as ledger:
+        found = ledger.study()
+    if found is None:
+        raise UserError(f"result folder {results} holds no study yet")
+    return Study.model_validate_json(found[0]), found[1]
+
+
+def rebuild_tables(results: Path | str) -> list[str]:
+    where = place(results)
+    with where.to_read() as folder, _written_to(where), Ledger.read(folder) as ledger:
+        written = [where.shown(path) for path in write_tables(ledger, folder)]
+        where.send_tables()
+        return written
+
+
+def draw_figures(results: Path | str) -> list[str]:
+    from orchestrator.report.figures import write_figures  # matplotlib takes its time to import
+
+    where = place(results)
+    with where.to_read() as folder, _written_to(where):
+        written = [where.shown(path) for path in write_figures(folder)]
+        where.send_tables()
+        return written
+
+
+def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
+    """The chosen configuration of every cell, as best.yaml has it."""
+    where = place(results)
+    with where.to_read() as folder, _written_to(where), Ledger.read(folder) as ledger:
+        write_tables(ledger, folder)
+        return read_best(folder / "best.yaml")
+
+
+def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path) -> None:
+    """Write the study into its folder, or see that it goes with the one that is there."""
+    study = blueprint.study
+    text = study.model_dump_json()
+    before = ledger.study()
+    if before is not None:
+        check_extension(Study.model_validate_json(before[0]), study)
+    ledger.add_data(blueprint.fingerprints)
+    if before is None or before[0] != text:
+        ledger.add_study(text, source)
+    facts = {}
+    for cell in blueprint.cells:
+        setting = cell.setting
+        facts[f"validation_rows:{setting.id}"] = len(blueprint.problems[setting.search.key].y_eval)
+        facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
+    ledger.add_facts(facts)
+    write_text(folder / "study.yaml", source)
+
+
+@contextlib.contextmanager
+def _written_to(where: Place) -> Iterator[None]:
+    """A disk that is full, or refuses, is said in a sentence."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(
+            f"result folder {where} cannot be written: {error}; nothing finished is lost, and "
+            f"'fedsweep resume {where}' goes on once there is room"
+        ) from error
+
+
+@contextlib.contextmanager
+def _logging(folder: Path) -> Iterator[None]:
+    """What happened, with times, in the folder's log file."""
+    logger = logging.getLogger("fedsweep")
+    handler = logging.FileHandler(folder / "fedsweep.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

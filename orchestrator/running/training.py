@@ -1,0 +1,145 @@
+"""One training run, from flags to numbers: what `fedsweep train` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from pydantic import ValidationError
+
+from orchestrator.running.cluster import connected
+from trainables import methods
+from trainables.data import features, simulated
+from trainables.data import partition as partitions
+from trainables.data.features import FeatureSet
+from trainables.errors import UserError, in_range
+from trainables.federation import Federation, FederationSize
+from trainables.pack import check
+from trainables.privacy.plan import PrivacyPlan, PrivacySettings
+from trainables.problem import Problem, Shipper
+from trainables.server import LaneResult
+from trainables.spec import DataSpec, PartitionSpec, ProblemSpec, TrialSpec
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that has been checked in full and can start."""
+
+    trial: TrialSpec
+    problem: Problem
+    plan: PrivacyPlan
+
+
+@dataclass(frozen=True)
+class Trained:
+    result: LaneResult
+    seconds_per_round: float
+
+
+def prepare(
+    data: FeatureSet,
+    *,
+    partition: PartitionSpec,
+    model: str = "softmax",
+    train_on: str,
+    evaluate_on: str,
+    validation_fraction: float = 0.1,
+    validation_seed: int = 42,
+    **trial: Any,
+) -> Training:
+    """Everything that can be wrong is found here, before any actor starts."""
+    if train_on == "all" and evaluate_on == "validation":
+        raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
+    content = DataSpec(
+        fingerprint=data.fingerprint, validation_fraction=validation_fraction, validation_seed=validation_seed
+    )
+    problem = ProblemSpec.model_validate(
+        {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
+    )
+    spec = TrialSpec.model_validate({"problem": problem, **trial})
+    in_range(1, 10**6, rounds=spec.rounds)
+    in_range(1, 10**6, evaluate_every=spec.evaluate_every)
+    in_range(0, 2**63 - 1, seed=spec.seed)
+    ready = Problem.prepare(data, problem)
+    return Training(spec, ready, check(spec, ready))
+
+
+def from_best(file: Path | str, cell: str | None, seed: int, source: str | None) -> Training:
+    """A winner of a sweep as the confirm stage trained it, from the sweep's best.yaml."""
+    from orchestrator.report.tables.best import read_best  # brings pandas along, which plain training does without
+
+    cells = read_best(file)
+    if cell is None and len(cells) == 1:
+        cell = next(iter(cells))
+    if cell not in cells:
+        raise UserError(f"cell = {cell!r} is not in {file}; it has: {'; '.join(map(repr, cells))}")
+    entry = cells[cell]
+    try:
+        chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
+        privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
+        dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=entry["partition_seed"])
+        name = source or entry["data"]
+        loaded = features.load(name, entry["seeds"][0])
+        if loaded.fingerprint != entry["fingerprint"]:
+            raise UserError(f"data {name} has other content than the sweep's")
+        if simulated.drawn_by_seed(name):
+            loaded = features.load(name, seed)
+        names = (
+            "validation_fraction",
+            "validation_seed",
+            "train_on",
+            "evaluate_on",
+            "rounds",
+            "evaluate_every",
+            "model",
+        )
+        return prepare(
+            loaded,
+            partition=dealt,
+            method=entry["method"],
+            hyperparameters=chosen,
+            privacy=privacy,
+            seed=seed,
+            **{name: entry[name] for name in names},
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise UserError(f"cell {cell!r} of {file} is not as a sweep writes it: {error!r}".replace("\n", " ")) from None
+
+
+def train(
+    training: Training,
+    *,
+    address: str | None = None,
+    hosts: int | None = None,
+    on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
+) -> Trained:
+    """Run it on a federation of its own, in the Ray at `address` or a local one."""
+    with connected(address):
+        federation = Federation(_size(training, hosts))
+        try:
+            federation.open([training.trial], Shipper().ship(training.problem))
+            began, result = time.perf_counter(), LaneResult(training.trial.key)
+            for t in range(1, training.trial.rounds + 1):
+                (result,) = federation.advance(t)
+                on_round(t, result)
+                if result.state == "diverged":
+                    break
+            seconds = (time.perf_counter() - began) / max(1, result.rounds)
+        finally:
+            federation.close()
+    return Trained(result, seconds)
+
+
+def _size(training: Training, hosts: int | None) -> FederationSize:
+    resources = ray.cluster_resources()
+    clients = training.trial.problem.partition.clients
+    if resources.get("GPU", 0) >= 1:
+        return FederationSize(hosts=1, gpus_per_host=1)
+    cpus = max(1, int(resources.get("CPU", 1)))
+    wanted = cpus if hosts is None else hosts
+    in_range(1, cpus, hosts=wanted)
+    return FederationSize(hosts=min(wanted, clients))

@@ -1,0 +1,1 @@
+"""What to run next, and which configuration wins. Knows nothing of Ray."""

@@ -1,0 +1,98 @@
+"""What to run next: the stages of every cell, driven by what has ended. Knows nothing of Ray.
+
+A stage's trials are written to the ledger when it opens, so that an interrupted study goes on with the same trials.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from orchestrator.results.ledger import Ledger
+from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.selection import Outcome
+from orchestrator.study.cells import Blueprint
+from trainables.errors import UserError
+from trainables.spec import TrialSpec
+
+
+class Sweep:
+    """The whole study: which trials wait, which have ended, and what that opens."""
+
+    def __init__(self, blueprint: Blueprint, ledger: Ledger) -> None:
+        self.blueprint, self.ledger = blueprint, ledger
+        self.known: dict[str, TrialSpec] = {}
+        """Every trial of every stage that has been opened."""
+        self.waiting: dict[str, TrialSpec] = {}
+        """Trials to run, in the order they should be."""
+        self._open: dict[str, list[CellSearch]] = defaultdict(list)
+        self._left: dict[int, int] = {}
+        self._recorded = ledger.stages()
+        self.outcomes: dict[str, Outcome] = _without_passing_failures(
+            ledger.outcomes(blueprint.study.objective), self._recorded
+        )
+        self.searches = [
+            CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
+            for cell in blueprint.cells
+            for way in blueprint.study.search.ways
+        ]
+        for search in self.searches:
+            self._advance(search)
+
+    @property
+    def finished(self) -> bool:
+        return not self._open
+
+    def ended(self, outcomes: dict[str, Outcome]) -> None:
+        """Trials have ended and are in the ledger: see which stages that completes."""
+        self.outcomes.update(outcomes)
+        touched: list[CellSearch] = []
+        for key in outcomes:
+            self.waiting.pop(key, None)
+            for search in self._open.pop(key, []):
+                self._left[id(search)] -= 1
+                if self._left[id(search)] == 0:
+                    touched.append(search)
+        for search in touched:
+            self._advance(search)
+
+    def _advance(self, search: CellSearch) -> None:
+        """Open stages until one has something left to run."""
+        while True:
+            stage, trials = search.next_trials(self.outcomes, self.known)
+            if not trials:
+                search.stages.setdefault("confirm", [])
+                return
+            opened = search.stages.setdefault(stage, [])
+            self._record(search, stage, trials, start=len(opened))
+            opened += [trial.key for trial in trials]
+            left = {trial.key: trial for trial in trials if trial.key not in self.outcomes}
+            self.known.update({trial.key: trial for trial in trials})
+            if left:
+                self._left[id(search)] = len(left)
+                for key, trial in left.items():
+                    self.waiting.setdefault(key, trial)
+                    self._open[key].append(search)
+                return
+
+    def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
+        keys = [trial.key for trial in trials]
+        recorded = self._recorded.get((search.cell.id, search.way, stage), [])[start : start + len(keys)]
+        if recorded != keys[: len(recorded)]:
+            raise UserError(
+                f"the result folder holds other {stage} trials of {search.cell.id!r} than this version of the program "
+                "would run; choose another folder"
+            )
+        if len(recorded) < len(keys):
+            self.ledger.add_stage(search.cell.id, search.way, stage, keys, start)
+
+
+def _without_passing_failures(
+    outcomes: dict[str, Outcome], stages: dict[tuple[str, str, str], list[str]]
+) -> dict[str, Outcome]:
+    """What has ended, without failed trials that can be tried again: those on which no later stage was built yet."""
+    final = set()
+    for (cell, way, stage), keys in stages.items():
+        later = ("fine", "confirm") if stage == "coarse" else ("confirm",)
+        if stage != "confirm" and (stage == "optuna" or any((cell, way, name) in stages for name in later)):
+            final.update(keys)
+    return {key: outcome for key, outcome in outcomes.items() if outcome[0] != "failed" or key in final}

@@ -1,0 +1,1 @@
+"""What to sweep over: the study file, its cells and their trials."""

@@ -1,0 +1,140 @@
+"""From a study to its cells, and from a cell to its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from orchestrator.study.settings import MethodSettings, Study
+from search_spaces import Configuration, SearchSpace
+from trainables.data import features, partition, simulated
+from trainables.errors import UserError
+from trainables.methods import METHODS
+from trainables.pack import check
+from trainables.privacy.plan import PrivacySettings
+from trainables.problem import Problem
+from trainables.spec import DataSpec, ProblemSpec, TrialSpec
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set with a partition: what the cells of one block of a table share."""
+
+    label: str
+    backbone: str
+    partition: str
+    search: ProblemSpec
+    confirm: Mapping[int, ProblemSpec]
+    """By seed: a simulation without a seed of its own is drawn anew for each."""
+
+    @property
+    def id(self) -> str:
+        return " / ".join(part for part in (self.label, self.backbone, self.partition) if part)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method tuned for one setting and one privacy budget."""
+
+    study: Study
+    setting: Setting
+    method: MethodSettings
+    epsilon: float
+
+    @property
+    def id(self) -> str:
+        return f"{self.setting.id} / {self.method.shown} / eps {self.epsilon:g}"
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        return self.method.space()
+
+    @cached_property
+    def _privacy(self) -> PrivacySettings:
+        return PrivacySettings(epsilon=self.epsilon, **self.study.privacy.model_dump())
+
+    def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
+        """A configuration as a trial of a stage, by default with the stage's first seed."""
+        study, seeds = self.study, self.study.seeds
+        if seed is None:
+            seed = seeds.confirm[0] if stage == "confirm" else seeds.search
+        return TrialSpec.model_construct(  # all parts are checked already, and there may be very many
+            problem=self.setting.confirm[seed] if stage == "confirm" else self.setting.search,
+            method=self.method.name,
+            hyperparameters=METHODS[self.method.name].check(configuration),
+            privacy=self._privacy,
+            rounds=study.rounds_of(self.method, stage),
+            evaluate_every=study.evaluate_every,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A study with its data: all cells, in the order of the tables."""
+
+    study: Study
+    cells: tuple[Cell, ...]
+    problems: Mapping[str, Problem]
+    """By the key of the problem's specification."""
+    fingerprints: Mapping[str, str]
+    """By data label: what the data was when the study was first run."""
+
+    @classmethod
+    def draw(cls, study: Study) -> Blueprint:
+        """Loads the data and deals it out: everything wrong with them is said here."""
+        problems: dict[str, Problem] = {}
+        fingerprints: dict[str, str] = {}
+        cells: list[Cell] = []
+        for data in study.data:
+            loaded = features.load(data.source, study.seeds.search)
+            draws = {
+                seed: features.load(data.source, seed) if simulated.drawn_by_seed(data.source) else loaded
+                for seed in study.seeds.confirm
+            }
+            model = loaded.task or "softmax" if study.model == "auto" else study.model
+            label = data.label or loaded.name
+            name = f"{label} {data.backbone}".strip()
+            if name in fingerprints:
+                raise UserError(f"two data sets are called {name!r}; give one of them a label")
+            fingerprints[name] = loaded.fingerprint
+            content = DataSpec(
+                fingerprint=loaded.fingerprint,
+                validation_fraction=study.validation.fraction,
+                validation_seed=study.validation.seed,
+            )
+            for text in study.partitions:
+                dealt = study.partition(text, loaded.clients)
+                search = ProblemSpec(
+                    data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
+                )
+                problems[search.key] = Problem.prepare(loaded, search)
+                confirm = {}
+                for seed, drawn in draws.items():
+                    of_draw = content.model_copy(update={"fingerprint": drawn.fingerprint})
+                    judged = {"data": of_draw, "train_on": study.confirm_train_on, "evaluate_on": "test"}
+                    spec = confirm[seed] = search.model_copy(update=judged)
+                    if spec.key not in problems:
+                        problems[spec.key] = Problem.prepare(drawn, spec)
+                _check_objective(problems[search.key], study)
+                setting = Setting(label, data.backbone, partition.show(dealt), search, confirm)
+                cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
+        blueprint = cls(study, tuple(cells), problems, fingerprints)
+        for cell in cells:  # what cannot be run or priced is found before anything runs
+            for stage, axes in (("coarse", cell.space.coarse), ("fine", cell.space.fine)):
+                for configuration in cell.space.grid(axes):
+                    for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
+                        check(trial, problems[trial.problem.key])
+        return blueprint
+
+    @property
+    def most_clients(self) -> int:
+        return max(len(problem.partition.rows) for problem in self.problems.values())
+
+
+def _check_objective(problem: Problem, study: Study) -> None:
+    if study.objective == "squared_error" and problem.truth is None:
+        raise UserError(f"objective = 'squared_error': data {problem.data.name} has no truth for {problem.spec.model}")
+    if study.objective == "accuracy" and problem.data.task == "poisson":
+        raise UserError(f"objective = 'accuracy': the labels of data {problem.data.name} are counts, not classes")

@@ -1,0 +1,47 @@
+"""Whether a changed study may go on in the folder of an old one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.study.settings import Study
+from trainables.errors import UserError
+
+
+def check_extension(old: Study, new: Study) -> None:
+    """A result folder takes a changed study only if it adds to the old one: everything shown before is shown still."""
+    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
+    for study in (before, after):
+        for free in ("resources", "description", "compare_to"):
+            del study[free]
+        for data in study["data"]:
+            # a file may move; that its content is the same is checked by its hash
+            data["source"] = Path(data["source"]).stem if data["source"].endswith(".npz") else data["source"]
+    _check_extension("", before, after)
+
+
+GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.ways")
+
+
+def _check_extension(path: str, before: Any, after: Any) -> None:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in before:
+            _check_extension(f"{path}.{name}" if path else name, before[name], after.get(name))
+    elif path in GROWING:
+        lost = [item for item in before if item not in after]
+        if lost:
+            raise UserError(
+                f"the folder's study has {path} {_short(lost[0])}, the new one has not; choose another folder"
+            )
+        if path == "seeds.confirm" and after[: len(before)] != before:
+            raise UserError(f"new {path} must come after the old ones, {before}; choose another folder")
+    elif before != after:
+        raise UserError(
+            f"the study has {path} = {_short(after)}, the folder was made with {_short(before)}; choose another folder"
+        )
+
+
+def _short(value: Any) -> str:
+    text = value["name"] if isinstance(value, dict) and "name" in value else value
+    return repr(text) if len(repr(text)) < 80 else repr(text)[:77] + "..."

@@ -1,0 +1,312 @@
+"""The study file: what to sweep over. Typed, checked in full before anything runs, with file and line in the message.
+
+What changes results stands in the body; what only changes how fast they come stands under `resources`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+import search_spaces
+from search_spaces import SearchSpace
+from trainables.data import partition
+from trainables.errors import UserError
+from trainables.methods import METHODS
+from trainables.objective import OBJECTIVES, Objective
+from trainables.privacy.gaussian import epsilon_of
+from trainables.privacy.plan import Adjacency, Level, Release
+from trainables.spec import HyperValue, PartitionSpec
+
+Stage = Literal["coarse", "fine", "optuna", "confirm"]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class DataSettings(Settings):
+    """A data set: a feature file (relative to the study file) or a built-in set, and what to call it in tables."""
+
+    source: str
+    label: str = Field(default="", max_length=60)
+    backbone: str = Field(default="", max_length=60)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
+
+
+class MethodSettings(Settings):
+    """A method with what the study changes of its search space. A label tells two variants of one method apart."""
+
+    name: str
+    label: str = Field(default="", max_length=60)
+    rounds: int | None = Field(default=None, ge=1, le=10**6)
+    """Of all its stages, where they are not the study's: methods differ in how many they need."""
+    fixed: dict[str, HyperValue] = {}
+    coarse: dict[str, list[HyperValue]] = {}
+    fine: dict[str, list[HyperValue]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and len(value) == 1 and "name" not in value:
+            ((name, changes),) = value.items()
+            if changes is not None and not isinstance(changes, dict):
+                raise ValueError(f"the changes of {name} are {changes!r}, not a mapping")
+            return {"name": name, **(changes or {})}
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in METHODS:
+            raise ValueError(f"method {name!r} is unknown; it is one of: {', '.join(METHODS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _space_is_valid(self) -> MethodSettings:
+        try:
+            space = self.space()
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if "as_released" in {*space.coarse, *space.fine}:
+            raise ValueError(f"as_released of {self.name} is not searched over; set it under fixed")
+        return self
+
+    def space(self) -> SearchSpace:
+        return search_spaces.load(self.name).changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine)
+
+    @property
+    def shown(self) -> str:
+        """Its name in tables. What runs as its authors released it is always marked so."""
+        name = self.label or METHODS[self.name].title
+        return f"{name} (as released)" if self.as_released else name
+
+    @cached_property
+    def as_released(self) -> bool:
+        return self.space().fixed.get("as_released") is True
+
+
+class RoundSettings(Settings):
+    coarse: int = Field(default=50, ge=1, le=10**6)
+    fine: int = Field(default=50, ge=1, le=10**6)
+    confirm: int = Field(default=70, ge=1, le=10**6)
+
+
+class SeedSettings(Settings):
+    search: int = Field(default=42, ge=0, lt=2**63)
+    confirm: list[int] = Field(default=[42, 123, 7], min_length=1)
+    partition: int = Field(default=42, ge=0, lt=2**32)
+    """Who holds which rows is the same for all seeds: it belongs to the data."""
+
+    @field_validator("confirm")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
+            raise ValueError(f"confirm seeds {seeds} must be distinct, not negative and below 2^63")
+        return seeds
+
+
+class PrivacyStudySettings(Settings):
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    clip: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    release: Release = "local"
+    adjacency: Adjacency = "replace-one"
+    level: Level = "record"
+
+
+class ValidationSettings(Settings):
+    fraction: float = Field(default=0.1, gt=0, lt=1)
+    seed: int = Field(default=42, ge=0, lt=2**63)
+
+
+class HalvingSettings(Settings):
+    """Successive halving: after each of these rounds only the best `keep` of a cell's running configurations go on."""
+
+    rounds: list[int] = Field(min_length=1)
+    keep: float = Field(default=0.5, gt=0, lt=1)
+
+
+class OptunaSettings(Settings):
+    """TPE with the same number of trials as the grids, asked and told in batches."""
+
+    batch: int = Field(default=16, ge=1)
+    seed: int = Field(default=42, ge=0, lt=2**32)
+
+
+class SearchSettings(Settings):
+    ways: list[Literal["grid", "optuna"]] = Field(default=["grid"], min_length=1)
+    refine: Literal["table", "zoom"] = "table"
+    optuna: OptunaSettings = OptunaSettings()
+    early_stopping: HalvingSettings | None = None
+
+    @field_validator("ways")
+    @classmethod
+    def _once(cls, ways: list[str]) -> list[str]:
+        if len(set(ways)) != len(ways):
+            raise ValueError(f"ways {ways} names one twice")
+        return ways
+
+
+class ResourceSettings(Settings):
+    """Never changes a result."""
+
+    hosts: int | Literal["auto"] = Field(default="auto")
+    """Client hosts of a federation; auto: by the cores of a node."""
+    gpus_per_host: float | Literal["auto"] = Field(default="auto")
+    """auto: a whole GPU where there is one, else none. Several hosts can share one: 0.5."""
+    lanes_per_pack: int | Literal["auto"] = Field(default="auto")
+    placement: Literal["pack", "spread"] = "pack"
+    """Whether a federation's hosts share a node or are spread over nodes."""
+
+    @field_validator("gpus_per_host")
+    @classmethod
+    def _not_negative(cls, value: float | str) -> float | str:
+        if isinstance(value, float | int) and not 0 <= value <= 64:
+            raise ValueError(f"{value} is not in [0, 64]")
+        return value
+
+    @field_validator("hosts", "lanes_per_pack")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} is less than 1")
+        return value
+
+
+class Study(Settings):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    description: str = ""
+    data: list[DataSettings] = Field(min_length=1)
+    partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
+    clients: int | Literal["auto"] = 20
+    """auto: as many as the data set names."""
+    model: str = "softmax"
+    """The head that is trained on the features: softmax, mlp:HIDDEN with one hidden layer, or a generalised linear
+    model; auto: the one that simulated data were drawn from."""
+    objective: Literal["accuracy", "loss", "squared_error"] = "accuracy"
+    """The metric that configurations are chosen by and that tables show; trainables/objective.py says more of it."""
+    methods: list[MethodSettings] = Field(min_length=1)
+    epsilons: list[float] = Field(min_length=1)
+    privacy: PrivacyStudySettings = PrivacyStudySettings()
+    rounds: RoundSettings = RoundSettings()
+    seeds: SeedSettings = SeedSettings()
+    evaluate_every: int = Field(default=10, ge=1)
+    validation: ValidationSettings = ValidationSettings()
+    confirm_train_on: Literal["all", "train"] = "all"
+    """Which rows the winners are trained on before they meet the test set."""
+    search: SearchSettings = SearchSettings()
+    compare_to: str = ""
+    """The method (or its label) that McNemar's test holds the others against; default: the last one."""
+    resources: ResourceSettings = ResourceSettings()
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _all_methods(cls, value: Any) -> Any:
+        return list(METHODS) if value == "all" else value
+
+    @field_validator("clients")
+    @classmethod
+    def _some_clients(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} is less than 1")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mu(cls, value: Any) -> Any:
+        """A budget may be stated as mu: "mu=1" is the eps that 1-GDP has at the study's delta."""
+        if not isinstance(value, dict) or not isinstance(value.get("epsilons"), list):
+            return value
+        privacy = value.get("privacy")
+        delta = privacy.get("delta") if isinstance(privacy, dict) else None
+        usable = delta if isinstance(delta, float) and 0 < delta < 1 else PrivacyStudySettings().delta
+        return {**value, "epsilons": [_epsilon(budget, usable) for budget in value["epsilons"]]}
+
+    @field_validator("epsilons")
+    @classmethod
+    def _positive(cls, values: list[float]) -> list[float]:
+        for value in values:
+            if math.isnan(value) or value <= 0:
+                raise ValueError(f"epsilon {value:g} is not above 0")
+        if len({f"{value:g}" for value in values}) != len(values):  # as tables print them
+            raise ValueError("an epsilon is named twice")
+        return values
+
+    @model_validator(mode="after")
+    def _stops_where_it_looks(self) -> Study:
+        halving = self.search.early_stopping
+        fewest = min(self.rounds_of(method, stage) for method in self.methods for stage in ("coarse", "fine"))
+        for t in halving.rounds if halving else []:
+            if t >= fewest:
+                raise ValueError(f"early_stopping at round {t}, but a search has only {fewest} rounds")
+            if t < 1 or t % self.evaluate_every != 0:
+                raise ValueError(
+                    f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_are_distinct(self) -> Study:
+        try:
+            parsed = [self.partition(text) for text in self.partitions]
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        for text, spec in zip(self.partitions, parsed, strict=True):
+            if parsed.count(spec) > 1:
+                raise ValueError(f"partition {text!r} is named twice")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Study:
+        shown = [method.shown for method in self.methods]
+        for name in shown:
+            if shown.count(name) > 1:
+                raise ValueError(f"method {name} is named twice; give one of them a label")
+        if self.compare_to and self.compare_to not in [*shown, *(m.name for m in self.methods)]:
+            raise ValueError(f"compare_to = {self.compare_to!r} is none of the methods: {', '.join(shown)}")
+        return self
+
+    def partition(self, text: str, named: int | None = None) -> PartitionSpec:
+        """One of the partitions; `named`: how many clients the data set names."""
+        clients = (named or 1) if self.clients == "auto" else self.clients
+        return partition.parse(text, clients=clients, seed=self.seeds.partition)
+
+    def rounds_of(self, method: MethodSettings, stage: str) -> int:
+        if method.rounds is not None:
+            return method.rounds
+        return {"coarse": self.rounds.coarse, "confirm": self.rounds.confirm}.get(stage, self.rounds.fine)
+
+    @property
+    def last_round(self) -> int:
+        """Of the confirm runs that last longest."""
+        return max(self.rounds_of(method, "confirm") for method in self.methods)
+
+    @property
+    def judged_by(self) -> Objective:
+        return OBJECTIVES[self.objective]
+
+    @property
+    def reference(self) -> MethodSettings:
+        """The method that the others are compared with."""
+        for method in self.methods:
+            if self.compare_to in (method.shown, method.name):
+                return method
+        return self.methods[-1]
+
+
+def _epsilon(budget: Any, delta: float) -> Any:
+    if not isinstance(budget, str) or not budget.startswith("mu="):
+        return budget
+    try:
+        return epsilon_of(float(budget.removeprefix("mu=")), delta)
+    except (ValueError, UserError) as error:
+        raise ValueError(f"budget {budget!r} is not mu=NUMBER: {error}") from None
