@@ -4,83 +4,163 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.ledger import Ledger
+from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.places import place
+from orchestrator.search import extent
 from orchestrator.search.cell_search import SEARCH_STAGES
-from orchestrator.search.optuna_search import search_budget
-from orchestrator.study.settings import Study
+from orchestrator.search.selection import Outcome, rank
+from orchestrator.study.settings import MethodSettings, Study
+from search_spaces import SearchSpace
 from trainables.errors import UserError
 from trainables.objective import OBJECTIVES
+from trainables.spec import HyperValue
 
 STAGES = ("coarse", "fine", "optuna", "confirm")
+RECENT_BATCHES = 20
 
 
 def read(results: Path | str) -> dict[str, Any]:
     where = place(results)
     with where.to_read() as folder, Ledger.read(folder) as ledger:
-        recorded, stages = ledger.study(), ledger.stages()
-        if recorded is None:
-            raise UserError(f"result folder {results} holds no study yet")
-        study = Study.model_validate_json(recorded[0])
-        outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
-        failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
-        reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
-        running = _holder(folder) or where.holder()
-    objective, cells = study.judged_by, []
+        return of(ledger, str(results), running=_holder(folder) or where.holder())
+
+
+def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
+    """`running`: who runs the study at this moment, if anyone."""
+    recorded, stages = ledger.study(), ledger.stages()
+    if recorded is None:
+        raise UserError(f"result folder {results} holds no study yet")
+    study = Study.model_validate_json(recorded[0])
+    outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
+    failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
+    reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
+    spaces = {method.shown: method.space() for method in study.methods}
+    cells: list[dict[str, Any]] = []
+    rounds_left = 0
     for cell, way in dict.fromkeys((cell, way) for cell, way, _ in stages):
         opened = {stage: stages[cell, way, stage] for stage in STAGES if (cell, way, stage) in stages}
-        searched = [key for stage in SEARCH_STAGES[way] for key in opened.get(stage, [])]
-        scores = [score for key in searched if key in outcomes and (score := outcomes[key][1]) is not None]
+        named = _named(cell, study)
+        if named is None:
+            continue  # of an earlier form of the study
+        setting, method, epsilon = named
+        done = {stage: sum(key in outcomes for key in keys) for stage, keys in opened.items()}
+        counts = {stage: len(keys) for stage, keys in opened.items()}
+        expected = extent.expected_trials(study, spaces[method.shown], way, counts)
+        ended = _has_ended(way, opened, outcomes, expected)
+        if ended:
+            expected = counts
+        rounds_left += sum(
+            (count - done.get(stage, 0)) * study.rounds_of(method, stage) for stage, count in expected.items()
+        )
+        best = _best([key for stage in SEARCH_STAGES[way] for key in opened.get(stage, [])], outcomes, study)
         cells.append(
             {
                 "cell": cell,
+                "setting": setting,
+                "method": method.shown,
+                "epsilon": epsilon,
                 "way": way,
-                "stages": {
-                    stage: {"done": sum(key in outcomes for key in keys), "total": len(keys)}
-                    for stage, keys in opened.items()
-                },
-                f"best_validation_{objective.metric}": min(scores, key=objective.cost, default=None),
+                "ended": ended,
+                "stages": {stage: {"done": done[stage], "total": counts[stage]} for stage in opened},
+                "expected": expected,
+                f"best_validation_{study.objective}": outcomes[best][1] if best else None,
+                "best_hyperparameters": _tuned(ledger.rows([best])[best], spaces[method.shown]) if best else None,
             }
         )
-    expected = len(study.data) * len(study.partitions) * len(study.methods) * len(study.epsilons)
-    ended = sum(_has_ended(cell, outcomes, stages, study) for cell in cells)
+    not_begun = _cells_in(study) * len(study.search.ways) - len(cells)
     states = Counter(state for state, _, _ in outcomes.values())
     return {
         "study": study.name,
         "objective": study.objective,
-        "finished": ended == expected * len(study.search.ways),
+        "finished": not not_begun and all(cell["ended"] for cell in cells),
         "running": running,
-        "cells_ended": ended,
-        "cells_total": expected * len(study.search.ways),
+        "cells_ended": sum(cell["ended"] for cell in cells),
+        "cells_total": _cells_in(study) * len(study.search.ways),
         "trials": dict(sorted(states.items())),
+        "trials_ended": len(outcomes),
+        "trials_expected": sum(sum(cell["expected"].values()) for cell in cells) if not not_begun else None,
+        "confirm": {
+            "done": sum(cell["stages"].get("confirm", {"done": 0})["done"] for cell in cells),
+            "total": sum(cell["expected"].get("confirm", 0) for cell in cells),
+        },
+        "time": _time(ledger.sessions(), rounds_left, running is not None),
         "cells": cells,
         "failed": reasons,
         "retries": [{"trials": count, "first": key, "reason": reason} for count, key, reason in failures],
     }
 
 
-def _has_ended(cell: dict[str, Any], outcomes: dict, stages: dict, study: Study) -> bool:
-    counts = cell["stages"]
-    if any(count["done"] < count["total"] for count in counts.values()):
-        return False
-    if "confirm" in counts:
-        return True
-    keys = [key for stage in SEARCH_STAGES[cell["way"]] for key in stages.get((cell["cell"], cell["way"], stage), [])]
-    if not keys or any(outcomes[key][0] == "done" for key in keys):
-        return False
-    if cell["way"] == "grid":
-        return True
-    method = next(
-        method
+def _cells_in(study: Study) -> int:
+    return len(study.data) * len(study.partitions) * len(study.methods) * len(study.epsilons)
+
+
+def _named(cell: str, study: Study) -> tuple[str, MethodSettings, float] | None:
+    """A cell's setting, method and budget, from its name."""
+    endings = {
+        f" / {method.shown} / eps {epsilon:g}": (method, epsilon)
         for method in study.methods
         for epsilon in study.epsilons
-        if cell["cell"].endswith(f" / {method.shown} / eps {epsilon:g}")
-    )
-    return len(keys) >= search_budget(method.space())
+    }
+    fitting = [ending for ending in endings if cell.endswith(ending)]
+    if not fitting:
+        return None
+    ending = max(fitting, key=len)
+    return cell.removesuffix(ending), *endings[ending]
+
+
+def _best(keys: list[str], outcomes: dict[str, Outcome], study: Study) -> str | None:
+    done = [key for key in keys if key in outcomes and outcomes[key][0] == "done"]
+    return min(done, key=lambda key: rank(outcomes[key], study.judged_by), default=None)
+
+
+def _tuned(row: Row, space: SearchSpace) -> dict[str, HyperValue]:
+    """What the search varies; the rest is in best.yaml."""
+    return {name: value for name, value in row.trial.hyperparameters.items() if name in {*space.coarse, *space.fine}}
+
+
+def _has_ended(way: str, opened: dict[str, list[str]], outcomes: dict[str, Outcome], expected: dict[str, int]) -> bool:
+    if any(key not in outcomes for keys in opened.values() for key in keys):
+        return False
+    if "confirm" in opened:
+        return True
+    keys = [key for stage in SEARCH_STAGES[way] for key in opened.get(stage, [])]
+    if not keys or any(outcomes[key][0] == "done" for key in keys):
+        return False
+    return way == "grid" or len(keys) >= expected["optuna"]
+
+
+# ---- how long it took, and will
+
+
+def _time(sessions: list[Session], rounds_left: int, running: bool) -> dict[str, float | None]:
+    """Seconds that drivers have worked, the rate of late, and what is left at that rate; None where the ledger does not
+    know."""
+    if not sessions:
+        return {"elapsed_s": None, "trial_rounds_per_second": None, "left_s": None}
+    elapsed = sum(session.last - session.began for session in sessions)
+    if running:
+        elapsed += max(0.0, time.time() - sessions[-1].last)
+    rate = next((rate for session in reversed(sessions) if (rate := _rate(session)) is not None), None)
+    return {
+        "elapsed_s": elapsed,
+        "trial_rounds_per_second": rate,
+        "left_s": 0.0 if not rounds_left else rounds_left / rate if rate else None,
+    }
+
+
+def _rate(session: Session) -> float | None:
+    """Over the last batches. The first one's time includes Ray's start, so it counts only where it is alone."""
+    recent = session.batches[-RECENT_BATCHES:]
+    if not recent:
+        return None
+    began, counted = (recent[0][0], recent[1:]) if len(recent) > 1 else (session.began, recent)
+    seconds = session.last - began
+    return sum(rounds for _, _, rounds in counted) / seconds if seconds > 0 else None
 
 
 def _holder(folder: Path) -> str | None:
@@ -103,6 +183,15 @@ def as_text(found: dict[str, Any]) -> str:
     state = "finished" if found["finished"] else f"running ({found['running']})" if found["running"] else "not finished"
     lines = [f"study {found['study']}: {state}, {found['cells_ended']} of {found['cells_total']} cells ended"]
     lines.append("trials: " + (", ".join(f"{count} {name}" for name, count in found["trials"].items()) or "none"))
+    if not found["finished"] and found["trials_expected"]:
+        confirm = found["confirm"]
+        lines[-1] += (
+            f"; {found['trials_ended']} of about {found['trials_expected']} have ended, "
+            f"of confirm {confirm['done']} of {confirm['total']}"
+        )
+    lines += _time_text(found)
+    best = "best" if found["finished"] else "best so far"
+    lines += [f"{best}: {text}" for text in best_texts(found)]
     shown = [stage for stage in STAGES if any(stage in cell["stages"] for cell in found["cells"])]
     width = max((len(_name(cell)) for cell in found["cells"]), default=4)
     lines.append(
@@ -119,6 +208,48 @@ def as_text(found: dict[str, Any]) -> str:
     lines += [f"retried: a pack of {retry['trials']} trials: {retry['reason']}" for retry in found["retries"]]
     lines += [f"failed: trial {key}: {reason}" for key, reason in found["failed"].items()]
     return "\n".join(lines)
+
+
+def _time_text(found: dict[str, Any]) -> list[str]:
+    spent = found["time"]
+    if spent["elapsed_s"] is None:
+        return []
+    parts = [f"time: {duration(spent['elapsed_s'])}"]
+    if spent["trial_rounds_per_second"] is not None:
+        parts.append(f"{spent['trial_rounds_per_second']:.4g} trial-rounds/s")
+    if not found["finished"] and spent["left_s"] is not None:
+        parts.append(f"about {duration(spent['left_s'])} left{'' if found['running'] else ' once it goes on'}")
+    return [", ".join(parts)]
+
+
+def best_texts(found: dict[str, Any]) -> list[str]:
+    """For every setting and budget the method that leads on the validation rows, and with what."""
+    objective = OBJECTIVES[found["objective"]]
+    name = f"best_validation_{objective.metric}"
+    leaders: dict[tuple[str, float], dict[str, Any]] = {}
+    for cell in found["cells"]:
+        at, score = (cell["setting"], cell["epsilon"]), cell[name]
+        if score is not None and (at not in leaders or objective.cost(score) < objective.cost(leaders[at][name])):
+            leaders[at] = cell
+    texts = []
+    for (setting, epsilon), cell in sorted(leaders.items()):
+        chosen = ", ".join(
+            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in cell["best_hyperparameters"].items()
+        )
+        shown = f"{objective.shown(cell[name])}{objective.unit.strip(' ()')}"
+        texts.append(
+            f"{setting}, eps {epsilon:g}: {cell['method']}, validation {shown}{f' ({chosen})' if chosen else ''}"
+        )
+    return texts
+
+
+def duration(seconds: float) -> str:
+    """For people."""
+    minutes, hours = seconds / 60, seconds / 3600
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{hours:.1f} h"
 
 
 def _name(cell: dict[str, Any]) -> str:

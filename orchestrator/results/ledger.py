@@ -51,6 +51,16 @@ CREATE TABLE IF NOT EXISTS stages (        -- which trials make up a stage of a 
 CREATE TABLE IF NOT EXISTS failures (      -- packs that had to be tried again
     number INTEGER PRIMARY KEY, trials INTEGER NOT NULL, first_key TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS sessions (      -- when a driver set out to run what was missing
+    number INTEGER PRIMARY KEY, began REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS batches (       -- trials that were handed in together: how fast the sweep went, no more
+    number INTEGER PRIMARY KEY, session INTEGER NOT NULL, at REAL NOT NULL, trials INTEGER NOT NULL,
+    rounds INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS partitions (    -- how many rows of which class each client holds
+    setting TEXT NOT NULL, seed INTEGER NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (setting, seed)
+) WITHOUT ROWID;
 """
 # a row is final, but for one that failed: its cause may have passed
 REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = excluded.reason,
@@ -113,6 +123,19 @@ class Row:
         return cls(*head, metrics, *tail)  # type: ignore[call-arg]
 
 
+@dataclass(frozen=True)
+class Session:
+    """A driver's stretch of work: when it began, and what it handed in when. It never enters a table."""
+
+    began: float
+    batches: list[tuple[float, int, int]]
+    """When, how many trials, how many rounds of single trials."""
+
+    @property
+    def last(self) -> float:
+        return self.batches[-1][0] if self.batches else self.began
+
+
 class Ledger:
     """Open with `Ledger.write(folder)` (takes the lock) or `Ledger.read(folder)`."""
 
@@ -154,9 +177,9 @@ class Ledger:
         alone = not (folder / "ledger.sqlite-wal").exists() and not _can_write(folder)
         connection = _connect(f"file:{_quoted(file)}?mode=ro{'&immutable=1' if alone else ''}", folder)
         try:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'failures'").fetchone():
-                raise UserError(f"the ledger in {folder} is empty: its driver ended before it had begun")
             ledger = cls(connection, None)
+            if not ledger._has("failures"):
+                raise UserError(f"the ledger in {folder} is empty: its driver ended before it had begun")
             ledger._check_version(folder)
             yield ledger
         finally:
@@ -209,12 +232,19 @@ class Ledger:
 
     def add(self, rows: Iterable[Row]) -> None:
         """All or none of them; a row that is there already stays as it is, unless it had failed."""
+        marks, handed_in = ", ".join("?" * (COLUMNS.count(",") + 1)), list(rows)
         with self._transaction():
-            marks = ", ".join("?" * (COLUMNS.count(",") + 1))
+            before = self._db.total_changes
             self._db.executemany(
                 f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) {REPLACE_FAILED}",
-                (row.values() for row in rows),
+                (row.values() for row in handed_in),
             )
+            if written := self._db.total_changes - before:
+                self._db.execute(
+                    "INSERT INTO batches (session, at, trials, rounds) "
+                    "VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?, ?)",
+                    (time.time(), written, sum(row.rounds for row in handed_in)),
+                )
 
     def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
         """State, score by this metric and loss of every trial that has ended: what selection needs, and cheap for many
@@ -250,6 +280,44 @@ class Ledger:
         for cell, way, stage, key in rows:
             found.setdefault((cell, way, stage), []).append(key)
         return found
+
+    # ---- how fast it went
+
+    def begin_session(self) -> None:
+        """A driver sets out."""
+        self._db.execute("INSERT INTO sessions (began) VALUES (?)", (time.time(),))
+
+    def sessions(self) -> list[Session]:
+        """Oldest first; none in a ledger from before they were kept."""
+        if not self._has("batches"):
+            return []
+        found = {number: Session(began, []) for number, began in self._db.execute("SELECT number, began FROM sessions")}
+        for number, *batch in self._db.execute("SELECT session, at, trials, rounds FROM batches ORDER BY number"):
+            if number in found:
+                found[number].batches.append((batch[0], batch[1], batch[2]))
+        return list(found.values())
+
+    # ---- who holds what
+
+    def add_partitions(self, counts: Mapping[tuple[str, int], list[list[int]]]) -> None:
+        """By setting and seed of the partition: a list per client, of its rows by class."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO partitions VALUES (?, ?, ?)",
+                (
+                    (setting, seed, json.dumps(clients, separators=(",", ":")))
+                    for (setting, seed), clients in counts.items()
+                ),
+            )
+
+    def partitions(self) -> dict[tuple[str, int], list[list[int]]]:
+        if not self._has("partitions"):
+            return {}
+        found = self._db.execute("SELECT setting, seed, counts FROM partitions ORDER BY setting, seed")
+        return {(setting, seed): json.loads(counts) for setting, seed, counts in found}
+
+    def _has(self, table: str) -> bool:
+        return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
     # ---- failures
 

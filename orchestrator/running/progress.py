@@ -14,8 +14,8 @@ from rich.text import Text
 
 from orchestrator.console import emit_json, stderr
 from orchestrator.running.packing import Capacity
+from orchestrator.search import extent
 from orchestrator.search.cell_search import SEARCH_STAGES, CellSearch
-from orchestrator.search.optuna_search import search_budget
 from orchestrator.search.selection import rank
 from orchestrator.search.sweep import Sweep
 
@@ -70,15 +70,8 @@ def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
 
 def expected_trials(search: CellSearch) -> dict[str, int]:
     """Trials of every stage: as opened, or as many as it will probably have."""
-    space = search.cell.space
-    if search.way == "grid":
-        guess = {"coarse": space.size(space.coarse), "fine": space.size(space.fine)}
-    else:
-        guess = {"optuna": search_budget(space)}
-    guess["confirm"] = len(search.cell.study.seeds.confirm)
-    if search.way == "optuna":
-        return guess  # opened batch by batch
-    return {stage: len(search.stages[stage]) if stage in search.stages else count for stage, count in guess.items()}
+    opened = {stage: len(keys) for stage, keys in search.stages.items()}
+    return extent.expected_trials(search.cell.study, search.cell.space, search.way, opened)
 
 
 class View:

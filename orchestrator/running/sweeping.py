@@ -25,6 +25,8 @@ from orchestrator.study.extension import check_extension
 from orchestrator.study.settings import ResourceSettings, Study
 from trainables.errors import UserError
 
+MOST_COUNTS = 50_000  # clients times classes, a few hundred kilobytes
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -66,6 +68,7 @@ def _run(
         _enter_study(ledger, blueprint, source, folder)
         sweep = Sweep(blueprint, ledger)
         if not sweep.finished:
+            ledger.begin_session()
             view.starting(sweep)
             with connected(address):
                 _run_packs(sweep, where, view, resources)
@@ -140,7 +143,25 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
         facts[f"validation_rows:{setting.id}"] = len(blueprint.problems[setting.search.key].y_eval)
         facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
     ledger.add_facts(facts)
+    ledger.add_partitions(_who_holds_what(blueprint))
     write_text(folder / "study.yaml", source)
+
+
+def _who_holds_what(blueprint: Blueprint) -> dict[tuple[str, int], list[list[int]]]:
+    """Of every partition that a confirm run trains on, the rows of each class at each client; where that is too much to
+    keep, or labels are no classes, each client's rows in one number."""
+    found: dict[tuple[str, int], list[list[int]]] = {}
+    for setting in {cell.setting.id: cell.setting for cell in blueprint.cells}.values():
+        for spec in setting.confirm.values():
+            name, problem = (setting.id, spec.partition.seed), blueprint.problems[spec.key]
+            if name in found:
+                continue
+            sizes = problem.partition.sizes
+            if problem.data.task == "poisson" or len(sizes) * problem.data.classes > MOST_COUNTS:
+                found[name] = [[int(size)] for size in sizes]
+            else:
+                found[name] = problem.partition.counts(problem.data).tolist()
+    return found
 
 
 @contextlib.contextmanager
