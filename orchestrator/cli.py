@@ -11,6 +11,7 @@ from orchestrator.commands import (
     bench,
     best,
     calibrate,
+    data,
     figures,
     methods,
     partition,
@@ -35,6 +36,7 @@ for command in (
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
 ):
     app.command()(command)
+app.add_typer(data.data, name="data")
 
 # typer carries its own click and exports few of its names: BadParameter > UsageError > ClickException
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from orchestrator.study.settings import DataSettings, ResourceSettings, Study
+from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
 
 
@@ -79,10 +79,10 @@ def _refuse_repeated_keys(node: Any, file: str) -> None:
 
 def _located(data: DataSettings, folder: Path) -> DataSettings:
     """A feature file by its whole path, so that the study can be resumed from anywhere. It is looked for beside the
-    study file, in the current folder and in $FEDSWEEP_DATA."""
+    study file, in the current folder, and where `fedsweep data prepare` puts it: in $FEDSWEEP_DATA or the cache."""
     if not data.source.endswith(".npz"):
         return data
-    places = [folder, Path.cwd(), Path(os.environ.get("FEDSWEEP_DATA", "."))]
+    places = [folder, Path.cwd(), data_folder()]
     found = [place / data.source for place in places if (place / data.source).is_file()]
     return data.model_copy(update={"source": str(found[0].resolve())}) if found else data
 

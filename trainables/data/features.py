@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
+from trainables.data.sources.catalogue import recipe
 from trainables.errors import UserError, in_range
 
 Rows = NDArray[np.int64]
@@ -96,10 +97,15 @@ def load(name: str, seed: int = 42) -> FeatureSet:
         return _checked(name, fingerprint, arrays)
     path = Path(name)
     if not os.path.isfile(path):  # unlike Path.is_file, false for a name that no file can have
-        raise UserError(
-            f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
-        )
+        raise UserError(_missing(name))
     return _checked(path.stem, f"sha256:{_sha256(path)}", _read_npz(path))
+
+
+def _missing(name: str) -> str:
+    known = recipe(Path(name).stem) if name.endswith(".npz") else None
+    if known is not None:
+        return f"data {name!r} is not there; make it with: fedsweep data prepare {known.name}"
+    return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
 
 
 def _sha256(path: Path) -> str:

@@ -1,0 +1,207 @@
+"""What can be had from where, by which checksum, and which feature files are made of it.
+
+Checksums are those the makers (or the libraries that carry the data) publish. A file without one is fetched from an
+address whose content cannot change, or is judged by its content when it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a source."""
+
+    name: str
+    url: str
+    checksum: str = ""
+    """`md5:…`, `sha256:…`, or `sha256-prefix:…` where the file's own name is all there is to go by."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as published."""
+
+    name: str
+    format: str
+    """Which reader of `formats` it takes."""
+    files: tuple[File, ...]
+    about: str
+    content: str = ""
+    """SHA-256 of what the reader makes of it, for files without a published checksum."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A feature file and how it is made."""
+
+    name: str
+    source: str
+    backbone: str = ""
+    """Images go through it; without one the source's own numbers are the features."""
+
+
+KRIZ = "https://www.cs.toronto.edu/~kriz"
+MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
+UCI_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
+FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby"
+CIFAR_MODELS = "https://github.com/chenyaofo/pytorch-cifar-models/releases/download"
+
+
+def _idx(folder: str, *md5: str) -> tuple[File, ...]:
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(
+        File(f"{name}-ubyte.gz", f"{folder}/{name}-ubyte.gz", f"md5:{digest}")
+        for name, digest in zip(names, md5, strict=True)
+    )
+
+
+def _medmnist(name: str, md5: str, about: str) -> Source:
+    url = f"https://zenodo.org/records/10519652/files/{name}.npz?download=1"
+    return Source(name, "medmnist", (File(f"{name}.npz", url, f"md5:{md5}"),), f"MedMNIST v2: {about}")
+
+
+def _heart(hospital: str, md5: str) -> File:
+    return File(f"processed.{hospital}.data", f"{UCI_HEART}/processed.{hospital}.data", f"md5:{md5}")
+
+
+_SOURCES = (
+    Source(
+        "cifar10",
+        "cifar",
+        (File("cifar-10-python.tar.gz", f"{KRIZ}/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a"),),
+        "CIFAR-10, 60,000 images of 32 x 32",
+    ),
+    Source(
+        "cifar100",
+        "cifar",
+        (File("cifar-100-python.tar.gz", f"{KRIZ}/cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85"),),
+        "CIFAR-100, for training backbones",
+    ),
+    _medmnist("pathmnist", "a8b06965200029087d5bd730944a56c1", "colon pathology, 9 classes"),
+    _medmnist("dermamnist", "0744692d530f8e62ec473284d019b0c7", "dermatoscope, 7 classes"),
+    _medmnist("octmnist", "c68d92d5b585d8d81f7112f81e2d0842", "retinal OCT, 4 classes"),
+    _medmnist("pneumoniamnist", "28209eda62fecd6e6a2d98b1501bb15f", "chest X-ray, 2 classes"),
+    _medmnist("breastmnist", "750601b1f35ba3300ea97c75c52ff8f6", "breast ultrasound, 2 classes"),
+    _medmnist("bloodmnist", "7053d0359d879ad8a5505303e11de1dc", "blood cells, 8 classes"),
+    _medmnist("tissuemnist", "ebe78ee8b05294063de985d821c1c34b", "kidney cortex cells, 8 classes"),
+    _medmnist("organamnist", "68e3f8846a6bd62f0c9bf841c0d9eacc", "abdominal CT, axial, 11 classes"),
+    _medmnist("organcmnist", "b9ceb9546e10131b32923c5bbeaea2b1", "abdominal CT, coronal, 11 classes"),
+    _medmnist("organsmnist", "9ab87b696fb54e2a387ebe992d6ed5f1", "abdominal CT, sagittal, 11 classes"),
+    Source(
+        "mnist",
+        "idx",
+        _idx(
+            MNIST,
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        "MNIST, handwritten digits",
+    ),
+    Source(
+        "fashion-mnist",
+        "idx",
+        _idx(
+            FASHION,
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        "Fashion-MNIST, articles of clothing",
+    ),
+    Source(
+        "emnist-digits",
+        "emnist",
+        (
+            File(
+                "gzip.zip",
+                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
+            ),
+        ),
+        "EMNIST, the split `digits`",
+    ),
+    Source(
+        "adult",
+        "libsvm",
+        (File("a9a", f"{LIBSVM}/a9a"), File("a9a.t", f"{LIBSVM}/a9a.t")),
+        "Adult in LIBSVM's a9a encoding, 123 binary features",
+        content="41a2beb5ee78a8e69ef1e5b3f42a7588e2b45c26ba311ebe5f3dea3a27919a27",
+    ),
+    Source(
+        "heart-disease",
+        "heart",
+        (
+            _heart("cleveland", "2d91a8ff69cfd9616aa47b59d6f843db"),
+            _heart("hungarian", "22e96bee155b5973568101c93b3705f6"),
+            _heart("switzerland", "9a87f7577310b3917730d06ba9349e20"),
+            _heart("va", "4249d03ca7711e84f4444768c9426170"),
+        ),
+        "UCI heart disease, four hospitals, each a client",
+    ),
+    Source(
+        "tcga-brca",
+        "tcga",
+        (
+            File(
+                "brca.csv",
+                f"{FLAMBY}/57a7e5c8f2bc26929c239e217ed3a41d6252bd53/flamby/datasets/fed_tcga_brca/brca.csv",
+            ),
+            File(
+                "train_test_split.csv",
+                f"{FLAMBY}/1b37901a15c316d16d4b9d5705aaefa5a803dba3/flamby/datasets/fed_tcga_brca/"
+                "dataset_creation_scripts/train_test_split.csv",
+            ),
+        ),
+        "TCGA-BRCA as FLamby has it, six regions, each a client; the label is whether death was observed",
+    ),
+)
+SOURCES = {source.name: source for source in _SOURCES}
+
+WEIGHTS = {
+    name: File(f"cifar100_{stem}.pt", f"{CIFAR_MODELS}/{folder}/cifar100_{stem}.pt", f"sha256-prefix:{stem[-8:]}")
+    for name, folder, stem in (
+        ("resnet20", "resnet", "resnet20-23dac2f1"),
+        ("resnet32", "resnet", "resnet32-84213ce6"),
+        ("resnet44", "resnet", "resnet44-ffe32858"),
+        ("resnet56", "resnet", "resnet56-f2eff4c8"),
+        ("vgg16", "vgg", "vgg16_bn-7d8c4031"),
+    )
+}
+"""Trained on CIFAR-100 and published, by backbone."""
+
+IMAGES = ("cifar", "medmnist", "idx", "emnist")
+"""Formats that hold images."""
+
+
+def recipe(name: str) -> Recipe | None:
+    """How a feature file of this name is made: SOURCE or SOURCE-BACKBONE; None if nothing here can make it."""
+    if name == "adult-a9a":
+        return Recipe(name, "adult")
+    if name in SOURCES and SOURCES[name].format not in ("cifar",):
+        return Recipe(name, name)
+    for source in SOURCES:
+        backbone = name.removeprefix(f"{source}-")
+        if backbone != name and SOURCES[source].format in IMAGES and (backbone in WEIGHTS or is_timm(backbone)):
+            return Recipe(name, source, backbone)
+    return None
+
+
+def is_timm(backbone: str) -> bool:
+    """A model of the library timm is written timm.NAME, so that it can be part of a file's name."""
+    return backbone.startswith("timm.") and len(backbone) > len("timm.")
+
+
+def recipes() -> list[Recipe]:
+    """Those that the papers' studies use or that stand for themselves; any SOURCE-BACKBONE can be made."""
+    names = ["cifar10-resnet20", "cifar10-vgg16", "pathmnist-resnet20", "pathmnist-vgg16"]
+    names += ["mnist", "fashion-mnist", "emnist-digits", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
+    names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
+    found = [recipe(name) for name in names]
+    return [each for each in found if each is not None]
