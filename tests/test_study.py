@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from orchestrator.study import extension
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.extension import check_extension
+from orchestrator.study.extension import carried_over, check_extension
 from orchestrator.study.reading import changed_resources, load, packaged, parse
 from orchestrator.study.settings import MethodSettings, ResourceSettings, Study
 from trainables.errors import UserError
@@ -131,8 +131,9 @@ def changed(old: str, new: str) -> str:
 
 
 WRONG = {
-    "unknown key": (TEXT + "epsilon: 3\n", 15, "epsilon", "not permitted (found 3)"),
-    "unknown key, deeper": (TEXT + "rounds:\n  coarse: 5\n  middle: 5\n", 17, "rounds.middle", "found 5"),
+    "unknown key": (TEXT + "epsilon: 3\n", 15, "epsilon", "no such setting; did you mean epsilons?"),
+    "unknown key, deeper": (TEXT + "rounds:\n  coarse: 5\n  middle: 5\n", 17, "rounds.middle", "there is no such setting"),
+    "key of another section": (TEXT + "delta: 1.0e-6\n", 15, "delta", "did you mean privacy.delta?"),
     "unknown method": (
         changed("- dp-fedgd", "- dp-nope"),
         6,
@@ -145,7 +146,7 @@ WRONG = {
     "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
     "hyperparameter of a wrong kind": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "valid"),
     "axis that is no list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
-    "method named twice": (changed("- dp-fedgd", "- dp-fedsofim"), 1, "", "DP-FedSOFIM is named twice; give one"),
+    "method named twice": (changed("- dp-fedgd", "- dp-fedsofim"), 7, "methods.1", "DP-FedSOFIM is named twice; give one"),
     "epsilon is no number": (changed("- 8", "- much"), 12, "epsilons.1", "(found 'much')"),
     "epsilon 0": (changed("- 8", "- 0"), 10, "epsilons", "epsilon 0 is not above 0"),
     "epsilon nan": (changed("- 8", "- .nan"), 10, "epsilons", "epsilon nan is not above 0"),
@@ -160,11 +161,15 @@ WRONG = {
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
     "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
     "rounds": (TEXT + "rounds: 50\n", 15, "rounds", "(found 50)"),
-    "comparison": (TEXT + "compare_to: dp-ftrl\n", 1, "", "'dp-ftrl' is none of the methods: DP-FedGD, DP-FedSOFIM"),
+    "comparison": (TEXT + "compare_to: dp-ftrl\n", 15, "compare_to", "'dp-ftrl' is none of the methods: DP-FedGD"),
+    "partition": (changed("[iid]", "\n  - iid\n  - idd"), 5, "partitions.1", "'idd' is unknown"),
+    "budget in mu": (changed("- 8", "- mu=much"), 12, "epsilons.1", "budget 'mu=much'"),
+    "early stopping": (TEXT + "search:\n  early_stopping:\n    rounds: [15]\n", 17, "search.early_stopping.rounds", "15"),
     "YAML: bracket": (changed("[42, 7]", "[42, 7"), 15, "", "not valid YAML: "),
     "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
     "YAML: alias": (changed("- 8", "- *eight"), 12, "", "undefined alias 'eight'"),
     "YAML: code": (changed("- 8", "- !!python/object/apply:os.getcwd []"), 12, "", "not valid YAML"),
+    "YAML: an alias of itself": (changed("- 8", "- &own [*own]"), 12, "", "an alias stands for what it is part of"),
     "YAML: two documents": (TEXT + "---\nname: more\n", 15, "", "another document"),
 }
 
@@ -186,12 +191,47 @@ def test_wrong_files_are_refused_with_file_and_line(name):
         ("", "a study is a mapping of settings, this is NoneType"),
         ("- a\n- b\n", "a study is a mapping of settings, this is list"),
         ("name: \x00\n", "not valid YAML"),  # the reader of characters, which knows no lines
+        ("name: 2026-13-41\n", "not valid YAML: month must be in 1..12"),
+        ("clients: 1" + 5000 * "0" + "\n", "not valid YAML: Exceeds the limit"),
+        (5000 * "[", "not valid YAML: it is nested without end"),
     ],
 )
 def test_what_is_no_study_at_all(text, sentence):
     with pytest.raises(UserError, match=rf"^tiny\.yaml: {sentence}") as caught:
         read(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("item", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merged mappings"])
+def test_a_few_aliases_cannot_stand_for_billions_of_values(item):
+    """Written out, level 12 has 9^12 values: it is refused by counting, not by trying."""
+    levels = ["a0: &a0 {x: 1}"]
+    levels += [f"a{n}: &a{n} " + item.format(", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 13)]
+    with pytest.raises(UserError, match=r"^tiny\.yaml: with its aliases written out it holds more than 200000 values$"):
+        read("\n".join(levels))
+
+
+def test_aliases_are_welcome():
+    text = changed("  - dp-fedgd\n", "  - dp-fedgd: &fine {fine: {learning_rate: [1, 2]}}\n  - dp-fedyogi: *fine\n")
+    assert [method.fine for method in read(text).methods[:2]] == [{"learning_rate": [1, 2]}] * 2
+
+
+def test_a_grid_that_nobody_can_run_is_refused_by_its_size():
+    axis = str([round(0.01 + k / 1000, 3) for k in range(990)])
+    text = changed("- dp-fedgd", f"- dp-fedadam: {{coarse: {{learning_rate: {axis}, beta1: {axis}, tau: {axis}}}}}")
+    with pytest.raises(UserError, match=r"^tiny\.yaml:6: methods\.0: the coarse grid of dp-fedadam has \d{9,} conf"):
+        read(text)
+
+
+def test_the_reference_of_comparisons_stays_when_methods_join():
+    old, more = read(TEXT), read(changed("epsilons:", "  - dp-ftrl\nepsilons:"))
+    assert (old.reference.shown, more.reference.shown) == ("DP-FedSOFIM", "DP-FTRL")
+    kept = carried_over(old, more)
+    assert kept.reference.shown == "DP-FedSOFIM"
+    assert carried_over(kept, more) == kept, "the same file again changes nothing"
+    said = read(changed("epsilons:", "  - dp-ftrl\ncompare_to: dp-ftrl\nepsilons:"))
+    assert carried_over(old, said) == said, "a study that says it decides"
+    assert carried_over(old, old) == old
 
 
 MEANINGLESS = {
@@ -309,7 +349,10 @@ def test_what_extends_a_study(name):
 LOST = {
     "an epsilon": (changed("  - 1\n", ""), "epsilons 1.0"),
     "a method": (changed("  - dp-fedgd\n", ""), "methods 'dp-fedgd'"),
-    "a method's search space": (changed("0.9", "0.8"), "methods 'dp-fedsofim'"),
+    "a method's search space": (
+        changed("0.9", "0.8"),
+        "the study has methods 'dp-fedsofim'.fixed.beta = 0.8, the folder was made with 0.9",
+    ),
     "a partition": (changed("[iid]", "['dirichlet:0.5']"), "partitions 'iid'"),
     "a confirm seed": (changed("[42, 7]", "[42]"), "seeds.confirm 7"),
     "the order of confirm seeds": (changed("[42, 7]", "[1, 42, 7]"), "confirm must come after the old ones, [42, 7]"),

@@ -21,7 +21,7 @@ from orchestrator.running.packing import capacity
 from orchestrator.running.progress import View
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.extension import check_extension
+from orchestrator.study.extension import carried_over, check_extension
 from orchestrator.study.settings import ResourceSettings, Study
 from trainables.errors import UserError
 
@@ -129,11 +129,12 @@ def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
 
 def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path) -> None:
     """Write the study into its folder, or see that it goes with the one that is there."""
-    study = blueprint.study
-    text = study.model_dump_json()
-    before = ledger.study()
+    study, before = blueprint.study, ledger.study()
     if before is not None:
-        check_extension(Study.model_validate_json(before[0]), study)
+        old = Study.model_validate_json(before[0])
+        check_extension(old, study)
+        study = carried_over(old, study)
+    text = study.model_dump_json()
     ledger.add_data(blueprint.fingerprints)
     if before is None or before[0] != text:
         ledger.add_study(text, source)

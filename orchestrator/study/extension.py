@@ -29,17 +29,32 @@ def _check_extension(path: str, before: Any, after: Any) -> None:
         for name in before:
             _check_extension(f"{path}.{name}" if path else name, before[name], after.get(name))
     elif path in GROWING:
-        lost = [item for item in before if item not in after]
-        if lost:
-            raise UserError(
-                f"the folder's study has {path} {_short(lost[0])}, the new one has not; choose another folder"
-            )
+        for item in before:
+            if item in after:
+                continue
+            for changed in after:  # the same one by its name: then say what of it is another
+                if _name(item) is not None and _name(changed) == _name(item):
+                    _check_extension(f"{path} {_short(item)}", item, changed)
+            raise UserError(f"the folder's study has {path} {_short(item)}, the new one has not; choose another folder")
         if path == "seeds.confirm" and after[: len(before)] != before:
             raise UserError(f"new {path} must come after the old ones, {before}; choose another folder")
     elif before != after:
         raise UserError(
             f"the study has {path} = {_short(after)}, the folder was made with {_short(before)}; choose another folder"
         )
+
+
+def _name(item: Any) -> str | None:
+    """What a method or a data set goes by in tables."""
+    return (item.get("label") or item.get("name") or item.get("source")) if isinstance(item, dict) else None
+
+
+def carried_over(old: Study, new: Study) -> Study:
+    """A study that does not say whom McNemar's test compares with keeps the folder's reference when methods join."""
+    kept = old.reference.shown
+    if new.compare_to or new.reference.shown == kept or kept not in [method.shown for method in new.methods]:
+        return new
+    return new.model_copy(update={"compare_to": kept})
 
 
 def _short(value: Any) -> str:

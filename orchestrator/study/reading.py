@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.study.settings import DataSettings, ResourceSettings, Study
 from trainables.data.sources.fetching import data_folder
@@ -38,29 +41,87 @@ def load(name: str) -> tuple[Study, str]:
 
 def parse(text: str, file: str, folder: Path) -> Study:
     """Feature files are looked for beside the study file."""
-    try:
-        content = yaml.safe_load(text)
-        marks = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError:
-        raise UserError(f"{file}: not valid YAML: it is nested without end") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else file
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise UserError(f"{where}: not valid YAML: {problem}") from None
-    _refuse_repeated_keys(marks, file)
+    content, marks = read_yaml(text, file)
     if not isinstance(content, dict):
         raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        line = _line(marks, first["loc"])
-        name = ".".join(str(part) for part in first["loc"] if not _internal(part))
-        message = first["msg"].removeprefix("Value error, ")
-        shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
-        raise UserError(f"{file}:{line}: {name + ': ' if name else ''}{message}{shown}") from None
+        place, sentence = said(error)
+        raise UserError(f"{file}:{_line(marks, place)}: {sentence}") from None
     return study.model_copy(update={"data": [_located(data, folder) for data in study.data]})
+
+
+def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+    """The first thing that is wrong with a study: where it stands, and a sentence."""
+    first = error.errors()[0]
+    place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
+    name = ".".join(str(part) for part in place if not _internal(part))
+    message = first["msg"].removeprefix("Value error, ")
+    shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
+    if first["type"] == "extra_forbidden":
+        message, shown = f"there is no such setting{_meant(place)}", ""
+    return place, f"{name + ': ' if name else ''}{message}{shown}"
+
+
+def _meant(place: tuple[str | int, ...]) -> str:
+    """The setting whose name comes closest, of the same section if possible."""
+    *section, name = [part for part in place if isinstance(part, str) and not _internal(part)]
+    by_name: dict[str, list[str]] = {}
+    for path in setting_paths(Study):
+        by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    for close in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75):
+        here = [path for path in by_name[close] if path.rpartition(".")[0] == ".".join(section)]
+        return f"; did you mean {(here or by_name[close])[0]}?"
+    return ""
+
+
+def setting_paths(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    """Every setting of a study by its full name, such as rounds.coarse."""
+    for name, field in model.model_fields.items():
+        yield f"{before}{name}"
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from setting_paths(inner, f"{before}{name}.")
+
+
+# ---- YAML
+
+MOST_VALUES = 200_000
+"""A study file may hold as many once its aliases are written out; a few lines of them can stand for billions."""
+
+
+def read_yaml(text: str, file: str) -> tuple[Any, Any]:
+    """What a text holds, and its nodes, which know their lines. Everything wrong with it is one sentence."""
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        if _count(node, file, {}) > MOST_VALUES:
+            raise UserError(f"{file}: with its aliases written out it holds more than {MOST_VALUES} values")
+        _refuse_repeated_keys(node, file)
+        return loader.construct_document(node), node
+    except RecursionError:
+        raise UserError(f"{file}: not valid YAML: it is nested without end") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number of a million digits
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else file
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{where}: not valid YAML: {problem}") from None
+
+
+def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
+    """The values of a node, each alias counted as what it stands for. `known`: by node; None while it is counted."""
+    if id(node) not in known:
+        known[id(node)] = None
+        inside = node.value if isinstance(node, yaml.CollectionNode) else []
+        items = itertools.chain(*inside) if isinstance(node, yaml.MappingNode) else inside
+        known[id(node)] = 1 + sum(_count(item, file, known) for item in items)
+    count = known[id(node)]
+    if count is None:
+        raise UserError(f"{file}:{node.start_mark.line + 1}: not valid YAML: an alias stands for what it is part of")
+    return count
 
 
 def _refuse_repeated_keys(node: Any, file: str) -> None:
@@ -68,9 +129,10 @@ def _refuse_repeated_keys(node: Any, file: str) -> None:
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            if key.value in seen:
-                raise UserError(f"{file}:{key.start_mark.line + 1}: {key.value!r} is given twice")
-            seen.add(key.value)
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise UserError(f"{file}:{key.start_mark.line + 1}: {key.value!r} is given twice")
+                seen.add(key.value)
             _refuse_repeated_keys(value, file)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:

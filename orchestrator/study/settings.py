@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 import search_spaces
 from search_spaces import SearchSpace
@@ -21,7 +22,15 @@ from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.plan import Adjacency, Level, Release
 from trainables.spec import HyperValue, PartitionSpec
 
+LARGEST_GRID = 100_000
+"""Configurations of a method in one stage: far more than anyone runs, and still planned in seconds."""
+
 Stage = Literal["coarse", "fine", "optuna", "confirm"]
+
+
+def wrong(sentence: str, *at: str | int) -> PydanticCustomError:
+    """What a check of several settings found, and which of them it is about: the message points to its line."""
+    return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence, "at": at})
 
 
 class Settings(BaseModel):
@@ -79,6 +88,12 @@ class MethodSettings(Settings):
             raise ValueError(str(error)) from None
         if "as_released" in {*space.coarse, *space.fine}:
             raise ValueError(f"as_released of {self.name} is not searched over; set it under fixed")
+        for stage, axes in (("coarse", space.coarse), ("fine", space.fine)):
+            if space.size(axes) > LARGEST_GRID:
+                raise ValueError(
+                    f"the {stage} grid of {self.name} has {space.size(axes)} configurations, more than {LARGEST_GRID}; "
+                    "give shorter axes or fix some of them"
+                )
         return self
 
     def space(self) -> SearchSpace:
@@ -229,7 +244,8 @@ class Study(Settings):
         privacy = value.get("privacy")
         delta = privacy.get("delta") if isinstance(privacy, dict) else None
         usable = delta if isinstance(delta, float) and 0 < delta < 1 else PrivacyStudySettings().delta
-        return {**value, "epsilons": [_epsilon(budget, usable) for budget in value["epsilons"]]}
+        budgets = [_epsilon(budget, usable, number) for number, budget in enumerate(value["epsilons"])]
+        return {**value, "epsilons": budgets}
 
     @field_validator("epsilons")
     @classmethod
@@ -245,34 +261,36 @@ class Study(Settings):
     def _stops_where_it_looks(self) -> Study:
         halving = self.search.early_stopping
         fewest = min(self.rounds_of(method, stage) for method in self.methods for stage in ("coarse", "fine"))
+        at = ("search", "early_stopping", "rounds")
         for t in halving.rounds if halving else []:
             if t >= fewest:
-                raise ValueError(f"early_stopping at round {t}, but a search has only {fewest} rounds")
+                raise wrong(f"early_stopping at round {t}, but a search has only {fewest} rounds", *at)
             if t < 1 or t % self.evaluate_every != 0:
-                raise ValueError(
-                    f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds"
-                )
+                raise wrong(f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds", *at)
         return self
 
     @model_validator(mode="after")
     def _partitions_are_distinct(self) -> Study:
-        try:
-            parsed = [self.partition(text) for text in self.partitions]
-        except UserError as error:
-            raise ValueError(str(error)) from None
-        for text, spec in zip(self.partitions, parsed, strict=True):
-            if parsed.count(spec) > 1:
-                raise ValueError(f"partition {text!r} is named twice")
+        parsed: list[PartitionSpec] = []
+        for number, text in enumerate(self.partitions):
+            try:
+                spec = self.partition(text)
+            except UserError as error:
+                raise wrong(str(error), "partitions", number) from None
+            if spec in parsed:
+                raise wrong(f"partition {text!r} is named twice", "partitions", number)
+            parsed.append(spec)
         return self
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Study:
         shown = [method.shown for method in self.methods]
-        for name in shown:
-            if shown.count(name) > 1:
-                raise ValueError(f"method {name} is named twice; give one of them a label")
+        for number, name in enumerate(shown):
+            if name in shown[:number]:
+                raise wrong(f"method {name} is named twice; give one of them a label", "methods", number)
         if self.compare_to and self.compare_to not in [*shown, *(m.name for m in self.methods)]:
-            raise ValueError(f"compare_to = {self.compare_to!r} is none of the methods: {', '.join(shown)}")
+            sentence = f"compare_to = {self.compare_to!r} is none of the methods: {', '.join(shown)}"
+            raise wrong(sentence, "compare_to")
         return self
 
     def partition(self, text: str, named: int | None = None) -> PartitionSpec:
@@ -303,10 +321,10 @@ class Study(Settings):
         return self.methods[-1]
 
 
-def _epsilon(budget: Any, delta: float) -> Any:
+def _epsilon(budget: Any, delta: float, number: int) -> Any:
     if not isinstance(budget, str) or not budget.startswith("mu="):
         return budget
     try:
         return epsilon_of(float(budget.removeprefix("mu=")), delta)
     except (ValueError, UserError) as error:
-        raise ValueError(f"budget {budget!r} is not mu=NUMBER: {error}") from None
+        raise wrong(f"budget {budget!r} is not mu=NUMBER: {error}", "epsilons", number) from None
