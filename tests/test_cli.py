@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,27 @@ def assert_one_sentence(result, culprit: str) -> None:
 def test_bad_flags(fedsweep, no_actors, name):
     flags, culprit = BAD_FLAGS[name]
     data = [] if "--data" in flags else ["--data", TINY]
-    assert_one_sentence(fedsweep("train", *data, "--rounds", 2, *flags.split()), culprit)
+    budget = [] if "--epsilon" in flags else ["--epsilon", 1]
+    assert_one_sentence(fedsweep("train", *data, *budget, "--rounds", 2, *flags.split()), culprit)
+
+
+def test_a_budget_is_never_assumed(fedsweep, no_actors):
+    assert_one_sentence(fedsweep("train", "--data", TINY), "the budget is missing; state it with --epsilon or --mu")
+
+
+@pytest.mark.parametrize("flag", ["--epsilon 3", "--rounds 5", "--set rho=1", "--method dp-fedgd", "--mu 1"])
+def test_an_option_that_a_winner_would_ignore_is_refused(fedsweep, no_actors, flag):
+    """Before the file is even looked at."""
+    result = fedsweep("train", "--from", "best.yaml", *flag.split())
+    assert_one_sentence(result, f"{flag.split()[0]} does not go with --from")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "localhost:9"])
+def test_a_dead_cluster_is_one_sentence_at_once(fedsweep, address):
+    began = time.monotonic()
+    result = fedsweep("train", "--data", TINY, "--partition", "iid", "--epsilon", 1, "--address", address)
+    assert_one_sentence(result, f"no Ray cluster answers at address = '{address}'")
+    assert time.monotonic() - began < 30, "Ray itself would try for ten minutes"
 
 
 BAD_STUDIES = {
@@ -351,6 +372,17 @@ def test_train_on_the_validation_split(fedsweep, local_ray):
     assert set(report["metrics"]["noise_norm"].values()) == {0}
     # 30 rows are held out, so accuracy is a multiple of 100/30
     assert all((value * 30 / 100) == pytest.approx(round(value * 30 / 100)) for value in report["accuracy"].values())
+
+
+@pytest.mark.ray
+def test_what_was_asked_for_is_on_standard_output(fedsweep, local_ray):
+    """`fedsweep train … > file` holds the table and the account."""
+    flags = f"--data {TINY} --method dp-fedgd --epsilon 1 --rounds 2 --evaluate-every 1 --clients 3 --hosts 1"
+    code, out, err = fedsweep("train", *flags.split())
+    assert code == 0
+    assert "dp-fedgd, judged on the test set" in out
+    assert "epsilon claimed 1 (record level" in out
+    assert "bought" not in err
 
 
 @pytest.mark.ray

@@ -132,7 +132,12 @@ def changed(old: str, new: str) -> str:
 
 WRONG = {
     "unknown key": (TEXT + "epsilon: 3\n", 15, "epsilon", "no such setting; did you mean epsilons?"),
-    "unknown key, deeper": (TEXT + "rounds:\n  coarse: 5\n  middle: 5\n", 17, "rounds.middle", "there is no such setting"),
+    "unknown key, deeper": (
+        TEXT + "rounds:\n  coarse: 5\n  middle: 5\n",
+        17,
+        "rounds.middle",
+        "there is no such setting",
+    ),
     "key of another section": (TEXT + "delta: 1.0e-6\n", 15, "delta", "did you mean privacy.delta?"),
     "unknown method": (
         changed("- dp-fedgd", "- dp-nope"),
@@ -146,7 +151,12 @@ WRONG = {
     "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
     "hyperparameter of a wrong kind": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "valid"),
     "axis that is no list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
-    "method named twice": (changed("- dp-fedgd", "- dp-fedsofim"), 7, "methods.1", "DP-FedSOFIM is named twice; give one"),
+    "method named twice": (
+        changed("- dp-fedgd", "- dp-fedsofim"),
+        7,
+        "methods.1",
+        "DP-FedSOFIM is named twice; give one",
+    ),
     "epsilon is no number": (changed("- 8", "- much"), 12, "epsilons.1", "(found 'much')"),
     "epsilon 0": (changed("- 8", "- 0"), 10, "epsilons", "epsilon 0 is not above 0"),
     "epsilon nan": (changed("- 8", "- .nan"), 10, "epsilons", "epsilon nan is not above 0"),
@@ -164,7 +174,12 @@ WRONG = {
     "comparison": (TEXT + "compare_to: dp-ftrl\n", 15, "compare_to", "'dp-ftrl' is none of the methods: DP-FedGD"),
     "partition": (changed("[iid]", "\n  - iid\n  - idd"), 5, "partitions.1", "'idd' is unknown"),
     "budget in mu": (changed("- 8", "- mu=much"), 12, "epsilons.1", "budget 'mu=much'"),
-    "early stopping": (TEXT + "search:\n  early_stopping:\n    rounds: [15]\n", 17, "search.early_stopping.rounds", "15"),
+    "early stopping": (
+        TEXT + "search:\n  early_stopping:\n    rounds: [15]\n",
+        17,
+        "search.early_stopping.rounds",
+        "15",
+    ),
     "YAML: bracket": (changed("[42, 7]", "[42, 7"), 15, "", "not valid YAML: "),
     "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
     "YAML: alias": (changed("- 8", "- *eight"), 12, "", "undefined alias 'eight'"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+from typing import Any
+
 import typer
 
 from orchestrator.commands.options import Folder, Json
+from orchestrator.commands.sweep import say_if_unfinished
 from orchestrator.console import emit_json
+from trainables.objective import OBJECTIVES, Objective
 
 
 def best(folder: Folder, json: Json = False) -> None:
@@ -13,10 +18,31 @@ def best(folder: Folder, json: Json = False) -> None:
     from orchestrator.running.sweeping import chosen_cells
 
     cells = chosen_cells(folder)
+    say_if_unfinished(folder)
     if json:
         emit_json(cells)
         return
     for cell, chosen in cells.items():
         values = ", ".join(f"{name}={value}" for name, value in chosen["hyperparameters"].items())
-        typer.echo(f"{cell}\n    {values}")
-    typer.echo(f"\nto train one again: fedsweep train --from {folder}/best.yaml --cell NAME --seed 42")
+        typer.echo(f"{cell}\n    {values}\n    {_scores(chosen)}")
+    if cells:
+        typer.echo(f"\nto train one again: fedsweep train --from {folder}/best.yaml --cell NAME --seed 42")
+
+
+def _scores(chosen: dict[str, Any]) -> str:
+    """What it was chosen by, and what became of it."""
+    found = []
+    for split in ("validation", "test"):
+        for name, value in chosen.items():
+            if name.startswith(f"{split}_") and name.removeprefix(f"{split}_") in OBJECTIVES:
+                objective = OBJECTIVES[name.removeprefix(f"{split}_")]
+                values = list(value.values()) if isinstance(value, dict) else [value]
+                found.append(f"{split} {objective.short} {_mean([v for v in values if v is not None], objective)}")
+    return ", ".join(found)
+
+
+def _mean(values: list[float], objective: Objective) -> str:
+    if not values:
+        return "unknown"
+    mean = objective.shown(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {objective.shown(statistics.stdev(values))} ({len(values)} seeds)"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import typer
 
 from orchestrator.commands.options import Folder
+from orchestrator.commands.sweep import say_if_unfinished
 
 
 def figures(folder: Folder) -> None:
     """Draw the figures of a result folder from its ledger: the score by round and by the number of clients."""
     from orchestrator.running.sweeping import draw_figures
 
+    say_if_unfinished(folder)
     for path in draw_figures(folder):
         typer.echo(path)

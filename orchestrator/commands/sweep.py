@@ -1,4 +1,4 @@
-"""What `run` and `resume` share."""
+"""What commands on sweeps share."""
 
 from __future__ import annotations
 
@@ -34,3 +34,13 @@ def run(study: Any, text: str, folder: str, address: str | None, resource: list[
         raise typer.Exit(130)
     if finished.failed:
         raise typer.Exit(1)
+
+
+def say_if_unfinished(folder: str) -> None:
+    """What is shown of a sweep that has not ended is not its result."""
+    from orchestrator.report import status
+
+    found = status.read(folder)
+    if not found["finished"]:
+        ended, total = found["cells_ended"], found["cells_total"]
+        stderr.print(f"the study is not finished: {ended} of {total} cells have ended; fedsweep status {folder}")

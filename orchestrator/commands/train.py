@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -42,7 +43,12 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the comm
     from trainables.server import LaneResult
 
 
+WITH_A_CELL = ("from_file", "cell", "seed", "data", "hosts", "address", "json")
+"""Options that count with --from; everything else the cell itself says."""
+
+
 def train(
+    context: typer.Context,
     data: Annotated[str | None, typer.Option(help=f"{DATA_HELP}  [default: synthetic-frozen]")] = None,
     method: Annotated[str, typer.Option(help="See `fedsweep methods`.")] = "dp-fedsofim",
     epsilon: Epsilon = None,
@@ -87,12 +93,13 @@ def train(
     from trainables.privacy.plan import PrivacySettings
 
     if from_file is not None:
+        _refuse_others(context)
         training = trainings.from_best(from_file, cell, seed, data)
     else:
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
         privacy = PrivacySettings(
-            epsilon=budget(epsilon, mu, delta, default=10.0),
+            epsilon=budget(epsilon, mu, delta),
             delta=delta,
             clip=clip,
             release=release.value,
@@ -120,6 +127,14 @@ def train(
     _train(training, hosts, address, json)
 
 
+def _refuse_others(context: typer.Context) -> None:
+    """An option that would be ignored."""
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "")
+        if option.name not in WITH_A_CELL and given is not None and given.name == "COMMANDLINE":
+            raise UserError(f"{option.opts[0]} does not go with --from: the cell is trained as the sweep trained it")
+
+
 def _train(training: Training, hosts: int | None, address: str | None, json: bool) -> None:
     from orchestrator.running.training import train as run_training
 
@@ -137,20 +152,21 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
 
         trained = run_training(training, address=address, hosts=hosts, on_round=on_round)
     result, bought, unsampled = trained.result, training.plan.bought, training.plan.unsampled
+    out = stderr if json else Console(highlight=False)  # what was asked for is on standard output, in either form
     released = " (as released)" if trial.hyperparameters.get("as_released") is True else ""
-    _show_training(trial.method + released, result, trial.problem.evaluate_on)
-    stderr.print(
+    out.print(_shown(trial.method + released, result, trial.problem.evaluate_on))
+    out.print(
         f"epsilon claimed {number(privacy.epsilon)} ({privacy.level} level, {privacy.release}, {privacy.adjacency}, "
         f"delta {privacy.delta:g}); "
         + "bought "
         + ", ".join(f"{number(value)} as {model}" for model, value in bought.items())
     )
     if unsampled != bought:
-        stderr.print(
+        out.print(
             "to one who knows which rows were sampled: "
             + ", ".join(f"{number(value)} as {model}" for model, value in unsampled.items())
         )
-    stderr.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
+    out.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
     if json:
         emit_json(
             {
@@ -169,7 +185,7 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
         )
 
 
-def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
+def _shown(method: str, result: LaneResult, evaluated_on: str) -> Table:
     table = Table(title=f"{method}, judged on the {evaluated_on} set", title_justify="left")
     headings = {
         "squared_error": "squared error",
@@ -186,4 +202,4 @@ def _show_training(method: str, result: LaneResult, evaluated_on: str) -> None:
         table.add_column(headings[name], justify="right")
     for t in result.metrics["loss"]:
         table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in measured))
-    stderr.print(table)
+    return table

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -90,13 +91,28 @@ def _join(address: str) -> None:
         )
     _show_token()
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, AuthenticationError) as error:
+    except (ConnectionError, OSError, ValueError, AuthenticationError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
             f"no Ray cluster answers at address = {address!r}: {reason}; one that is up wants its token, from "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
+
+
+def _knock(address: str) -> None:
+    """Where nobody listens Ray would try for many minutes, with a line for every attempt."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found = canonicalize_bootstrap_address(address)
+    if found is None:
+        raise ConnectionError("no cluster is running here")
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConnectionError(f"{found} cannot be reached: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager

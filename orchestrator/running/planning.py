@@ -29,6 +29,8 @@ PROCESS_BYTES = 350 << 20  # a Python process with torch in it
 class Plan:
     study: str
     cells: int
+    ways: int
+    """How many ways every cell is searched in."""
     trials: dict[str, int]
     """By stage, without those that another cell or stage runs too."""
     packs: dict[str, int]
@@ -47,7 +49,8 @@ class Plan:
         packs = ", ".join(f"{count} {stage}" for stage, count in self.packs.items())
         return "\n".join(
             [
-                f"study {self.study}: {self.cells} cells",
+                f"study {self.study}: {self.cells} cells"
+                + (f", each searched in {self.ways} ways" if self.ways > 1 else ""),
                 f"trials: {sum(self.trials.values())} ({stages})",
                 f"packs: {sum(self.packs.values())} ({packs})",
                 f"trial-rounds: {self.trial_rounds}",
@@ -87,7 +90,8 @@ def plan(study: Study) -> Plan:
     seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[residuals.chosen()] * cores)
     return Plan(
         study.name,
-        len(searches),
+        len(blueprint.cells),
+        len(study.search.ways),
         dict(trials),
         dict(packs),
         rounds,

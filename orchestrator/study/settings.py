@@ -266,7 +266,9 @@ class Study(Settings):
             if t >= fewest:
                 raise wrong(f"early_stopping at round {t}, but a search has only {fewest} rounds", *at)
             if t < 1 or t % self.evaluate_every != 0:
-                raise wrong(f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds", *at)
+                raise wrong(
+                    f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds", *at
+                )
         return self
 
     @model_validator(mode="after")

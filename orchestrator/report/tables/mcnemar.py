@@ -16,6 +16,8 @@ from trainables.objective import ACCURACY
 
 SIGNIFICANCE = 0.05
 SMALLEST_P = 0.0001
+WORDS = {"+": "better", "-": "worse", "=": "equal"}
+"""In CSV files, where a sign would be taken for a formula."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def mcnemar(results: Results, setting: str) -> Table | None:
                     "n01": found.n01 if found else None,
                     "chi2": found.chi2 if found else None,
                     "p": found.p if found else None,
-                    "sign": found.sign if found else None,
+                    "reference_is": WORDS[found.sign] if found else None,
                 }
             )
         ours_text = ", ".join(
@@ -105,7 +107,7 @@ def mcnemar(results: Results, setting: str) -> Table | None:
             columns=[
                 *NAMES,
                 *("reference", "seed", "test_rows", "reference_accuracy", "accuracy"),
-                *("n10", "n01", "chi2", "p", "sign"),
+                *("n10", "n01", "chi2", "p", "reference_is"),
             ],
         ).astype({"test_rows": "Int64", "n10": "Int64", "n01": "Int64"}),
     )
