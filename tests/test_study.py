@@ -155,7 +155,7 @@ WRONG = {
         changed("- dp-fedgd", "- dp-fedsofim"),
         7,
         "methods.1",
-        "DP-FedSOFIM is named twice; give one",
+        "DP-FedSOFIM is named twice",
     ),
     "epsilon is no number": (changed("- 8", "- much"), 12, "epsilons.1", "(found 'much')"),
     "epsilon 0": (changed("- 8", "- 0"), 10, "epsilons", "epsilon 0 is not above 0"),

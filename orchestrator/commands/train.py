@@ -142,7 +142,7 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
     for note in training.problem.partition.notes:
         stderr.print(f"note: {note}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True) as progress:
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
         task = progress.add_task("starting Ray", total=trial.rounds)
 
         def on_round(t: int, result: LaneResult) -> None:
