@@ -1,0 +1,420 @@
+"""The account against what really leaves a client.
+
+`releases()` says what a method will release and `round()` releases it: here the first is judged by the second. The real
+engine runs and is overheard (see `observed`). From what was seen alone, events are rebuilt: what each release says of a
+record, hidden by which noise. dp-accounting prices them. Nothing of `trainables.privacy` takes part on this side.
+
+What one record moves, with C the bound that was used and m = 2 if one is replaced, 1 if one is there or not:
+
+* a sum of clipped gradients by m C;
+* a sum of squares x x^T clipped to C, or of Hessians, positive semi-definite as well, by C, and by sqrt(2) C if one is
+  replaced;
+* a user's clipped move by m C; a user's mean of squares as one square;
+* DP-FedNew's |D_i| y_i by m (C1 / gamma + H C2 / (gamma^2 - gamma H / |D_i|)), lemma 3 of its paper.
+
+One who sees every client's release sees at most every noisy sum that went into it. One who sees only the sum of all
+releases sees less, where the releases are the clients' noisy sums times factors that hang on nothing secret. Both are
+measured: the run is told again with other noise and other sums. Then the whole is one Gaussian mechanism: with B the
+factors of the sums, A those of the noises and D their variances, moves x of the sums cost x^T B^T (A D A^T)^-1 B x.
+"""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+import observed
+import pytest
+import small
+from dp_accounting import dp_event, privacy_accountant
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from observed import Draw, Query, Record
+
+from orchestrator.running.runner import Conductor
+from trainables import pack
+from trainables.methods import METHODS
+from trainables.privacy import sampled
+from trainables.privacy.noise import Address
+from trainables.privacy.plan import ADJACENCIES, RELEASES
+from trainables.server import LaneResult
+from trainables.spec import TrialSpec
+
+ROUNDS, CLIENTS = 3, 3
+DELTA = 1e-5
+GRID = (
+    5e-3  # of dp-accounting's privacy losses, on both sides: five times as coarse as in earnest, for the time it takes
+)
+CLOSE = 3e-5  # of what is linear: releases are float32, good to 1e-7 of the largest
+
+MOVES = {"replace-one": 2.0, "add-remove": 1.0, "zero-out": 1.0}
+SQUARES_MOVE = {"replace-one": math.sqrt(2), "add-remove": 1.0, "zero-out": 1.0}
+RELATION = {
+    "replace-one": privacy_accountant.NeighboringRelation.REPLACE_ONE,
+    "add-remove": privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero-out": privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
+}
+
+# ---- which options there are
+
+STRUCTURE = {
+    "local_steps": (1, 2),
+    "sampling_rate": (1.0, 0.3),
+    "participation": (1.0, 0.6),
+    "duals": (False, True),
+    "as_released": (False, True),
+    "restart_every": (0, 2),
+    "fedavg_rounds": (1, 2),
+}
+"""Options that change how often something is released or what it follows: all combinations are run."""
+AMOUNTS = {
+    "covariance_share": 0.6,
+    "fedavg_share": 0.2,
+    "hessian_share": 0.8,
+    "feature_clip": 0.7,
+    "hessian_clip": 0.3,
+    "sum_clip": 0.9,
+    "alpha": 0.7,
+    "rho": 0.4,
+}
+"""Options that change how much noise there is: their defaults, and these."""
+WITHOUT_ACCOUNT = {
+    *("learning_rate", "server_learning_rate", "client_learning_rate", "weight_decay", "smoothing", "mu0"),
+    *("beta", "beta1", "beta2", "tau", "gamma", "smallest_eigenvalue"),
+    *("direction", "bias_correction", "warmup_rounds", "blend_rounds", "variant"),
+}
+"""Options that no release's price can hang on: they come after it, or say what is done with it."""
+
+
+def cases() -> list:
+    """Every method, level and combination of options."""
+    found = []
+    for method in METHODS.values():
+        names = [h.name for h in method.hyperparameters]
+        structure = [name for name in STRUCTURE if name in names]
+        for level in method.levels:
+            for values in itertools.product(*(STRUCTURE[name] for name in structure)):
+                chosen = dict(zip(structure, values, strict=True))
+                words = [method.name, level, *(f"{name}={value}" for name, value in chosen.items())]
+                found.append(pytest.param(method.name, level, chosen, id="-".join(words)))
+            other = {name: AMOUNTS[name] for name in names if name in AMOUNTS}
+            if other:
+                lasting = {name: STRUCTURE[name][0] for name in structure}
+                found.append(pytest.param(method.name, level, lasting | other, id=f"{method.name}-{level}-other"))
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_is_known_here(method):
+    """A new option must be put into one of the three lists above: otherwise nobody has asked whether it costs."""
+    names = {h.name for h in METHODS[method].hyperparameters}
+    unknown = names - set(STRUCTURE) - set(AMOUNTS) - WITHOUT_ACCOUNT
+    assert not unknown, f"{method}: does the account hang on {', '.join(sorted(unknown))}?"
+
+
+# ---- from what was seen to events
+
+
+@dataclass(frozen=True)
+class Event:
+    """A release that is `multiplier` times as wide as what one record moves it by (m = 1), of a sample or of all."""
+
+    multiplier: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Looks at the rows and the noises that were added before anything else was looked at."""
+
+    queries: tuple[Query, ...]
+    draws: tuple[Draw, ...]
+
+    @property
+    def key(self) -> Query:
+        return self.queries[0]
+
+
+def groups_of(record: Record, client: int, t: int) -> list[Group]:
+    found: list[tuple[list[Query], list[Draw]]] = []
+    for one in record.of(client, t):
+        if isinstance(one, Query):
+            if not found or found[-1][1]:
+                found.append(([], []))
+            found[-1][0].append(one)
+        else:
+            assert found, f"client {client} drew noise in round {t} before it looked at anything"
+            found[-1][1].append(one)
+    assert all(draws for _, draws in found), f"client {client} looked at its rows in round {t} and hid nothing"
+    return [Group(tuple(queries), tuple(draws)) for queries, draws in found]
+
+
+def moves_of(group: Group, trial: TrialSpec, size: int) -> float:
+    """How far one record, or one user, moves what the group's noise is added to."""
+    kinds = {query.kind for query in group.queries}
+    privacy, hypers = trial.privacy, trial.hyperparameters
+    moves, squares_move = MOVES[privacy.adjacency], SQUARES_MOVE[privacy.adjacency]
+    if kinds == {"squares"}:
+        (query,) = group.queries
+        return query.bound**2 * squares_move * (size if privacy.level == "user" else 1)
+    if privacy.level == "user":
+        assert "mean gradient" in kinds, kinds
+        return privacy.clip * moves
+    if kinds == {"gradients"}:
+        return sum(query.bound for query in group.queries) * moves
+    if kinds == {"curvature"}:
+        (query,) = group.queries
+        return query.bound * squares_move
+    if kinds == {"gradients", "curvature"} and trial.method in ("dp-fednew", "dp-fednew-fc"):
+        bound = {query.kind: query.bound for query in group.queries}
+        gamma, total, curvature = hypers["alpha"] + hypers["rho"], hypers["sum_clip"], bound["curvature"]
+        first = bound["gradients"]
+        if hypers["as_released"]:  # lemma 4 may turn what one record moves into a longer move
+            room = total**2 - (first * (1 + 1 / size)) ** 2
+            first *= min(total / math.sqrt(room) if room > 0 else math.inf, math.sqrt(2 * size + 3))
+        return moves * (first / gamma + curvature * total / (gamma**2 - gamma * curvature / size))
+    raise AssertionError(f"{trial.method}: what does a record move in {sorted(kinds)}?")
+
+
+Factors = tuple[dict, dict]
+"""How much of every noise (by address) and of every noisy thing (by its first query) a release holds."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How releases follow noises and sums over rows, as measured. None: a release is no sum of noisy sums."""
+
+    local: dict[tuple[int, int], Factors | None]
+    """Of a client's release in a round."""
+    summed: dict[int, Factors | None]
+    """Of the sum of all clients' releases in a round."""
+
+
+def structure_of(record: Record, level: str) -> Structure:
+    groups = {(c, t): groups_of(record, c, t) for c, t in record.released}
+    everything = [group for found in groups.values() for group in found]
+    # sums over rows are moved by themselves; what is bounded only as a whole moves as the one noise that hides it does
+    movable = [g for g in everything if g.queries[0].kind == "squares" or (level == "record" and len(g.queries) == 1)]
+    whole = [group for group in everything if group not in movable]
+    assert all(len(group.draws) == 1 for group in whole)
+    told = observed.again(record)
+    assert all((told[place] == value).all() for place, value in record.released.items()), "it can be told again"
+    std = {address: draw.std for address, draw in record.draws().items()}
+    std |= {group.key: group.draws[0].std for group in movable}
+    sizes = {
+        True: {address: draw.size for address, draw in record.draws().items()},
+        False: {group.key: group.draws[0].size for group in movable},
+    }
+
+    def moved(of_noise, seed):
+        """Noises, or sums, by one standard deviation, and how every release answers."""
+        rng = np.random.default_rng(seed)
+        by = {key: rng.standard_normal(size) for key, size in sizes[of_noise].items()}
+        if of_noise:
+            heard = observed.again(record, noise=by)
+        else:
+            heard = observed.again(record, sums={key: std[key] * value for key, value in by.items()})
+        return by, {place: heard[place] - told[place] for place in told}
+
+    rng = np.random.default_rng(3)
+    measured = {of_noise: [moved(of_noise, seed) for seed in (1, 2)] for of_noise in (True, False)}
+
+    def factors(answer, of_noise):
+        """Found in one telling; none, if they do not foretell the other."""
+        (by, found), (other, expected) = measured[of_noise]
+        here, there = answer(found), answer(expected)
+        keys = [key for key, value in by.items() if value.size == here.size]
+        if not keys:
+            return None if np.abs(here).max() > 0 else {}
+        fitted, *_ = np.linalg.lstsq(np.stack([by[key] for key in keys], axis=1), here, rcond=None)
+        foretold = np.stack([other[key] for key in keys], axis=1) @ fitted
+        if np.abs(foretold - there).max() > CLOSE * np.abs(there).max():
+            return None
+        least = CLOSE * np.abs(fitted).max()
+        return {key: factor / std[key] for key, factor in zip(keys, fitted, strict=True) if abs(factor) > least}
+
+    def linear(answer, mine):
+        if len({group.key.client for group in mine}) < len(mine):
+            return None  # a second look of a round is where the first one's noise led, and that only its client knows
+        noises, sums = factors(answer, True), factors(answer, False)
+        if noises is None or sums is None:
+            return None
+        outcomes = {g.key: noises[g.draws[0].address] * g.draws[0].sign for g in whole if g.draws[0].address in noises}
+        sums |= outcomes
+        return (noises, sums) if all(group.key in sums for group in mine) else None
+
+    local = {place: linear(lambda found, place=place: found[place], mine) for place, mine in groups.items() if mine}
+    summed = {}
+    for t in record.rounds:
+        present = [c for c in range(record.clients) if groups[c, t]]
+        # a sum over clients that are chosen in public gets no credit: a rule of the project, on the safe side
+        everyone = len(present) == record.clients
+        mine = [group for c in present for group in groups[c, t]]
+        summed[t] = linear(lambda found, t=t: sum(found[c, t] for c in range(CLIENTS)), mine) if everyone else None
+
+    # a release that is no sum may follow the noise of an earlier one, and tell it: what hid behind it is then seen, too
+    follows = {}
+    for t in record.rounds:
+        asked = {d.address: d for d in record.seen if isinstance(d, Draw) and d.t == t}
+        heard = observed.again(record, noise={a: rng.standard_normal(d.size) for a, d in asked.items()})
+        follows[t] = {s for c, s in heard if (heard[c, s] != told[c, s]).any()}
+    for _ in record.rounds:
+        told_by = {t for t in record.rounds if any(summed[s] is None for s in follows[t])}
+        follow = {s for t in record.rounds if summed[t] is None for s in follows[t]}
+        summed |= dict.fromkeys(told_by | follow)
+
+    if None in local.values():  # then noise must enter as what it hides does, and hide nothing else
+        addresses = [draw.address for group in everything for draw in group.draws]
+        assert len(set(addresses)) == len(everything), "every noise hides one thing"
+        pairs = {group.key: group.draws[0] for group in movable}
+        by, answers = measured[False][0]
+        same = observed.again(record, noise={draw.address: draw.sign * by[key] for key, draw in pairs.items()})
+        for place, answer in answers.items():
+            assert np.abs(same[place] - told[place] - answer).max() <= 0.02 * np.abs(answer).max(), f"at {place}"
+    return Structure(local, summed)
+
+
+def events_of(record: Record, structure: Structure, trial: TrialSpec, client: int, size: int, view: str) -> list[Event]:
+    """What one who has this view learns of a record of this client."""
+    m = MOVES[trial.privacy.adjacency]
+    groups = {t: groups_of(record, client, t) for t in record.rounds}
+    moves = {group.key: moves_of(group, trial, size) for mine in groups.values() for group in mine}
+    if math.inf in moves.values():
+        return [Event(0.0, 1.0)]
+    seen = {t: structure.local.get((client, t)) if view == "local" else structure.summed[t] for t in record.rounds}
+    together = {t: factors for t, factors in seen.items() if factors is not None}
+    found = []
+    for t in record.rounds:
+        for group in groups[t] if t not in together else []:
+            (draw,), (rate,) = group.draws, {query.rate for query in group.queries}
+            found.append(Event(m * draw.std / moves[group.key], rate))
+    mine = [group for t in together for group in groups[t]]
+    if not mine:
+        return found
+    std = {address: draw.std for address, draw in record.draws().items()}
+    here = {
+        draw.address
+        for t in together
+        for c in range(record.clients)
+        for g in groups_of(record, c, t)
+        for draw in g.draws
+    }
+    assert all(set(noises) <= here for noises, _ in together.values()), (
+        "a release follows the noise of one that is no sum"
+    )
+    A = np.array(
+        [[noises.get(address, 0.0) * std[address] for address in sorted(here)] for noises, _ in together.values()]
+    )
+    B = np.array([[sums.get(group.key, 0.0) * moves[group.key] for group in mine] for _, sums in together.values()])
+    cost = B.T @ np.linalg.solve(A @ A.T, B)
+    single = np.diag(cost)
+    if np.abs(cost - np.diag(single)).max() <= 1e-3 * single.max():
+        return found + [Event(m / math.sqrt(c), g.key.rate) for c, g in zip(single, mine, strict=True)]
+    assert all(group.key.rate == 1 for group in mine), "samples are priced one by one"
+    signs = np.array(list(itertools.product((-1, 1), repeat=len(mine))))
+    return [*found, Event(m / math.sqrt(max((signs @ cost * signs).sum(1))), 1.0)]
+
+
+def price(events: list[Event], adjacency: str) -> float:
+    """By dp-accounting. Releases over all records add up as Gaussians do."""
+    if any(event.multiplier == 0 for event in events):
+        return math.inf
+    alike: dict[Event, int] = {}
+    whole = sum(event.multiplier**-2 for event in events if event.rate == 1)
+    if whole:
+        alike[Event(float(f"{whole**-0.5:.5g}"), 1.0)] = 1
+    for event in events:
+        if event.rate < 1:
+            rounded = Event(float(f"{event.multiplier:.5g}"), event.rate)
+            alike[rounded] = alike.get(rounded, 0) + 1
+    return composed(tuple(sorted(alike.items(), key=repr)), adjacency)
+
+
+@functools.lru_cache
+def composed(alike: tuple[tuple[Event, int], ...], adjacency: str) -> float:
+    accountant = PLDAccountant(RELATION[adjacency], value_discretization_interval=GRID)
+    for event, count in alike:
+        release = dp_event.GaussianDpEvent(event.multiplier)
+        accountant.compose(dp_event.PoissonSampledDpEvent(event.rate, release) if event.rate < 1 else release, count)
+    return float(accountant.get_epsilon(DELTA))
+
+
+# ---- the contract
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_same_grid():
+    """Samples are priced on a grid; what was priced on this one is forgotten afterwards."""
+    remembered = (sampled.epsilon_of, sampled._scaled_to, pack._plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampled, "GRID", GRID)
+        for cache in remembered:
+            cache.cache_clear()
+        yield
+    for cache in remembered:
+        cache.cache_clear()
+
+
+def problem_for(method: str):
+    """Three clients of 15, 17 and 28 rows, and the first model that the method accepts."""
+    for model in ("softmax", "multinomial", "poisson"):
+        of = small.problem(data="synthetic-frozen:60,20,12,4", clients=CLIENTS, model=model)
+        if METHODS[method].accepts(of.model):
+            return of
+    raise AssertionError(f"{method} accepts none of the models")
+
+
+def bounds_hold(record: Record, trial: TrialSpec) -> bool:
+    """At user level the noise is all that makes a release longer than the clip. Nothing else bounds it."""
+    silence = {a: -Address(*a).normal(draw.size) for a, draw in record.draws().items()}
+    silent = observed.again(record, noise=silence)
+    lengths = [np.linalg.norm(value) for (_, t), value in silent.items() if t > 0]
+    assert max(lengths) <= trial.privacy.clip * (1 + 1e-5)
+    return max(lengths) > trial.privacy.clip * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(("method", "level", "options"), cases())
+def test_what_is_printed_is_the_price_of_what_left(method, level, options):
+    of = problem_for(method)
+    if level == "user" and options.get("as_released") and method == "dp-fedfc":
+        pytest.skip("there is no such mode")
+    structure = None
+    for release, adjacency in itertools.product(RELEASES, ADJACENCIES):
+        trial = small.trial(
+            of,
+            method,
+            options,
+            rounds=ROUNDS,
+            every=ROUNDS,
+            epsilon=1.0,
+            clip=0.6,
+            delta=DELTA,
+            release=release,
+            adjacency=adjacency,
+            level=level,
+        )
+        record = observed.run(trial, of)
+        if structure is None:
+            structure = structure_of(record, level)
+            if level == "user":
+                assert bounds_hold(record, trial), "the clip is seen at work"
+        row = row_of(trial, of)
+        for view, printed in (("local", row.epsilon_local), ("secure-aggregation", row.epsilon_secure)):
+            events = [
+                events_of(record, structure, trial, client, size, view)
+                for client, size in enumerate(of.partition.sizes)
+            ]
+            worth = max(price(some, adjacency) for some in events)
+            assert printed == pytest.approx(worth, rel=4e-3), (release, adjacency, view)
+            if view == release:
+                known = max(price([replace(e, rate=1.0) for e in some], adjacency) for some in events)
+                assert row.epsilon_unsampled == pytest.approx(known, rel=4e-3), (release, adjacency)
+                if not options.get("as_released"):
+                    assert printed <= trial.privacy.epsilon == row.epsilon_claimed
+
+
+def row_of(trial: TrialSpec, of):
+    """What the ledger is given, and the tables print."""
+    blueprint = SimpleNamespace(problems={trial.problem.key: of})
+    return Conductor._row(SimpleNamespace(sweep=SimpleNamespace(blueprint=blueprint)), trial, LaneResult(trial.key))
