@@ -16,6 +16,7 @@ from orchestrator.commands import (
     methods,
     partition,
     plan,
+    report,
     resume,
     run,
     status,
@@ -32,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for command in (
-    *(run.run, resume.resume, status.status, plan.plan, tables.tables, figures.figures, best.best),
+    *(run.run, resume.resume, status.status, plan.plan, tables.tables, figures.figures, report.report, best.best),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
 ):
     app.command()(command)

@@ -240,10 +240,10 @@ def test_it_can_be_read_while_it_is_written(tmp_path):
 
 
 def test_status_says_who_is_running(tmp_path):
-    assert status._holder(tmp_path) is None, "there is no lock yet"
+    assert status.holder(tmp_path) is None, "there is no lock yet"
     with Ledger.write(tmp_path):
-        assert status._holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"
-    assert status._holder(tmp_path) is None
+        assert status.holder(tmp_path) == f"process {os.getpid()} on {socket.gethostname()}"
+    assert status.holder(tmp_path) is None
 
 
 # ---- who dies

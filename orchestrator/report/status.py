@@ -27,7 +27,7 @@ RECENT_BATCHES = 20
 def read(results: Path | str) -> dict[str, Any]:
     where = place(results)
     with where.to_read() as folder, Ledger.read(folder) as ledger:
-        return of(ledger, str(results), running=_holder(folder) or where.holder())
+        return of(ledger, str(results), running=holder(folder) or where.holder())
 
 
 def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _rate(session: Session) -> float | None:
     return sum(rounds for _, _, rounds in counted) / seconds if seconds > 0 else None
 
 
-def _holder(folder: Path) -> str | None:
+def holder(folder: Path) -> str | None:
     """Who runs the study right now, if anyone."""
     try:
         descriptor = os.open(folder / "ledger.lock", os.O_RDONLY)

@@ -228,6 +228,9 @@ class Ledger:
         with self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO data VALUES (?, ?)", fingerprints.items())
 
+    def fingerprints(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT label, fingerprint FROM data ORDER BY label"))
+
     # ---- trials
 
     def add(self, rows: Iterable[Row]) -> None:

@@ -88,7 +88,7 @@ def _markdown_cell(text: str) -> str:
 
 # ---- LaTeX
 
-_LATEX = {
+LATEX = {
     **{character: f"\\{character}" for character in "{}$&#_%"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
@@ -100,7 +100,7 @@ _LATEX = {
 
 
 def latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in one_line(text))
+    return "".join(LATEX.get(character, character) for character in one_line(text))
 
 
 def to_latex(table: Table, label: str) -> str:

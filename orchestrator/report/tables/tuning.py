@@ -55,7 +55,7 @@ def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
         ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING,
         cell.objective.shown(choice.score) if choice else NOTHING,
         " and ".join(search.found_in) or NOTHING,
-        (", ".join(_edges(cell)) or "none") if choice else NOTHING,
+        (", ".join(edges(cell)) or "none") if choice else NOTHING,
         *([", ".join(_extended(cell)) or "none"] if zoom else []),
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
         " / ".join(str(search.states[state]) for state in LOST),
@@ -70,7 +70,7 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
         "hyperparameters": json.dumps(_chosen(cell)),
         f"validation_{cell.objective.metric}": search.choice.score if search.choice else None,
         "found_in": " and ".join(search.found_in),
-        "on_edge": ", ".join(_edges(cell)),
+        "on_edge": ", ".join(edges(cell)),
         "extended": ", ".join(_extended(cell)),
         "trials": search.trials,
         **{state: search.states[state] for state in ("done", *LOST)},
@@ -128,7 +128,7 @@ def _untuned(cell: CellResult) -> dict[str, HyperValue]:
     return {name: value for name, value in _chosen(cell).items() if name not in tuned}
 
 
-def _edges(cell: CellResult) -> list[str]:
+def edges(cell: CellResult) -> list[str]:
     """Values with nothing tried beyond them; those at the end of the fine grid alone are marked as such."""
     found, fine = [], cell.search.axes.get("fine", {})
     for name, value in _chosen(cell, tuned=True).items():

@@ -1,0 +1,91 @@
+// Puts the page together, and keeps it up to date where a server says there is more.
+
+let page = JSON.parse(document.getElementById("data").textContent);
+const current = () => page.studies[Math.min(Number(recall("study", 0)), page.studies.length - 1)];
+
+const SECTIONS = [
+  ["summary", "In words", inWords],
+  ["comparison", "Two studies compared", () => (page.studies.length > 1 ? comparison(...page.studies) : null)],
+  ["curves", "Score by round", curves],
+  ["budgets", "Score against ε", byBudget],
+  ["tables", "Tables", tables],
+  ["search", "The search", search],
+  ["partition", "Who holds what", partitions],
+  ["privacy", "Privacy account", privacy],
+  ["runtime", "Runtime", runtime],
+  ["troubles", "Failures and divergences", troubles],
+  ["provenance", "Where it comes from", provenance],
+];
+
+function standing(study) {
+  const { finished, running, cells_ended: ended, cells_total: total, trials_ended: trials, trials_expected: expected, time, confirm } = study.status;
+  const state = finished ? "finished" : running ? "running" : "not finished";
+  return el("p", { class: "standing" }, el("span", { class: `badge ${finished ? "good" : running ? "busy" : "open"}` }, state),
+    `${ended} of ${total} cells, ${trials} trials${!finished && expected ? ` of about ${expected}` : ""}`,
+    !finished && `, confirm ${confirm.done} of ${confirm.total}`,
+    time.elapsed_s !== null && ` · ${duration(time.elapsed_s)}`,
+    !finished && time.left_s !== null && `, about ${duration(time.left_s)} left`,
+    page.live && el("span", { class: "live" }, " · updates by itself"));
+}
+
+function bestSoFar(study) {
+  if (study.status.finished || !study.status.best.length) return null;
+  return el("div", {}, el("h3", {}, "Best so far on the validation rows"), el("ul", {}, study.status.best.map((text) => el("li", {}, text))));
+}
+
+function head() {
+  const study = current(), themes = { "": "Theme: automatic", light: "Theme: light", dark: "Theme: dark" };
+  const turn = el("button", { type: "button", class: "theme", onclick: () => {
+    const order = Object.keys(themes), next = order[(order.indexOf(document.documentElement.dataset.theme || "") + 1) % order.length];
+    if (next) document.documentElement.dataset.theme = next; else delete document.documentElement.dataset.theme;
+    turn.textContent = themes[next];
+  } }, themes[document.documentElement.dataset.theme || ""]);
+  return [el("div", { class: "line" }, el("h1", {}, page.studies.map((s) => s.study).filter((s, k, all) => all.indexOf(s) === k).join(" and ")), turn),
+    page.studies.length > 1 && el("div", { class: "controls" }, choice("study", "Shown below", page.studies.map((s, k) => [k, s.name]), draw)),
+    study.description && el("p", { class: "description" }, study.description), standing(study)];
+}
+
+function draw() {
+  const focused = document.activeElement?.id, scroll = window.scrollY, study = current();
+  hideTip();
+  document.getElementById("top").replaceChildren(...head().filter(Boolean));
+  const sections = SECTIONS.map(([id, title, content]) => {
+    const found = content(study);
+    return found && el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), found, id === "summary" && bestSoFar(study));
+  }).filter(Boolean);
+  document.getElementById("main").replaceChildren(...sections);
+  document.getElementById("contents").replaceChildren(el("ul", {}, SECTIONS.filter(([id]) => sections.some((s) => s.id === id)).map(([id, title]) => el("li", {}, el("a", { href: `#${id}` }, title)))));
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  window.scrollTo(0, scroll);
+}
+
+// ---- live
+
+// Whoever is typing or choosing is not interrupted; what is new is drawn when they have done.
+let late = false;
+const choosing = () => ["INPUT", "SELECT"].includes(document.activeElement?.tagName);
+document.addEventListener("focusout", () => setTimeout(() => {
+  if (late && !choosing()) { late = false; draw(); }
+}));
+
+async function follow() {
+  let wait = page.live.every_ms;
+  try {
+    const answer = await fetch("data.json", { headers: page.live.tag ? { "If-None-Match": page.live.tag } : {}, cache: "no-store" });
+    if (answer.status === 200) {
+      const next = await answer.json();
+      next.live = { ...page.live, tag: answer.headers.get("ETag") };
+      page = next;
+      if (choosing()) late = true; else draw();
+    }
+    document.body.classList.remove("cut-off");
+  } catch {
+    document.body.classList.add("cut-off");
+    wait = Math.max(wait, 5000);
+  }
+  setTimeout(follow, wait);
+}
+
+draw();
+if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+if (page.live) setTimeout(follow, page.live.every_ms);

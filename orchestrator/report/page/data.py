@@ -1,0 +1,290 @@
+"""All that the page shows of one study, as plain values for JSON: from the ledger alone, so the same ledger gives the
+same page. What the page cannot hold in full is cut here, and says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import search_spaces
+from orchestrator.report import palette, status
+from orchestrator.report.page import words
+from orchestrator.report.page.configurations import Configuration, grouped, ranked, varied
+from orchestrator.report.page.importance import importance
+from orchestrator.report.tables import PER_SETTING, render
+from orchestrator.report.tables.accuracy import final_accuracy
+from orchestrator.report.tables.results import CellResult, Results, Score, bought
+from orchestrator.report.tables.timing import seconds_per_round
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.search.cell_search import SEARCH_STAGES
+from trainables.data.partition import divergence_from_uniform
+from trainables.privacy.gaussian import epsilon_of, mu_of
+from trainables.spec import ENGINE_VERSION
+
+MOST_CONFIGURATIONS = 30_000  # of a page: about 2 MB
+MOST_POINTS = 200  # of a curve
+TRACES = 20  # configurations of a cell whose validation curves are kept
+METRICS = {
+    "accuracy": "accuracy (%)",
+    "loss": "loss",
+    "train_loss": "train loss",
+    "squared_error": "squared error",
+    "clipped_share": "clipped gradients (%)",
+    "signal_norm": "norm of the signal",
+    "noise_norm": "norm of the noise",
+}
+
+
+def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, Any]:
+    """`name`: what the results are called, where two are compared."""
+    results = Results.read(ledger)
+    study, objective = results.study, results.study.judged_by
+    stages, source = ledger.stages(), ledger.study()
+    share = MOST_CONFIGURATIONS // max(1, len(results.cells))
+    gathered = [_Cell(ledger, cell, stages).shown(share) for cell in results.cells]
+    return _plain(
+        {
+            "name": name,
+            "study": study.name,
+            "description": study.description,
+            "objective": {
+                "metric": objective.metric,
+                "title": objective.title,
+                "final": objective.final,
+                "unit": objective.unit,
+                "lower": objective.lower_is_better,
+                "digits": 2 if objective.form == ".2f" else None,
+            },
+            "metrics": METRICS,
+            "methods": [method.shown for method in study.methods],
+            "looks": {
+                way: [palette.look(number, variant) for number in range(len(study.methods))]
+                for variant, way in enumerate(study.search.ways)
+            },
+            "epsilons": study.epsilons,
+            "ways": study.search.ways,
+            "settings": results.settings,
+            "seeds": study.seeds.model_dump(),
+            "status": _status(ledger, name, running),
+            "words": words.summary(results),
+            "distrust": words.distrust(results),
+            "tables": _tables(results),
+            "cells": gathered,
+            "partitions": _partitions(ledger),
+            "privacy": study.privacy.model_dump(),
+            "sessions": [
+                {"began": session.began, "batches": _thinned(session.batches)} for session in ledger.sessions()
+            ],
+            "provenance": {
+                "source": source[1] if source else "",
+                "fingerprints": ledger.fingerprints(),
+                "engine": ENGINE_VERSION,
+                "facts": results.facts,
+            },
+        }
+    )
+
+
+def _status(ledger: Ledger, name: str, running: str | None) -> dict[str, Any]:
+    found = status.of(ledger, name, running)
+    kept = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended", "trials_expected", "confirm")
+    return {key: found[key] for key in (*kept, "time", "failed", "retries")} | {"best": status.best_texts(found)}
+
+
+class _Cell:
+    """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
+
+    def __init__(self, ledger: Ledger, cell: CellResult, stages: Mapping[tuple[str, str, str], list[str]]) -> None:
+        name = cell.id if cell.way == "grid" else cell.id.removesuffix(f" ({cell.way})")
+        self.ledger, self.cell = ledger, cell
+        self.stages = {
+            stage: stages[name, cell.way, stage]
+            for stage in SEARCH_STAGES[cell.way]
+            if (name, cell.way, stage) in stages
+        }
+        self.configurations = grouped(ledger, self.stages, cell.objective)
+
+    def shown(self, share: int) -> dict[str, Any]:
+        cell = self.cell
+        return {
+            "id": cell.id,
+            "setting": cell.setting,
+            "method": cell.method.shown,
+            "epsilon": cell.epsilon,
+            "way": cell.way,
+            "missing": cell.missing,
+            "complete": cell.complete(cell.last),
+            "final": _score(cell.curve.get(cell.last)),
+            "keeps_its_claim": cell.keeps_its_claim,
+            "bought": max((bought(row) for row in cell.confirm.values()), default=None),
+            "with_search": self._with_search(),
+            "chosen": dict(cell.search.chosen.hyperparameters) if cell.search.chosen else None,
+            "validation": cell.search.choice.score if cell.search.choice else None,
+            "near": cell.search.choice.within_standard_error if cell.search.choice else None,
+            "states": dict(cell.search.states),
+            "confirm": [_run(seed, row) for seed, row in cell.confirm.items()],
+            "search": self._search(share),
+            "importance": self._importance(),
+        }
+
+    def _search(self, share: int) -> dict[str, Any]:
+        """Column by column: there may be very many rows."""
+        order = ranked(self.configurations, self.cell.objective)
+        kept = sorted(order[:share])
+        found = [self.configurations[number] for number in kept]
+        names = varied(self.configurations)
+        return {
+            "axes": [self._axis(name) for name in names],
+            "values": [[c.values.get(name) for c in found] for name in names],
+            "stages": [c.stages for c in found],
+            "state": [c.state for c in found],
+            "mean": [c.mean for c in found],
+            "std": [c.std for c in found],
+            "seeds": [len(c.seeds) for c in found],
+            "seconds": [c.seconds for c in found],
+            "winner": self._winner(found),
+            "left_out": len(order) - len(kept),
+            "traces": self._traces([n for n in order[:TRACES] if self.configurations[n].mean is not None], kept),
+        }
+
+    def _axis(self, name: str) -> dict[str, Any]:
+        tried = tuple(dict.fromkeys(c.values[name] for c in self.configurations if name in c.values))
+        scale = self.cell.method.space().scale.get(name, "linear")
+        numeric = search_spaces.is_numeric(tried)
+        usable = search_spaces.usable_scale(scale, [float(v) for v in tried]) if numeric else "names"
+        return {"name": name, "scale": usable, "numeric": numeric}
+
+    def _winner(self, found: Sequence[Configuration]) -> int | None:
+        choice = self.cell.search.choice
+        return next((number for number, c in enumerate(found) if choice and choice.key in c.keys), None)
+
+    def _traces(self, best: Sequence[int], kept: Sequence[int]) -> list[dict[str, Any]]:
+        places = {number: place for place, number in enumerate(kept)}
+        found = []
+        for number in best:
+            rows = self.ledger.rows(self.configurations[number].keys).values()
+            found += [{"configuration": places[number], **_run(row.trial.seed, row, only=True)} for row in rows]
+        return found
+
+    def _importance(self) -> list[dict[str, Any]]:
+        """Of every stage alone: each is a grid, both together are not."""
+        shares = []
+        for stage in self.stages:
+            found = importance([c for c in self.configurations if stage in c.stages], self.cell.objective)
+            if found:
+                pairs = {f"{a} × {b}": value for (a, b), value in found.pairs.items()}
+                shares.append(
+                    {
+                        "stage": stage,
+                        "exact": found.exact,
+                        "n": found.configurations,
+                        "single": found.single,
+                        "pairs": pairs,
+                    }
+                )
+        return shares
+
+    def _with_search(self) -> float | None:
+        """Eps of all the cell's trials together, had each had noise of its own and were all published: Gaussian
+        releases compose by the squares of mu. Methods that sample rows get no credit for it here."""
+        rows = list(self.cell.confirm.values())
+        if not rows:
+            return None
+        delta = rows[0].trial.privacy.delta
+        worth = max(max(bought(row), row.epsilon_unsampled) for row in rows)
+        trials = sum(len(c.keys) for c in self.configurations) + len(rows)
+        return math.inf if math.isinf(worth) else epsilon_of(mu_of(worth, delta) * math.sqrt(trials), delta)
+
+
+def _run(seed: int, row: Row, *, only: bool = False) -> dict[str, Any]:
+    """A trial's curves. `only`: not what is measured beside the scores."""
+    last = row.rounds - 1 if row.state == "diverged" else math.inf
+    curves = {}
+    for name, values in row.metrics.items():
+        if name in METRICS and not (only and name not in ("accuracy", "loss", "squared_error")):
+            points = [(t, value) for t, value in sorted(values.items()) if t <= last and math.isfinite(value)]
+            curves[name] = _thinned(points)
+    rounds = sorted({t for points in curves.values() for t, _ in points})
+    return {
+        "seed": seed,
+        "state": row.state,
+        "rounds": rounds,
+        "seconds": row.seconds,
+        "curves": {
+            name: [by_round.get(t) for t in rounds] for name, points in curves.items() if (by_round := dict(points))
+        },
+    }
+
+
+def _thinned(points: Iterable[Any]) -> list[Any]:
+    """Few enough to draw, evenly, the last among them."""
+    found = list(points)
+    step = math.ceil(len(found) / MOST_POINTS)
+    return found[::-1][::step][::-1] if found else []
+
+
+def _score(score: Score | None) -> dict[str, float] | None:
+    return None if score is None else score._asdict()
+
+
+def _tables(results: Results) -> list[dict[str, Any]]:
+    found = []
+    for setting in results.settings:
+        builders = {"final": final_accuracy, **PER_SETTING}
+        for kind, build in builders.items():
+            table = build(results, setting)
+            if table is not None:
+                found.append({"kind": kind, "setting": setting, **_table(table)})
+    return [*found, {"kind": "timing", "setting": "", **_table(seconds_per_round(results))}]
+
+
+def _table(table: render.Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "caption": table.caption,
+        "columns": table.columns,
+        "align": table.align,
+        "groups": [
+            {
+                "heading": group.heading,
+                "rows": [list(row) for row in group.rows],
+                "bold": [[int(isinstance(text, render.Bold)) for text in row] for row in group.rows],
+            }
+            for group in table.groups
+        ],
+        "csv": render.to_csv(table) if len(table.data.columns) else "",
+    }
+
+
+def _partitions(ledger: Ledger) -> list[dict[str, Any]]:
+    import numpy as np
+
+    found = []
+    for (setting, seed), counts in ledger.partitions().items():
+        by_class = len(counts[0]) > 1
+        divergence = divergence_from_uniform(np.array(counts)).tolist() if by_class else None
+        found.append({"setting": setting, "seed": seed, "counts": counts, "divergence": divergence})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, and no more digits than a person or a picture needs; what is infinite is the text "inf"."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None if math.isnan(value) else str(value)
+        return value if abs(value) > 1e8 else float(f"{value:.7g}")
+    return value
+
+
+def as_json(value: Any) -> str:
+    """For a script element: no character in it can end the element or the string it stands in."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

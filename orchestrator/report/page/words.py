@@ -1,0 +1,271 @@
+"""What a study found, in words, and what of it to distrust. Every sentence is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.special import stdtrit
+
+from orchestrator.report.tables.common import budget, mean_and_std, short_name, unfinished
+from orchestrator.report.tables.results import CellResult, Results
+from orchestrator.report.tables.tuning import edges
+
+CONFIDENCE = 0.95
+FEW_SEEDS = 3
+MANY_NEAR = 5
+GAP_IN_DEVIATIONS = 3.0
+LOST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one cell's score exceeds another's, seed by seed."""
+
+    mean: float
+    low: float
+    high: float
+    """Of an interval that holds the true difference with the confidence asked for; infinite with a single seed."""
+    seeds: int
+
+    @property
+    def clear(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def difference(a: CellResult, b: CellResult, comparisons: int = 1) -> Difference | None:
+    """Paired over the seeds that both have, by Student's t; with several comparisons their intervals hold together."""
+    metric = a.objective.metric
+    pairs = [
+        (ours, theirs)
+        for seed in a.confirm
+        if seed in b.confirm
+        and (ours := a.confirm[seed].score(metric)) is not None
+        and (theirs := b.confirm[seed].score(metric)) is not None
+    ]
+    if not pairs:
+        return None
+    found = [ours - theirs for ours, theirs in pairs]
+    mean, n = fmean(found), len(found)
+    if n < 2:
+        return Difference(mean, -math.inf, math.inf, n)
+    t = float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / 2 / comparisons))
+    reach = t * stdev(found) / math.sqrt(n)
+    return Difference(mean, mean - reach, mean + reach, n)
+
+
+# ---- what was found
+
+
+def summary(results: Results) -> list[dict[str, Any]]:
+    """A heading per setting, a sentence per budget."""
+    return [
+        {
+            "heading": setting,
+            "sentences": [_at_budget(results, setting, epsilon) for epsilon in results.study.epsilons],
+        }
+        for setting in results.settings
+    ]
+
+
+def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
+    objective, at = results.study.judged_by, f"At {budget(epsilon)}"
+    unit = objective.unit.strip(" ()")
+    cells = [cell for cell in results.of(setting, epsilon) if counts(cell)]
+    if not cells:
+        return {"epsilon": epsilon, "text": f"{at} no method has been confirmed with every seed yet.", "winner": None}
+    order = sorted(cells, key=lambda cell: objective.cost(cell.curve[cell.last].mean))
+    best, others = order[0], order[1:]
+    text = f"{at} {_name(best, results)} {'leads' if others else 'is alone'} with {_shown(best)}{unit and ' ' + unit}"
+    if not others:
+        return {"epsilon": epsilon, "text": text + ".", "winner": best.id}
+    apart: list[str] = []
+    tied: list[str] = []
+    for other in others:
+        found = difference(best, other, len(others))
+        (apart if found and found.clear else tied).append(_name(other, results))
+    second, gap = others[0], difference(best, others[0], len(others))
+    if gap is not None:
+        interval = "" if math.isinf(gap.high) else f" ({_number(gap.low)} to {_number(gap.high)})"
+        text += f", {_number(abs(gap.mean))} {_better(results)} than {_name(second, results)}{interval}"
+    if not tied:
+        text += ", and every other method is clearly behind."
+    elif not apart:
+        text += f"; no other method can be told from it by {_seeds(best)}."
+    else:
+        text += f"; {_listed(tied)} cannot be told from it by {_seeds(best)}, the others are clearly behind."
+    return {"epsilon": epsilon, "text": text, "winner": best.id}
+
+
+def counts(cell: CellResult) -> bool:
+    """Whether a cell may lead: all seeds there, the claim kept, and not a program run as released."""
+    return cell.complete(cell.last) and cell.keeps_its_claim and not cell.method.as_released
+
+
+def _shown(cell: CellResult) -> str:
+    return mean_and_std(cell.curve[cell.last], cell.objective)
+
+
+def _name(cell: CellResult, results: Results) -> str:
+    return f"{cell.method.shown} ({cell.way})" if results.both_ways else cell.method.shown
+
+
+def _better(results: Results) -> str:
+    return "lower" if results.study.judged_by.lower_is_better else "higher"
+
+
+def _seeds(cell: CellResult) -> str:
+    return f"{len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.2g}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# ---- what to distrust
+
+
+def distrust(results: Results) -> list[str]:
+    return [
+        *unfinished(results.cells),
+        *_claims(results),
+        *_few_seeds(results),
+        *_lost(results),
+        *_edges(results),
+        *_near(results),
+        *_gaps(results),
+        *_not_monotone(results),
+        *_price_of_the_search(results),
+    ]
+
+
+def _claims(results: Results) -> list[str]:
+    broken = [cell for cell in results.cells if cell.confirm and not cell.keeps_its_claim]
+    if not broken:
+        return []
+    return [f"The noise of {_cells(broken, results)} does not buy the ε that is claimed: see the privacy account."]
+
+
+def _few_seeds(results: Results) -> list[str]:
+    seeds, search = results.study.seeds.confirm, results.study.seeds.search
+    searched = list(search) if isinstance(search, list | tuple) else [search]
+    found = []
+    if len(seeds) < FEW_SEEDS:
+        found.append(f"Winners were confirmed with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} only.")
+    if len(searched) == 1:
+        found.append(
+            f"Configurations were compared with a single seed ({searched[0]}): what won may have had luck rather than "
+            "merit."
+        )
+    if shared := [seed for seed in searched if seed in seeds]:
+        found.append(
+            f"Search and confirm share seed {_listed([str(seed) for seed in shared])}, so the noise that chose a "
+            "configuration also judges it."
+        )
+    return found
+
+
+def _lost(results: Results) -> list[str]:
+    found = []
+    broken = [cell for cell in results.cells if any(row.state != "done" for row in cell.confirm.values())]
+    if broken:
+        found.append(f"Not every confirm run of {_cells(broken, results)} came to its end.")
+    lossy = [
+        cell
+        for cell in results.cells
+        if cell.search.states and 1 - cell.search.states["done"] / cell.search.states.total() > LOST_SHARE
+    ]
+    if lossy:
+        found.append(f"More than {LOST_SHARE:.0%} of the search trials of {_cells(lossy, results)} did not end well.")
+    return found
+
+
+def _edges(results: Results) -> list[str]:
+    beyond = [(cell, marks) for cell in results.cells if (marks := [m for m in edges(cell) if "(fine)" not in m])]
+    if not beyond:
+        return []
+    told = [f"{short_name(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MANY_NEAR]]
+    more = f", and {len(beyond) - len(told)} more" if len(beyond) > len(told) else ""
+    return [
+        f"In {len(beyond)} of {len(results.cells)} cells the winner sits on an edge of all that was tried, so a better "
+        f"one may lie beyond: {', '.join(told)}{more}."
+    ]
+
+
+def _near(results: Results) -> list[str]:
+    close = [(near, cell) for cell in results.cells if (near := _within(cell)) > MANY_NEAR]
+    if not close:
+        return []
+    near, most = max(close, key=lambda item: item[0])
+    return [
+        f"In {len(close)} of {len(results.cells)} cells more than {MANY_NEAR} configurations lie within one standard "
+        f"error of the winner (most for {short_name(most, results)}: {near} of {most.search.trials}): their order is "
+        "chance."
+    ]
+
+
+def _within(cell: CellResult) -> int:
+    return (cell.search.choice.within_standard_error or 0) if cell.search.choice else 0
+
+
+def _gaps(results: Results) -> list[str]:
+    """Where the validation score of the winner is far from what the test rows say."""
+    far: list[tuple[float, CellResult]] = []
+    for cell in results.cells:
+        if cell.search.choice and cell.complete(cell.last):
+            score = cell.curve[cell.last]
+            gap = cell.search.choice.score - score.mean
+            if abs(gap) > GAP_IN_DEVIATIONS * (score.std if not math.isnan(score.std) else math.inf):
+                far.append((gap, cell))
+    if not far:
+        return []
+    gap, cell = max(far, key=lambda item: abs(item[0]))
+    return [
+        f"In {len(far)} of {len(results.cells)} cells validation and test differ by more than {GAP_IN_DEVIATIONS:g} "
+        f"deviations between seeds (most for {short_name(cell, results)}: {_number(abs(gap))} "
+        f"{'higher' if gap > 0 else 'lower'} in the search): the choice was optimistic, or the two sets of rows differ."
+    ]
+
+
+def _not_monotone(results: Results) -> list[str]:
+    """More noise should not help: where a larger budget did worse than a smaller one by more than its seeds explain."""
+    objective, found = results.study.judged_by, []
+    for setting in results.settings:
+        for method in results.study.methods:
+            for way in results.study.search.ways:
+                cells = [c for c in results.of(setting) if c.method == method and c.way == way and counts(c)]
+                for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
+                    gap = difference(small, large)
+                    if gap and gap.clear and objective.cost(gap.mean) < 0:
+                        found.append(
+                            f"{short_name(large, results)} did worse than at {budget(small.epsilon)} by "
+                            f"{_number(abs(gap.mean))}, more than its seeds explain: its search did not find what a "
+                            "smaller budget found."
+                        )
+    return found
+
+
+def _price_of_the_search(results: Results) -> list[str]:
+    if all(math.isinf(epsilon) for epsilon in results.study.epsilons):
+        return []
+    return [
+        "Every ε is that of one training run, published alone. The search looked at the same private rows many times; "
+        "what that would cost is shown under accuracy against ε, with search."
+    ]
+
+
+def _cells(cells: Sequence[CellResult], results: Results) -> str:
+    names = [short_name(cell, results) for cell in cells]
+    return (
+        _listed(names)
+        if len(names) <= MANY_NEAR
+        else f"{', '.join(names[:MANY_NEAR])} and {len(names) - MANY_NEAR} more"
+    )
