@@ -19,6 +19,7 @@ from orchestrator.commands import (
     report,
     resume,
     run,
+    serve,
     status,
     tables,
     train,
@@ -33,7 +34,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for command in (
-    *(run.run, resume.resume, status.status, plan.plan, tables.tables, figures.figures, report.report, best.best),
+    *(
+        run.run,
+        resume.resume,
+        status.status,
+        plan.plan,
+        tables.tables,
+        figures.figures,
+        report.report,
+        serve.serve,
+        best.best,
+    ),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
 ):
     app.command()(command)

@@ -11,7 +11,7 @@ from typing import Any
 import search_spaces
 from orchestrator.report import palette, status
 from orchestrator.report.page import words
-from orchestrator.report.page.configurations import Configuration, grouped, ranked, varied
+from orchestrator.report.page.configurations import grouped, ranked, varied
 from orchestrator.report.page.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
@@ -132,7 +132,8 @@ class _Cell:
     def _search(self, share: int) -> dict[str, Any]:
         """Column by column: there may be very many rows."""
         order = ranked(self.configurations, self.cell.objective)
-        kept = sorted(order[:share])
+        won = self._winner()
+        kept = sorted({*order[:share], *([] if won is None else [won])})
         found = [self.configurations[number] for number in kept]
         names = varied(self.configurations)
         return {
@@ -144,9 +145,11 @@ class _Cell:
             "std": [c.std for c in found],
             "seeds": [len(c.seeds) for c in found],
             "seconds": [c.seconds for c in found],
-            "winner": self._winner(found),
+            "winner": None if won is None else kept.index(won),
             "left_out": len(order) - len(kept),
-            "traces": self._traces([n for n in order[:TRACES] if self.configurations[n].mean is not None], kept),
+            "traces": self._traces(
+                [n for n in order[: min(TRACES, share)] if self.configurations[n].mean is not None], kept
+            ),
         }
 
     def _axis(self, name: str) -> dict[str, Any]:
@@ -156,9 +159,9 @@ class _Cell:
         usable = search_spaces.usable_scale(scale, [float(v) for v in tried]) if numeric else "names"
         return {"name": name, "scale": usable, "numeric": numeric}
 
-    def _winner(self, found: Sequence[Configuration]) -> int | None:
+    def _winner(self) -> int | None:
         choice = self.cell.search.choice
-        return next((number for number, c in enumerate(found) if choice and choice.key in c.keys), None)
+        return next((number for number, c in enumerate(self.configurations) if choice and choice.key in c.keys), None)
 
     def _traces(self, best: Sequence[int], kept: Sequence[int]) -> list[dict[str, Any]]:
         places = {number: place for place, number in enumerate(kept)}

@@ -123,7 +123,7 @@ def _seeds(cell: CellResult) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.2g}"
+    return (f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.2g}").replace("-", "−")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ function partitions(study) {
 const classLook = (k) => ({ style: { fill: `var(--series-${k % 8})` }, "fill-opacity": k < 8 ? 1 : 0.5 });
 
 function partitionPanel({ counts }, sizes, width) {
-  const high = Math.max(4, Math.min(20, 480 / counts.length)), left = 52, most = Math.max(...sizes), inner = width - left - 52;
+  const high = Math.max(4, Math.min(20, 480 / counts.length)), left = 62, most = Math.max(...sizes), inner = width - left - 52;
   const root = svg("svg", { viewBox: `0 0 ${width} ${counts.length * high + 6}`, role: "img", "aria-label": `Rows of each class at each of ${counts.length} clients` });
   const points = [];
   counts.forEach((row, client) => {

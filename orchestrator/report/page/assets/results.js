@@ -178,7 +178,7 @@ function comparison(a, b) {
     const gap = cell.final && other.final ? other.final.mean - cell.final.mean : null;
     const spread = deviation(gaps);
     rows.push([cellName(a, cell), budget(cell.epsilon), text(cell), text(other), gap === null ? "–" : `${gap > 0 ? "+" : ""}${scored(a, gap)}${gaps.length > 1 ? ` ± ${scored(a, spread)}` : ""}`,
-      String(gaps.length), chosen(cell), chosen(other)]);
+      gaps.length ? String(gaps.length) : "none", chosen(cell), chosen(other)]);
   }
   const lone = [a, b].map((one, k) => one.cells.filter((cell) => ![a, b][1 - k].cells.some((c) => c.method === cell.method && real(c.epsilon) === real(cell.epsilon) && c.way === cell.way && (alone || c.setting === cell.setting))).length);
   if (a.objective.metric !== b.objective.metric) return [el("p", {}, `${a.name} is judged by ${a.objective.title}, ${b.name} by ${b.objective.title}: their scores cannot be compared.`)];

@@ -161,7 +161,7 @@ function parallel(study, cell) {
     const done = means.map((_, k) => k).filter((k) => isNumber(means[k])).sort((a, b) => (study.objective.lower ? means[a] - means[b] : means[b] - means[a]));
     const best = done.slice(0, Math.min(MOST_LINES, Math.max(1, Math.ceil(done.length * Number(recall("parallel-share"))))));
     holder.replaceChildren(drawn((width) => parallelPanel(study, cell, best, width), { class: "chart wide" }),
-      el("p", { class: "note" }, `${best.length} configurations, the brighter the better, the winner thick. Left and right arrow keys walk from the best to the worst.`));
+      el("p", { class: "note" }, `${best.length} configurations, the stronger the line the better; the winner in another colour. Left and right arrow keys walk from the best to the worst.`));
   };
   const controls = el("div", { class: "controls" }, choice("parallel-share", "Shown", [["1", "all"], ["0.5", "best half"], ["0.1", "best tenth"], ["0.02", "best fiftieth"]], draw));
   draw();
@@ -183,8 +183,8 @@ function parallelPanel(study, cell, order, width) {
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Parallel coordinates of ${order.length} configurations` });
   const range = extent(order.map((k) => means[k])), lines = new Map(), points = [];
   for (const k of order.toReversed()) {
-    const share = range[1] === range[0] ? 1 : (means[k] - range[0]) / (range[1] - range[0]);
-    const line = svg("path", { class: k === winner ? "strand won" : "strand", d: path(columns.map((c, n) => [at(n), scales[n].y(c.values[k])])), stroke: heat(study.objective.lower ? 1 - share : share).fill });
+    const share = range[1] === range[0] ? 1 : (means[k] - range[0]) / (range[1] - range[0]), good = study.objective.lower ? 1 - share : share;
+    const line = svg("path", { class: k === winner ? "strand won" : "strand", d: path(columns.map((c, n) => [at(n), scales[n].y(c.values[k])])), "stroke-opacity": k === winner ? 1 : 0.06 + 0.6 * good ** 3 });
     lines.set(k, line);
     root.append(line);
   }

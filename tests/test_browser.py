@@ -1,0 +1,359 @@
+"""The report in a real Chromium, as its readers meet it: by pointer and keyboard, on a phone, in the dark, on paper.
+
+Needs Debian's chromium and chromium-driver (or others on the path); without them these tests say so and are skipped.
+"""
+
+import base64
+import json
+import shutil
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+import reported
+from test_tables import Writer
+
+from orchestrator.report.page import serving, write_report
+from orchestrator.results.ledger import Ledger
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="chromium and chromedriver are not there: apt-get install chromium chromium-driver",
+)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    # what is copied is kept where the test can read it: a headless browser has no clipboard of its own
+    driver.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument",
+        {
+            "source": "window.boom = () => { window.injected = true; };"
+            "navigator.clipboard && (navigator.clipboard.writeText = async (text) => { window.copied = text; });"
+        },
+    )
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reported")
+    reported.write(folder)
+    other = tmp_path_factory.mktemp("other")
+    reported.write(other, shift=2.0)
+    write_report([str(folder)])
+    write_report([str(folder), str(other)], folder / "both.html")
+    return folder
+
+
+def opened(chromium, page, width=1280, *, dark=False, media=""):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in wishes.items()]
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+    for log in ("browser", "performance"):
+        chromium.get_log(log)  # what was before
+    chromium.get(page if "://" in str(page) else page.as_uri())
+    until(chromium, "return document.querySelectorAll('.chart svg').length > 3")
+    return chromium
+
+
+def until(chromium, script):
+    return WebDriverWait(chromium, PATIENCE_S, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+
+
+def requests(chromium):
+    events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
+    return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+
+def find(chromium, selector):
+    return chromium.find_element(By.CSS_SELECTOR, selector)
+
+
+@pytest.fixture
+def page(chromium, report):
+    return opened(chromium, report / "report.html")
+
+
+def test_it_opens_in_silence_and_asks_nobody_anything(chromium, report):
+    for name in ("report.html", "both.html"):
+        page = opened(chromium, report / name)
+        assert page.get_log("browser") == []
+        assert {urlsplit(url).scheme for url in requests(page)} <= {"file", "data"}
+
+
+def test_names_stay_text(page):
+    assert page.execute_script("return window.injected") is None
+    assert page.execute_script("return document.querySelectorAll('img, b').length") == 0
+    assert page.execute_script("return document.scripts.length") == 2
+    text = find(page, "body").text
+    for name in (reported.HOSTILE, reported.DESCRIPTION, "<b onclick='boom()'>A&B</b>"):
+        assert name in text
+
+
+def test_a_script_that_is_not_ours_does_not_run(page):
+    """Should a name ever become markup, the policy still stops it."""
+    page.execute_script(
+        "const s = document.createElement('script'); s.textContent = 'window.injected = true'; document.body.append(s);"
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.injected = true\">');"
+    )
+    assert page.execute_script("return window.injected") is None
+    page.get_log("browser")  # which says that it was stopped
+
+
+def test_words_come_first(page):
+    assert find(page, "main section h2").text == "In words"
+    assert "At ε = 8" in find(page, "#summary").text
+    assert "What to distrust" in find(page, "#summary .distrust").text
+
+
+def column(page, table, number):
+    rows = page.find_elements(By.CSS_SELECTOR, f"{table} tbody tr:not(.heading)")
+    return [row.find_elements(By.CSS_SELECTOR, "th, td")[number].text for row in rows]
+
+
+def test_tables_are_sorted_both_ways(page):
+    table = "figure[id^='table-configurations']"
+    find(page, f"{table} thead th:nth-child(2) button").click()
+    rising = [float(text) for text in column(page, table, 1)]
+    assert rising == sorted(rising)
+    assert find(page, f"{table} thead th:nth-child(2)").get_attribute("aria-sort") == "ascending"
+    find(page, f"{table} thead th:nth-child(2) button").click()
+    assert [float(text) for text in column(page, table, 1)] == rising[::-1]
+
+
+def test_what_has_no_score_is_last_whichever_way(page):
+    table = "figure[id^='table-configurations']"
+    for _ in range(2):
+        find(page, f"{table} thead th:nth-child(5) button").click()
+        assert column(page, table, 4)[-1] == "–"
+
+
+def test_tables_are_filtered(page):
+    table = "figure[id^='table-configurations']"
+    find(page, f"{table} input").send_keys("diverged")
+    assert column(page, table, 7) == ["diverged"]
+    assert find(page, f"{table} .count").text == "1 of 6 rows"
+
+
+def test_copies_are_latex_and_csv_of_what_is_seen(page):
+    table = "#table-final-0"
+    buttons = {button.text: button for button in page.find_elements(By.CSS_SELECTOR, f"{table} .tools button")}
+    buttons["Copy LaTeX"].click()
+    latex = until(page, "return window.copied")
+    assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{tabular}{lrr}\n\\toprule\n")
+    assert "\\textless{}b onclick='boom()'\\textgreater{}A\\&B" in latex
+    assert "63.20 $\\pm$ 0.10" in latex
+    buttons["Copy CSV"].click()
+    csv = until(page, "return window.copied.startsWith('Method') && window.copied")
+    assert csv.splitlines()[0] == "Method,ε = 1,ε = 8"
+    assert csv.splitlines()[1] == "DP-FedGD,51.20 ± 0.10,58.20 ± 0.10"
+
+
+def test_hovering_says_what_is_there(page):
+    mark = find(page, "#curves .chart svg circle:not(.cursor)")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
+    ActionChains(page).move_to_element(mark).perform()
+    tip = until(page, "const t = document.getElementById('tip'); return !t.hidden && t.textContent")
+    assert "DP-FedGD" in tip
+    assert "seeds: " in tip
+
+
+def test_charts_are_walked_by_keyboard(page):
+    chart = find(page, "#curves .chart svg")
+    page.execute_script("arguments[0].focus()", chart)
+    chart.send_keys(Keys.ARROW_RIGHT)
+    first = until(page, "const t = document.getElementById('tip'); return !t.hidden && t.textContent")
+    assert "round 10" in first
+    chart.send_keys(Keys.ARROW_RIGHT)
+    assert "round 20" in find(page, "#tip").text
+    assert "round 20" in find(page, "#said").get_attribute("textContent"), "and a screen reader hears it"
+    chart.send_keys(Keys.ESCAPE)
+    assert find(page, "#tip").get_attribute("hidden") is not None
+
+
+def test_everything_is_reached_by_tab(page):
+    """The first stop leads past the contents; every control and chart is on the way, and shows where the focus is."""
+    reached = []
+    for _ in range(400):
+        ActionChains(page).send_keys(Keys.TAB).perform()
+        found = page.execute_script(
+            "const e = document.activeElement;"
+            "return e === document.body ? null : [e.tagName, e.className.baseVal ?? e.className, "
+            "getComputedStyle(e).outlineStyle]"
+        )
+        if found is None or (reached and found == reached[0] and len(reached) > 20):
+            break
+        reached.append(found)
+    assert reached[0][:2] == ["A", "skip"]
+    assert {"A", "SELECT", "INPUT", "BUTTON", "svg", "SUMMARY"} <= {name for name, _, _ in reached}
+    assert all(outline != "none" for name, _, outline in reached if name in ("BUTTON", "SELECT", "svg"))
+
+
+def test_every_single_trace_on_demand(page):
+    assert page.find_elements(By.CSS_SELECTOR, "#curves .trace") == []
+    find(page, "#tick-curve-traces").click()
+    until(page, "return document.querySelectorAll('#curves .trace').length === 2 * 2 * 3")
+    assert "thin lines are single seeds" in find(page, "#curves").text
+
+
+def test_the_band_says_what_it_is(page):
+    assert "the band is one standard deviation between seeds" in find(page, "#curves").text
+    find(page, "#choice-curve-band option[value=error]").click()
+    assert "the band is one standard error of the mean over seeds" in find(page, "#curves").text
+    find(page, "#choice-curve-band option[value=none]").click()
+    until(page, "return document.querySelectorAll('#curves .chart svg').length === 2")
+    assert page.find_elements(By.CSS_SELECTOR, "#curves .band") == []
+
+
+def test_the_legend_hides_a_method(page):
+    until(page, "return document.querySelectorAll('#curves .chart .series').length === 4")
+    button = find(page, "#curves .legend button")
+    button.click()
+    until(page, "return document.querySelectorAll('#curves .chart .series').length === 2")
+    assert button.get_attribute("aria-pressed") == "false"
+
+
+def test_the_heat_map_marks_the_winner_and_what_was_lost(page):
+    texts = [e.text for e in page.find_elements(By.CSS_SELECTOR, "#search .panels.two figure:first-child svg text")]
+    assert [text for text in texts if text.startswith("★")] == ["★ 55"]
+    assert "×" in texts
+    assert page.find_elements(By.CSS_SELECTOR, "#search .edge"), "tau = 0.1 is the highest that was tried"
+
+
+@pytest.mark.parametrize("price", ["epsilon", "bought", "with_search"])
+def test_accuracy_against_every_kind_of_epsilon(page, price):
+    find(page, f"#choice-budget-price option[value={price}]").click()
+    until(page, "return document.querySelectorAll('#budgets .whisker').length === 4")
+
+
+def test_two_studies_side_by_side(chromium, report):
+    page = opened(chromium, report / "both.html")
+    assert "4 cells are in both" in find(page, "#comparison").text
+    assert column(page, "#table-comparison", 4) == ["0.00 ± 0.00", "+2.00 ± 0.00", "0.00 ± 0.00", "+2.00 ± 0.00"]
+    find(page, "#choice-study option:nth-child(2)").click()
+    assert find(page, "#choice-study").get_attribute("value") == "1"
+
+
+# ---- every screen and paper
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_no_width_is_too_narrow(chromium, report, width):
+    page = opened(chromium, report / "report.html", width)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    small = page.execute_script(
+        "return [...document.querySelectorAll('svg text')].filter((e) => {"
+        "const svg = e.ownerSVGElement, zoom = svg.getBoundingClientRect().width / (svg.viewBox.baseVal.width || 34);"
+        "return e.textContent && zoom * parseFloat(getComputedStyle(e).fontSize) < 11; }).length"
+    )
+    assert small == 0, "text of charts is not scaled down with them"
+
+
+CONTRASTS = """
+const parse = (c) => { const n = c.match(/[\\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
+const even = (v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+const lum = ([r, g, b]) => [r, g, b].map((v) => even(v / 255))
+  .reduce((s, v, k) => s + v * [.2126, .7152, .0722][k], 0);
+const ratio = (a, b) => { const [x, y] = [lum(a), lum(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
+function ground(e) {
+  for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor); if (c[3] > 0) return c; }
+  return [255, 255, 255];
+}
+const poor = [];
+for (const e of document.querySelectorAll("body *")) {
+  if (!e.checkVisibility() || e.closest("#said, #tip, .skip, noscript, script, [aria-pressed=false]")) continue;
+  if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+  const style = getComputedStyle(e), drawn = e instanceof SVGElement;
+  const value = drawn && e.classList.contains("value");
+  const behind = value ? parse(getComputedStyle(e.previousElementSibling).fill) : ground(e);
+  const found = ratio(parse(drawn ? style.fill : style.color), behind);
+  if (found < 4.5) poor.push([e.textContent.slice(0, 40), e.className.baseVal ?? e.className, found]);
+}
+return poor;
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_text_can_be_read(chromium, report, dark):
+    """4.5:1 is what WCAG asks of text."""
+    page = opened(chromium, report / "report.html", dark=dark)
+    ground = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
+    assert page.execute_script(CONTRASTS) == []
+
+
+def test_the_theme_can_be_turned(page):
+    button = find(page, "button.theme")
+    for theme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)"), ("automatic", None)):
+        button.click()
+        assert button.text == f"Theme: {theme}"
+        if ground:
+            assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == ground
+
+
+def test_on_paper_there_is_no_furniture(chromium, report):
+    page = opened(chromium, report / "report.html", dark=True, media="print")
+    for furniture in ("nav", ".controls", ".tools", "button.theme"):
+        assert not find(page, furniture).is_displayed(), furniture
+    assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    printed = page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+
+
+# ---- live
+
+
+@pytest.fixture
+def served(tmp_path):
+    reported.write(tmp_path, finished=False)
+    server = serving.server(str(tmp_path), 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/", tmp_path
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_page_follows_a_sweep(chromium, served):
+    url, folder = served
+    page = opened(chromium, url)
+    assert "not finished" in find(page, "#top").text
+    assert "updates by itself" in find(page, "#top").text
+    assert "Best so far on the validation rows" in find(page, "#summary").text
+    find(page, "#choice-curve-band option[value=error]").click()
+    page.execute_script("document.activeElement.blur()")
+    with Ledger.write(folder) as ledger:
+        until(page, "return document.querySelector('#top .badge').textContent === 'running'")
+        reported.confirm(Writer(ledger, reported.hostile_study(), setting=reported.SETTING), 8)
+    until(page, "return document.querySelector('#top .badge').textContent === 'finished'")
+    assert "At ε = 8 <b" in find(page, "#summary").text
+    assert find(page, "#choice-curve-band").get_attribute("value") == "error", "what was chosen stays"
+    assert page.get_log("browser") == []
+    assert {urlsplit(address).netloc for address in requests(page) if not address.startswith("data:")} == {
+        urlsplit(url).netloc
+    }

@@ -1,0 +1,278 @@
+"""The report's data and words, from ledgers where every number can be worked out in the head. What the page does with
+them in a browser is in test_browser.py."""
+
+import json
+import re
+from statistics import stdev
+
+import numpy as np
+import pytest
+import reported
+from test_tables import SETTING, row, study, writing
+
+from orchestrator.report import page
+from orchestrator.report.page import html, words
+from orchestrator.report.page.configurations import Configuration, grouped, varied
+from orchestrator.report.page.data import as_json, gather
+from orchestrator.report.page.importance import importance
+from orchestrator.report.tables.results import Results
+from orchestrator.results.ledger import Ledger
+from trainables.objective import ACCURACY
+
+CURVES = {1: {10: 50.0, 20: 60.0}, 2: {10: 52.0, 20: 62.0}, 3: {10: 54.0, 20: 64.0}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    reported.write(tmp_path)
+    return tmp_path
+
+
+def read(folder):
+    with Ledger.read(folder) as ledger:
+        return gather(ledger, "here")
+
+
+def results(folder):
+    with Ledger.read(folder) as ledger:
+        return Results.read(ledger)
+
+
+# ---- the file
+
+
+def test_the_report_is_the_same_again(folder, fedsweep):
+    code, out, _ = fedsweep("report", folder)
+    assert (code, out.strip()) == (0, str(folder / "report.html"))
+    before = (folder / "report.html").read_bytes()
+    assert fedsweep("report", folder)[0] == 0
+    assert (folder / "report.html").read_bytes() == before
+
+
+def test_names_cannot_end_the_data(folder):
+    """Between the two tags of the data there is no other tag, and what stands there is the data."""
+    text = html.page(html.content(page.read([str(folder)])))
+    inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    assert not set("<>&\u2028\u2029") & set(inside)
+    assert json.loads(inside)["studies"][0]["description"] == reported.DESCRIPTION
+    assert text.count("<script") == 2
+    assert reported.HOSTILE not in text
+
+
+def test_nothing_is_fetched(folder):
+    text = html.page(html.content(page.read([str(folder)])))
+    assert "connect-src 'none'" in text
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+    assert "@import" not in text
+    assert len(text) < 500_000
+
+
+def test_two_folders_are_compared(folder, tmp_path, fedsweep):
+    other = tmp_path / "other"
+    reported.write(other, shift=2.0)
+    code, _, _ = fedsweep("report", folder, other, "--output", tmp_path / "both.html")
+    assert code == 0
+    text = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert [s["name"] for s in json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])["studies"]] == [
+        folder.name,
+        "other",
+    ]
+
+
+def test_a_folder_without_results_is_a_sentence(tmp_path, fedsweep):
+    code, _, err = fedsweep("report", tmp_path)
+    assert code == 2
+    assert err == f"fedsweep: result folder {tmp_path} holds no ledger.sqlite.\n"
+
+
+def test_a_study_that_has_not_begun(tmp_path):
+    with writing(tmp_path, study()):
+        pass
+    found = read(tmp_path)
+    assert found["cells"] == []
+    assert found["words"] == []
+    assert html.page(html.content([found]))
+
+
+def test_json_is_strict():
+    assert json.loads(as_json({"a": "<&>\u2028"})) == {"a": "<&>\u2028"}
+    with pytest.raises(ValueError):
+        as_json(float("nan"))
+
+
+# ---- configurations: everything except the seed
+
+
+def test_several_seeds_are_one_configuration(tmp_path):
+    """Learning rate 0.1 with seeds 1, 2 and 3 is 60, 62 and 64; 1.0 diverges on one of its seeds and has no mean."""
+    with writing(tmp_path, study()) as writer:
+        keys = []
+        for rate, scores in ((0.1, (60.0, 62.0, 64.0)), (1.0, (70.0, "diverged", 72.0))):
+            for seed, score in enumerate(scores, start=1):
+                trial = writer.trial("dp-fedgd", 8, {"learning_rate": rate}, seed, confirm=False)
+                writer.ledger.add([row(trial, {}, state=score) if isinstance(score, str) else row(trial, {20: score})])
+                keys.append(trial.key)
+        found = grouped(writer.ledger, {"coarse": keys, "fine": keys[:3]}, ACCURACY)
+    assert [c.values["learning_rate"] for c in found] == [0.1, 1.0]
+    first, second = found
+    assert (first.mean, first.std, first.seeds, first.state) == (62.0, stdev([60, 62, 64]), [1, 2, 3], "done")
+    assert first.stages == ["coarse", "fine"]
+    assert (second.mean, second.std, second.state) == (None, None, "diverged")
+    assert varied(found) == ["learning_rate"]
+
+
+def test_the_page_has_every_configuration_and_the_winner(folder):
+    cell = next(c for c in read(folder)["cells"] if c["method"] == reported.METHOD and c["epsilon"] == 8)
+    search = cell["search"]
+    assert [axis["name"] for axis in search["axes"]] == ["learning_rate", "tau"]
+    assert len(search["mean"]) == len(reported.RATES) * len(reported.TAUS)
+    won = search["winner"]
+    assert [values[won] for values in search["values"]] == [0.1, 0.1]
+    assert search["mean"][won] == reported.accuracy(0.1, 0.1, 8) == max(m for m in search["mean"] if m)
+    assert search["state"].count("diverged") == 1
+    assert search["left_out"] == 0
+    assert {trace["configuration"] for trace in search["traces"]} == {k for k, m in enumerate(search["mean"]) if m}
+    assert cell["with_search"] > cell["bought"]
+
+
+def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):
+    monkeypatch.setattr("orchestrator.report.page.data.MOST_CONFIGURATIONS", 12)
+    for cell in read(folder)["cells"]:
+        assert len(cell["search"]["mean"]) == min(3, len(cell["search"]["mean"]) + cell["search"]["left_out"])
+        assert cell["search"]["winner"] is not None, "the winner is among the best, which stay"
+
+
+# ---- importance
+
+
+def grid(score, rates=(1, 2, 3), taus=(10, 20)):
+    return [
+        Configuration({"rate": r, "tau": t, "fixed": 7}, ["coarse"], ["done"], [1], [score(r, t)])
+        for r in rates
+        for t in taus
+    ]
+
+
+def test_an_additive_score_has_no_pairs():
+    """score = 3 rate + tau / 10: variances 9 * 2/3 = 6 and 1/4, so shares 6 / 6.25 and 0.25 / 6.25."""
+    found = importance(grid(lambda r, t: 3 * r + t / 10), ACCURACY)
+    assert found.exact
+    assert found.single == pytest.approx({"rate": 6 / 6.25, "tau": 0.25 / 6.25})
+    assert found.pairs["rate", "tau"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_pure_interaction_is_all_pair():
+    found = importance(grid(lambda r, t: (r - 2) * (t - 15)), ACCURACY)
+    assert found.single == pytest.approx({"rate": 0, "tau": 0}, abs=1e-12)
+    assert found.pairs["rate", "tau"] == pytest.approx(1)
+
+
+def test_shares_of_a_grid_add_up():
+    rng = np.random.default_rng(0)
+    scores = {(r, t): float(rng.normal()) for r in (1, 2, 3) for t in (10, 20)}
+    found = importance(grid(lambda r, t: scores[r, t]), ACCURACY)
+    assert sum(found.single.values()) + sum(found.pairs.values()) == pytest.approx(1), "two axes: nothing is left over"
+
+
+def test_what_diverged_counts_as_the_worst():
+    plain = grid(lambda r, t: 10.0 * r)
+    plain[0].states, plain[0].scores = ["diverged"], [None]
+    worst = importance(plain, ACCURACY)
+    plain[0].states, plain[0].scores = ["done"], [10.0]
+    assert worst == importance(plain, ACCURACY), "its neighbour, the other with rate 1, is the worst that ended"
+
+
+def test_without_a_grid_each_alone():
+    rng = np.random.default_rng(1)
+    found = importance(
+        [
+            Configuration({"rate": float(r), "tau": float(t)}, ["optuna"], ["done"], [1], [float(r)])
+            for r, t in rng.uniform(size=(200, 2))
+        ],
+        ACCURACY,
+    )
+    assert not found.exact
+    assert not found.pairs
+    assert found.single["rate"] > 0.9
+    assert found.single["tau"] < 0.1
+
+
+@pytest.mark.parametrize("configurations", [[], grid(lambda r, t: 1.0), grid(lambda r, t: 1.0, (1,), (10,))])
+def test_nothing_to_explain(configurations):
+    assert importance(configurations, ACCURACY) is None
+
+
+# ---- words
+
+
+def two_methods(tmp_path, gd, adam, seeds=(1, 2, 3), **changes):
+    with writing(tmp_path, study(epsilons=[8], seeds={"confirm": list(seeds)}, **changes)) as writer:
+        for method, curves in (("dp-fedgd", gd), ("dp-fedadam", adam)):
+            writer.search(method, 8, {"coarse": [({"learning_rate": 0.1}, 60.0)]})
+            writer.confirm(method, 8, {"learning_rate": 0.1}, curves)
+    return results(tmp_path)
+
+
+def test_a_clear_lead(tmp_path):
+    """Differences 10, 10.5 and 11: mean 10.5, std 0.5, t(0.975, 2) = 4.3027, so 10.5 ± 4.3027 * 0.5 / sqrt 3."""
+    found = two_methods(tmp_path, {k: {20: 50.0 + k} for k in (1, 2, 3)}, {k: {20: 59.5 + 1.5 * k} for k in (1, 2, 3)})
+    (part,) = words.summary(found)
+    assert part["heading"] == SETTING
+    assert part["sentences"][0]["text"] == (
+        "At ε = 8 DP-FedAdam leads with 62.50 ± 1.50 %, 10.50 higher than DP-FedGD (9.26 to 11.74), "
+        "and every other method is clearly behind."
+    )
+
+
+def test_a_lead_that_is_none(tmp_path):
+    found = two_methods(tmp_path, {1: {20: 50.0}, 2: {20: 60.0}, 3: {20: 55.0}}, {k: {20: 56.0} for k in (1, 2, 3)})
+    (part,) = words.summary(found)
+    assert part["sentences"][0]["text"].endswith("; no other method can be told from it by 3 seeds.")
+
+
+def test_a_single_seed_tells_nothing_apart(tmp_path):
+    found = two_methods(tmp_path, {1: {20: 50.0}}, {1: {20: 90.0}}, seeds=(1,))
+    assert "no other method can be told from it by 1 seed." in words.summary(found)[0]["sentences"][0]["text"]
+    assert "Winners were confirmed with 1 seed only." in words.distrust(found)
+
+
+def test_more_comparisons_need_wider_intervals(tmp_path):
+    found = two_methods(tmp_path, CURVES, {k: {20: 50.0 + k} for k in (1, 2, 3)})
+    one, three = (words.difference(*found.cells, comparisons=n) for n in (1, 3))
+    assert three.high - three.low > one.high - one.low
+    assert three.mean == one.mean == 10.0
+
+
+def test_what_does_not_keep_its_claim_cannot_lead(tmp_path):
+    with writing(tmp_path, study(epsilons=[8], seeds={"confirm": [1, 2, 3]})) as writer:
+        for method, score, fields in (("dp-fedgd", 50.0, {}), ("dp-fedadam", 90.0, {"epsilon_local": 9.0})):
+            writer.search(method, 8, {"coarse": [({"learning_rate": 0.1}, 60.0)]})
+            writer.confirm(method, 8, {"learning_rate": 0.1}, {k: {20: score + k} for k in (1, 2, 3)}, **fields)
+    found = results(tmp_path)
+    assert "DP-FedGD is alone" in words.summary(found)[0]["sentences"][0]["text"]
+    assert any("DP-FedAdam at ε = 8 does not buy the ε that is claimed" in text for text in words.distrust(found))
+
+
+def test_distrust_knows_edges_shared_seeds_and_budgets_that_do_worse(tmp_path):
+    with writing(tmp_path, study(methods=["dp-fedgd"], seeds={"search": 1, "confirm": [1, 2, 3]})) as writer:
+        for epsilon, score in ((1, 60.0), (8, 50.0)):
+            members = [({"learning_rate": rate}, 40 + 10 * rate) for rate in (0.1, 0.5, 1.0)]
+            writer.search("dp-fedgd", epsilon, {"coarse": members})
+            writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, {k: {20: score + k / 10} for k in (1, 2, 3)})
+    found = " ".join(words.distrust(results(tmp_path)))
+    assert "In 2 of 2 cells the winner sits on an edge" in found
+    assert "(learning_rate ↑)" in found
+    assert "DP-FedGD at ε = 8 did worse than at ε = 1 by 10.00" in found
+    assert "Search and confirm share seed 1," in found
+    assert "Every ε is that of one training run" in found
+    assert "validation and test differ by more than 3 deviations" in found
+
+
+def test_an_unfinished_study_says_so(tmp_path):
+    with writing(tmp_path, study(methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, 60.0), ({"learning_rate": 1.0}, None)]})
+    found = results(tmp_path)
+    assert words.distrust(found)[0].startswith("The study is unfinished: at least ")
+    assert words.summary(found)[0]["sentences"][0]["text"] == (
+        "At ε = 1 no method has been confirmed with every seed yet."
+    )
