@@ -3,12 +3,14 @@
 #   make test   makes .venv, installs, checks and tests everything
 #   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
+#   make data   fetches the papers' data and puts them through their backbones
+#   make reproduce  runs the papers' studies and sets them beside the papers: a few minutes on a large GPU
 #   make peers  the same round through other simulators, each installed beside, and through ours
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test chaos nodes peers check install lock clean
+.PHONY: run test chaos nodes data reproduce peers check install lock clean
 
 run: install
 	$(BIN)/fedsweep run quickstart --results results/quickstart
@@ -21,6 +23,12 @@ chaos: install
 
 nodes: install
 	$(BIN)/python -m pytest -m "nodes"
+
+data: install
+	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease
+
+reproduce: install
+	$(BIN)/python -m benchmarks.reproduce --page docs/reproduction.md
 
 peers: install .venv-flower/.installed .venv-pfl/.installed
 	$(BIN)/python benchmarks/peers.py

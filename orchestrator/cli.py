@@ -11,6 +11,7 @@ from orchestrator.commands import (
     bench,
     best,
     calibrate,
+    compare,
     data,
     figures,
     methods,
@@ -34,17 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for command in (
-    *(
-        run.run,
-        resume.resume,
-        status.status,
-        plan.plan,
-        tables.tables,
-        figures.figures,
-        report.report,
-        serve.serve,
-        best.best,
-    ),
+    *(run.run, resume.resume, status.status, plan.plan, tables.tables, figures.figures, report.report),
+    *(serve.serve, best.best, compare.compare),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
 ):
     app.command()(command)

@@ -492,7 +492,7 @@ def test_pretraining_learns_and_goes_on_after_an_interruption(tmp_path):
 
 @pytest.mark.data
 def test_adult_is_known_by_its_content(shared_data, cache, tmp_path):
-    """Its files have no published checksum; written anew from the rows at hand they are taken, with a bit changed not."""
+    """Its files have no published checksum: written anew from the rows at hand they are taken, changed they are not."""
     with np.load(shared_data("adult-a9a.npz")) as file:
         for part, name in (("train", "a9a"), ("test", "a9a.t")):
             lines = (

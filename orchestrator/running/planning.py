@@ -16,7 +16,6 @@ from orchestrator.running.progress import expected_trials
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
-from orchestrator.study.ways import STAGES
 from trainables.models import residuals
 from trainables.spec import TrialSpec
 
@@ -66,14 +65,16 @@ def plan(study: Study) -> Plan:
     blueprint = Blueprint.draw(study)
     size = capacity(local_resources(), study.resources, blueprint.most_clients)
     searches = [
-        CellSearch(cell, way, blueprint.validation_rows(cell)) for cell in blueprint.cells for way in study.ways
+        CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
+        for cell in blueprint.cells
+        for way in study.search.ways
     ]
     trials: Counter[str] = Counter()
     packs: Counter[str] = Counter()
     known: set[str] = set()
     rounds = 0
     flops = 0.0
-    for stage in STAGES:
+    for stage in ("coarse", "fine", "optuna", "confirm"):
         found = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
         members = [trial for trial in found if trial.key not in known]
         known.update(trial.key for trial in members)
@@ -90,7 +91,7 @@ def plan(study: Study) -> Plan:
     return Plan(
         study.name,
         len(blueprint.cells),
-        len(study.ways),
+        len(study.search.ways),
         dict(trials),
         dict(packs),
         rounds,
@@ -104,18 +105,13 @@ def plan(study: Study) -> Plan:
 def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
     """Trials of a stage as they will be, where that depends on nothing; else as many stand-ins."""
     space, cell = search.cell.space, search.cell
-    count = expected_trials(search).get(stage, 0)
-    if not count:
+    if stage not in expected_trials(search):
         return []
-    seeds = cell.study.seeds_of(search.way, stage)
     if stage == "coarse" or (stage == "fine" and cell.study.search.refine == "table"):
-        grid = space.grid(space.coarse if stage == "coarse" else space.fine)
-        return [cell.trial(stage, configuration, seed) for configuration in grid for seed in seeds]
-    stand_ins = [cell.trial(stage, space.grid(space.coarse)[0], seed) for seed in seeds]
-    return [
-        stand_ins[n % len(seeds)].model_copy(update={"stop_rule": f"{cell.id} {search.way.name} {n}"})
-        for n in range(count)
-    ]
+        return [cell.trial(stage, c) for c in space.grid(space.coarse if stage == "coarse" else space.fine)]
+    first = cell.trial(stage, space.grid(space.coarse)[0])
+    count = expected_trials(search)[stage]
+    return [first.model_copy(update={"stop_rule": f"{cell.id} {search.way} {n}"}) for n in range(count)]
 
 
 def _passes(trial: TrialSpec) -> float:

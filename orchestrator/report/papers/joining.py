@@ -1,0 +1,227 @@
+"""The papers' numbers joined with ours, entry by entry, with a reason where they differ and the numbers give one."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.report.papers.ours import Entry, Ours
+from trainables.spec import HyperValue
+
+LEAST = 1.0
+"""Points of accuracy that are no difference, however small the deviations."""
+FEDSOFIM, FEDNEW, HEART = "DP-FedSOFIM", "DP-FedNew", "heart disease"
+FIRST_ORDER = "DP-FedGD"
+
+
+@cache
+def numbers(name: str) -> tuple[Any, ...]:
+    """One of the papers' tables as printed there: a row has its columns as attributes, numbers where they are."""
+    file = resources.files(__name__.rpartition(".")[0]) / "numbers" / f"{name}.csv"
+    rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
+    return tuple(SimpleNamespace(**{key: _value(text) for key, text in row.items()}) for row in rows)
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One number of a paper beside one of ours."""
+
+    paper: str
+    table: int
+    method: str
+    round: int
+    paper_mean: float
+    paper_std: float
+    """nan where the paper gives none."""
+    entry: Entry
+    our_mean: float
+    our_std: float
+    reason: str = ""
+
+    @property
+    def epsilon(self) -> float:
+        return self.entry.epsilon
+
+    @property
+    def last(self) -> bool:
+        return self.round == self.entry.cell.last
+
+    @property
+    def difference(self) -> float:
+        return self.our_mean - self.paper_mean
+
+    @property
+    def allowed(self) -> float:
+        """Two standard deviations of the difference between a run of theirs and one of ours, and at least a point."""
+        spread = math.hypot(*(s for s in (self.paper_std, self.our_std) if not math.isnan(s)))
+        return max(LEAST, 2 * spread)
+
+    @property
+    def within(self) -> bool:
+        return abs(self.difference) <= self.allowed
+
+
+def join(ours: Ours) -> list[Joined]:
+    pairs = [*_fedsofim(ours), *_ablation(ours), *_rho(ours), *_fednew(ours), *_heart(ours)]
+    return [_with_reason(pair, pairs, ours) for pair in pairs]
+
+
+def _pair(paper: str, table: int, method: str, t: int, mean: float, std: float, entry: Entry) -> list[Joined]:
+    score = entry.mean(t)
+    return [] if score is None else [Joined(paper, table, method, t, mean, std, entry, score, entry.std(t))]
+
+
+def _fedsofim(ours: Ours) -> list[Joined]:
+    found = []
+    for entry in ours.of(clients=20):
+        same = (entry.dataset, entry.backbone, entry.partition, entry.method, entry.epsilon)
+        for row in numbers("fedsofim-accuracy"):
+            if (row.dataset, row.backbone, row.partition, row.method, row.epsilon) == same:
+                found += _pair(FEDSOFIM, row.table, entry.method, row.round, row.mean, row.std, entry)
+    return sorted(found, key=lambda pair: pair.table)
+
+
+def _ablation(ours: Ours) -> list[Joined]:
+    found = []
+    for row in numbers("fedsofim-ablation"):
+        for entry in ours.of(dataset=row.dataset, method=row.variant, epsilon=row.epsilon):
+            if _is_for(entry):
+                found += _pair(FEDSOFIM, row.table, row.variant, entry.cell.last, row.mean, row.std, entry)
+    return found
+
+
+def _rho(ours: Ours) -> list[Joined]:
+    found = []
+    for row in numbers("fedsofim-rho"):
+        for entry in ours.of(dataset=row.dataset, method=f"ρ = {row.rho:g}", epsilon=row.epsilon):
+            if _is_for(entry):
+                found += _pair(FEDSOFIM, row.table, entry.method, entry.cell.last, row.mean, row.std, entry)
+    return found
+
+
+def _is_for(entry: Entry) -> bool:
+    """Whether this is the budget that the values in the label were tuned for: `full (ε 5 and 10)`."""
+    stated = entry.variant.removeprefix("ε ").split(" and ")
+    return f"{entry.epsilon:g}" in stated
+
+
+def _fednew(ours: Ours) -> list[Joined]:
+    found = []
+    for row in numbers("fednew-accuracy"):
+        same = {"dataset": row.dataset, "backbone": row.backbone, "partition": row.partition, "clients": row.clients}
+        for entry in ours.of(**same, method=row.method, epsilon=row.epsilon):
+            found += _pair(FEDNEW, row.table, row.method, entry.cell.last, row.mean, math.nan, entry)
+    return found
+
+
+def _heart(ours: Ours) -> list[Joined]:
+    found = []
+    for row in numbers("heart-accuracy"):
+        for entry in ours.of(dataset=row.dataset, method=row.method, epsilon=float(row.epsilon)):
+            found += _pair(HEART, 0, row.method, entry.cell.last, row.mean, math.nan, entry)
+    return found
+
+
+# ---- reasons
+
+
+def _with_reason(pair: Joined, pairs: list[Joined], ours: Ours) -> Joined:
+    if pair.within or not pair.last or pair.paper != FEDSOFIM or not pair.entry.plain:
+        return pair
+    same = [p for p in pairs if (p.paper, p.table, p.round) == (pair.paper, pair.table, pair.round)]
+    reason = next(filter(None, (rule(pair, same, ours) for rule in _RULES)), "")
+    return Joined(**{**pair.__dict__, "reason": reason})
+
+
+def _other_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    """As released the method adds another amount of noise than its eps needs."""
+    for other in same:
+        released = other.entry.cell.method.as_released
+        if not released or other.method != pair.method or other.epsilon != pair.epsilon:
+            continue
+        bought = other.entry.bought
+        if math.isclose(bought, pair.epsilon, rel_tol=0.05):
+            continue
+        buys = "no bounded ε" if math.isinf(bought) else f"ε = {bought:.3g}"
+        more = "too little" if bought > pair.epsilon else "too much"
+        closer = abs(other.difference) < abs(pair.difference)
+        end = f"{other.our_mean:.2f}, {'nearer to' if closer else 'no nearer to'} the paper's {pair.paper_mean:.2f}"
+        return f"The released program adds {more} noise and buys {buys}; run so it reaches {end}."
+    return ""
+
+
+def _same_as_first_order(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    """The paper's search ended at one local step, which is DP-FedGD."""
+    for other in same:
+        twin = other.method == FIRST_ORDER != pair.method and other.epsilon == pair.epsilon
+        if twin and abs(other.paper_mean - pair.paper_mean) <= 0.02 and pair.difference > 0:
+            steps = _chosen(pair).get("local_steps")
+            ended = f"; ours ends at {steps} local steps, each paid for" if steps not in (None, 1) else ""
+            return f"The paper's entry is its {FIRST_ORDER}'s ({other.paper_mean:.2f}) to within 0.02{ended}."
+    return ""
+
+
+def _below_a_tighter_budget(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    """With less noise the same configuration can only do better: the paper's search missed it."""
+    tighter = [p for p in same if p.method == pair.method and p.entry == _at(pair, p)]
+    worse = [p for p in tighter if p.epsilon < pair.epsilon and p.paper_mean > pair.paper_mean]
+    if not worse or pair.difference < 0:
+        return ""
+    other = worse[-1]
+    return (
+        f"The paper's entry lies below its own at the tighter ε = {other.epsilon:g} ({other.paper_mean:.2f}), so its "
+        "search had not found the best of its grid."
+    )
+
+
+def _at(pair: Joined, other: Joined) -> Entry | None:
+    same = other.entry.study == pair.entry.study and other.entry.label == pair.entry.label
+    return other.entry if same else None
+
+
+def _choice_moves_it(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    """Another way of choosing the winner gives the paper's number."""
+    for other in same:
+        way = (other.entry.study, other.entry.way) != (pair.entry.study, pair.entry.way)
+        if way and other.entry.plain and (other.method, other.epsilon) == (pair.method, pair.epsilon) and other.within:
+            return (
+                f"Which configuration is chosen decides: the winner of study {other.entry.study} ({other.entry.way}) "
+                f"reaches {other.our_mean:.2f}."
+            )
+    return ""
+
+
+def _better_found(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    """Ours is higher at the same account: the search found more."""
+    choice = pair.entry.cell.search.choice
+    if pair.difference < 0 or choice is None:
+        return ""
+    values = ", ".join(f"{name} {value:g}" for name, value in _tuned(pair).items() if isinstance(value, float | int))
+    return f"At the same noise our search found a better configuration of the same grids ({values})."
+
+
+def _chosen(pair: Joined) -> dict[str, HyperValue]:
+    chosen = pair.entry.cell.search.chosen
+    return dict(chosen.hyperparameters) if chosen else {}
+
+
+def _tuned(pair: Joined) -> dict[str, HyperValue]:
+    tried = pair.entry.cell.search.tried
+    return {name: value for name, value in _chosen(pair).items() if len(tried.get(name, ())) > 1}
+
+
+_RULES = (_other_noise, _same_as_first_order, _below_a_tighter_budget, _choice_moves_it, _better_found)
+"""In the order in which they are tried: the first whose numbers bear it out is given."""
