@@ -36,8 +36,8 @@ from orchestrator.study.settings import ResourceSettings
 from trainables import methods
 from trainables.data import features, partition
 from trainables.federation import Federation, FederationSize, HostActor, HostActors
+from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
-from trainables.models import residuals
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import PrivacySettings
@@ -230,7 +230,7 @@ def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
         "dp-scaffold, 1 local step": lab.trials(8, method="dp-scaffold", local_steps=1),
         "dp-scaffold, 10 local steps": lab.trials(8, method="dp-scaffold", local_steps=10),
     }.items():
-        actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu", residuals.chosen())
+        actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu", kernels.chosen())
         counting = _Counting(actor)
         server = Server(HostActors([counting]))
         server.open(trials, lab.shipment)
@@ -504,7 +504,7 @@ def _device_name(size: FederationSize) -> str:
 
 
 def _kernel(size: FederationSize) -> str:
-    return residuals.chosen() if size.device == "cpu" else "torch"
+    return kernels.chosen(size.device)
 
 
 def _process_start() -> float:

@@ -1,6 +1,7 @@
 """The laned kernel: closed-form clipping and evaluation against plain loops, and sums that know no order."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainables.errors import UserError
 from trainables.exact import GRID, from_grid, to_grid
-from trainables.models import residuals
+from trainables.models import kernels, softmax, softmax_compiled
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
@@ -19,11 +20,11 @@ from trainables.models.softmax import SoftmaxHead
 
 @pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
 def kernel(request):
-    """Everything holds for both ways to the residuals."""
-    if request.param == "compiled" and residuals._compiled() is None:
+    """Everything holds for both ways to the kernels."""
+    if request.param == "compiled" and kernels.library() is None:
         pytest.skip("there is no compiler here")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(residuals, "_chosen", request.param)
+        patch.setitem(kernels._chosen, "cpu", request.param)
         yield
 
 
@@ -145,81 +146,131 @@ def test_gradients_stay_finite_when_the_model_is_sure():
 def compiler(monkeypatch, tmp_path):
     """An empty cache, and nothing remembered of what was compiled before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(residuals, "_chosen", None)
-    for remembered in (residuals._compiled, residuals._preferred):
+    monkeypatch.delitem(kernels._chosen, "cpu", raising=False)
+    for remembered in (kernels.library, kernels._preferred):
         remembered.cache_clear()
     yield monkeypatch
-    for remembered in (residuals._compiled, residuals._preferred):
+    for remembered in (kernels.library, kernels._preferred):
         remembered.cache_clear()
 
 
-def chunk():
-    """One client, three rows, two classes."""
-    return {
-        "z": torch.zeros(1, 3, 2, residuals.LANES),
-        "label": torch.tensor([[0, 1, 0]]),
-        "row_norm": torch.ones(1, 3, 1),
-        "clip": torch.full((residuals.LANES,), 1e-3),
-    }
+def small_case():
+    """One client, three rows, two features and the constant, two classes, four lanes."""
+    x, y, theta = random_case(3, 2, 2, 4)
+    return {"shard": Shard.build([(x, y)]), "theta": torch.from_numpy(theta), "clip": torch.full((4,), 1e-3)}
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "wrong"),
     [
-        {"clip": torch.full((16,), 1e-3, dtype=torch.float64)},
-        {"clip": torch.full((1,), 1e-3)},
-        {"label": torch.zeros(1, 3, dtype=torch.int32)},
-        {"row_norm": torch.ones(1, 3, 1, dtype=torch.float64)},
-        {"row_norm": torch.ones(1, 2, 1)},
+        ("clip", lambda case: case | {"clip": case["clip"].double()}),
+        ("clip", lambda case: case | {"clip": case["clip"][:3]}),
+        ("y", lambda case: case | {"shard": replace(case["shard"], y=case["shard"].y.int())}),
+        ("norm", lambda case: case | {"shard": replace(case["shard"], norm=case["shard"].norm.double())}),
+        ("norm", lambda case: case | {"shard": replace(case["shard"], norm=case["shard"].norm[:, :2])}),
+        ("x", lambda case: case | {"shard": replace(case["shard"], x=case["shard"].x[:, :, :2])}),
     ],
 )
-def test_c_is_given_what_it_expects_or_nothing(wrong, monkeypatch):
+def test_c_is_given_what_it_expects_or_nothing(name, wrong, monkeypatch):
     """In torch a bound of another type is a bound; to C it would be none."""
-    monkeypatch.setattr(residuals, "_chosen", "compiled")
-    residuals.clip_residuals(**chunk())
-    with pytest.raises(TypeError, match=f"^{next(iter(wrong))} is "):
-        residuals.clip_residuals(**{**chunk(), **wrong})
+    monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
+    SoftmaxHead(2, 2).clipped_gradient_sum(**small_case())
+    with pytest.raises(TypeError, match=f"^{name} is "):
+        SoftmaxHead(2, 2).clipped_gradient_sum(**wrong(small_case()))
 
 
-def test_other_numbers_of_lanes_are_not_for_c(monkeypatch):
-    """It is compiled for one number, and would write behind fewer."""
-    monkeypatch.setattr(residuals, "_chosen", "compiled")
-    whole = torch.zeros(1, 3, 2, 4)
-    residuals.clip_residuals(whole[..., :1].contiguous(), torch.tensor([[0, 1, 0]]), torch.ones(1, 3, 1), torch.ones(1))
-    assert not whole.any()
+def test_a_label_that_is_no_class_is_refused_before_c_sees_it(monkeypatch):
+    monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
+    case = small_case()
+    case["shard"].y[0, 1] = 2
+    with pytest.raises(ValueError, match="label 2"):
+        SoftmaxHead(2, 2).clipped_gradient_sum(**case)
+    with pytest.raises(ValueError, match="label 2"):
+        SoftmaxHead(2, 2).evaluate(case["shard"], case["theta"])
 
 
-def test_nan_stays_nan_whatever_its_bits(monkeypatch):
-    monkeypatch.setattr(residuals, "_chosen", "compiled")
-    for bits in (0x7FC00000, 0x7FC00001, 0xFFC00000 - 2**32, 0x7FFFFFFF):
-        given = chunk()
-        given["z"].view(torch.int32)[0, 0, 1, 5] = bits
-        residuals.clip_residuals(**given)
-        assert given["z"][0, 0, :, 5].isnan().all()
-        assert given["z"][0, 0, :, 4].isfinite().all()
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFC00000 - 2**32, 0x7FFFFFFF])
+@pytest.mark.parametrize("lanes", [2, 16])
+def test_nan_stays_nan_whatever_its_bits(bits, lanes):
+    x, y, theta = random_case(3, 2, 4, lanes)
+    weights = torch.from_numpy(theta)
+    weights.view(torch.int32)[1, 6] = bits
+    head, shard = SoftmaxHead(2, 4), Shard.build([(x, y)])
+    gradient, _ = head.clipped_gradient_sum(shard, weights, torch.ones(lanes))
+    loss, correct = head.evaluate(shard, weights)
+    assert gradient[0, 1].isnan().all()
+    assert loss[1].isnan()
+    assert not correct[1].any()
+    assert gradient[0, 0].isfinite().all()
+    assert loss[0].isfinite()
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, kernels.TILE, kernels.TILE + 17])
+def test_wide_and_narrow_layouts_give_the_same_bits(rows, monkeypatch):
+    """LANES + LONE lanes: the last ones go one by one, and in a longer pack they do not."""
+    lanes = kernels.LANES + softmax_compiled.LONE
+    x, y, theta = random_case(rows, 7, 11, lanes, scale=0.5)
+    head, shard = SoftmaxHead(7, 11), Shard.build([(x, y)])
+    more = np.concatenate([theta, theta[:1]])
+    monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
+    assert [part.wide for part in softmax_compiled.layouts(lanes, 11)] == [True, False]
+    assert [part.wide for part in softmax_compiled.layouts(lanes + 1, 11)] == [True]
+
+    def results(weights):
+        weights = torch.from_numpy(weights)
+        gradient, seen = head.clipped_gradient_sum(shard, weights, torch.full((len(weights),), 0.7), diagnose=True)
+        return gradient[0], seen.loss[0], seen.clipped[0], *head.evaluate(shard, weights)
+
+    for few, many in zip(results(theta), results(more), strict=True):
+        assert torch.equal(few, many[:lanes])
+
+
+def test_the_power_of_two_is_as_accurate_as_it_says(monkeypatch):
+    """One row whose logits to base 2 are 0 and z: the residual of class 1 is 2^z / (1 + 2^z), so an error of one unit
+    in the last place of the power is one of 2^-23 in it. Every coefficient of the polynomial counts."""
+    monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
+    z = np.linspace(-59.9, 0, 4096, dtype=np.float32)
+    theta = torch.zeros(len(z), 4)
+    theta[:, 3] = torch.from_numpy(z) / softmax.LOG2E
+    row = Shard.build([(np.zeros((1, 1), dtype=np.float32), np.array([0]))])
+    gradient, _ = SoftmaxHead(1, 2).clipped_gradient_sum(row, theta, torch.full((len(z),), 1e6))
+    given = (theta[:, 3] * softmax.LOG2E).double().numpy()
+    expected = 2.0**given / (1 + 2.0**given)
+    error = np.abs(gradient[0, :, 3].numpy() / expected - 1)
+    assert error.max() < 4 * 2.0**-23
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_what_is_sure_leaves_nothing_subnormal(lanes):
+    """Logits far apart: residuals are zero or have all their digits, and what is zero costs nobody time."""
+    x, y, theta = random_case(200, 5, 4, lanes, scale=40.0)
+    head, shard = SoftmaxHead(5, 4), Shard.build([(x, y)])
+    gradient, _ = head.clipped_gradient_sum(shard, torch.from_numpy(theta), torch.full((lanes,), 1e-3))
+    found = gradient.abs()
+    assert ((found == 0) | (found > torch.finfo(torch.float32).tiny)).all()
 
 
 def test_a_damaged_library_is_compiled_anew(compiler, tmp_path):
-    file = residuals._library()
+    file = kernels._compiled()
     file.write_bytes(b"")
-    assert residuals.chosen() == "compiled"
+    assert kernels.chosen() == "compiled"
     assert file.stat().st_size > 0
 
 
 def test_without_a_compiler_torch_does_it(compiler):
     compiler.setenv("CC", "/bin/false")
-    assert residuals.chosen() == "torch"
+    assert kernels.chosen() == "torch"
     with pytest.raises(UserError, match=r"^kernel = 'compiled': .* cannot compile"):
-        residuals.choose("compiled")
+        kernels.choose("compiled")
 
 
 def test_the_kernel_can_be_said(compiler):
     compiler.setenv("FEDSWEEP_KERNEL", "torch")
-    assert residuals.chosen() == "torch"
-    residuals._preferred.cache_clear()
+    assert kernels.chosen() == "torch"
+    kernels._preferred.cache_clear()
     compiler.setenv("FEDSWEEP_KERNEL", "Torch")
     with pytest.raises(UserError, match="FEDSWEEP_KERNEL"):
-        residuals.chosen()
+        kernels.chosen()
 
 
 # ---- lanes

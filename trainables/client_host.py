@@ -18,6 +18,7 @@ from trainables.pack import ClientWork
 from trainables.participation import participants
 from trainables.privacy.noise import Address
 from trainables.problem import fetch
+from trainables.subnormal import taken_for_zero
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class ClientHost:
 
     def prepare(self, work: ClientWork) -> torch.Tensor:
         """What the clients release once, before the first round, summed on the exact grid."""
+        with taken_for_zero():
+            return self._prepare(work)
+
+    def _prepare(self, work: ClientWork) -> torch.Tensor:
         self._hold(work)
         lanes = self._lanes(work)
         once = []
@@ -107,6 +112,10 @@ class ClientHost:
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> HostReply:
         """Every client's release for round t, summed: a pure function of the arguments and of the clients' states
         after round t - 1, which must be here."""
+        with taken_for_zero():
+            return self._round(work, t, sent, diagnose)
+
+    def _round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> HostReply:
         self._hold(work)
         states = self._states_before(work, t)
         broadcast = {name: value.to(self.device) for name, value in sent.items()}
@@ -274,7 +283,7 @@ class _Clients:
         # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
         unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
         report_noise = self._report_noise
-        mean = self._gradient_sum(theta, unbounded, self._whole, self.size) / self.size
+        mean = (self._gradient_sum(theta, unbounded, self._whole, self.size) / self.size).to(theta.dtype)
         # the noise comes once, to what is made of the gradients of all steps
         self._report_noise, self._noise_over = report_noise, torch.ones_like(self.size)
         return mean
@@ -287,7 +296,7 @@ class _Clients:
         self._reported, self._noise_over = None, over  # of several steps the first one, at theta itself, is reported
         if reported is None and parts is self._whole:
             return self._whole_sum(theta, clip)
-        total = self.zeros()
+        total = self.zeros().double()
         for lanes, shard in parts:
             part, diagnostics = self.model.clipped_gradient_sum(
                 shard, theta[..., lanes, :], clip[lanes], diagnose=reported is not None

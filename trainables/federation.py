@@ -13,8 +13,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
-from trainables.models import residuals
-from trainables.models.residuals import Kernel
+from trainables.models import kernels
+from trainables.models.kernels import Kernel
 from trainables.pack import ClientWork, program_of
 from trainables.problem import Shipment
 from trainables.server import HostsHere, LaneResult, Progress, Server
@@ -56,8 +56,7 @@ class HostActor:
     """A client host in a process of its own. What goes over the wire is plain arrays."""
 
     def __init__(self, index: int, device: str, kernel: Kernel) -> None:
-        if device == "cpu":
-            residuals.choose(kernel)
+        kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
 
     def prepare(self, work: ClientWork) -> np.ndarray:
@@ -131,7 +130,7 @@ class Federation:
 
     def __init__(self, size: FederationSize, group: PlacementGroup | None = None, kernel: Kernel | None = None) -> None:
         """`kernel`: which one all hosts use; if not said, the one that this process does."""
-        self.size, self._kernel = size, kernel or residuals.chosen()
+        self.size, self._kernel = size, kernel or kernels.chosen(size.device)
         self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
         self._server = (
             ray.remote(Server)
@@ -140,7 +139,9 @@ class Federation:
                 num_gpus=size.gpus_per_host if size.one_process else size.server_gpus,
                 **_placed(group, 0),
             )
-            .remote(HostsHere(1, size.device) if size.one_process else HostActors(self._hosts), size.device)
+            .remote(
+                HostsHere(1, size.device) if size.one_process else HostActors(self._hosts), size.device, self._kernel
+            )
         )
 
     def _start_host(self, index: int, group: PlacementGroup | None) -> Any:

@@ -21,8 +21,8 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from trainables.federation import Federation, FederationSize
+from trainables.models.kernels import Kernel
 from trainables.models.lanes import SHAPES
-from trainables.models.residuals import Kernel
 from trainables.pack_storage import PackStorage
 from trainables.problem import Shipment
 from trainables.server import Progress

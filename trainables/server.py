@@ -16,6 +16,8 @@ from trainables import memory
 from trainables.client_host import ClientHost, ClientStateLostError, ClientStates, HostReply, Sent
 from trainables.exact import from_grid
 from trainables.methods.base import State
+from trainables.models import kernels
+from trainables.models.kernels import Kernel
 from trainables.models.shard import Shard
 from trainables.pack import (
     ClientWork,
@@ -30,6 +32,7 @@ from trainables.pack import (
 from trainables.participation import cohort
 from trainables.problem import Shipment, fetch
 from trainables.spec import TrialSpec
+from trainables.subnormal import taken_for_zero
 
 METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "noise_norm")
 
@@ -98,7 +101,10 @@ class HostsHere:
 
 
 class Server:
-    def __init__(self, hosts: Hosts, device: str = "cpu") -> None:
+    def __init__(self, hosts: Hosts, device: str = "cpu", kernel: Kernel | None = None) -> None:
+        """`kernel`: what it evaluates with, if not what this process does anyway."""
+        if kernel is not None:
+            kernels.choose(kernel, device)
         self.hosts = hosts
         self.device = device
         self._evaluation: tuple[str, Shard] | None = None
@@ -135,6 +141,10 @@ class Server:
 
     def advance(self, until: int) -> list[LaneResult]:
         """Run rounds up to and including `until`; what is known of every lane of the pack then."""
+        with taken_for_zero():
+            return self._advance(until)
+
+    def _advance(self, until: int) -> list[LaneResult]:
         every = next(iter(self.trials)).evaluate_every if self.trials else 1
         while self.trials and self.t < min(until, self.rounds):
             began = time.perf_counter()

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from trainables.privacy.plan import PrivacySettings
 
-ENGINE_VERSION = 3  # raise it when a change of the code changes results: old rows then no longer count as done
+ENGINE_VERSION = 4  # raise it when a change of the code changes results: old rows then no longer count as done
 
 HyperValue = float | int | bool | str
 

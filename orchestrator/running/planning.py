@@ -16,7 +16,7 @@ from orchestrator.running.progress import expected_trials
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
-from trainables.models import residuals
+from trainables.models import kernels
 from trainables.spec import TrialSpec
 
 # of a core's rate for matrix products, what a trial-round reaches, compiled or not (fedsweep bench measures it)
@@ -87,7 +87,7 @@ def plan(study: Study) -> Plan:
             problem = blueprint.problems[trial.problem.key]
             flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * _passes(trial)
     cores = size.federations * size.size.hosts
-    seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[residuals.chosen()] * cores)
+    seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[kernels.chosen()] * cores)
     return Plan(
         study.name,
         len(blueprint.cells),

@@ -31,7 +31,7 @@ from orchestrator.running import head
 from orchestrator.running.packing import Capacity, make_packs, room
 from orchestrator.search.sweep import Sweep
 from trainables.errors import UserError
-from trainables.models import residuals
+from trainables.models import kernels
 from trainables.pack import pack_group, plan_of
 from trainables.pack_storage import PackStorage
 from trainables.pack_trial import PackTrial
@@ -300,10 +300,8 @@ def run(sweep: Sweep, size: Capacity, on_change: Callable[[Conductor], None], pa
     conductor = Conductor(sweep, size, on_change)
     if sweep.finished:
         return conductor
-    kernel: residuals.Kernel = "torch"
-    if size.size.device == "cpu":  # for a GPU nothing is to be compiled
-        kernel = residuals.chosen()
-        log.info("the kernel between the matrix products: %s", kernel)
+    kernel = kernels.chosen(size.size.device)
+    log.info("the kernel of the rounds: %s", kernel)
     shipper = Shipper()
     shipments = {key: shipper.ship(problem) for key, problem in sweep.blueprint.problems.items()}
     bundles: list[dict[str, float]] = [{}, *([size.size.host_bundle] * size.size.hosts)]

@@ -145,7 +145,8 @@ class ClientRound(Protocol):
     """The clients' rows, for what is no gradient."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """The sum over the client's rows, or a sample of them, of per-example gradients clipped to the bounds."""
+        """The sum over the client's rows, or a sample of them, of per-example gradients clipped to the bounds. It is in
+        double precision until the noise is there: rounding a large sum may tell a record."""
 
     def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
         """The mean over the client's rows of per-example gradients, nothing clipped."""
@@ -210,7 +211,7 @@ class ClientProgram(ABC):
         self, client: ClientRound, theta: torch.Tensor, step: int = 0, purpose: str = "gradient"
     ) -> torch.Tensor:
         """u_i = (sum of clipped gradients + noise) / |D_i|."""
-        return (client.clipped_gradient_sum(theta) + client.noise(purpose, step)) / client.size
+        return ((client.clipped_gradient_sum(theta) + client.noise(purpose, step)) / client.size).to(theta.dtype)
 
 
 class NoisyGradient(ClientProgram):

@@ -75,7 +75,8 @@ class PrimalUpdate(ClientProgram):
         if self.level == "user":
             y = self.solve(client, theta, client.gradient_mean(theta) + pull, math.inf)
             return clip_norm(y, client.clip) + client.noise("primal")
-        gradient, bound = client.clipped_gradient_sum(theta) / client.size, client.hypers["sum_clip"]
+        gradient = (client.clipped_gradient_sum(theta) / client.size).to(pull.dtype)
+        bound = client.hypers["sum_clip"]
         right = scaled_sum(gradient, pull, bound) if self.scaled else clip_norm(gradient + pull, bound)
         return self.solve(client, theta, right, self.hessian_clip) + client.noise("primal") / client.size
 

@@ -76,7 +76,7 @@ class SampledSteps(ClientProgram):
 
     def sampled_gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         total = client.clipped_gradient_sum(y, client.sample(self.rate, step)) + client.noise("gradient", step)
-        return total / (self.rate * client.size)
+        return (total / (self.rate * client.size)).to(y.dtype)
 
     def step_size(self, client: ClientRound) -> torch.Tensor:
         return client.hypers["client_learning_rate"] * cosine(client.t, client.rounds)

@@ -36,7 +36,8 @@ class Model(Protocol):
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`.
 
-        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum is (clients, lanes, d).
+        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum is (clients, lanes, d), in
+        double precision.
         """
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -92,14 +92,14 @@ class GLM(ABC):
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         lanes, count = SHAPES[theta.device.type].lanes, theta.shape[-2]
         weights, clips = self._blocks(shard, theta), vector_to_blocks(clip, lanes)
-        total = torch.zeros(weights.shape, dtype=theta.dtype, device=theta.device)
+        total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         for block, W in enumerate(weights):
             for chunk in self._chunks(shard, W, self.columns):
                 residual = self.residual(chunk.eta, chunk.y)
                 factor = chunk.factor(clips[block], chunk.norm * residual.square().sum(2).sqrt())
-                total[block].baddbmm_(chunk.x.mT, (residual * factor.unsqueeze(2)).flatten(2))
+                total[block] += torch.bmm(chunk.x.mT, (residual * factor.unsqueeze(2)).flatten(2))
                 if diagnose:
                     real = torch.isfinite(chunk.norm)
                     losses[block] += self.loss(chunk.eta, chunk.y).where(real, 0).sum(1)

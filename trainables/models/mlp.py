@@ -55,7 +55,8 @@ class MLPHead:
         step = shape.rows(self.width, shard.clients)
         blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), shape.lanes)
         clips = vector_to_blocks(clip, shape.lanes)
-        total = torch.zeros(*blocks.shape[:1], shard.clients, *blocks.shape[2:], dtype=theta.dtype, device=theta.device)
+        wanted = (blocks.shape[0], shard.clients, *blocks.shape[2:])
+        total = torch.zeros(wanted, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(blocks.shape[0], shard.clients, shape.lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         for block, weights in enumerate(blocks):

@@ -83,6 +83,28 @@ class Shard:
     def _spectra(self) -> dict[float, tuple[torch.Tensor, torch.Tensor]]:
         return {}
 
+    def aligned(self, width: int) -> torch.Tensor:
+        """The features alone, filled up with zeros to so many: made once."""
+        if width not in self._aligned:
+            made = self._aligned[width] = torch.zeros(
+                *self.x.shape[:2], width, dtype=self.x.dtype, device=self.x.device
+            )
+            made[..., : self.x.shape[2] - 1] = self.x[..., :-1]
+        return self._aligned[width]
+
+    @cached_property
+    def _aligned(self) -> dict[int, torch.Tensor]:
+        return {}
+
+    @cached_property
+    def real_rows(self) -> torch.Tensor:
+        """(clients,): how many rows of each are no filling."""
+        return torch.isfinite(self.norm).sum((1, 2))
+
+    @cached_property
+    def largest_label(self) -> int:
+        return int(self.y.max()) if self.y.numel() else 0
+
     @property
     def clients(self) -> int:
         return self.x.shape[0]

@@ -1,8 +1,10 @@
 """The softmax linear head, many lanes at a time.
 
 A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||: clipping needs no per-example gradient.
-Everything else is two matrix products and a handful of passes over a chunk in cache.
+Everything else is two matrix products and a handful of passes over a chunk in cache, in torch or in `softmax.c`.
 Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), which is the faster instruction.
+Sums over rows leave here in double precision: rounded to single, a sum of very many could tell more of one of them than
+its clipped gradient.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainables.models import kernels, softmax_compiled
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.residuals import clip_residuals
 from trainables.models.shard import Diagnostics, Shard
@@ -54,12 +57,22 @@ class SoftmaxHead:
 
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
         """
+        per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
+        kernel = self._kernel(theta)
+        if kernel == "triton":
+            from trainables.models import softmax_triton
+
+            if softmax_triton.fits(self.features, self.classes):
+                return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
+        if kernel == "compiled":
+            return softmax_compiled.clipped_gradient_sum(
+                shard, per_client * LOG2E, clip, self.rows, self.classes, diagnose
+            )
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, step = shape.lanes, shape.rows(self.width, shard.clients)
-        per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
         weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
-        total = torch.zeros(weights.shape, dtype=theta.dtype, device=theta.device)
+        total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         logits = torch.empty(shard.clients, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
@@ -70,12 +83,11 @@ class SoftmaxHead:
                 n = x.shape[1]
                 flat = torch.bmm(x, weights[block], out=logits[:, :n])
                 z = flat.view(-1, n, c, lanes)
-                seen = clip_residuals(z, shard.y[:, rows], row_norm, clips[block], diagnose)
-                if seen is not None:  # -ln p_y = ln 2 (log2 of the sum - shifted logit of the label)
-                    real = torch.isfinite(row_norm)
-                    losses[block] += seen.sums.log2_().sub_(seen.label_logits).mul_(real).sum(1)
-                    clipped[block] += ((seen.factors < 1) & real).sum(1)
-                total[block].baddbmm_(x.mT, flat)
+                seen = clip_residuals(z, shard.y[:, rows], row_norm, clips[block], diagnose, kernel == "triton")
+                if seen is not None:
+                    losses[block] += seen.loss.sum(1)
+                    clipped[block] += seen.clipped.sum(1)
+                total[block] += torch.bmm(x.mT, flat)
         count = theta.shape[-2]
         gradient = from_blocks(total, c, lanes, count)
         if not diagnose:
@@ -88,6 +100,16 @@ class SoftmaxHead:
 
         A tie for the highest score counts as wrong: weights that have collapsed to zero earn nothing.
         """
+        kernel = self._kernel(theta)
+        if kernel == "triton":
+            from trainables.models import softmax_triton
+
+            if softmax_triton.fits(self.features, self.classes):
+                losses, right = softmax_triton.evaluate(shard, theta, self.classes)
+                return losses / shard.rows, right
+        if kernel == "compiled":
+            losses, right = softmax_compiled.evaluate(shard, theta.unsqueeze(0) * LOG2E, self.rows, self.classes)
+            return losses * (math.log(2) / shard.rows), right
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, step, count = shape.lanes, shape.rows(self.width), theta.shape[0]
         weights = to_blocks(theta.unsqueeze(0) * LOG2E, self.rows, c, lanes)[:, 0]
@@ -105,3 +127,9 @@ class SoftmaxHead:
                 z.scatter_(1, label, -math.inf)
                 correct[block, :, start : start + n] = (of_label.squeeze(1) > z.amax(1)).T
         return loss.flatten()[:count] * (math.log(2) / shard.rows), correct.view(-1, shard.rows)[:count]
+
+    def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
+        """Ours knows single precision alone, and in C it multiplies a tile's softmax sums."""
+        device = theta.device.type
+        ours = theta.dtype == torch.float32 and (device == "cuda" or self.classes < 1 << 15)
+        return kernels.chosen(device) if ours else "torch"

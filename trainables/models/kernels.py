@@ -1,0 +1,121 @@
+"""Which arithmetic a device uses: our own (C on a CPU, Triton on a GPU), or torch's.
+
+`softmax.c` is compiled by the machine's own compiler when it is first wanted (some seconds) and kept in the user's
+cache. The last bits of the ways differ, so a study keeps to one of them: the driver says which, and a host that cannot
+follow fails. FEDSWEEP_KERNEL=torch (or own) says it to the driver; else it is our own wherever that can be had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from trainables.errors import UserError, one_of
+from trainables.models.lanes import SHAPES
+
+SOURCE = Path(__file__).with_name("softmax.c")
+LANES = SHAPES["cpu"].lanes
+TILE = 128  # rows whose gradients are summed in single precision: it decides how sums are rounded
+# multiply-adds wherever the processor has them: both layouts must round alike
+FLAGS = (f"-DLANES={LANES}", f"-DTILE={TILE}", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
+
+Kernel = Literal["compiled", "triton", "torch"]
+OWN: dict[str, Kernel] = {"cpu": "compiled", "cuda": "triton"}
+_chosen: dict[str, Kernel] = {}
+
+
+def chosen(device: str = "cpu") -> Kernel:
+    """The one this process uses."""
+    return _chosen.get(device) or _preferred(device)
+
+
+def choose(kernel: Kernel, device: str = "cpu") -> None:
+    """For this process, from now on; an error, if it cannot."""
+    if kernel != "torch" and not _to_be_had(device):
+        lacks = f"compile {SOURCE.name}" if device == "cpu" else "import triton"
+        raise UserError(
+            f"kernel = {kernel!r}: {platform.node()} cannot {lacks}, as the driver can; give it what it needs, or run "
+            "the study with FEDSWEEP_KERNEL=torch"
+        )
+    _chosen[device] = kernel
+
+
+@cache
+def _preferred(device: str) -> Kernel:
+    asked = os.environ.get("FEDSWEEP_KERNEL", "auto")
+    one_of(("auto", "own", "torch"), FEDSWEEP_KERNEL=asked)
+    if asked == "torch":
+        return "torch"
+    if _to_be_had(device):
+        return OWN[device]
+    if asked == "own":
+        raise UserError(f"FEDSWEEP_KERNEL = 'own': the kernel {OWN[device]!r} cannot be had here")
+    return "torch"
+
+
+def _to_be_had(device: str) -> bool:
+    return library() is not None if device == "cpu" else importlib.util.find_spec("triton") is not None
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None where they cannot be had."""
+    with contextlib.suppress(OSError, RuntimeError, AttributeError, subprocess.SubprocessError):
+        try:
+            return _declared(ctypes.CDLL(str(_compiled())))
+        except OSError:  # a damaged one in the cache
+            return _declared(ctypes.CDLL(str(_compiled(anew=True))))
+    return None
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    place, number = ctypes.c_void_p, ctypes.c_int64
+    found.vector_width.restype = number
+    found.gradient_sums.argtypes = [*[place] * 4, *[number] * 4, place, *[number] * 3, *[place] * 5]
+    found.gradient_sums.restype = None
+    found.evaluation.argtypes = [*[place] * 2, *[number] * 3, place, *[number] * 2, *[place] * 3]
+    found.evaluation.restype = None
+    return found
+
+
+def _compiled(anew: bool = False) -> Path:
+    """The compiled file; from the cache, if it is there for this source, compiler and kind of processor."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if not os.environ.get("CC") and shutil.which(compiler[0]) is None:
+        compiler = ["cc"]  # Python's own may have been built elsewhere
+    identity = "\n".join((SOURCE.read_text(encoding="utf-8"), *compiler, *FLAGS, _processor()))
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
+    file = folder / f"{SOURCE.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    if anew or not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / file.name
+            subprocess.run(
+                [*compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"],
+                check=True,
+                capture_output=True,
+                timeout=120,
+            )
+            made.replace(file)  # whole or not at all, whoever else is at it
+    return file
+
+
+def _processor() -> str:
+    """What -march=native depends on: a home folder may be shared by machines of several kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU"))}))

@@ -1,0 +1,281 @@
+"""The softmax head on a GPU: one pass over a client's rows, in Triton; logits never leave the chip.
+
+A program takes some rows of one client (a part) and a few lanes: it multiplies, takes the softmax, clips and multiplies
+back, and leaves the part's sum of gradients. A second kernel adds the parts up in double precision, always in the same
+order: no atomic additions, so the same bits every time. How a client is cut follows from its rows alone, and columns of
+a product know nothing of each other: what a lane gets depends on no other lane. Filling rows are not computed.
+
+Products are split into three of 19 bits (tf32x3), which keeps single precision's accuracy. For many classes or features
+the whole does not fit a chip: then the products are torch's, and one kernel does what lies between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from trainables.models.residuals import Seen
+from trainables.models.shard import Diagnostics, Shard
+
+PART = 1024  # rows of a part: sums over them are in single precision
+TILE = 64  # rows in work
+COLUMNS = 64  # lanes x classes in work
+WARPS, STAGES = 4, 1
+MOST_FEATURES = 128
+MOST_CLASSES = 32
+MOST_BYTES = 1 << 30  # of the parts' sums at a time
+LOG2E = math.log2(math.e)
+
+
+def fits(features: int, classes: int) -> bool:
+    """Whether a tile of all features and all classes has room on the chip."""
+    return features <= MOST_FEATURES and classes <= MOST_CLASSES
+
+
+@triton.jit
+def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
+    """Logits to base 2 (rows, lanes, classes) to clipped residuals; and loss and number clipped, per lane."""
+    top = tl.max(z, 2)
+    power = tl.exp2(z - top[:, :, None])
+    is_label = classes[None, None, :] == y[:, None, None]
+    # the label's own power is kept apart: 1 - p_y is the sum of the others, and no difference is taken
+    others = tl.where(is_label, 0.0, power)
+    lost = tl.sum(others, 2)
+    whole = tl.sum(power, 2)
+    length = tl.sqrt(tl.sum(others * others, 2) + lost * lost) / whole * norm[:, None]
+    factor = tl.minimum(clip[None, :] / length, 1.0)
+    scale = tl.where(real[:, None], factor / whole, 0.0)
+    residual = tl.where(is_label, -lost[:, :, None], others) * scale[:, :, None]
+    loss = tl.zeros((z.shape[1],), tl.float32)
+    clipped = tl.zeros((z.shape[1],), tl.float32)
+    if DIAGNOSE:
+        of_label = tl.sum(tl.where(is_label, z, 0.0), 2) - top
+        loss = tl.sum(tl.where(real[:, None], tl.log2(whole) - of_label, 0.0), 0)
+        clipped = tl.sum(tl.where(real[:, None] & (factor < 1.0), 1.0, 0.0), 0)
+    return residual, loss, clipped
+
+
+@triton.jit
+def _weights(theta, lane, feature, label, used, features, count, wanted, classes):
+    """(features, columns) of the weights to base 2; the constant's row apart. Classes that are none are never top."""
+    place = theta + lane * (features + 1) * classes + label
+    known = used & (lane < count)
+    w = tl.load(
+        place[None, :] + feature[:, None] * classes, mask=known[None, :] & (feature < features)[:, None], other=0.0
+    )
+    b = tl.load(place + features * classes, mask=known, other=0.0)
+    return w * wanted, tl.where(used, b * wanted, float("-inf"))
+
+
+@triton.jit
+def _gradient_parts(
+    X, Y, NORM, ROWS, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count, features, classes,
+    D: tl.constexpr, C: tl.constexpr, L: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr,
+    DIAGNOSE: tl.constexpr,
+):  # fmt: skip
+    """One part of one client for L lanes, of `count` from `first` on."""
+    client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
+    rows = tl.load(ROWS + client)
+    if part * PART >= rows:
+        return
+    feature, column, label = tl.arange(0, D), tl.arange(0, L * C), tl.arange(0, C)
+    of_column, used = column % C, column % C < classes
+    lane = first + tl.program_id(0) * L + column // C
+    w, b = _weights(
+        THETA + client.to(tl.int64) * of_client, lane, feature, of_column, used, features, count, LOG2E, classes
+    )
+    mine = first + tl.program_id(0) * L + tl.arange(0, L)
+    clip = tl.load(CLIP + mine, mask=mine < count, other=1.0)
+    total = tl.zeros((D, L * C), tl.float32)
+    constant = tl.zeros((L * C,), tl.float32)
+    losses = tl.zeros((L,), tl.float32)
+    cut = tl.zeros((L,), tl.float32)
+    begin = client.to(tl.int64) * most
+    for start in range(part * PART, tl.minimum(rows, (part + 1) * PART), TILE):
+        row = start + tl.arange(0, TILE)
+        real = row < rows
+        x = tl.load(X + (begin + row)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
+        y = tl.load(Y + begin + row, mask=real, other=0)
+        norm = tl.load(NORM + begin + row, mask=real, other=1.0)
+        z = tl.reshape(tl.dot(x, w, input_precision="tf32x3") + b[None, :], (TILE, L, C))
+        residual, loss, clipped = _residuals(z, real, y, norm, clip, label, DIAGNOSE)
+        flat = tl.reshape(residual, (TILE, L * C))
+        total += tl.dot(tl.trans(x), flat, input_precision="tf32x3")
+        constant += tl.sum(flat, 0)
+        losses += loss
+        cut += clipped
+    width = (features + 1) * classes
+    slot = tl.program_id(1).to(tl.int64) * tl.num_programs(0) * L
+    place = SUMS + (slot + lane - first) * width + of_column
+    stored = used & (lane < count)
+    tl.store(place[None, :] + feature[:, None] * classes, total, mask=stored[None, :] & (feature < features)[:, None])
+    tl.store(place + features * classes, constant, mask=stored)
+    if DIAGNOSE:
+        tl.store(LOSS + slot + mine - first, losses)
+        tl.store(CLIPPED + slot + mine - first, cut)
+
+
+@triton.jit
+def _add_parts(SUMS, ROWS, TOTAL, parts, lanes, first, count, width, BLOCK: tl.constexpr, PART: tl.constexpr):
+    """The parts of a client one after the other, in double precision."""
+    client = tl.program_id(1)
+    rows = tl.load(ROWS + client)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < tl.minimum(lanes, count - first) * width
+    total = tl.zeros((BLOCK,), tl.float64)
+    for part in range(0, tl.cdiv(rows, PART)):
+        slot = (client * parts + part).to(tl.int64) * lanes * width
+        total += tl.load(SUMS + slot + at, mask=inside, other=0.0).to(tl.float64)
+    tl.store(TOTAL + (client.to(tl.int64) * count + first) * width + at, total, mask=inside)
+
+
+@triton.jit
+def _evaluate(
+    X, Y, THETA, LOSS, RIGHT, rows, count, features, classes,
+    D: tl.constexpr, C: tl.constexpr, L: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(1)
+    feature, column, label = tl.arange(0, D), tl.arange(0, L * C), tl.arange(0, C)
+    of_column, used = column % C, column % C < classes
+    lane = tl.program_id(0) * L + column // C
+    w, b = _weights(THETA, lane, feature, of_column, used, features, count, LOG2E, classes)
+    mine = tl.program_id(0) * L + tl.arange(0, L)
+    losses = tl.zeros((L,), tl.float32)
+    for start in range(part * PART, tl.minimum(rows, (part + 1) * PART), TILE):
+        row = start + tl.arange(0, TILE)
+        real = row < rows
+        x = tl.load(X + row.to(tl.int64)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
+        y = tl.load(Y + row, mask=real, other=0)
+        z = tl.reshape(tl.dot(x, w, input_precision="tf32x3") + b[None, :], (TILE, L, C))
+        is_label = label[None, None, :] == y[:, None, None]
+        of_label = tl.sum(tl.where(is_label, z, 0.0), 2)
+        highest = tl.max(tl.where(is_label, float("-inf"), z), 2)
+        top = tl.maximum(of_label, highest)
+        whole = tl.sum(tl.exp2(z - top[:, :, None]), 2)
+        losses += tl.sum(tl.where(real[:, None], tl.log2(whole) + top - of_label, 0.0), 0)
+        right = (of_label > highest) & (whole == whole)  # a nan is never right
+        place = RIGHT + mine.to(tl.int64)[None, :] * rows + row[:, None]
+        tl.store(place, right, mask=real[:, None] & (mine < count)[None, :])
+    tl.store(LOSS + part * count + mine, losses, mask=mine < count)
+
+
+@triton.jit
+def _between(
+    Z, Y, NORM, CLIP, LOSS, CLIPPED, rows, classes, lanes,
+    C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
+):  # fmt: skip
+    """Logits (client, row, class, lane) to clipped residuals, in place; C classes at a time."""
+    row, client = tl.program_id(0), tl.program_id(1)
+    lane, some = tl.program_id(2) * L + tl.arange(0, L), tl.arange(0, C)
+    known = lane < lanes
+    at = client.to(tl.int64) * rows + row
+    y, norm = tl.load(Y + at), tl.load(NORM + at)
+    place = Z + at * classes * lanes + lane
+    clip = tl.load(CLIP + lane, mask=known, other=1.0)
+    top = tl.full((L,), float("-inf"), tl.float32)
+    whole = tl.zeros((L,), tl.float32)
+    for start in range(0, classes, C):  # a streaming softmax: the sums are kept to the highest logit so far
+        k = start + some
+        inside = (k < classes)[:, None] & known[None, :]
+        z = tl.load(place[None, :] + k[:, None] * lanes, mask=inside, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(z, 0))
+        whole = whole * tl.exp2(top - higher) + tl.sum(tl.exp2(z - higher[None, :]), 0)
+        top = higher
+    of_label = tl.load(place + y * lanes, mask=known, other=0.0) - top
+    lost = tl.zeros((L,), tl.float32)
+    squares = tl.zeros((L,), tl.float32)
+    for start in range(0, classes, C):
+        k = start + some
+        inside = (k < classes)[:, None] & known[None, :]
+        z = tl.load(place[None, :] + k[:, None] * lanes, mask=inside & (k != y)[:, None], other=float("-inf"))
+        power = tl.exp2(z - top[None, :])
+        lost += tl.sum(power, 0)
+        squares += tl.sum(power * power, 0)
+    factor = tl.minimum(clip / (tl.sqrt(squares + lost * lost) / whole * norm), 1.0)
+    scale = factor / whole
+    for start in range(0, classes, C):
+        k = start + some
+        inside = (k < classes)[:, None] & known[None, :]
+        z = tl.load(place[None, :] + k[:, None] * lanes, mask=inside, other=float("-inf"))
+        residual = tl.where((k == y)[:, None], -lost[None, :], tl.exp2(z - top[None, :])) * scale[None, :]
+        tl.store(place[None, :] + k[:, None] * lanes, residual, mask=inside)
+    if DIAGNOSE:
+        real = norm < float("inf")
+        tl.store(LOSS + at * lanes + lane, tl.where(real, tl.log2(whole) - of_label, 0.0), mask=known)
+        tl.store(CLIPPED + at * lanes + lane, tl.where(real & (factor < 1.0), 1.0, 0.0), mask=known)
+
+
+def clipped_gradient_sum(
+    shard: Shard, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool
+) -> tuple[torch.Tensor, Diagnostics | None]:
+    """`theta` is (clients or one, lanes, d). The sum is (clients, lanes, d), in double precision."""
+    clients, most, q = shard.x.shape
+    count, width = theta.shape[1:]
+    D, C, L = _shape(q - 1, classes)
+    parts = triton.cdiv(most, PART)
+    theta = theta.contiguous()
+    total = torch.empty(clients, count, width, dtype=torch.float64, device=theta.device)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for first, lanes in _groups(count, L, clients * parts * width * 4):
+        sums = torch.empty(clients * parts, lanes, width, device=theta.device)
+        seen = torch.zeros(2, clients, parts, lanes, device=theta.device) if diagnose else sums.new_empty(2, 0)
+        _gradient_parts[(lanes // L, clients * parts)](
+            shard.aligned(D), shard.y, shard.norm, shard.real_rows, theta, clip, sums, seen[0], seen[1],
+            most, parts, 0 if theta.shape[0] == 1 else count * width, first, count, q - 1, classes,
+            D, C, L, TILE, PART, LOG2E, diagnose, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+        _add_parts[(triton.cdiv(lanes * width, 1024), clients)](
+            sums, shard.real_rows, total, parts, lanes, first, count, width, 1024, PART
+        )
+        if diagnose:
+            loss, cut = seen.double().sum(2)[..., : count - first]
+            kept.append((loss, cut))
+    if not diagnose:
+        return total, None
+    loss, cut = (torch.cat(part, dim=1) for part in zip(*kept, strict=True))
+    return total, Diagnostics(loss * math.log(2), cut)
+
+
+def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the losses per lane, and whether each row is classified correctly."""
+    rows, q, count = shard.rows, shard.x.shape[2], theta.shape[0]
+    D, C, L = _shape(q - 1, classes)
+    parts = triton.cdiv(rows, PART)
+    loss = torch.empty(parts, count, device=theta.device)
+    right = torch.empty(count, rows, dtype=torch.bool, device=theta.device)
+    _evaluate[(triton.cdiv(count, L), parts)](
+        shard.aligned(D), shard.y, theta.contiguous(), loss, right, rows, count, q - 1, classes,
+        D, C, L, TILE, PART, LOG2E, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return loss.double().sum(0) * math.log(2), right
+
+
+def clip_residuals(
+    z: torch.Tensor, y: torch.Tensor, row_norm: torch.Tensor, clip: torch.Tensor, diagnose: bool
+) -> Seen | None:
+    """What lies between torch's products: `z` (clients, rows, classes, lanes), in place."""
+    clients, rows, classes, lanes = z.shape
+    seen = torch.empty(2, clients, rows, lanes, device=z.device) if diagnose else z.new_empty(2, 0)
+    L = 32
+    _between[(rows, clients, triton.cdiv(lanes, L))](
+        z, y.contiguous(), row_norm.contiguous(), clip, seen[0], seen[1], rows, classes, lanes,
+        min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
+    )  # fmt: skip
+    return Seen(*seen) if diagnose else None
+
+
+def _shape(features: int, classes: int) -> tuple[int, int, int]:
+    """Features, classes and lanes of a program: powers of two."""
+    C = max(2, triton.next_power_of_2(classes))
+    return max(16, triton.next_power_of_2(features)), C, COLUMNS // C
+
+
+def _groups(count: int, together: int, bytes_per_lane: int) -> Iterator[tuple[int, int]]:
+    """Lanes from where and how many, a multiple of `together`, so that the parts' sums have room."""
+    most = max(together, MOST_BYTES // bytes_per_lane // together * together)
+    for first in range(0, count, most):
+        yield first, triton.cdiv(min(most, count - first), together) * together
