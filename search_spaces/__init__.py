@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 
 import yaml
 
@@ -19,6 +20,14 @@ from trainables.spec import HyperValue
 Axis = tuple[HyperValue, ...]
 Configuration = dict[str, HyperValue]
 SCALES = ("log", "linear", "complement")  # complement: logarithmic in 1 - x, for what lives just below one
+RUN_AXES = (
+    Hyperparameter("clip", 10.0, "bound on what a record (or a user) contributes", low=0, open_low=True),
+    Hyperparameter(
+        "rounds", 50, "rounds of a run: more of them, with more noise in each", low=1, high=10**6, whole=True
+    ),
+)
+"""What is no method's own and may still be searched over, in place of what the study says."""
+RUN_NAMES = tuple(axis.name for axis in RUN_AXES)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,11 @@ class SearchSpace:
         found = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
         return unique({**self.fixed, **configuration} for configuration in found)
 
+    def run_settings(self, *, clip: float, rounds: int) -> Configuration:
+        """What a configuration of this space says beyond its method, given what its run had."""
+        values: Configuration = {"clip": clip, "rounds": rounds}
+        return {name: value for name, value in values.items() if name in self.coarse or name in self.fixed}
+
     def size(self, axes: Mapping[str, Axis]) -> int:
         """How many configurations `grid` has: no axis holds a value twice."""
         return math.prod(len(axis) for axis in axes.values())
@@ -47,13 +61,20 @@ class SearchSpace:
         fixed: Mapping[str, HyperValue],
         coarse: Mapping[str, Sequence[HyperValue]],
         fine: Mapping[str, Sequence[HyperValue]],
+        scale: Mapping[str, str] = MappingProxyType({}),
     ) -> SearchSpace:
-        """With a study's overrides: a fixed hyperparameter is no axis any more, an axis given anew replaces the old."""
+        """With a study's overrides: a fixed hyperparameter is no axis any more, an axis given anew replaces the old.
+        One that is added to the coarse grid alone has the same values in the fine one."""
+        for name in scale:
+            if name not in self.coarse and name not in coarse:
+                raise UserError(f"{self.method}: scale of {name!r}, which is no axis")
+        merged = {**{k: v for k, v in self.coarse.items() if k not in fixed}, **coarse}
+        added = {k: v for k, v in coarse.items() if k not in self.coarse}
         return build(
             self.method,
-            {**{k: v for k, v in self.coarse.items() if k not in fixed}, **coarse},
-            {**{k: v for k, v in self.fine.items() if k not in fixed}, **fine},
-            self.scale,
+            merged,
+            {**added, **{k: v for k, v in self.fine.items() if k not in fixed}, **fine},
+            {**self.scale, **scale},
             {**{k: v for k, v in self.fixed.items() if k not in coarse}, **fixed},
         )
 
@@ -81,7 +102,7 @@ def build(
     fixed: Mapping[str, HyperValue],
 ) -> SearchSpace:
     """A space with every value checked against the method's own rules."""
-    known = {h.name: h for h in methods.get(method).hyperparameters}
+    known = _known(method)
 
     def checked(axes: Mapping[str, Sequence[HyperValue]]) -> dict[str, Axis]:
         found = {}
@@ -103,11 +124,16 @@ def build(
     for name in coarse:
         if name in fixed:
             raise UserError(f"{method}: {name!r} is both fixed and an axis")
-    scales = {name: scale.get(name, "linear") for name in coarse}
+    scales = {name: scale.get(name, "log" if name in RUN_NAMES else "linear") for name in coarse}
     for name, kind in scales.items():
         if kind not in SCALES:
             raise UserError(f"{method}: scale of {name} = {kind!r} is unknown; it is one of: {', '.join(SCALES)}")
     return SearchSpace(method, checked(coarse), checked(fine), scales, fixed_values)
+
+
+def _known(method: str) -> dict[str, Hyperparameter]:
+    """All that can be an axis."""
+    return {h.name: h for h in (*methods.get(method).hyperparameters, *RUN_AXES)}
 
 
 def unique(configurations: Iterable[Configuration]) -> list[Configuration]:
@@ -124,15 +150,64 @@ def refine(space: SearchSpace, rule: str, winner: Configuration) -> list[Configu
     """The fine grid. `table`: as printed. `zoom`: around the coarse winner."""
     if rule == "table":
         return space.grid(space.fine)
-    known = {h.name: h for h in methods.get(space.method).hyperparameters}
+    known = _known(space.method)
     numeric = [name for name, axis in space.coarse.items() if is_numeric(axis)]
-    steps = 2 if len(numeric) <= 3 else 1  # a grid grows with the power of its axes: 5^3 = 125, 3^4 = 81
+    steps = _zoom_steps(space)
     return space.grid(
         {
             name: zoom(known[name], axis, space.scale[name], winner[name], steps) if name in numeric else axis
             for name, axis in space.coarse.items()
         }
     )
+
+
+def refined_size(space: SearchSpace, rule: str) -> int:
+    """How many configurations `refine` will give, at most."""
+    if rule == "table":
+        return space.size(space.fine)
+    return math.prod(
+        2 * _zoom_steps(space) + 1 if is_numeric(axis) and len(axis) > 1 else len(axis)
+        for axis in space.coarse.values()
+    )
+
+
+def _zoom_steps(space: SearchSpace) -> int:
+    """A grid grows with the power of its axes: 5^3 = 125, 3^4 = 81."""
+    return 2 if sum(map(is_numeric, space.coarse.values())) <= 3 else 1
+
+
+def refine_again(
+    space: SearchSpace, tried: Mapping[str, Axis], winner: Configuration, axes: Iterable[str]
+) -> list[Configuration]:
+    """Closer to a winner on the axes in question, all others as it has them: half way to the values beside it that were
+    tried, and where it sits on an edge half a coarse step and a whole one beyond. Only what has some new value."""
+    known = _known(space.method)
+    questioned = set(axes)
+    grid = {
+        name: _closer(known[name], tried[name], space.scale[name], winner[name])
+        if name in questioned
+        else (winner[name],)
+        for name in space.coarse
+    }
+    return [configuration for configuration in space.grid(grid) if any(configuration[n] not in tried[n] for n in grid)]
+
+
+def _closer(hyper: Hyperparameter, tried: Axis, scale: str, winner: HyperValue) -> Axis:
+    values = sorted(float(value) for value in tried)
+    scale = usable_scale(scale, values)
+    places = [_forward(scale, value) for value in values]
+    position, step = values.index(float(winner)), max(b - a for a, b in itertools.pairwise(places))
+    here = places[position]
+    below = [(here + places[position - 1]) / 2] if position > 0 else [here - step, here - step / 2]
+    above = [(here + places[position + 1]) / 2] if position + 1 < len(places) else [here + step / 2, here + step]
+    found: list[HyperValue] = [winner]
+    for place in (*below, *above):
+        value = _significant(_backward(scale, place))
+        try:
+            found.append(hyper.check(round(value) if hyper.whole else value))
+        except UserError:
+            continue  # beyond what the method allows
+    return tuple(dict.fromkeys(found))
 
 
 def is_numeric(axis: Axis) -> bool:

@@ -53,7 +53,8 @@ methods:
 epsilons: [40]
 privacy: {clip: 2}
 rounds: {coarse: 100, fine: 110, confirm: 120}
-seeds: {confirm: [42, 7]}
+seeds: {search: 42, contest: [], confirm: [42, 7]}
+search: {refine: table}
 evaluate_every: 10
 """
 STAGE_OF_ROUNDS = {100: "coarse", 110: "fine", 120: "confirm"}

@@ -45,6 +45,7 @@ def make_study(name="paper-cifar10-resnet20"):
             ],
             "epsilons": [0.5, 1],
             "seeds": {"search": 42, "confirm": SEEDS},
+            "search": {"select": "single", "refine": "table"},
         }
     )
 
@@ -94,7 +95,7 @@ def _cell(ledger, study, method, epsilon, end):
             )
             keys[stage].append(trial.key)
     for stage, members in keys.items():
-        ledger.add_stage(f"{SETTING} / {method.shown} / eps {epsilon:g}", "grid", stage, members)
+        ledger.add_stage(f"{SETTING} / {method.shown} / eps {epsilon:g}", "grid single", stage, members)
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,13 @@ from orchestrator.running.runner import Conductor
 from orchestrator.running.sweeping import _enter_study
 from orchestrator.running.training import from_best
 from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.selection import choose, rank
+from orchestrator.search.contenders import contenders_of
+from orchestrator.search.selection import choose, ranked
 from orchestrator.search.sweep import Sweep
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
+from orchestrator.study.ways import Way
 from trainables.errors import UserError
 from trainables.federation import FederationSize
 from trainables.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
@@ -48,7 +50,8 @@ methods:
 epsilons: ["mu=4"]
 privacy: {clip: 1.8}
 rounds: {coarse: 6, fine: 6, confirm: 8}
-seeds: {search: 9, confirm: [1, 2, 3]}
+seeds: {search: 9, contest: [], confirm: [1, 2, 3]}
+search: {refine: table}
 evaluate_every: 2
 """
 
@@ -106,11 +109,12 @@ def test_a_bad_budget_is_named(budget):
 
 def test_clients_and_model_follow_the_data():
     blueprint = Blueprint.draw(study())
-    assert [cell.setting.search.partition.clients for cell in blueprint.cells] == [2, 2, 3, 3]
-    assert {cell.setting.search.model for cell in blueprint.cells} == {"logistic"}
+    problems = [cell.trial("coarse", {}).problem for cell in blueprint.cells]
+    assert [problem.partition.clients for problem in problems] == [2, 2, 3, 3]
+    assert {problem.model for problem in problems} == {"logistic"}
     assert blueprint.most_clients == 3
     plain = Blueprint.draw(study(changed("partitions: [explicit]", "partitions: [iid]")))
-    assert plain.cells[2].setting.search.partition.clients == 3
+    assert plain.cells[2].trial("coarse", {}).problem.partition.clients == 3
 
 
 def test_every_seed_draws_data_of_its_own():
@@ -146,7 +150,7 @@ def test_a_method_may_have_rounds_of_its_own():
         (changed("objective: squared_error", "objective: error"), "objective: "),
         (changed("clients: auto", "clients: 0"), "clients: "),
         (changed("clients: auto", "clients: some"), "clients: "),
-        (changed("evaluate_every: 2", "evaluate_every: 2\nsearch: {early_stopping: {rounds: [2]}}"), "only 2 rounds"),
+        (changed("refine: table", "refine: table, early_stopping: {rounds: [2]}"), "only 2 rounds"),
     ],
 )
 def test_what_makes_no_sense_is_said(text, sentence):
@@ -158,10 +162,11 @@ def test_what_makes_no_sense_is_said(text, sentence):
 
 
 def test_which_way_is_better():
-    low, high = ("done", 1.0, 9.0), ("done", 2.0, 8.0)
-    assert sorted([low, high], key=rank) == [high, low]
+    low, high = contenders_of(["low", "high"], 1)
+    outcomes = {"low": ("done", 1.0, 9.0), "high": ("done", 2.0, 8.0)}
+    assert ranked([low, high], outcomes) == [high, low]
     for objective in (LOSS, SQUARED_ERROR):
-        assert sorted([high, low], key=lambda outcome: rank(outcome, objective)) == [low, high]
+        assert ranked([high, low], outcomes, objective) == [low, high]
     assert set(OBJECTIVES) == set(Study.model_fields["objective"].annotation.__args__)
 
 
@@ -172,17 +177,17 @@ def test_the_smallest_error_is_chosen():
         "c": ("diverged", None, None),
         "d": ("done", 0.2, 2.0),
     }
-    found = choose("abcd", outcomes, 100, SQUARED_ERROR)
-    assert (found.key, found.score, found.diverged, found.within_standard_error) == ("d", 0.2, 1, None)
-    assert choose("abcd", outcomes, 100, ACCURACY).key == "a"
+    found = choose(contenders_of("abcd", 1), outcomes, 100, SQUARED_ERROR)
+    assert (found.key, found.score, found.within_standard_error) == ("d", 0.2, None)
+    assert choose(contenders_of("abcd", 1), outcomes, 100, ACCURACY).key == "a"
 
 
 def test_halving_keeps_the_smallest_error():
     text = changed("rounds: 2\n", "rounds: 6\n").replace(
-        "evaluate_every: 2", "evaluate_every: 2\nsearch: {early_stopping: {rounds: [2]}}"
+        "refine: table", "refine: table, early_stopping: {rounds: [2]}"
     )
     cell = Blueprint.draw(study(text)).cells[0]
-    trials = CellSearch(cell, "grid", 10).next_trials({}, {})[1]
+    trials = CellSearch(cell, Way("grid", "contest"), 10).next_trials({})[1]
     lanes = [
         LaneResult(trial.key, "running", 2, {"squared_error": {2: error}, "loss": {2: 1.0}, "accuracy": {2: 50.0}})
         for trial, error in zip(trials, (0.7, 0.1), strict=True)

@@ -418,7 +418,8 @@ partitions: [iid]
 methods: [{dp-fedgd: {coarse: {learning_rate: [0.01, 1, 3]}, fine: {learning_rate: [2]}}}]
 epsilons: [40]
 rounds: {coarse: 10, fine: 10, confirm: 10}
-seeds: {confirm: [42]}
+seeds: {search: 42, contest: [], confirm: [42]}
+search: {refine: table}
 resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 4}
 """
 

@@ -38,7 +38,8 @@ methods:
 epsilons: [40]
 privacy: {clip: 2}
 rounds: {coarse: 60, fine: 30, confirm: 30}
-seeds: {confirm: [42, 7]}
+seeds: {search: 42, contest: [], confirm: [42, 7]}
+search: {refine: table}
 evaluate_every: 30
 resources: {gpus_per_host: 0}
 """

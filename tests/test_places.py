@@ -34,7 +34,8 @@ methods:
   - dp-fedgd: {coarse: {learning_rate: [0.1, 0.3, 1]}, fine: {learning_rate: [0.2]}}
 epsilons: [40]
 rounds: {coarse: 4, fine: 4, confirm: 4}
-seeds: {confirm: [42]}
+seeds: {search: 42, contest: [], confirm: [42]}
+search: {refine: table}
 evaluate_every: 2
 resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 1}
 """

@@ -12,21 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import search_spaces
 from orchestrator.report import status
+from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.running import planning
 from orchestrator.running.packing import Capacity
 from orchestrator.running.planning import plan
 from orchestrator.running.runner import GIVE_UP_AFTER, Conductor
-from orchestrator.search.selection import choose, rank
+from orchestrator.search.contenders import contenders_of, paired
+from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import check_extension
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
 from trainables.federation import FederationSize
+from trainables.objective import SQUARED_ERROR
+from trainables.pack import plan_of
 from trainables.server import METRICS, LaneResult
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
@@ -46,7 +52,8 @@ SOFIM = {
 
 
 def study(**changes) -> Study:
-    """Two methods at one budget: 3 + 4 trials (one of them in both grids) and 4 + 4, then two seeds each."""
+    """Two methods at one budget: 3 + 4 trials (one of them in both grids) and 4 + 4, then two seeds each. One search
+    seed and no contest, unless a test asks for more."""
     return Study.model_validate(
         {
             "name": "by-hand",
@@ -57,9 +64,10 @@ def study(**changes) -> Study:
             "epsilons": [8],
             "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
             "evaluate_every": 2,
-            "seeds": {"confirm": [42, 7]},
             "resources": {"gpus_per_host": 0},
             **changes,
+            "seeds": {"search": 42, "contest": [], "confirm": [42, 7], **changes.get("seeds", {})},
+            "search": {"refine": "table", **changes.get("search", {})},
         }
     )
 
@@ -257,24 +265,26 @@ def test_the_plan_is_what_is_run(tmp_path):
     ],
 )
 def test_the_rule_of_selection(outcomes, winner, within):
-    found = choose("abc", dict(zip("abc", outcomes, strict=True)), rows=100)
-    assert (found.key, found.trials, found.within_standard_error) == (winner, 3, within)
-    assert found.diverged == sum(state == "diverged" for state, _, _ in outcomes)
+    found = choose(contenders_of("abc", 1), dict(zip("abc", outcomes, strict=True)), rows=100)
+    assert (found.key, found.lost, found.within_standard_error) == (winner, 0, within)
 
 
 def test_nothing_wins_where_nothing_ended_well():
-    assert choose("ab", {"a": ("diverged", None, None), "b": ("failed", None, None)}, rows=100) is None
-    assert choose("", {}, rows=100) is None
+    lost = {"a": ("diverged", None, None), "b": ("failed", None, None)}
+    for seeds in (1, 2):
+        assert choose(contenders_of("ab", seeds), lost, rows=100) is None
+        assert win_contest(contenders_of("ab", seeds), lost) is None
+    assert choose([], {}, rows=100) is None
 
 
 def test_a_trial_named_twice_counts_once():
-    found = choose("aabba", {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
-    assert (found.key, found.trials, found.within_standard_error) == ("a", 2, 2)
+    found = choose(contenders_of("aabba", 1), {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
+    assert (found.key, found.within_standard_error) == ("a", 2)
 
 
-def test_rank_puts_last_what_did_not_run_to_its_end():
-    ranked = sorted([("stopped", 99.0, 0.1), ("done", 1.0, 9.0), ("done", 2.0, 9.0), ("done", 2.0, 8.0)], key=rank)
-    assert ranked == [("done", 2.0, 8.0), ("done", 2.0, 9.0), ("done", 1.0, 9.0), ("stopped", 99.0, 0.1)]
+def test_last_comes_what_did_not_run_to_its_end():
+    outcomes = {"a": ("stopped", 99.0, 0.1), "b": ("done", 1.0, 9.0), "c": ("done", 2.0, 9.0), "d": ("done", 2.0, 8.0)}
+    assert [contender.key for contender in ranked(contenders_of("abcd", 1), outcomes)] == ["d", "c", "b"]
 
 
 def test_ties_go_to_the_lower_loss_then_to_grid_order(tmp_path):
@@ -300,6 +310,227 @@ def test_zoom_goes_on_around_the_coarse_winner(tmp_path, best):
     assert rates(ran.of("DP-FedGD", "fine")) == expected
     assert expected == pytest.approx([best / 10, best / 10**0.5, best, best * 10**0.5, best * 10], rel=1e-3)
     assert len(ran.trials) == 3 + 5 + 2 - len({0.01, 0.1, 1.0} & set(expected))
+
+
+ZOOM = {"refine": "zoom"}
+
+
+def zooms(ran, title="DP-FedGD") -> list[list[float]]:
+    """The learning rates of every zoom, of the first seed."""
+    return [rates(ran.of(title, stage))[:: len(SEEDS["search"])] for stage in ("fine", "finer", "finest")]
+
+
+def test_zoom_follows_a_winner_over_the_edge(tmp_path):
+    """The grid ends at 1, the best is at 1000: to 10, on to 100 by half a decade and a whole one, on to 1000; at most
+    three zooms."""
+    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), near(1000))
+    fine, finer, finest = zooms(ran)
+    assert fine == pytest.approx([0.1, 10**-0.5, 1, 10**0.5, 10], rel=1e-3)
+    assert finer == pytest.approx([10**0.75, 10**1.5, 100], rel=1e-3)
+    assert finest == pytest.approx([10**1.75, 10**2.5, 1000], rel=1e-3)
+    assert rates(ran.of("DP-FedGD", "confirm")) == [1000, 1000]
+
+
+def test_zoom_goes_closer_while_those_beside_the_winner_differ(tmp_path):
+    """`near` knows no noise, so half way to either side, and again."""
+    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), near(0.12))
+    _, finer, finest = zooms(ran)
+    assert finer == pytest.approx([10**-1.25, 10**-0.75], rel=1e-3)
+    assert finest == pytest.approx([10**-1.125, 10**-0.875], rel=1e-3)
+    assert rates(ran.of("DP-FedGD", "confirm")) == pytest.approx([10**-0.875] * 2, rel=1e-3)
+
+
+def test_zoom_ends_where_those_beside_the_winner_are_as_good(tmp_path):
+    """Seeds move every score by more than half a decade does."""
+    luck = {1: -20.0, 2: 0.0, 3: 20.0}
+
+    def judge(trial):
+        state, accuracy, loss = near(0.1)(trial)
+        away = trial.hyperparameters["learning_rate"] != 0.1
+        return state, accuracy + (luck.get(trial.seed, 0.0) if away else 0.0), loss
+
+    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), judge)
+    assert (cell("DP-FedGD"), "grid", "finer") not in ran.stages
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
+
+
+def test_only_axes_in_question_are_zoomed_again(tmp_path):
+    """rho = 1 is ahead by -1, 0 and 4 over the seeds, no more than noise, and lies inside its axis: it stays."""
+    method = {
+        "name": "dp-fedsofim",
+        "fixed": {"beta": 0.9},
+        "coarse": {"learning_rate": [0.01, 0.1, 1], "rho": [0.1, 1, 10]},
+        "fine": {"learning_rate": [0.1], "rho": [1]},
+    }
+
+    def judge(trial):
+        state, accuracy, loss = near(0.12)(trial)
+        return state, accuracy - (trial.hyperparameters["rho"] != 1) * {1: -1.0, 2: 0.0}.get(trial.seed, 4.0), loss
+
+    ran = drive(tmp_path, study(methods=[method], seeds=SEEDS, search=ZOOM), judge)
+    assert {trial.hyperparameters["rho"] for trial in ran.of("DP-FedSOFIM", "finer")} == {1.0}
+    assert len(ran.of("DP-FedSOFIM", "finer")) == 2 * 3
+
+
+# ---- several seeds, and a contest
+
+
+SEEDS = {"search": [1, 2, 3], "contest": [11, 12], "confirm": [42, 7]}
+
+
+def lucky(best: float, luck: dict[tuple[float, int], float]):
+    """As `near`, but for some (learning rate, seed) by so much more."""
+
+    def judge(trial):
+        state, accuracy, loss = near(best)(trial)
+        return state, accuracy + luck.get((trial.hyperparameters["learning_rate"], trial.seed), 0.0), loss
+
+    return judge
+
+
+def test_a_configuration_is_judged_by_its_mean_over_seeds(tmp_path):
+    """0.01 is the best of all trials with seed 2; over three seeds it is not."""
+    of = study(methods=[GD], seeds={**SEEDS, "contest": []})
+    ran = drive(tmp_path, of, lucky(0.1, {(0.01, 2): 25.0}))
+    assert [(t.hyperparameters["learning_rate"], t.seed) for t in ran.of("DP-FedGD", "coarse")][:4] == [
+        *((0.01, 1), (0.01, 2), (0.01, 3)),
+        (0.1, 1),
+    ]
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
+    assert len(ran.trials) == 3 * (3 + 4 - 1) + 2
+
+
+def test_the_best_meet_again_on_fresh_seeds(tmp_path):
+    """The search takes 0.1 for the best, by luck; the contest, as long as confirm and on validation rows, does not."""
+    luck = {(0.1, seed): 20.0 for seed in SEEDS["search"]}
+    of = study(methods=[GD], seeds=SEEDS, search={"contenders": 3})
+    ran = drive(tmp_path, of, lucky(0.5, luck))
+    contest = ran.of("DP-FedGD", "contest")
+    assert [(t.hyperparameters["learning_rate"], t.seed) for t in contest] == [
+        *((0.1, 11), (0.1, 12)),  # the best of the search first
+        *((0.5, 11), (0.5, 12)),
+        *((0.3, 11), (0.3, 12)),
+    ]
+    assert {trial.rounds for trial in contest} == {6}
+    assert {(t.problem.train_on, t.problem.evaluate_on) for t in contest} == {("train", "validation")}
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.5, 0.5]
+    found = status.read(tmp_path)
+    assert found["finished"]
+    assert found["cells"][0]["best_validation_accuracy"] == 90
+    assert found["cells"][0]["stages"]["contest"] == {"done": 6, "total": 6}
+
+
+def test_a_configuration_enters_a_contest_once(tmp_path):
+    """0.1 runs twice in the search, with 3 rounds and with 4."""
+    of = study(methods=[GD], seeds=SEEDS, rounds={"coarse": 3, "fine": 4, "confirm": 6})
+    ran = drive(tmp_path, of, near(0.1))
+    assert sorted(set(rates(ran.of("DP-FedGD", "contest")))) == [0.01, 0.05, 0.1, 0.3, 0.5, 1.0]
+    assert len(ran.of("DP-FedGD", "contest")) == 6 * 2
+
+
+def test_both_ways_of_picking_share_their_trials(tmp_path):
+    """`single` sees the first seed alone, and confirms what that one likes best."""
+    luck = {(0.01, 1): 15.0}
+    of = study(methods=[GD], seeds=SEEDS, search={"select": ["contest", "single"]})
+    ran = drive(tmp_path, of, lucky(0.1, luck))
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
+    assert rates(ran.of("DP-FedGD", "confirm", "grid single")) == [0.01, 0.01]
+    assert (cell("DP-FedGD"), "grid single", "contest") not in ran.stages
+    assert {t.seed for t in ran.of("DP-FedGD", "coarse", "grid single")} == {1}
+    assert len(ran.trials) == 3 * 6 + 2 * 6 + 2 + 2, "its search is a part of the other's"
+    assert set(ran.choices) == {cell("DP-FedGD"), f"{cell('DP-FedGD')} (grid single)"}
+    assert status.read(tmp_path)["finished"]
+
+
+def scored(*rows: tuple[float | None, ...]):
+    """Contenders a, b, … with these scores, seed by seed; None: diverged."""
+    names = ["".join(pair) for pair in itertools.product("abcdefgh"[: len(rows)], "12345"[: len(rows[0])])]
+    values = [value for row in rows for value in row]
+    outcomes = {
+        key: ("diverged", None, None) if value is None else ("done", value, 1.0)
+        for key, value in zip(names, values, strict=True)
+    }
+    return contenders_of(names, len(rows[0])), outcomes
+
+
+@pytest.mark.parametrize(
+    ("rows", "winner", "tied"),
+    [
+        # b leads by 2, 2.1 and 1.9: no tie, whatever the spreads
+        ([(50, 51, 52), (52.0, 53.1, 53.9)], "b", 1),
+        # b leads a by 1 on average, but by 4, -3 and 2, a standard error of 2.08: a tie, and a has the smaller spread
+        ([(50, 50, 50), (54, 47, 52)], "a", 2),
+        # the same spread as well: the earlier
+        ([(50, 52, 51), (51, 50, 52)], "a", 2),
+        # the best mean of all, but lost on one seed
+        ([(90, 90, None), (50, 50, 50), (40, 40, 40)], "b", 1),
+        # all lost on some seed: the one that lost fewest
+        ([(90, None, None), (50, None, 50)], "b", 1),
+        # one seed: only what is equal is a tie
+        ([(50.0,), (50.1,), (50.1,)], "b", 2),
+    ],
+)
+def test_the_rule_of_a_contest(rows, winner, tied):
+    found = win_contest(*scored(*rows))
+    assert (found.key[0], found.within_standard_error) == (winner, tied)
+
+
+def test_a_contest_of_errors_is_won_by_the_smallest():
+    assert win_contest(*scored((3.0, 3.1), (1.0, 1.1), (2.0, 2.1)), SQUARED_ERROR).key == "b1"
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 100)] * 3), min_size=1, max_size=6), st.randoms())
+def test_no_order_of_arrival_changes_who_wins(rows, chance):
+    """Outcomes are read by name: a ledger that was filled in another order gives the same winner."""
+    contenders, outcomes = scored(*rows)
+    shuffled = list(outcomes.items())
+    chance.shuffle(shuffled)
+    assert win_contest(contenders, dict(shuffled)) == win_contest(contenders, outcomes)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 100)] * 3), min_size=1, max_size=6))
+def test_the_winner_of_a_contest_is_not_told_from_the_best(rows):
+    contenders, outcomes = scored(*rows)
+    found = win_contest(contenders, outcomes)
+    best = max(statistics.fmean(row) for row in rows)
+    lead = [paired(row, _scores(found, outcomes)) for row in rows if statistics.fmean(row) == best]
+    assert any(mean <= error for mean, error in lead)
+    assert 1 <= found.within_standard_error <= len(rows)
+
+
+def _scores(found, outcomes) -> list[float]:
+    return [outcomes[key][1] for key in found.contender.keys]
+
+
+# ---- axes that are no method's own
+
+
+def test_clip_and_rounds_may_be_searched_over(tmp_path):
+    """The budget stays: more rounds mean more noise in each. Confirm runs as many as the winner has."""
+    axes = {"learning_rate": [0.1], "clip": [1, 10], "rounds": [2, 4]}
+    of = study(methods=[{"name": "dp-fedgd", "coarse": axes, "fine": axes}], seeds=SEEDS)
+
+    def judge(trial):
+        return "done", 50.0 + trial.rounds - trial.privacy.clip, 1.0
+
+    ran = drive(tmp_path, of, judge)
+    coarse = ran.of("DP-FedGD", "coarse")[::3]
+    assert [(t.privacy.clip, t.rounds) for t in coarse] == [(1, 2), (1, 4), (10, 2), (10, 4)]
+    assert all(t.privacy.epsilon == 8 and "clip" not in t.hyperparameters for t in coarse)
+    assert {(t.privacy.clip, t.rounds) for t in ran.of("DP-FedGD", "contest")} == {(1, 2), (1, 4), (10, 2), (10, 4)}
+    assert [(t.privacy.clip, t.rounds) for t in ran.of("DP-FedGD", "confirm")] == [(1, 4), (1, 4)]
+    noise = {t.rounds: plan_of(t, [100] * 4).noise_std["gradient"] for t in coarse[:2]}
+    assert noise[4] == pytest.approx(noise[2] * 2**0.5, rel=1e-5)
+    with Ledger.read(tmp_path) as ledger:
+        (found,) = Results.read(ledger).cells
+    assert found.search.chosen == {"learning_rate": 0.1, "clip": 1.0, "rounds": 4}
+    assert (found.last, found.search.tried["clip"]) == (4, (1.0, 10.0))
+
+
+def test_early_stopping_needs_equal_rounds():
+    axes = {"learning_rate": [0.1], "rounds": [2, 4]}
+    with pytest.raises(ValueError, match="early_stopping compares after equal rounds, but DP-FedGD searches over"):
+        study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"early_stopping": {"rounds": [2]}})
 
 
 # ---- what does not run to its end
@@ -364,8 +595,15 @@ def test_confirm_trials_that_diverge_end_the_cell_all_the_same(tmp_path):
 WAYS = {
     "table": {},
     "zoom": {"search": {"refine": "zoom"}},
+    "zoom, several seeds": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [3]}, "search": {"refine": "zoom"}},
     "both": {"search": {"ways": ["grid", "optuna"], "optuna": {"batch": 3}}},
     "early stopping": {"search": {"early_stopping": {"rounds": [2]}}},
+    "contest": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [11, 12]}},
+    "both selections, optuna": {
+        "methods": [GD],
+        "seeds": {"search": [1, 2], "contest": [11]},
+        "search": {"ways": ["optuna"], "select": ["contest", "single"], "optuna": {"batch": 4}},
+    },
 }
 
 
@@ -644,7 +882,7 @@ def test_optuna_goes_on_where_trials_diverge(tmp_path):
     ran = drive(tmp_path, study(methods=[GD], search=OPTUNA), lambda trial: ("diverged", None, None))
     assert ran.finished
     assert len(ran.trials) == 7
-    assert ran.choices == {f"{cell('DP-FedGD')} (optuna)": None}
+    assert ran.choices == {cell("DP-FedGD"): None}
     assert status.read(tmp_path)["finished"]
 
 
@@ -675,12 +913,14 @@ def test_company_is_part_of_what_a_trial_is(tmp_path):
     assert {t.key for t in stopped.trials if t.rounds == 6} == {t.key for t in free.trials if t.rounds == 6}
 
 
-def company(rule: str, *accuracies: float | None, loss=None):
-    """Trials and what is known of them after round 2; None: diverged before."""
+def company(rule: str, *accuracies: float | None, loss=None, seeds: int = 1):
+    """Trials and what is known of them after round 2, the seeds of a configuration side by side; None: diverged."""
     blueprint = Blueprint.draw(study(methods=[GD]))
     trials = [
-        blueprint.cells[0].trial("coarse", {"learning_rate": 0.1}, seed).model_copy(update={"stop_rule": rule})
-        for seed in range(len(accuracies))
+        blueprint.cells[0]
+        .trial("coarse", {"learning_rate": 1.0 + number // seeds})
+        .model_copy(update={"stop_rule": rule, "seed": number % seeds})
+        for number in range(len(accuracies))
     ]
     lanes = []
     for number, (trial, accuracy) in enumerate(zip(trials, accuracies, strict=True)):
@@ -716,6 +956,18 @@ def test_successive_halving(rule, accuracies, expected):
 
 def test_halving_breaks_ties_by_loss():
     assert stopped("halving:2:0.5:x", 30, 30, 30, 30, loss=[4.0, 1.0, 3.0, 2.0]) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ((10, 50, 29, 32), [0, 1]),  # means 30 and 30.5: one lucky seed does not save it
+        ((90, None, 20, 20), [0]),  # lost on one seed: behind those that were not
+        ((10, 20, 30, 40, 50, 60), [0, 1]),  # half of three, rounded up, is two; both seeds of one end together
+    ],
+)
+def test_halving_cuts_by_the_mean_over_seeds(accuracies, expected):
+    assert stopped("halving:2:0.5:x", *accuracies, seeds=2) == expected
 
 
 def test_companies_do_not_compete():

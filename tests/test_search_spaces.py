@@ -301,7 +301,11 @@ def test_an_axis_given_anew_replaces_the_old_one():
         ({"fixed": {"blend_rounds": 2.5}}, "blend_rounds = 2.5 is not a whole number"),
         ({"coarse": {"beta": [0.9, 1.0]}}, r"beta = 1 is not in \[0, 1\)"),
         ({"fine": {"learning_rate": [-1]}}, r"learning_rate = -1 is not in \(0, inf\)"),
-        ({"coarse": {"weight_decay": [0]}}, "axis 'weight_decay' is in only one of the coarse and the fine grid"),
+        ({"fine": {"weight_decay": [0]}}, "axis 'weight_decay' is in only one of the coarse and the fine grid"),
+        ({"scale": {"weight_decay": "log"}}, "scale of 'weight_decay', which is no axis"),
+        ({"scale": {"rho": "cubic"}}, "scale of rho = 'cubic' is unknown"),
+        ({"coarse": {"clip": [0, 1]}}, r"clip = 0 is not in \(0, inf\)"),
+        ({"coarse": {"rounds": [2.5]}}, "rounds = 2.5 is not a whole number"),
         ({"coarse": {"rho": []}}, r"axis rho = \[\] is not a list of values"),
         ({"fixed": {"rho": 1}, "coarse": {"rho": [1]}, "fine": {"rho": [1]}}, "'rho' is both fixed and an axis"),
     ],
@@ -309,6 +313,24 @@ def test_an_axis_given_anew_replaces_the_old_one():
 def test_wrong_changes_are_refused_with_name_and_value(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         load("dp-fedsofim").changed(**{"fixed": {}, "coarse": {}, "fine": {}, **changes})
+
+
+def test_an_axis_may_be_added_with_its_scale():
+    """To the coarse grid alone: the fine one has the same values, and zooming goes by the scale."""
+    space = load("dp-fedgd").changed(
+        fixed={}, coarse={"learning_rate": [1], "clip": [1, 4, 16]}, fine={}, scale={"clip": "linear"}
+    )
+    assert space.fine["clip"] == space.coarse["clip"] == (1.0, 4.0, 16.0)
+    assert space.scale["clip"] == "linear"
+    found = refine(space, "zoom", {"learning_rate": 1.0, "clip": 4.0})
+    assert [configuration["clip"] for configuration in found] == [1.0, 2.5, 4.0, 10.0, 16.0]
+    plain = load("dp-fedgd").changed(fixed={}, coarse={"clip": [1, 4, 16], "rounds": [10, 40]}, fine={})
+    assert (plain.scale["clip"], plain.scale["rounds"]) == ("log", "log"), "which is what they are by nature"
+
+
+def test_no_method_has_a_hyperparameter_that_every_run_has():
+    for method in METHODS.values():
+        assert not {h.name for h in method.hyperparameters} & set(search_spaces.RUN_NAMES), method.name
 
 
 def test_unknown_scale_and_unknown_method_are_refused():

@@ -69,7 +69,8 @@ def test_quickstart_is_the_study_that_the_readme_promises():
     study, _ = load("quickstart")
     assert [method.name for method in study.methods] == ["dp-fedgd", "dp-fedsofim"]
     assert study.epsilons == [1, 10]
-    assert [data.source for data in study.data] == ["synthetic-frozen"]
+    assert [data.source for data in study.data] == ["synthetic-frozen:30000,5000,64,10"]
+    assert study.search.select == ["contest"]
 
 
 def test_the_paper_s_study_is_the_paper_s_search():
@@ -87,13 +88,29 @@ def test_defaults_are_those_of_the_paper():
     study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
     assert len(study.methods) == len(METHODS)
     assert (study.rounds.coarse, study.rounds.fine, study.rounds.confirm) == (50, 50, 70)
-    assert (study.seeds.search, study.seeds.confirm) == (42, [42, 123, 7])
     assert (study.clients, study.partitions) == (20, ["dirichlet:0.5"])
     assert (study.privacy.delta, study.privacy.clip) == (1e-5, 10)
     assert (study.privacy.release, study.privacy.adjacency) == ("local", "replace-one")
     assert study.search.ways == ["grid"]
     assert study.search.early_stopping is None
     assert study.resources.lanes_per_pack == "auto"
+
+
+def test_a_winner_is_chosen_on_other_seeds_than_those_that_confirm_it():
+    """By default; the studies that reproduce papers say that they do as those do."""
+    study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
+    seeds = [*study.seeds.search, *study.seeds.contest, *study.seeds.confirm]
+    assert (len(study.seeds.search), len(study.seeds.contest), len(study.seeds.confirm)) == (3, 5, 5)
+    assert len(set(seeds)) == len(seeds)
+    assert (study.search.select, study.search.refine, study.search.contenders) == (["contest"], "zoom", 8)
+    for name in packaged():
+        if name.startswith("paper") or name == "m-estimation":
+            paper, _ = load(name)
+            assert (paper.search.select, paper.search.refine, len(paper.seeds.search)) == (["single"], "table", 1)
+
+
+def test_one_search_seed_may_stand_without_brackets():
+    assert read(TEXT.replace("seeds:", "seeds:\n  search: 5")).seeds.search == [5]
 
 
 def test_a_method_may_be_a_name_or_a_name_with_changes():
@@ -164,6 +181,12 @@ WRONG = {
     "no epsilons": (changed("epsilons:\n  - 1\n  - 8\n", ""), 1, "epsilons", "required"),
     "clients is no number": (changed("clients: 4", "clients: four"), 4, "clients", "(found 'four')"),
     "no clients": (changed("clients: 4", "clients: 0"), 4, "clients", "(found 0)"),
+    "seed in search and contest": (
+        changed("seeds:", "seeds:\n  search: [1, 11]"),
+        13,
+        "seeds",
+        "seed 11 is both a search and a contest seed",
+    ),
     "seeds twice": (changed("[42, 7]", "[42, 42]"), 14, "seeds.confirm", "[42, 42] must be distinct"),
     "delta": (TEXT + "privacy:\n  delta: 1\n", 16, "privacy.delta", "less than 1 (found 1)"),
     "release": (TEXT + "privacy:\n  release: central\n", 16, "privacy.release", "'local' or 'secure-aggregation'"),
@@ -386,13 +409,15 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "rounds.coarse": (TEXT + "rounds: {coarse: 60}\n", 60, 50),
     "rounds.fine": (TEXT + "rounds: {fine: 60}\n", 60, 50),
     "rounds.confirm": (TEXT + "rounds: {confirm: 80}\n", 80, 70),
-    "seeds.search": (TEXT.replace("seeds:", "seeds:\n  search: 1"), 1, 42),
+    "seeds.search": (TEXT.replace("seeds:", "seeds:\n  search: 1"), [1], [1, 2, 3]),
+    "seeds.contest": (TEXT.replace("seeds:", "seeds:\n  contest: [8]"), [8], [11, 12, 13, 14, 15]),
+    "search.contenders": (TEXT + "search: {contenders: 4}\n", 4, 8),
     "seeds.partition": (TEXT.replace("seeds:", "seeds:\n  partition: 1"), 1, 42),
     "evaluate_every": (TEXT + "evaluate_every: 5\n", 5, 10),
     "validation.fraction": (TEXT + "validation: {fraction: 0.2}\n", 0.2, 0.1),
     "validation.seed": (TEXT + "validation: {seed: 1}\n", 1, 42),
     "confirm_train_on": (TEXT + "confirm_train_on: train\n", "'train'", "'all'"),
-    "search.refine": (TEXT + "search: {refine: zoom}\n", "'zoom'", "'table'"),
+    "search.refine": (TEXT + "search: {refine: table}\n", "'table'", "'zoom'"),
     "search.optuna.batch": (TEXT + "search: {optuna: {batch: 8}}\n", 8, 16),
     "search.optuna.seed": (TEXT + "search: {optuna: {seed: 1}}\n", 1, 42),
     "search.early_stopping": (

@@ -39,9 +39,9 @@ methods:
 epsilons: [40]
 privacy: {clip: 2}
 rounds: {coarse: 4, fine: 4, confirm: 6}
-seeds: {confirm: [42, 7]}
+seeds: {search: 42, contest: [], confirm: [42, 7]}
 evaluate_every: 2
-search: {optuna: {batch: 8}}
+search: {refine: table, optuna: {batch: 8}}
 """
 
 

@@ -43,8 +43,9 @@ def study(**changes) -> Study:
             "methods": ["dp-fedgd", "dp-fedadam"],
             "epsilons": [1, 8],
             "rounds": {"coarse": 20, "fine": 20, "confirm": LAST},
-            "seeds": {"confirm": [42, 7]},
             **changes,
+            "seeds": {"search": 42, "contest": [], "confirm": [42, 7], **changes.get("seeds", {})},
+            "search": {"refine": "table", **changes.get("search", {})},
         }
     )
 
@@ -383,9 +384,9 @@ def test_two_ways_stand_side_by_side(tmp_path):
         ["Method", "Search", "Trials", "Validation (%)", "Test (%)"],
         ["**ε = 1**", "", "", "", ""],
         ["DP-FedGD", "grid", "3", "50.00", "41.50 ± 2.12"],
-        ["DP-FedGD", "optuna", "2", "**55.00**", "**50.50 ± 0.71**"],
+        ["DP-FedGD", "optuna", "2", "55.00", "**50.50 ± 0.71**"],
         ["DP-FedAdam", "grid", "3", "50.00", "41.50 ± 2.12"],
-        ["DP-FedAdam", "optuna", "2", "**55.00**", "**50.50 ± 0.71**"],
+        ["DP-FedAdam", "optuna", "2", "55.00", "**50.50 ± 0.71**"],
     ]
     assert lines(tmp_path, "accuracy")[2][:2] == ["DP-FedGD", "grid"]
     assert lines(tmp_path, "hyperparameters")[3][4] == "optuna"

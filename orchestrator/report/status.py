@@ -9,18 +9,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.ledger import Ledger, Row, Session
+from orchestrator.results.ledger import Ledger, Session
 from orchestrator.results.places import place
 from orchestrator.search import extent
-from orchestrator.search.cell_search import SEARCH_STAGES
-from orchestrator.search.selection import Outcome, rank
+from orchestrator.search.contenders import Contender, Outcome, Standing, contenders_of
 from orchestrator.study.settings import MethodSettings, Study
+from orchestrator.study.ways import SEARCH_STAGES, STAGES, Way
 from search_spaces import SearchSpace
 from trainables.errors import UserError
 from trainables.objective import OBJECTIVES
 from trainables.spec import HyperValue
 
-STAGES = ("coarse", "fine", "optuna", "confirm")
 RECENT_BATCHES = 20
 
 
@@ -42,10 +41,11 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
     spaces = {method.shown: method.space() for method in study.methods}
     cells: list[dict[str, Any]] = []
     rounds_left = 0
-    for cell, way in dict.fromkeys((cell, way) for cell, way, _ in stages):
-        opened = {stage: stages[cell, way, stage] for stage in STAGES if (cell, way, stage) in stages}
-        named = _named(cell, study)
-        if named is None:
+    ways = {way.name: way for way in study.ways}
+    for cell, name in dict.fromkeys((cell, way) for cell, way, _ in stages):
+        opened = {stage: stages[cell, name, stage] for stage in STAGES if (cell, name, stage) in stages}
+        named, way = _named(cell, study), ways.get(name)
+        if named is None or way is None:
             continue  # of an earlier form of the study
         setting, method, epsilon = named
         done = {stage: sum(key in outcomes for key in keys) for stage, keys in opened.items()}
@@ -57,22 +57,23 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         rounds_left += sum(
             (count - done.get(stage, 0)) * study.rounds_of(method, stage) for stage, count in expected.items()
         )
-        best = _best([key for stage in SEARCH_STAGES[way] for key in opened.get(stage, [])], outcomes, study)
+        best = _best(way, opened, outcomes, study)
         cells.append(
             {
                 "cell": cell,
                 "setting": setting,
                 "method": method.shown,
                 "epsilon": epsilon,
-                "way": way,
+                "way": way.name,
+                "name": cell if way == study.ways[0] else f"{cell} ({way.name})",
                 "ended": ended,
                 "stages": {stage: {"done": done[stage], "total": counts[stage]} for stage in opened},
                 "expected": expected,
-                f"best_validation_{study.objective}": outcomes[best][1] if best else None,
-                "best_hyperparameters": _tuned(ledger.rows([best])[best], spaces[method.shown]) if best else None,
+                f"best_validation_{study.objective}": best[1] if best else None,
+                "best_hyperparameters": _tuned(ledger, best[0], spaces[method.shown]) if best else None,
             }
         )
-    not_begun = _cells_in(study) * len(study.search.ways) - len(cells)
+    not_begun = _cells_in(study) * len(ways) - len(cells)
     states = Counter(state for state, _, _ in outcomes.values())
     return {
         "study": study.name,
@@ -80,7 +81,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         "finished": not not_begun and all(cell["ended"] for cell in cells),
         "running": running,
         "cells_ended": sum(cell["ended"] for cell in cells),
-        "cells_total": _cells_in(study) * len(study.search.ways),
+        "cells_total": _cells_in(study) * len(ways),
         "trials": dict(sorted(states.items())),
         "trials_ended": len(outcomes),
         "trials_expected": sum(sum(cell["expected"].values()) for cell in cells) if not not_begun else None,
@@ -113,25 +114,41 @@ def _named(cell: str, study: Study) -> tuple[str, MethodSettings, float] | None:
     return cell.removesuffix(ending), *endings[ending]
 
 
-def _best(keys: list[str], outcomes: dict[str, Outcome], study: Study) -> str | None:
-    done = [key for key in keys if key in outcomes and outcomes[key][0] == "done"]
-    return min(done, key=lambda key: rank(outcomes[key], study.judged_by), default=None)
+def _best(
+    way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], study: Study
+) -> tuple[Contender, float] | None:
+    """The best configuration by its mean over seeds: of the contest once it has results."""
+    for stages in (("contest",), SEARCH_STAGES[way.search]):
+        found = [
+            (Standing.of(contender, outcomes, study.judged_by), contender)
+            for stage in stages
+            for contender in contenders_of(opened.get(stage, []), len(study.seeds_of(way, stage)))
+            if contender.ended(outcomes)
+        ]
+        standing, best = min(found, key=lambda pair: pair[0], default=(None, None))
+        if standing is not None and best is not None and not standing.lost:
+            return best, study.judged_by.cost(standing.cost)  # what a cost is to a score, the score is to its cost
+    return None
 
 
-def _tuned(row: Row, space: SearchSpace) -> dict[str, HyperValue]:
+def _tuned(ledger: Ledger, best: Contender, space: SearchSpace) -> dict[str, HyperValue]:
     """What the search varies; the rest is in best.yaml."""
-    return {name: value for name, value in row.trial.hyperparameters.items() if name in {*space.coarse, *space.fine}}
+    trial = ledger.rows([best.key])[best.key].trial
+    values = {**trial.hyperparameters, **space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)}
+    return {name: value for name, value in values.items() if name in {*space.coarse, *space.fine}}
 
 
-def _has_ended(way: str, opened: dict[str, list[str]], outcomes: dict[str, Outcome], expected: dict[str, int]) -> bool:
+def _has_ended(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], expected: dict[str, int]) -> bool:
+    """Whether nothing more will be opened: confirmed, or without anything to confirm."""
     if any(key not in outcomes for keys in opened.values() for key in keys):
         return False
     if "confirm" in opened:
         return True
-    keys = [key for stage in SEARCH_STAGES[way] for key in opened.get(stage, [])]
+    deciding = ("contest",) if "contest" in opened else SEARCH_STAGES[way.search]
+    keys = [key for stage in deciding for key in opened.get(stage, [])]
     if not keys or any(outcomes[key][0] == "done" for key in keys):
         return False
-    return way == "grid" or len(keys) >= expected["optuna"]
+    return way.search == "grid" or "contest" in opened or len(keys) >= expected["optuna"]
 
 
 # ---- how long it took, and will
@@ -193,7 +210,7 @@ def as_text(found: dict[str, Any]) -> str:
     best = "best" if found["finished"] else "best so far"
     lines += [f"{best}: {text}" for text in best_texts(found)]
     shown = [stage for stage in STAGES if any(stage in cell["stages"] for cell in found["cells"])]
-    width = max((len(_name(cell)) for cell in found["cells"]), default=4)
+    width = max((len(cell["name"]) for cell in found["cells"]), default=4)
     lines.append(
         f"{'cell':<{width}}  " + "".join(f"{stage:>10}" for stage in shown) + f"  best validation {objective.short}"
     )
@@ -201,7 +218,7 @@ def as_text(found: dict[str, Any]) -> str:
         counts = [cell["stages"].get(stage) for stage in shown]
         best = cell[f"best_validation_{objective.metric}"]
         lines.append(
-            f"{_name(cell):<{width}}  "
+            f"{cell['name']:<{width}}  "
             + "".join(f"{_count(c):>10}" for c in counts)
             + (f"  {objective.shown(best)}" if best is not None else "  ·")
         )
@@ -250,10 +267,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes:.0f} min" if minutes < 90 else f"{hours:.1f} h"
-
-
-def _name(cell: dict[str, Any]) -> str:
-    return cell["cell"] if cell["way"] == "grid" else f"{cell['cell']} ({cell['way']})"
 
 
 def _count(count: dict[str, int] | None) -> str:

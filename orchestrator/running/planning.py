@@ -16,6 +16,7 @@ from orchestrator.running.progress import expected_trials
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
+from orchestrator.study.ways import STAGES
 from trainables.models import kernels
 from trainables.spec import TrialSpec
 
@@ -65,16 +66,14 @@ def plan(study: Study) -> Plan:
     blueprint = Blueprint.draw(study)
     size = capacity(local_resources(), study.resources, blueprint.most_clients)
     searches = [
-        CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
-        for cell in blueprint.cells
-        for way in study.search.ways
+        CellSearch(cell, way, blueprint.validation_rows(cell)) for cell in blueprint.cells for way in study.ways
     ]
     trials: Counter[str] = Counter()
     packs: Counter[str] = Counter()
     known: set[str] = set()
     rounds = 0
     flops = 0.0
-    for stage in ("coarse", "fine", "optuna", "confirm"):
+    for stage in STAGES:
         found = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
         members = [trial for trial in found if trial.key not in known]
         known.update(trial.key for trial in members)
@@ -91,7 +90,7 @@ def plan(study: Study) -> Plan:
     return Plan(
         study.name,
         len(blueprint.cells),
-        len(study.search.ways),
+        len(study.ways),
         dict(trials),
         dict(packs),
         rounds,
@@ -105,13 +104,18 @@ def plan(study: Study) -> Plan:
 def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
     """Trials of a stage as they will be, where that depends on nothing; else as many stand-ins."""
     space, cell = search.cell.space, search.cell
-    if stage not in expected_trials(search):
+    count = expected_trials(search).get(stage, 0)
+    if not count:
         return []
+    seeds = cell.study.seeds_of(search.way, stage)
     if stage == "coarse" or (stage == "fine" and cell.study.search.refine == "table"):
-        return [cell.trial(stage, c) for c in space.grid(space.coarse if stage == "coarse" else space.fine)]
-    first = cell.trial(stage, space.grid(space.coarse)[0])
-    count = expected_trials(search)[stage]
-    return [first.model_copy(update={"stop_rule": f"{cell.id} {search.way} {n}"}) for n in range(count)]
+        grid = space.grid(space.coarse if stage == "coarse" else space.fine)
+        return [cell.trial(stage, configuration, seed) for configuration in grid for seed in seeds]
+    stand_ins = [cell.trial(stage, space.grid(space.coarse)[0], seed) for seed in seeds]
+    return [
+        stand_ins[n % len(seeds)].model_copy(update={"stop_rule": f"{cell.id} {search.way.name} {n}"})
+        for n in range(count)
+    ]
 
 
 def _passes(trial: TrialSpec) -> float:

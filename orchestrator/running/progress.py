@@ -15,9 +15,10 @@ from rich.text import Text
 from orchestrator.console import emit_json, stderr
 from orchestrator.running.packing import Capacity
 from orchestrator.search import extent
-from orchestrator.search.cell_search import SEARCH_STAGES, CellSearch
-from orchestrator.search.selection import rank
+from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.contenders import Standing as Judged
 from orchestrator.search.sweep import Sweep
+from orchestrator.study.ways import SEARCH_STAGES, STAGES
 
 
 class Running(Protocol):
@@ -198,24 +199,27 @@ def _trouble(running: Running) -> str:
 
 def standing_table(sweep: Sweep) -> Table:
     """Cells by stages with the best validation score so far."""
-    stages = [stage for way in sweep.blueprint.study.search.ways for stage in SEARCH_STAGES[way]]
+    ways = sweep.blueprint.study.ways
+    stages = [stage for stage in STAGES if any(stage in way.stages for way in ways)]
+    stages = [stage for stage in stages if any(expected_trials(search).get(stage) for search in sweep.searches)]
     table = Table(box=None, pad_edge=False)
     table.add_column("cell")
-    for stage in (*stages, "confirm"):
+    for stage in stages:
         table.add_column(stage, justify="right")
     table.add_column(f"best validation {sweep.blueprint.study.judged_by.short}", justify="right")
     for search in sweep.searches:
-        counts = [str(stage_count(search, stage, sweep)) for stage in (*stages, "confirm")]
+        counts = [str(stage_count(search, stage, sweep)) for stage in stages]
         table.add_row(Text(search.name), *counts, best_so_far(search, sweep))
     return table
 
 
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
-    found = [
-        sweep.outcomes[key]
-        for stage in SEARCH_STAGES[search.way]
-        for key in search.stages.get(stage, [])
-        if key in sweep.outcomes and sweep.outcomes[key][0] == "done"
-    ]
+    """The best mean over the seeds of a configuration, of the contest once it has results."""
     objective = sweep.blueprint.study.judged_by
-    return objective.shown(min(found, key=lambda outcome: rank(outcome, objective))[1] or 0.0) if found else "·"
+    for stages in (("contest",), SEARCH_STAGES[search.way.search]):
+        ended = [c for c in search.contenders(*stages) if all(key in sweep.outcomes for key in c.keys)]
+        judged = [found for c in ended if not (found := Judged.of(c, sweep.outcomes, objective)).lost]
+        if judged:
+            # what a cost is to a score, the score is to the cost
+            return objective.shown(objective.cost(min(judged).cost))
+    return "·"

@@ -141,7 +141,7 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
     facts = {}
     for cell in blueprint.cells:
         setting = cell.setting
-        facts[f"validation_rows:{setting.id}"] = len(blueprint.problems[setting.search.key].y_eval)
+        facts[f"validation_rows:{setting.id}"] = blueprint.validation_rows(cell)
         facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
     ledger.add_facts(facts)
     ledger.add_partitions(_who_holds_what(blueprint))

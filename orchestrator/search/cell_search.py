@@ -1,69 +1,156 @@
 """One cell searched in one way: which trials come next, given what has ended.
 
-The way `grid` has the stages coarse, fine and confirm; the way `optuna` has the stages optuna (batch after batch) and
-confirm. A stage opens when the one before it has ended.
+Every way has search stages (a grid's are coarse and fine, Optuna's is asked batch after batch), then a contest of the
+best where the way has one, then confirm. A stage opens when the one before it has ended. Within a search a
+configuration runs with several seeds, and only configurations are compared, never single trials.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import search_spaces
+from orchestrator.search.contenders import Contender, Outcome, contenders_of
+from orchestrator.search.extent import has_contest
 from orchestrator.search.optuna_search import OptunaSearch
-from orchestrator.search.selection import Choice, Outcome, choose
+from orchestrator.search.selection import Choice, choose, ranked, told_apart, win_contest
 from orchestrator.study.cells import Cell
+from orchestrator.study.ways import SEARCH_STAGES, Way
+from search_spaces import Configuration
 from trainables.objective import ACCURACY
 from trainables.spec import TrialSpec
 
-SEARCH_STAGES = {"grid": ("coarse", "fine"), "optuna": ("optuna",)}
+Next = tuple[str, list[TrialSpec]]
+OVER: Next = ("confirm", [])
 
 
 class CellSearch:
     """One cell searched in one way."""
 
-    def __init__(self, cell: Cell, way: str, rows: int) -> None:
+    def __init__(self, cell: Cell, way: Way, rows: int) -> None:
         self.cell, self.way = cell, way
         self.stages: dict[str, list[str]] = {}
         """The trials of every stage that has been opened, in grid order."""
+        self._configurations: dict[str, Configuration] = {}
+        """By trial."""
         self._rows = rows
         self._optuna: OptunaSearch | None = None
 
     @property
     def name(self) -> str:
-        return self.cell.id if self.way == "grid" else f"{self.cell.id} ({self.way})"
+        first = self.cell.study.ways[0]
+        return self.cell.id if self.way == first else f"{self.cell.id} ({self.way.name})"
 
-    def next_trials(self, outcomes: dict[str, Outcome], known: dict[str, TrialSpec]) -> tuple[str, list[TrialSpec]]:
+    def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
+        """Take note that a stage has these trials, or these more."""
+        self.stages.setdefault(stage, []).extend(trial.key for trial in trials)
+        self._configurations.update((trial.key, self.cell.configuration(trial)) for trial in trials)
+
+    def next_trials(self, outcomes: Mapping[str, Outcome]) -> Next:
         """The stage to open now that all trials so far have ended, and its trials; no trials: the cell is finished."""
         if "confirm" in self.stages:
-            return "confirm", []
-        if self.way == "grid":
-            if "coarse" not in self.stages:
-                return "coarse", self._with_stop_rule(
-                    [self.cell.trial("coarse", c) for c in self.cell.space.grid(self.cell.space.coarse)]
-                )
-            if "fine" not in self.stages:
-                winner = choose(self.stages["coarse"], outcomes, self._rows, self.cell.study.judged_by)
-                if winner is None:
-                    return "confirm", []
-                configuration = known[winner.key].hyperparameters
-                grid = search_spaces.refine(self.cell.space, self.cell.study.search.refine, configuration)
-                return "fine", self._with_stop_rule([self.cell.trial("fine", c) for c in grid])
-        else:
-            if self._optuna is None:
-                self._optuna = OptunaSearch(self.cell)
-            batch = self._optuna.next_batch(outcomes)
-            if batch:
-                return "optuna", batch
+            return OVER
+        if "contest" not in self.stages:
+            search = self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_of_optuna(outcomes)
+            if search is not None:
+                return search
+            if has_contest(self.cell.study, self.way):
+                best = self.finalists(outcomes)
+                return ("contest", self._trials("contest", best)) if best else OVER
         choice = self.choice(outcomes)
-        if choice is None:
-            return "confirm", []
-        configuration = known[choice.key].hyperparameters
-        return "confirm", [self.cell.trial("confirm", configuration, seed) for seed in self.cell.study.seeds.confirm]
+        return OVER if choice is None else ("confirm", self._trials("confirm", [self.configuration(choice.contender)]))
 
-    def choice(self, outcomes: dict[str, Outcome]) -> Choice | None:
-        """The best over all search stages: a fine grid may lie beside what the coarse one found."""
-        keys = [key for stage in SEARCH_STAGES[self.way] for key in self.stages.get(stage, [])]
-        return choose(keys, outcomes, self._rows, self.cell.study.judged_by)
+    def _next_of_grid(self, outcomes: Mapping[str, Outcome]) -> Next | None:
+        space = self.cell.space
+        if "coarse" not in self.stages:
+            return "coarse", self._with_stop_rule(self._trials("coarse", space.grid(space.coarse)))
+        if "fine" not in self.stages:
+            best = choose(self.contenders("coarse"), outcomes, self._rows, self.cell.study.judged_by)
+            if best is None:
+                return OVER
+            grid = search_spaces.refine(space, self.cell.study.search.refine, self.configuration(best.contender))
+            return "fine", self._with_stop_rule(self._trials("fine", grid))
+        if self.cell.study.search.refine == "zoom":
+            stage = next((stage for stage in ("finer", "finest") if stage not in self.stages), None)
+            grid = self._closer(outcomes) if stage else []
+            if stage and grid:
+                return stage, self._with_stop_rule(self._trials(stage, grid))
+        return None
+
+    def _closer(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
+        """A further zoom, on the axes where the best so far sits on an edge of all that was tried, or where those
+        beside it differ from it by more than the noise."""
+        space, objective = self.cell.space, self.cell.study.judged_by
+        contenders = self.contenders(*SEARCH_STAGES["grid"])
+        best = choose(contenders, outcomes, self._rows, objective)
+        if best is None:
+            return []
+        tried = {name: tuple(dict.fromkeys(self.configuration(c)[name] for c in contenders)) for name in space.coarse}
+        winner = self.configuration(best.contender)
+        unsure = [
+            name
+            for name, axis in tried.items()
+            if search_spaces.is_numeric(axis)
+            and len(axis) > 1
+            and (
+                search_spaces.on_edge(axis, winner[name])
+                or any(
+                    told_apart(best.contender, other, outcomes, self._rows, objective)
+                    for other in self._beside(best.contender, name, contenders)
+                )
+            )
+        ]
+        return search_spaces.refine_again(space, tried, winner, unsure) if unsure else []
+
+    def _beside(self, winner: Contender, axis: str, contenders: Sequence[Contender]) -> list[Contender]:
+        """The contenders next to one on an axis, below and above, that are like it on all others."""
+        ours = self.configuration(winner)
+        place = float(ours[axis])
+        along: dict[float, Contender] = {}
+        for contender in contenders:
+            configuration = self.configuration(contender)
+            if all(configuration[name] == ours[name] for name in self.cell.space.coarse if name != axis):
+                along.setdefault(float(configuration[axis]), contender)
+        below = max((value for value in along if value < place), default=None)
+        above = min((value for value in along if value > place), default=None)
+        return [along[value] for value in (below, above) if value is not None]
+
+    def _next_of_optuna(self, outcomes: Mapping[str, Outcome]) -> Next | None:
+        if self._optuna is None:
+            self._optuna = OptunaSearch(self.cell, self._trials)
+        batch = self._optuna.next_batch(outcomes)
+        return ("optuna", batch) if batch else None
+
+    # ---- who wins
+
+    def contenders(self, *stages: str) -> list[Contender]:
+        """Each once, whichever stages it is in."""
+        study = self.cell.study
+        by_stage = (contenders_of(self.stages.get(s, []), len(study.seeds_of(self.way, s))) for s in stages)
+        return list(dict.fromkeys(contender for found in by_stage for contender in found))
+
+    def configuration(self, contender: Contender) -> Configuration:
+        return self._configurations[contender.key]
+
+    def finalists(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
+        """The best of all search stages: a fine grid may lie beside what the coarse one found."""
+        found = ranked(self.contenders(*SEARCH_STAGES[self.way.search]), outcomes, self.cell.study.judged_by)
+        return search_spaces.unique(map(self.configuration, found))[: self.cell.study.search.contenders]
+
+    def choice(self, outcomes: Mapping[str, Outcome]) -> Choice | None:
+        """The winner of the contest, or of the search where there is none."""
+        objective = self.cell.study.judged_by
+        if has_contest(self.cell.study, self.way):
+            return win_contest(self.contenders("contest"), outcomes, objective)
+        return choose(self.contenders(*SEARCH_STAGES[self.way.search]), outcomes, self._rows, objective)
+
+    # ---- trials
+
+    def _trials(self, stage: str, configurations: Sequence[Configuration]) -> list[TrialSpec]:
+        """Every configuration with every seed of the stage, seeds side by side."""
+        seeds = self.cell.study.seeds_of(self.way, stage)
+        return [self.cell.trial(stage, configuration, seed) for configuration in configurations for seed in seeds]
 
     def _with_stop_rule(self, trials: list[TrialSpec]) -> list[TrialSpec]:
         """Early stopping compares a trial with its company, so the company is part of what the trial is."""

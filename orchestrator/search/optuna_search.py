@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import optuna
 
 import search_spaces
-from orchestrator.search.selection import Outcome
+from orchestrator.search.contenders import Contender, Outcome, Standing
 from orchestrator.study.cells import Cell
 from search_spaces import Configuration, SearchSpace
 from trainables.spec import TrialSpec
@@ -19,31 +21,35 @@ def search_budget(space: SearchSpace) -> int:
 class OptunaSearch:
     """TPE, replayed from its seed: what it asks depends only on what it was told, so a resumed search asks the same."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, trials_of: Callable[[str, Sequence[Configuration]], list[TrialSpec]]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.cell = cell
         self.budget = search_budget(cell.space)
         sampler = optuna.samplers.TPESampler(seed=cell.study.search.optuna.seed, constant_liar=True)
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._asked: list[tuple[optuna.trial.Trial, TrialSpec]] = []
+        self._trials_of = trials_of
+        self._asked: list[tuple[optuna.trial.Trial, Contender]] = []
         self._told = 0
 
-    def next_batch(self, outcomes: dict[str, Outcome]) -> list[TrialSpec]:
-        """The next suggestions, once all before them have ended; none when the budget is spent."""
+    def next_batch(self, outcomes: Mapping[str, Outcome]) -> list[TrialSpec]:
+        """The next suggestions with all their seeds, once all before them have ended; none when the budget is spent."""
         self._tell(outcomes)
         size = min(self.cell.study.search.optuna.batch, self.budget - len(self._asked))
-        asked = [self.study.ask() for _ in range(size)]
-        trials = [self.cell.trial("optuna", self._suggest(trial)) for trial in asked]
-        self._asked += zip(asked, trials, strict=True)
-        return trials
+        batch: list[TrialSpec] = []
+        for asked in [self.study.ask() for _ in range(size)]:
+            trials = self._trials_of("optuna", [self._suggest(asked)])
+            self._asked.append((asked, Contender(tuple(trial.key for trial in trials))))
+            batch += trials
+        return batch
 
-    def _tell(self, outcomes: dict[str, Outcome]) -> None:
-        for asked, trial in self._asked[self._told :]:
-            state, score, _ = outcomes[trial.key]
-            if state == "done" and score is not None:
-                self.study.tell(asked, -self.cell.study.judged_by.cost(score))
-            else:
+    def _tell(self, outcomes: Mapping[str, Outcome]) -> None:
+        """The mean over seeds; one that was lost on any seed has failed."""
+        for asked, contender in self._asked[self._told :]:
+            standing = Standing.of(contender, outcomes, self.cell.study.judged_by)
+            if standing.lost:
                 self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            else:
+                self.study.tell(asked, -standing.cost)
         self._told = len(self._asked)
 
     def _suggest(self, trial: optuna.trial.Trial) -> Configuration:

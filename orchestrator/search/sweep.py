@@ -9,8 +9,9 @@ from collections import defaultdict
 
 from orchestrator.results.ledger import Ledger
 from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.selection import Outcome
+from orchestrator.search.contenders import Outcome
 from orchestrator.study.cells import Blueprint
+from orchestrator.study.ways import STAGES
 from trainables.errors import UserError
 from trainables.spec import TrialSpec
 
@@ -31,9 +32,9 @@ class Sweep:
             ledger.outcomes(blueprint.study.objective), self._recorded
         )
         self.searches = [
-            CellSearch(cell, way, len(blueprint.problems[cell.setting.search.key].y_eval))
+            CellSearch(cell, way, blueprint.validation_rows(cell))
             for cell in blueprint.cells
-            for way in blueprint.study.search.ways
+            for way in blueprint.study.ways
         ]
         for search in self.searches:
             self._advance(search)
@@ -58,13 +59,12 @@ class Sweep:
     def _advance(self, search: CellSearch) -> None:
         """Open stages until one has something left to run."""
         while True:
-            stage, trials = search.next_trials(self.outcomes, self.known)
+            stage, trials = search.next_trials(self.outcomes)
             if not trials:
                 search.stages.setdefault("confirm", [])
                 return
-            opened = search.stages.setdefault(stage, [])
-            self._record(search, stage, trials, start=len(opened))
-            opened += [trial.key for trial in trials]
+            self._record(search, stage, trials, start=len(search.stages.get(stage, [])))
+            search.open(stage, trials)
             left = {trial.key: trial for trial in trials if trial.key not in self.outcomes}
             self.known.update({trial.key: trial for trial in trials})
             if left:
@@ -76,14 +76,14 @@ class Sweep:
 
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
         keys = [trial.key for trial in trials]
-        recorded = self._recorded.get((search.cell.id, search.way, stage), [])[start : start + len(keys)]
+        recorded = self._recorded.get((search.cell.id, search.way.name, stage), [])[start : start + len(keys)]
         if recorded != keys[: len(recorded)]:
             raise UserError(
                 f"the result folder holds other {stage} trials of {search.cell.id!r} than this version of the program "
                 "would run; choose another folder"
             )
         if len(recorded) < len(keys):
-            self.ledger.add_stage(search.cell.id, search.way, stage, keys, start)
+            self.ledger.add_stage(search.cell.id, search.way.name, stage, keys, start)
 
 
 def _without_passing_failures(
@@ -92,7 +92,7 @@ def _without_passing_failures(
     """What has ended, without failed trials that can be tried again: those on which no later stage was built yet."""
     final = set()
     for (cell, way, stage), keys in stages.items():
-        later = ("fine", "confirm") if stage == "coarse" else ("confirm",)
-        if stage != "confirm" and (stage == "optuna" or any((cell, way, name) in stages for name in later)):
+        built_upon = any((cell, way, later) in stages for later in STAGES[STAGES.index(stage) + 1 :])
+        if built_upon or stage == "optuna":  # whose next batch follows from those before
             final.update(keys)
     return {key: outcome for key, outcome in outcomes.items() if outcome[0] != "failed" or key in final}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from orchestrator.study.settings import MethodSettings, Study
-from search_spaces import Configuration, SearchSpace
+from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables.data import features, partition, simulated
 from trainables.errors import UserError
 from trainables.methods import METHODS
@@ -24,9 +24,11 @@ class Setting:
     label: str
     backbone: str
     partition: str
-    search: ProblemSpec
+    search: Mapping[int, ProblemSpec]
+    """What configurations are judged on before confirm, by seed: a simulation without a seed of its own is drawn anew
+    for each."""
     confirm: Mapping[int, ProblemSpec]
-    """By seed: a simulation without a seed of its own is drawn anew for each."""
+    """The same for the confirm seeds."""
 
     @property
     def id(self) -> str:
@@ -54,17 +56,26 @@ class Cell:
     def _privacy(self) -> PrivacySettings:
         return PrivacySettings(epsilon=self.epsilon, **self.study.privacy.model_dump())
 
+    def _clipped(self, clip: float) -> PrivacySettings:
+        return self._privacy.model_copy(update={"clip": clip})
+
+    def configuration(self, trial: TrialSpec) -> Configuration:
+        """What `trial` made of it: all hyperparameters, and what the search space says beyond them."""
+        beyond = self.space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)
+        return {**trial.hyperparameters, **beyond}
+
     def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
         """A configuration as a trial of a stage, by default with the stage's first seed."""
         study, seeds = self.study, self.study.seeds
         if seed is None:
-            seed = seeds.confirm[0] if stage == "confirm" else seeds.search
+            seed = {"confirm": seeds.confirm, "contest": seeds.contest}.get(stage, seeds.search)[0]
+        own = {name: value for name, value in configuration.items() if name not in RUN_NAMES}
         return TrialSpec.model_construct(  # all parts are checked already, and there may be very many
-            problem=self.setting.confirm[seed] if stage == "confirm" else self.setting.search,
+            problem=(self.setting.confirm if stage == "confirm" else self.setting.search)[seed],
             method=self.method.name,
-            hyperparameters=METHODS[self.method.name].check(configuration),
-            privacy=self._privacy,
-            rounds=study.rounds_of(self.method, stage),
+            hyperparameters=METHODS[self.method.name].check(own),
+            privacy=self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy,
+            rounds=int(configuration.get("rounds", study.rounds_of(self.method, stage))),
             evaluate_every=study.evaluate_every,
             seed=seed,
         )
@@ -88,10 +99,12 @@ class Blueprint:
         fingerprints: dict[str, str] = {}
         cells: list[Cell] = []
         for data in study.data:
-            loaded = features.load(data.source, study.seeds.search)
+            anew = simulated.drawn_by_seed(data.source)
+            searched = [*study.seeds.search, *study.seeds.contest]
+            loaded = features.load(data.source, searched[0])
             draws = {
-                seed: features.load(data.source, seed) if simulated.drawn_by_seed(data.source) else loaded
-                for seed in study.seeds.confirm
+                seed: features.load(data.source, seed) if anew and seed != searched[0] else loaded
+                for seed in (*searched, *study.seeds.confirm)
             }
             model = loaded.task or "softmax" if study.model == "auto" else study.model
             label = data.label or loaded.name
@@ -106,19 +119,20 @@ class Blueprint:
             )
             for text in study.partitions:
                 dealt = study.partition(text, loaded.clients)
-                search = ProblemSpec(
+                first = ProblemSpec(
                     data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
                 )
-                problems[search.key] = Problem.prepare(loaded, search)
-                confirm = {}
-                for seed, drawn in draws.items():
-                    of_draw = content.model_copy(update={"fingerprint": drawn.fingerprint})
-                    judged = {"data": of_draw, "train_on": study.confirm_train_on, "evaluate_on": "test"}
-                    spec = confirm[seed] = search.model_copy(update=judged)
-                    if spec.key not in problems:
-                        problems[spec.key] = Problem.prepare(drawn, spec)
-                _check_objective(problems[search.key], study)
-                setting = Setting(label, data.backbone, partition.show(dealt), search, confirm)
+                judged = {"train_on": study.confirm_train_on, "evaluate_on": "test"}
+                by_seed: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
+                for role, seeds in (("search", searched), ("confirm", study.seeds.confirm)):
+                    for seed in seeds:
+                        of_draw = content.model_copy(update={"fingerprint": draws[seed].fingerprint})
+                        changes = {"data": of_draw, **(judged if role == "confirm" else {})}
+                        spec = by_seed[role][seed] = first.model_copy(update=changes)
+                        if spec.key not in problems:
+                            problems[spec.key] = Problem.prepare(draws[seed], spec)
+                _check_objective(problems[first.key], study)
+                setting = Setting(label, data.backbone, partition.show(dealt), **by_seed)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:  # what cannot be run or priced is found before anything runs
@@ -127,6 +141,10 @@ class Blueprint:
                     for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
                         check(trial, problems[trial.problem.key])
         return blueprint
+
+    def validation_rows(self, cell: Cell) -> int:
+        """How many rows its configurations are judged on."""
+        return len(self.problems[next(iter(cell.setting.search.values())).key].y_eval)
 
     @property
     def most_clients(self) -> int:

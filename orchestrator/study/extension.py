@@ -21,7 +21,9 @@ def check_extension(old: Study, new: Study) -> None:
     _check_extension("", before, after)
 
 
-GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.ways")
+GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.ways", "search.select")
+
+IN_ORDER = ("seeds.confirm", "search.ways", "search.select")  # the first way gives cells their plain names
 
 
 def _check_extension(path: str, before: Any, after: Any) -> None:
@@ -36,7 +38,7 @@ def _check_extension(path: str, before: Any, after: Any) -> None:
                 if _name(item) is not None and _name(changed) == _name(item):
                     _check_extension(f"{path} {_short(item)}", item, changed)
             raise UserError(f"the folder's study has {path} {_short(item)}, the new one has not; choose another folder")
-        if path == "seeds.confirm" and after[: len(before)] != before:
+        if path in IN_ORDER and after[: len(before)] != before:
             raise UserError(f"new {path} must come after the old ones, {before}; choose another folder")
     elif before != after:
         raise UserError(

@@ -9,10 +9,11 @@ import math
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 import search_spaces
+from orchestrator.study.ways import Way
 from search_spaces import SearchSpace
 from trainables.data import partition
 from trainables.errors import UserError
@@ -24,8 +25,6 @@ from trainables.spec import HyperValue, PartitionSpec
 
 LARGEST_GRID = 100_000
 """Configurations of a method in one stage: far more than anyone runs, and still planned in seconds."""
-
-Stage = Literal["coarse", "fine", "optuna", "confirm"]
 
 
 def wrong(sentence: str, *at: str | int) -> PydanticCustomError:
@@ -60,6 +59,8 @@ class MethodSettings(Settings):
     fixed: dict[str, HyperValue] = {}
     coarse: dict[str, list[HyperValue]] = {}
     fine: dict[str, list[HyperValue]] = {}
+    scale: dict[str, str] = {}
+    """Of axes: log, linear or complement."""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,10 +95,13 @@ class MethodSettings(Settings):
                     f"the {stage} grid of {self.name} has {space.size(axes)} configurations, more than {LARGEST_GRID}; "
                     "give shorter axes or fix some of them"
                 )
+        if self.rounds is not None and "rounds" in {*space.coarse, *space.fixed}:
+            raise ValueError(f"rounds of {self.name} are both set and in its search space")
         return self
 
     def space(self) -> SearchSpace:
-        return search_spaces.load(self.name).changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine)
+        packaged = search_spaces.load(self.name)
+        return packaged.changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine, scale=self.scale)
 
     @property
     def shown(self) -> str:
@@ -117,17 +121,34 @@ class RoundSettings(Settings):
 
 
 class SeedSettings(Settings):
-    search: int = Field(default=42, ge=0, lt=2**63)
-    confirm: list[int] = Field(default=[42, 123, 7], min_length=1)
+    """Winners are chosen on other seeds than those that confirm them."""
+
+    search: list[int] = Field(default=[1, 2, 3], min_length=1)
+    """Of every configuration in a search, which is judged by its mean."""
+    contest: list[int] = [11, 12, 13, 14, 15]
+    """Of the best configurations of a search, when they meet again; without any, the search itself decides."""
+    confirm: list[int] = Field(default=[42, 123, 7, 99, 1000], min_length=1)
     partition: int = Field(default=42, ge=0, lt=2**32)
     """Who holds which rows is the same for all seeds: it belongs to the data."""
 
-    @field_validator("confirm")
+    @field_validator("search", mode="before")
     @classmethod
-    def _distinct(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
-            raise ValueError(f"confirm seeds {seeds} must be distinct, not negative and below 2^63")
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int) else value
+
+    @field_validator("search", "contest", "confirm")
+    @classmethod
+    def _distinct(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+        if seeds and (len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63):
+            raise ValueError(f"{info.field_name} seeds {seeds} must be distinct, not negative and below 2^63")
         return seeds
+
+    @model_validator(mode="after")
+    def _contest_is_fresh(self) -> SeedSettings:
+        both = sorted({*self.search} & {*self.contest})
+        if both:
+            raise ValueError(f"seed {both[0]} is both a search and a contest seed; a contest needs fresh ones")
+        return self
 
 
 class PrivacyStudySettings(Settings):
@@ -159,16 +180,26 @@ class OptunaSettings(Settings):
 
 class SearchSettings(Settings):
     ways: list[Literal["grid", "optuna"]] = Field(default=["grid"], min_length=1)
-    refine: Literal["table", "zoom"] = "table"
+    select: list[Literal["contest", "single"]] = Field(default=["contest"], min_length=1)
+    """How the winner is picked. contest: configurations are judged by their mean over the search seeds, and the best
+    meet again on fresh ones. single: the best on the first search seed wins, as in the papers."""
+    contenders: int = Field(default=8, ge=1, le=1000)
+    """How many meet in a contest."""
+    refine: Literal["table", "zoom"] = "zoom"
     optuna: OptunaSettings = OptunaSettings()
     early_stopping: HalvingSettings | None = None
 
-    @field_validator("ways")
+    @field_validator("select", mode="before")
     @classmethod
-    def _once(cls, ways: list[str]) -> list[str]:
-        if len(set(ways)) != len(ways):
-            raise ValueError(f"ways {ways} names one twice")
-        return ways
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("ways", "select")
+    @classmethod
+    def _once(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        if len(set(names)) != len(names):
+            raise ValueError(f"{info.field_name} {names} names one twice")
+        return names
 
 
 class ResourceSettings(Settings):
@@ -260,6 +291,9 @@ class Study(Settings):
     @model_validator(mode="after")
     def _stops_where_it_looks(self) -> Study:
         halving = self.search.early_stopping
+        searched = next((method for method in self.methods if "rounds" in method.space().coarse), None)
+        if halving and searched:
+            raise ValueError(f"early_stopping compares after equal rounds, but {searched.shown} searches over rounds")
         fewest = min(self.rounds_of(method, stage) for method in self.methods for stage in ("coarse", "fine"))
         at = ("search", "early_stopping", "rounds")
         for t in halving.rounds if halving else []:
@@ -301,9 +335,22 @@ class Study(Settings):
         return partition.parse(text, clients=clients, seed=self.seeds.partition)
 
     def rounds_of(self, method: MethodSettings, stage: str) -> int:
+        """Where its configurations do not say it themselves."""
         if method.rounds is not None:
             return method.rounds
-        return {"coarse": self.rounds.coarse, "confirm": self.rounds.confirm}.get(stage, self.rounds.fine)
+        of_stage = {"coarse": self.rounds.coarse, "contest": self.rounds.confirm, "confirm": self.rounds.confirm}
+        return of_stage.get(stage, self.rounds.fine)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """In which every cell is searched."""
+        return tuple(Way(search, select) for search in self.search.ways for select in self.search.select)
+
+    def seeds_of(self, way: Way, stage: str) -> list[int]:
+        """That every configuration of a stage is run with."""
+        if stage in ("contest", "confirm"):
+            return self.seeds.contest if stage == "contest" else self.seeds.confirm
+        return self.seeds.search[:1] if way.select == "single" else self.seeds.search
 
     @property
     def last_round(self) -> int:

@@ -18,7 +18,7 @@ from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.results import CellResult, Results, Score, bought
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.search.cell_search import SEARCH_STAGES
+from orchestrator.study.ways import SEARCH_STAGES, Way
 from trainables.data.partition import divergence_from_uniform
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.spec import ENGINE_VERSION
@@ -43,7 +43,8 @@ def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, A
     study, objective = results.study, results.study.judged_by
     stages, source = ledger.stages(), ledger.study()
     share = MOST_CONFIGURATIONS // max(1, len(results.cells))
-    gathered = [_Cell(ledger, cell, stages).shown(share) for cell in results.cells]
+    ways = {way.name: way for way in study.ways}
+    gathered = [_Cell(ledger, cell, ways[cell.way], stages).shown(share) for cell in results.cells]
     return _plain(
         {
             "name": name,
@@ -60,11 +61,11 @@ def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, A
             "metrics": METRICS,
             "methods": [method.shown for method in study.methods],
             "looks": {
-                way: [palette.look(number, variant) for number in range(len(study.methods))]
-                for variant, way in enumerate(study.search.ways)
+                way.name: [palette.look(number, variant) for number in range(len(study.methods))]
+                for variant, way in enumerate(study.ways)
             },
             "epsilons": study.epsilons,
-            "ways": study.search.ways,
+            "ways": [way.name for way in study.ways],
             "settings": results.settings,
             "seeds": study.seeds.model_dump(),
             "status": _status(ledger, name, running),
@@ -96,12 +97,14 @@ def _status(ledger: Ledger, name: str, running: str | None) -> dict[str, Any]:
 class _Cell:
     """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
 
-    def __init__(self, ledger: Ledger, cell: CellResult, stages: Mapping[tuple[str, str, str], list[str]]) -> None:
-        name = cell.id if cell.way == "grid" else cell.id.removesuffix(f" ({cell.way})")
+    def __init__(
+        self, ledger: Ledger, cell: CellResult, way: Way, stages: Mapping[tuple[str, str, str], list[str]]
+    ) -> None:
+        name = cell.id if cell.plain else cell.id.removesuffix(f" ({cell.way})")
         self.ledger, self.cell = ledger, cell
         self.stages = {
             stage: stages[name, cell.way, stage]
-            for stage in SEARCH_STAGES[cell.way]
+            for stage in SEARCH_STAGES[way.search]
             if (name, cell.way, stage) in stages
         }
         self.configurations = grouped(ledger, self.stages, cell.objective)
@@ -120,7 +123,7 @@ class _Cell:
             "keeps_its_claim": cell.keeps_its_claim,
             "bought": max((bought(row) for row in cell.confirm.values()), default=None),
             "with_search": self._with_search(),
-            "chosen": dict(cell.search.chosen.hyperparameters) if cell.search.chosen else None,
+            "chosen": cell.search.chosen,
             "validation": cell.search.choice.score if cell.search.choice else None,
             "near": cell.search.choice.within_standard_error if cell.search.choice else None,
             "states": dict(cell.search.states),
@@ -160,8 +163,12 @@ class _Cell:
         return {"name": name, "scale": usable, "numeric": numeric}
 
     def _winner(self) -> int | None:
-        choice = self.cell.search.choice
-        return next((number for number, c in enumerate(self.configurations) if choice and choice.key in c.keys), None)
+        """A contest is won by a configuration of the search, with trials of its own."""
+        chosen = self.cell.search.chosen
+        if chosen is None:
+            return None
+        alike = (number for number, c in enumerate(self.configurations) if chosen.items() <= c.values.items())
+        return next(alike, None)
 
     def _traces(self, best: Sequence[int], kept: Sequence[int]) -> list[dict[str, Any]]:
         places = {number: place for place, number in enumerate(kept)}
@@ -197,7 +204,7 @@ class _Cell:
             return None
         delta = rows[0].trial.privacy.delta
         worth = max(max(bought(row), row.epsilon_unsampled) for row in rows)
-        trials = sum(len(c.keys) for c in self.configurations) + len(rows)
+        trials = self.cell.search.states.total() + len(rows)
         return math.inf if math.isinf(worth) else epsilon_of(mu_of(worth, delta) * math.sqrt(trials), delta)
 
 

@@ -155,8 +155,8 @@ def _claims(results: Results) -> list[str]:
 
 
 def _few_seeds(results: Results) -> list[str]:
-    seeds, search = results.study.seeds.confirm, results.study.seeds.search
-    searched = list(search) if isinstance(search, list | tuple) else [search]
+    seeds = results.study.seeds.confirm
+    searched = sorted({seed for way in results.study.ways for seed in results.study.seeds_of(way, "coarse")})
     found = []
     if len(seeds) < FEW_SEEDS:
         found.append(f"Winners were confirmed with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} only.")
@@ -240,8 +240,8 @@ def _not_monotone(results: Results) -> list[str]:
     objective, found = results.study.judged_by, []
     for setting in results.settings:
         for method in results.study.methods:
-            for way in results.study.search.ways:
-                cells = [c for c in results.of(setting) if c.method == method and c.way == way and counts(c)]
+            for way in results.study.ways:
+                cells = [c for c in results.of(setting) if c.method == method and c.way == way.name and counts(c)]
                 for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
                     gap = difference(small, large)
                     if gap and gap.clear and objective.cost(gap.mean) < 0:

@@ -210,12 +210,11 @@ def _better_found(pair: Joined, same: list[Joined], ours: Ours) -> str:
     if pair.difference < 0 or choice is None:
         return ""
     values = ", ".join(f"{name} {value:g}" for name, value in _tuned(pair).items() if isinstance(value, float | int))
-    return f"At the same noise our search found a better configuration of the same grids ({values})."
+    return f"At the same noise our search found a better configuration ({values})."
 
 
 def _chosen(pair: Joined) -> dict[str, HyperValue]:
-    chosen = pair.entry.cell.search.chosen
-    return dict(chosen.hyperparameters) if chosen else {}
+    return pair.entry.cell.search.chosen or {}
 
 
 def _tuned(pair: Joined) -> dict[str, HyperValue]:

@@ -83,11 +83,12 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
     if baseline is None or results.study.judged_by is not ACCURACY:
         return None
-    last, ways = results.study.rounds_of(baseline, "confirm"), results.study.search.ways
+    ways = [way.name for way in results.study.ways]
+    plain = [cell for cell in results.of(setting) if cell.method == baseline]
+    lasts = sorted({cell.last for cell in plain})
+    when = f"after round {lasts[0]}" if len(lasts) == 1 else "after its last round"
     targets: dict[tuple[float, str], float] = {
-        (cell.epsilon, cell.way): SHARE * cell.curve[last].mean
-        for cell in results.of(setting)
-        if cell.method == baseline and cell.complete(last)
+        (cell.epsilon, cell.way): SHARE * cell.curve[cell.last].mean for cell in plain if cell.complete(cell.last)
     }
     columns, records = [], []
     for epsilon in results.study.epsilons:
@@ -108,7 +109,7 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     cells = results.of(setting)
     caption = (
         f"First evaluated round at which a method's mean test accuracy reaches {SHARE:.0%} of the mean that "
-        f"{baseline.shown} has after round {last} at the same ε; {NOTHING}: never. Accuracy is evaluated every "
+        f"{baseline.shown} has {when} at the same ε; {NOTHING}: never. Accuracy is evaluated every "
         f"{results.study.evaluate_every} rounds, so the true number may be lower by up to that. "
         "The fewest rounds per ε are bold."
     )
@@ -126,7 +127,7 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
 
 def _evaluated_rounds(results: Results) -> list[int]:
     every = results.study.evaluate_every
-    lasts = [results.study.rounds_of(method, "confirm") for method in results.study.methods]
+    lasts = [cell.last for cell in results.cells]
     return sorted({*range(every, max(lasts) + 1, every), *lasts})
 
 

@@ -13,14 +13,15 @@ from typing import NamedTuple
 import pandas as pd
 
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.search.cell_search import SEARCH_STAGES
-from orchestrator.search.selection import Choice, choose
+from orchestrator.search.contenders import Contender, contenders_of
+from orchestrator.search.selection import Choice, choose, win_contest
 from orchestrator.study.settings import DataSettings, MethodSettings, Study
+from orchestrator.study.ways import SEARCH_STAGES, Way
 from search_spaces import Axis
 from trainables.data import partition
 from trainables.errors import UserError
 from trainables.objective import Objective
-from trainables.spec import HyperValue, TrialSpec
+from trainables.spec import HyperValue
 
 CHUNK = 1000  # rows in memory at a time: a search may have very many, and a row holds all its metrics
 
@@ -36,14 +37,18 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The search stages of a cell, as far as their trials have ended."""
+    """The search stages of a cell and its contest, as far as their trials have ended."""
 
     choice: Choice | None
-    chosen: TrialSpec | None
+    """As it stands: of the contest where there is one, else of the search stages."""
+    chosen: dict[str, HyperValue] | None
+    """The winner's configuration: its hyperparameters, and what the search space says beyond them."""
     found_in: tuple[str, ...]
-    """The stages whose grids hold the winner."""
+    """The search stages whose configurations hold the winner."""
+    configurations: int
+    """Distinct ones of all search stages that have been opened, ended or not."""
     trials: int
-    """Distinct trials of all stages that have been opened, ended or not."""
+    """Distinct trials of all stages before confirm that have been opened, ended or not."""
     states: Counter[str]
     axes: dict[str, dict[str, Axis]]
     """The values tried of every hyperparameter, by stage."""
@@ -72,6 +77,9 @@ class CellResult:
     method: MethodSettings
     epsilon: float
     way: str
+    """Its name."""
+    plain: bool
+    """Whether it is the study's first way, whose cells go by their plain names."""
     data: DataSettings | None
     """Where the study says the data comes from."""
     search: SearchResult
@@ -90,7 +98,7 @@ class CellResult:
     @property
     def id(self) -> str:
         name = f"{self.setting} / {self.method.shown} / eps {self.epsilon:g}"
-        return name if self.way == "grid" else f"{name} ({self.way})"
+        return name if self.plain else f"{name} ({self.way})"
 
     @cached_property
     def curve(self) -> dict[int, Score]:
@@ -140,7 +148,7 @@ class Results:
 
     @property
     def both_ways(self) -> bool:
-        return len(self.study.search.ways) > 1
+        return len(self.study.ways) > 1
 
     @classmethod
     def read(cls, ledger: Ledger) -> Results:
@@ -154,7 +162,7 @@ class Results:
             for setting in reader.settings()
             for epsilon in study.epsilons
             for method in study.methods
-            for way in study.search.ways
+            for way in study.ways
         )
         return cls(study, cells, reader.facts, reader.states())
 
@@ -179,20 +187,22 @@ class _Reader:
     def states(self) -> Counter[str]:
         return Counter(self.outcomes[key][0] for key in self._seen if key in self.outcomes)
 
-    def cell(self, setting: str, method: MethodSettings, epsilon: float, way: str) -> CellResult:
+    def cell(self, setting: str, method: MethodSettings, epsilon: float, way: Way) -> CellResult:
         name = f"{setting} / {method.shown} / eps {epsilon:g}"
-        stages = [stage for stage in (*SEARCH_STAGES[way], "confirm") if (name, way, stage) in self.stages]
-        opened = {stage: self.stages[name, way, stage] for stage in stages}
+        opened = {
+            stage: self.stages[name, way.name, stage] for stage in way.stages if (name, way.name, stage) in self.stages
+        }
         self._seen.update(key for keys in opened.values() for key in keys)
-        search = self._search(opened, self.facts.get(f"validation_rows:{setting}", 1))
+        search = self._search(method, way, opened, self.facts.get(f"validation_rows:{setting}", 1))
         confirm = {row.trial.seed: row for row in self.ledger.rows(opened.get("confirm", [])).values()}
-        missing, more_to_come = self._missing(opened, search)
+        missing, more_to_come = self._missing(way, opened, search)
         seeds = tuple(self.study.seeds.confirm)
         return CellResult(
             setting=setting,
             method=method,
             epsilon=epsilon,
-            way=way,
+            way=way.name,
+            plain=way == self.study.ways[0],
             data=self.sources.get(setting),
             search=search,
             confirm={seed: confirm[seed] for seed in seeds if seed in confirm},
@@ -200,42 +210,70 @@ class _Reader:
             missing=missing,
             more_to_come=more_to_come,
             objective=self.study.judged_by,
-            last=self.study.rounds_of(method, "confirm"),
+            last=max((row.trial.rounds for row in confirm.values()), default=self.study.rounds_of(method, "confirm")),
         )
 
-    def _search(self, opened: dict[str, list[str]], validation_rows: int) -> SearchResult:
+    def _search(
+        self, method: MethodSettings, way: Way, opened: dict[str, list[str]], validation_rows: int
+    ) -> SearchResult:
         stages = {stage: keys for stage, keys in opened.items() if stage != "confirm"}
         keys = list(dict.fromkeys(key for keys in stages.values() for key in keys))
         ended = [key for key in keys if key in self.outcomes]
-        choice = choose(ended, self.outcomes, validation_rows, self.study.judged_by)
+        space = method.space()
         configurations: dict[str, dict[str, HyperValue]] = {}
         seconds = []
         for start in range(0, len(ended), CHUNK):
             for key, row in self.ledger.rows(ended[start : start + CHUNK]).items():
-                configurations[key] = json.loads(row.spec)["hyperparameters"]
+                spec = json.loads(row.spec)
+                beyond = space.run_settings(clip=spec["privacy"]["clip"], rounds=spec["rounds"])
+                configurations[key] = {**spec["hyperparameters"], **beyond}
                 if row.rounds:
                     seconds.append(row.seconds / row.rounds)
+        searched = {stage: self._contenders(way, opened, stage) for stage in stages if stage != "contest"}
+        choice = self._choice(way, opened, validation_rows)
+        winner = configurations[choice.key] if choice else None
         return SearchResult(
             choice=choice,
-            chosen=self.ledger.rows([choice.key])[choice.key].trial if choice else None,
-            found_in=tuple(stage for stage, members in stages.items() if choice and choice.key in members),
+            chosen=winner,
+            found_in=tuple(
+                stage
+                for stage, members in searched.items()
+                if winner is not None and any(configurations.get(c.key) == winner for c in members)
+            ),
+            configurations=len({contender for members in searched.values() for contender in members}),
             trials=len(keys),
             states=Counter(self.outcomes[key][0] for key in ended),
             axes={
-                stage: _axes([configurations[key] for key in members if key in configurations])
-                for stage, members in stages.items()
+                stage: _axes([configurations[c.key] for c in members if c.key in configurations])
+                for stage, members in searched.items()
             },
             seconds=tuple(seconds),
         )
 
-    def _missing(self, opened: dict[str, list[str]], search: SearchResult) -> tuple[int, bool]:
+    def _contenders(self, way: Way, opened: dict[str, list[str]], *stages: str) -> list[Contender]:
+        """Each once, whichever stages it is in."""
+        found = (contenders_of(opened.get(s, []), len(self.study.seeds_of(way, s))) for s in stages)
+        return list(dict.fromkeys(contender for members in found for contender in members))
+
+    def _choice(self, way: Way, opened: dict[str, list[str]], validation_rows: int) -> Choice | None:
+        """Among those of which every seed has ended; before a contest has results, as the search sees it."""
+        objective = self.study.judged_by
+        met = [c for c in self._contenders(way, opened, "contest") if c.ended(self.outcomes)]
+        if met:
+            return win_contest(met, self.outcomes, objective)
+        searched = self._contenders(way, opened, *SEARCH_STAGES[way.search])
+        return choose([c for c in searched if c.ended(self.outcomes)], self.outcomes, validation_rows, objective)
+
+    def _missing(self, way: Way, opened: dict[str, list[str]], search: SearchResult) -> tuple[int, bool]:
         """How many trials of a cell are still to run, and whether that is only the least."""
         waiting = len({key for keys in opened.values() for key in keys if key not in self.outcomes})
         if "confirm" in opened:
             return waiting, False
         if opened and not waiting and search.choice is None:
             return 0, False  # nothing ran to its end: there is no winner to confirm
-        return waiting + len(self.study.seeds.confirm), "fine" not in opened
+        contest = bool(self.study.seeds.contest) and "contest" in way.stages
+        last = "contest" if contest else "fine"
+        return waiting + len(self.study.seeds.confirm), last not in opened
 
 
 def _axes(configurations: list[dict[str, HyperValue]]) -> dict[str, Axis]:

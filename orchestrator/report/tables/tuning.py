@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -19,7 +21,9 @@ from orchestrator.report.tables.common import (
     unfinished,
 )
 from orchestrator.report.tables.render import NOTHING, Group, Table
-from orchestrator.report.tables.results import CellResult, Results
+from orchestrator.report.tables.results import CellResult, Results, Score
+from orchestrator.study.settings import Study
+from search_spaces import Axis
 from trainables.objective import ACCURACY
 from trainables.spec import HyperValue
 
@@ -53,7 +57,7 @@ def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
     ended = search.states.total()
     return [
         ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING,
-        cell.objective.shown(choice.score) if choice else NOTHING,
+        _validated(cell),
         " and ".join(search.found_in) or NOTHING,
         (", ".join(edges(cell)) or "none") if choice else NOTHING,
         *([", ".join(_extended(cell)) or "none"] if zoom else []),
@@ -69,9 +73,11 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
         **names(cell),
         "hyperparameters": json.dumps(_chosen(cell)),
         f"validation_{cell.objective.metric}": search.choice.score if search.choice else None,
+        "validation_std": search.choice.spread if search.choice and len(search.choice.contender.keys) > 1 else None,
         "found_in": " and ".join(search.found_in),
         "on_edge": ", ".join(edges(cell)),
         "extended": ", ".join(_extended(cell)),
+        "configurations": search.configurations,
         "trials": search.trials,
         **{state: search.states[state] for state in ("done", *LOST)},
         "within_standard_error": _near(results, cell),
@@ -81,27 +87,19 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
 def _caption(results: Results, setting: str, zoom: bool) -> str:
     study, cells = results.study, results.of(setting)
     rows = results.facts.get(f"validation_rows:{setting}")
-    search = f"seed {study.seeds.search}"
     caption = [
-        f"The configuration with the best {study.judged_by.title} {study.judged_by.found} after the last round of its "
-        f"search trial ({search}); ties go to the lower validation loss, then to the earlier place in the grid.",
+        *_rules(study),
         "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond; "
         "(fine): only of the fine grid, and the coarse one went further.",
     ]
     if zoom:
-        caption.append("Extended: where the fine grid went on beyond an edge of the coarse one.")
+        caption.append("Extended: where zooming went on beyond an edge of the coarse grid.")
     caption.append(
-        "Trials: of the whole search; a configuration that is in both grids, with as many rounds, runs once. "
+        "Trials: of the whole search, all seeds counted; a configuration that is in both grids, with as many rounds, "
+        "runs once. "
         "Lost: how many of them diverged / were stopped early / failed."
     )
-    if study.judged_by is not ACCURACY:
-        caption.append("Within 1 s.e. is told only where accuracy is the objective.")
-    else:
-        caption.append(
-            "Within 1 s.e.: configurations, the winner among them, whose validation accuracy is at most one standard "
-            "error "
-            + (f"of a share of {rows} rows below the winner's." if rows else "below the winner's (row count unknown).")
-        )
+    caption += _told_apart(study, rows)
     fixed = {cell.method.shown: _untuned(cell) for cell in cells if cell.search.chosen and _chosen(cell, tuned=True)}
     texts = [
         f"{method}: {', '.join(f'{name} = {shown_value(value)}' for name, value in values.items())}"
@@ -113,13 +111,75 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
     return " ".join([*caption, *unfinished(cells)])
 
 
+def _rules(study: Study) -> list[str]:
+    """How winners are picked, in words."""
+    title, found = study.judged_by.title, study.judged_by.found
+    seeds, contest = study.seeds, study.seeds.contest
+    ties = "ties go to the lower validation loss, then to the earlier place in the grid."
+    several = len(study.search.select) > 1
+    rules = []
+    for select in study.search.select:
+        name = f"{select}: " if several else ""
+        if select == "single" or len(seeds.search) == 1:
+            text = f"the best {title} {found} after the last round of its search trial (seed {seeds.search[0]})"
+        else:
+            text = f"the best mean {title} {found} after the last round of its search trials ({_seeds(seeds.search)})"
+        if select == "contest" and contest:
+            rules.append(
+                f"{name}The {study.search.contenders} configurations with {text} met again with {_seeds(contest)} and "
+                "as many rounds as confirm has, judged on the same rows. The best mean won; among those within one "
+                "paired standard error of it the smallest spread over the seeds, then the better in the search. "
+                "Validation: mean and sample standard deviation of the winner in that contest."
+            )
+        else:
+            rules.append(f"{name}The configuration with {text}; {ties}")
+    return rules
+
+
+def _told_apart(study: Study, rows: int | None) -> list[str]:
+    """What the last column counts."""
+    paired = "contest" in study.search.select and len(study.seeds.contest or study.seeds.search) > 1
+    found = []
+    if paired:
+        found.append(
+            "Within 1 s.e.: configurations, the winner among them, whose mean lies within one paired standard error of "
+            "the best one's over the seeds that decided."
+        )
+    if "single" in study.search.select or not paired:
+        if study.judged_by is not ACCURACY:
+            found.append("Within 1 s.e. is told for a single seed only where accuracy is the objective.")
+        else:
+            found.append(
+                f"Within 1 s.e.{' (single)' if paired else ''}: configurations, the winner among them, whose "
+                "validation accuracy is at most one standard error "
+                + (
+                    f"of a share of {rows} rows below the winner's."
+                    if rows
+                    else "below the winner's (row count unknown)."
+                )
+            )
+    return found
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _validated(cell: CellResult) -> str:
+    choice = cell.search.choice
+    if choice is None:
+        return NOTHING
+    seeds = len(choice.contender.keys)
+    return mean_and_std(Score(choice.score, choice.spread if seeds > 1 else math.nan, seeds), cell.objective)
+
+
 def _validation(results: Results) -> str:
     return f"Validation{results.study.judged_by.unit}"
 
 
 def _chosen(cell: CellResult, *, tuned: bool = False) -> dict[str, HyperValue]:
     """The winner's hyperparameters: all, or those of which more than one value was tried."""
-    chosen = cell.search.chosen.hyperparameters if cell.search.chosen else {}
+    chosen = cell.search.chosen or {}
     return {name: value for name, value in chosen.items() if not tuned or len(cell.search.tried.get(name, ())) > 1}
 
 
@@ -130,7 +190,7 @@ def _untuned(cell: CellResult) -> dict[str, HyperValue]:
 
 def edges(cell: CellResult) -> list[str]:
     """Values with nothing tried beyond them; those at the end of the fine grid alone are marked as such."""
-    found, fine = [], cell.search.axes.get("fine", {})
+    found, fine = [], _refined(cell)
     for name, value in _chosen(cell, tuned=True).items():
         for axis, mark in ((cell.search.tried[name], ""), (fine.get(name, ()), " (fine)")):
             if value in axis and search_spaces.on_edge(axis, value):
@@ -141,7 +201,7 @@ def edges(cell: CellResult) -> list[str]:
 
 def _extended(cell: CellResult) -> list[str]:
     """Axes that the fine grid carried on beyond the coarse one, and how far."""
-    found, fine = [], cell.search.axes.get("fine", {})
+    found, fine = [], _refined(cell)
     for name, axis in cell.search.axes.get("coarse", {}).items():
         beyond = fine.get(name, ())
         if len(axis) < 2 or not beyond or not search_spaces.is_numeric((*axis, *beyond)):
@@ -154,9 +214,17 @@ def _extended(cell: CellResult) -> list[str]:
     return found
 
 
+def _refined(cell: CellResult) -> dict[str, Axis]:
+    """The values tried of every hyperparameter in the stages after the coarse one."""
+    stages = [axes for stage, axes in cell.search.axes.items() if stage != "coarse"]
+    names = dict.fromkeys(name for axes in stages for name in axes)
+    return {name: tuple(dict.fromkeys(v for axes in stages for v in axes.get(name, ()))) for name in names}
+
+
 def _near(results: Results, cell: CellResult) -> int | None:
+    choice = cell.search.choice
     known = f"validation_rows:{cell.setting}" in results.facts
-    return cell.search.choice.within_standard_error if cell.search.choice and known else None
+    return choice.within_standard_error if choice and (known or len(choice.contender.keys) > 1) else None
 
 
 def shown_value(value: HyperValue) -> str:
@@ -184,11 +252,10 @@ def search_ways(results: Results, setting: str) -> Table | None:
             cells = [cell for cell in results.of(setting, epsilon) if cell.method == method]
             choices = [cell.search.choice for cell in cells]
             tests = [cell.curve[cell.last] if cell.complete(cell.last) else None for cell in cells]
-            validation = [choice.score if choice else None for choice in choices]
             test = [score.mean if score else None for score in tests]
             columns = [
                 [str(cell.search.trials) for cell in cells],
-                bold_best([NOTHING if v is None else objective.shown(v) for v in validation], validation, objective),
+                [_validated(cell) for cell in cells],
                 bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], test, objective),
             ]
             rows += named_rows(results, cells, zip(*columns, strict=True))
@@ -205,7 +272,8 @@ def search_ways(results: Results, setting: str) -> Table | None:
         groups.append(Group(budget(epsilon), rows))
     caption = (
         f"The same methods and budgets, searched in each way: validation {objective.title} of the winner, and its test "
-        f"{objective.title} after the last round, {spread(results)}. The better way of each method is bold."
+        f"{objective.title} after the last round, {spread(results)}. The better test score of each method is bold; "
+        "validation scores of different ways are not of the same seeds and rounds, and do not compare."
     )
     return Table(
         title=f"Ways of searching compared: {setting}",

@@ -44,7 +44,7 @@ function heatMaps(study, cell) {
   if (!names.length) return null;
   const holder = el("div");
   const stages = distinct(cell.search.stages.flat());
-  const binned = cell.way !== "grid";
+  const binned = !cell.way.startsWith("grid");
   const draw = () => {
     const x = names.indexOf(recall(`heat-x-${key}`)), y = names.indexOf(recall(`heat-y-${key}`));
     const stage = recall(`heat-stage-${cell.way}`), others = recall("heat-others");

@@ -1,0 +1,31 @@
+"""The ways in which a study searches every cell: how it looks for configurations, and how it picks the winner."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SEARCH_STAGES = {
+    "grid": ("coarse", "fine", "finer", "finest"),
+    "optuna": ("optuna",),
+}
+"""The stages in which each kind of search looks for configurations, in order."""
+STAGES = (*dict.fromkeys(stage for stages in SEARCH_STAGES.values() for stage in stages), "contest", "confirm")
+"""All stages, in an order that is right for every way."""
+
+
+class Way(NamedTuple):
+    search: str
+    """grid or optuna"""
+    select: str
+    """contest: on several seeds, and the best meet again. single: on one seed, its best wins."""
+
+    @property
+    def name(self) -> str:
+        """In the ledger and in tables."""
+        return self.search if self.select == "contest" else f"{self.search} {self.select}"
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """That this way may have, in order."""
+        contest = ("contest",) if self.select == "contest" else ()
+        return (*SEARCH_STAGES[self.search], *contest, "confirm")
