@@ -52,6 +52,8 @@ data: [synthetic-frozen]
 partitions: [iid]
 methods: [dp-fedsofim]
 epsilons: [10]
+seeds: {search: 42, confirm: [42, 123, 7]}
+search: {select: single, refine: table}
 """
 NAIVE_CLIENTS = 20
 

@@ -598,6 +598,7 @@ WAYS = {
     "zoom, several seeds": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [3]}, "search": {"refine": "zoom"}},
     "both": {"search": {"ways": ["grid", "optuna"], "optuna": {"batch": 3}}},
     "early stopping": {"search": {"early_stopping": {"rounds": [2]}}},
+    "random": {"methods": [GD], "search": {"ways": ["random"], "early_stopping": {"rounds": [2]}}},
     "contest": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [11, 12]}},
     "both selections, optuna": {
         "methods": [GD],
@@ -876,6 +877,48 @@ def test_optuna_runs_a_configuration_once_however_often_it_asks(tmp_path):
     assert ran.finished
     assert len(ran.stages[cell("DP-FedAvg"), "optuna", "optuna"]) == 4
     assert len({trial.key for trial in ran.trials}) == len(ran.trials) <= 2 + 2
+
+
+def test_optuna_is_told_the_mean_over_seeds(tmp_path):
+    """Two folders whose seeds differ but whose means do not: the same suggestions."""
+    of = study(methods=[GD], seeds=SEEDS, search={**OPTUNA, "trials": 15})
+    luck = {1: 5.0, 2: -5.0}
+
+    def unequal(trial):
+        state, accuracy, loss = near(0.3)(trial)
+        return state, accuracy + luck.get(trial.seed, 0.0), loss
+
+    plain, moved = drive(tmp_path / "a", of, near(0.3)), drive(tmp_path / "b", of, unequal)
+    assert plain.stages == moved.stages
+    assert len(plain.of("DP-FedGD", "optuna", "optuna")) == 15 * 3
+
+
+def test_the_number_of_configurations_may_be_set(tmp_path):
+    for way in ("optuna", "random"):
+        ran = drive(tmp_path / way, study(methods=[GD], search={"ways": [way], "trials": 5}), near(0.3))
+        assert len(ran.stages[cell("DP-FedGD"), way, way]) == 5
+        assert status.read(tmp_path / way)["finished"]
+
+
+def test_a_random_search_draws_all_at_once_and_from_its_seed(tmp_path):
+    random = {"ways": ["random"], "trials": 20}
+    of = study(methods=[GD], search=random)
+    runs = [drive(tmp_path / name, of, near(best)) for name, best in (("a", 1), ("b", 0.01))]
+    found = [rates(ran.of("DP-FedGD", "random", "random")) for ran in runs]
+    assert found[0] == found[1], "it does not learn"
+    assert all(0.01 <= rate <= 1 for rate in found[0])
+    assert 5 <= sum(rate < 0.1 for rate in found[0]) <= 15, "half of them in each decade: the scale is logarithmic"
+    other = drive(tmp_path / "c", study(methods=[GD], search={**random, "random": {"seed": 1}}), near(1))
+    assert rates(other.of("DP-FedGD", "random", "random")) != found[0]
+
+
+def test_early_stopping_goes_with_random_and_not_with_optuna(tmp_path):
+    halving = {"early_stopping": {"rounds": [2]}}
+    ran = drive(tmp_path, study(methods=[GD], search={"ways": ["random"], **halving}), near(0.3))
+    assert ran.finished
+    assert len({trial.stop_rule for trial in ran.of("DP-FedGD", "random", "random")}) == 1
+    with pytest.raises(ValueError, match="early_stopping does not go with optuna"):
+        study(search={"ways": ["grid", "optuna"], **halving})
 
 
 def test_optuna_goes_on_where_trials_diverge(tmp_path):

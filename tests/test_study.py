@@ -190,7 +190,7 @@ WRONG = {
     "seeds twice": (changed("[42, 7]", "[42, 42]"), 14, "seeds.confirm", "[42, 42] must be distinct"),
     "delta": (TEXT + "privacy:\n  delta: 1\n", 16, "privacy.delta", "less than 1 (found 1)"),
     "release": (TEXT + "privacy:\n  release: central\n", 16, "privacy.release", "'local' or 'secure-aggregation'"),
-    "way": (TEXT + "search:\n  ways: [grid, luck]\n", 16, "search.ways.1", "'grid' or 'optuna'"),
+    "way": (TEXT + "search:\n  ways: [grid, luck]\n", 16, "search.ways.1", "'grid', 'optuna' or 'random'"),
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
     "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
     "rounds": (TEXT + "rounds: 50\n", 15, "rounds", "(found 50)"),
@@ -418,6 +418,8 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "validation.seed": (TEXT + "validation: {seed: 1}\n", 1, 42),
     "confirm_train_on": (TEXT + "confirm_train_on: train\n", "'train'", "'all'"),
     "search.refine": (TEXT + "search: {refine: table}\n", "'table'", "'zoom'"),
+    "search.trials": (TEXT + "search: {trials: 9}\n", 9, None),
+    "search.random.seed": (TEXT + "search: {random: {seed: 1}}\n", 1, 42),
     "search.optuna.batch": (TEXT + "search: {optuna: {batch: 8}}\n", 8, 16),
     "search.optuna.seed": (TEXT + "search: {optuna: {seed: 1}}\n", 1, 42),
     "search.early_stopping": (

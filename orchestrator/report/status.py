@@ -148,7 +148,7 @@ def _has_ended(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outco
     keys = [key for stage in deciding for key in opened.get(stage, [])]
     if not keys or any(outcomes[key][0] == "done" for key in keys):
         return False
-    return way.search == "grid" or "contest" in opened or len(keys) >= expected["optuna"]
+    return way.search == "grid" or "contest" in opened or len(keys) >= expected[way.search]
 
 
 # ---- how long it took, and will

@@ -35,7 +35,7 @@ class CellSearch:
         self._configurations: dict[str, Configuration] = {}
         """By trial."""
         self._rows = rows
-        self._optuna: OptunaSearch | None = None
+        self._drawn: OptunaSearch | None = None
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class CellSearch:
         if "confirm" in self.stages:
             return OVER
         if "contest" not in self.stages:
-            search = self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_of_optuna(outcomes)
+            search = self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_drawn(outcomes)
             if search is not None:
                 return search
             if has_contest(self.cell.study, self.way):
@@ -116,11 +116,12 @@ class CellSearch:
         above = min((value for value in along if value > place), default=None)
         return [along[value] for value in (below, above) if value is not None]
 
-    def _next_of_optuna(self, outcomes: Mapping[str, Outcome]) -> Next | None:
-        if self._optuna is None:
-            self._optuna = OptunaSearch(self.cell, self._trials)
-        batch = self._optuna.next_batch(outcomes)
-        return ("optuna", batch) if batch else None
+    def _next_drawn(self, outcomes: Mapping[str, Outcome]) -> Next | None:
+        kind = self.way.search
+        if self._drawn is None:
+            self._drawn = OptunaSearch(self.cell, kind, self._trials)
+        batch = self._drawn.next_batch(outcomes)
+        return (kind, self._with_stop_rule(batch)) if batch else None
 
     # ---- who wins
 

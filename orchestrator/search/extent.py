@@ -17,7 +17,7 @@ def expected_trials(study: Study, space: SearchSpace, way: Way, opened: Mapping[
         fine = search_spaces.refined_size(space, study.search.refine)
         guess = {"coarse": space.size(space.coarse), "fine": fine}  # whether there will be a finer one nobody knows
     else:
-        guess = {"optuna": search_budget(space)}
+        guess = {way.search: search_budget(study, space)}
     if has_contest(study, way):
         guess["contest"] = min(study.search.contenders, sum(guess.values()))
     guess["confirm"] = 1

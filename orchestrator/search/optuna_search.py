@@ -1,4 +1,4 @@
-"""Optuna's TPE as a way to search a cell."""
+"""Configurations drawn from ranges instead of a grid: by Optuna's TPE, which learns, or at random."""
 
 from __future__ import annotations
 
@@ -9,23 +9,34 @@ import optuna
 import search_spaces
 from orchestrator.search.contenders import Contender, Outcome, Standing
 from orchestrator.study.cells import Cell
+from orchestrator.study.settings import Study
 from search_spaces import Configuration, SearchSpace
 from trainables.spec import TrialSpec
 
 
-def search_budget(space: SearchSpace) -> int:
-    """How many trials a search that is no grid may have: as many as both grids."""
-    return space.size(space.coarse) + space.size(space.fine)
+def search_budget(study: Study, space: SearchSpace) -> int:
+    """How many configurations a search that is no grid may try: as the study says, or as many as both grids have."""
+    grids = space.size(space.coarse) + search_spaces.refined_size(space, study.search.refine)
+    return study.search.trials or grids
 
 
 class OptunaSearch:
-    """TPE, replayed from its seed: what it asks depends only on what it was told, so a resumed search asks the same."""
+    """Replayed from its seed: what it asks depends only on what it was told, so a resumed search asks the same."""
 
-    def __init__(self, cell: Cell, trials_of: Callable[[str, Sequence[Configuration]], list[TrialSpec]]) -> None:
+    def __init__(
+        self, cell: Cell, kind: str, trials_of: Callable[[str, Sequence[Configuration]], list[TrialSpec]]
+    ) -> None:
+        """`kind`: optuna, batch after batch; or random, all at once."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.cell = cell
-        self.budget = search_budget(cell.space)
-        sampler = optuna.samplers.TPESampler(seed=cell.study.search.optuna.seed, constant_liar=True)
+        self.cell, self.kind = cell, kind
+        self.budget = search_budget(cell.study, cell.space)
+        settings = cell.study.search
+        self.batch = settings.optuna.batch if kind == "optuna" else self.budget
+        sampler: optuna.samplers.BaseSampler = (
+            optuna.samplers.TPESampler(seed=settings.optuna.seed, constant_liar=True)
+            if kind == "optuna"
+            else optuna.samplers.RandomSampler(seed=settings.random.seed)
+        )
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self._trials_of = trials_of
         self._asked: list[tuple[optuna.trial.Trial, Contender]] = []
@@ -33,11 +44,13 @@ class OptunaSearch:
 
     def next_batch(self, outcomes: Mapping[str, Outcome]) -> list[TrialSpec]:
         """The next suggestions with all their seeds, once all before them have ended; none when the budget is spent."""
+        size = min(self.batch, self.budget - len(self._asked))
+        if not size:
+            return []
         self._tell(outcomes)
-        size = min(self.cell.study.search.optuna.batch, self.budget - len(self._asked))
         batch: list[TrialSpec] = []
         for asked in [self.study.ask() for _ in range(size)]:
-            trials = self._trials_of("optuna", [self._suggest(asked)])
+            trials = self._trials_of(self.kind, [self._suggest(asked)])
             self._asked.append((asked, Contender(tuple(trial.key for trial in trials))))
             batch += trials
         return batch
@@ -53,6 +66,7 @@ class OptunaSearch:
         self._told = len(self._asked)
 
     def _suggest(self, trial: optuna.trial.Trial) -> Configuration:
+        """Every axis between the lowest and the highest value of both grids, on its scale; words among those given."""
         space: SearchSpace = self.cell.space
         found: Configuration = dict(space.fixed)
         for name, axis in space.coarse.items():
@@ -61,9 +75,10 @@ class OptunaSearch:
                 found[name] = trial.suggest_categorical(name, values)  # type: ignore[assignment]
                 continue
             low, high = min(float(v) for v in values), max(float(v) for v in values)
+            scale = search_spaces.usable_scale(space.scale[name], [low, high])
             if all(isinstance(value, int) for value in values):
-                found[name] = trial.suggest_int(name, int(low), int(high))
-            elif (scale := search_spaces.usable_scale(space.scale[name], [low, high])) == "complement":
+                found[name] = trial.suggest_int(name, int(low), int(high), log=scale == "log")
+            elif scale == "complement":
                 found[name] = 1 - trial.suggest_float(name, 1 - high, 1 - low, log=True)
             else:
                 found[name] = trial.suggest_float(name, low, high, log=scale == "log")

@@ -172,21 +172,28 @@ class HalvingSettings(Settings):
 
 
 class OptunaSettings(Settings):
-    """TPE with the same number of trials as the grids, asked and told in batches."""
+    """TPE, asked and told in batches."""
 
     batch: int = Field(default=16, ge=1)
     seed: int = Field(default=42, ge=0, lt=2**32)
 
 
+class RandomSettings(Settings):
+    seed: int = Field(default=42, ge=0, lt=2**32)
+
+
 class SearchSettings(Settings):
-    ways: list[Literal["grid", "optuna"]] = Field(default=["grid"], min_length=1)
+    ways: list[Literal["grid", "optuna", "random"]] = Field(default=["grid"], min_length=1)
     select: list[Literal["contest", "single"]] = Field(default=["contest"], min_length=1)
     """How the winner is picked. contest: configurations are judged by their mean over the search seeds, and the best
     meet again on fresh ones. single: the best on the first search seed wins, as in the papers."""
     contenders: int = Field(default=8, ge=1, le=1000)
     """How many meet in a contest."""
     refine: Literal["table", "zoom"] = "zoom"
+    trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
+    """How many configurations Optuna or a random search tries; without it, as many as the coarse and the fine grid."""
     optuna: OptunaSettings = OptunaSettings()
+    random: RandomSettings = RandomSettings()
     early_stopping: HalvingSettings | None = None
 
     @field_validator("select", mode="before")
@@ -200,6 +207,12 @@ class SearchSettings(Settings):
         if len(set(names)) != len(names):
             raise ValueError(f"{info.field_name} {names} names one twice")
         return names
+
+    @model_validator(mode="after")
+    def _optuna_sees_every_score(self) -> SearchSettings:
+        if self.early_stopping is not None and "optuna" in self.ways:
+            raise wrong("early_stopping does not go with optuna, which must be told every score", "early_stopping")
+        return self
 
 
 class ResourceSettings(Settings):

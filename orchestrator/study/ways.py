@@ -7,6 +7,7 @@ from typing import NamedTuple
 SEARCH_STAGES = {
     "grid": ("coarse", "fine", "finer", "finest"),
     "optuna": ("optuna",),
+    "random": ("random",),
 }
 """The stages in which each kind of search looks for configurations, in order."""
 STAGES = (*dict.fromkeys(stage for stages in SEARCH_STAGES.values() for stage in stages), "contest", "confirm")
@@ -15,7 +16,7 @@ STAGES = (*dict.fromkeys(stage for stages in SEARCH_STAGES.values() for stage in
 
 class Way(NamedTuple):
     search: str
-    """grid or optuna"""
+    """grid, optuna or random"""
     select: str
     """contest: on several seeds, and the best meet again. single: on one seed, its best wins."""
 
