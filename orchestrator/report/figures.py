@@ -1,4 +1,5 @@
-"""Figures, from the ledger alone: the score by round, and by the number of clients where a study varies it.
+"""Figures, from the ledger alone: the score by round, by privacy budget, and by the number of clients where a study
+varies it. These are the kinds of figure that the papers print.
 
 Drawn again they are the same files, byte for byte: nothing in them depends on the day or the process.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.report import palette
 from orchestrator.report.tables.common import budget
+from orchestrator.report.tables.render import endings
 from orchestrator.report.tables.results import CellResult, Results, Score
 from orchestrator.results.ledger import Ledger
 from trainables.data import simulated
@@ -19,21 +23,27 @@ if TYPE_CHECKING:  # takes a second to import, and only this command needs it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = "osD^vP*X"
-PANEL = (4.0, 3.2)  # inches
-MOST_COLUMNS = 3
+PANEL = (2.9, 2.3)  # inches: with this text two columns can still be read at half the width of a page
 STYLE = {
     "font.size": 9,
     "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
+    "legend.handlelength": 3,  # long enough to show what is dashed
+    "text.parse_math": False,  # a name is shown as it is
     "svg.hashsalt": "fedsweep",  # else its names are random
     "svg.fonttype": "none",
 }
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+LEGEND_INCHES = (0.75, 0.082)  # of an entry: its line and the space around it, and a letter
+LOG_FROM = 10.0  # a logarithmic axis of rounds where the methods' numbers of rounds differ by this factor
 
 
 @dataclass(frozen=True)
@@ -44,28 +54,86 @@ class Panel:
     cells: list[CellResult]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: a pair of axes for every panel."""
+
+    name: str
+    panels: list[Panel]
+    draw: Callable[[Axes, Panel, Series], None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A method searched in one way: its place in the legend and its look, the same in every panel."""
+
+    method: str
+    way: str
+    label: str
+    number: int
+    variant: int
+    spread: float
+    """How far beside its place a point is drawn, from -1 to 1, so that whiskers do not cover each other."""
+
+    @property
+    def look(self) -> dict[str, Any]:
+        look = palette.look(self.number, self.variant)
+        dashes = palette.DASHES[look.dash]
+        return {
+            "color": palette.ON_LIGHT[look.colour],
+            "marker": palette.MARKERS[look.marker],
+            "linestyle": (0, dashes) if dashes else "-",
+            **({"markerfacecolor": "white"} if look.hollow else {}),
+        }
+
+    def of(self, panel: Panel) -> Iterator[CellResult]:
+        return (cell for cell in panel.cells if cell.method.shown == self.method and cell.way == self.way)
+
+
 def write_figures(folder: Path) -> list[Path]:
     """Write figures/ into a result folder; the paths of all files written."""
     with Ledger.read(folder) as ledger:
         results = Results.read(ledger)
-    written: list[Path] = []
-    for name, panels, draw in (
-        ("score-by-round", _panels(results, _setting), _by_round),
-        ("score-by-clients", [p for p in _panels(results, _family) if len(_counts(p.cells)) > 1], _by_clients),
-    ):
-        if panels:
-            written += _save(_figure(results, panels, draw), folder / "figures", name)
-    return written
+    return [
+        path
+        for drawing in drawings(results)
+        for path in _save(_figure(results, drawing), folder / "figures", drawing.name)
+    ]
+
+
+def drawings(results: Results) -> list[Drawing]:
+    """All figures of a study. By round: a figure for every setting with its budgets side by side, or one for all
+    settings where there is one budget."""
+    found = []
+    if len(results.study.epsilons) > 1:
+        names = endings(results.settings)
+        for setting in results.settings:
+            panels = _panels(results.of(setting), lambda cell: budget(cell.epsilon))
+            found.append(Drawing(f"score-by-round{names[setting]}", panels, _by_round))
+        by_setting = _panels(results.cells, _setting)
+        found.append(Drawing("score-by-epsilon", by_setting, _by_epsilon))
+    else:
+        found.append(Drawing("score-by-round", _panels(results.cells, _setting), _by_round))
+    title = _family_and_budget if len(results.study.epsilons) > 1 else _family
+    families = [panel for panel in _panels(results.cells, title) if len(_counts(panel.cells)) > 1]
+    return [d for d in [*found, Drawing("score-by-clients", families, _by_clients)] if d.panels]
 
 
 # ---- which cells belong together
 
 
+def _panels(cells: Sequence[CellResult], title: Callable[[CellResult], str]) -> list[Panel]:
+    """Cells under the same title, in the order of the tables."""
+    found: dict[str, list[CellResult]] = {}
+    for cell in cells:
+        if cell.curve:
+            found.setdefault(title(cell), []).append(cell)
+    return [Panel(name, members) for name, members in found.items()]
+
+
 def _setting(cell: CellResult) -> str:
     simulation = _simulation(cell)
-    if simulation is None:
-        return cell.setting
-    return f"{_family(cell)}, {simulation.clients} clients"
+    return cell.setting if simulation is None else f"{_family(cell)}, {simulation.clients} clients"
 
 
 def _family(cell: CellResult) -> str:
@@ -74,6 +142,10 @@ def _family(cell: CellResult) -> str:
     if simulation is None:
         return cell.setting
     return f"{simulation.task}, {simulation.sizes} sizes around {simulation.mean_size}"
+
+
+def _family_and_budget(cell: CellResult) -> str:
+    return f"{_family(cell)}, {budget(cell.epsilon)}"
 
 
 def _simulation(cell: CellResult) -> simulated.Simulation | None:
@@ -88,75 +160,134 @@ def _clients(cell: CellResult) -> int:
     return next(iter(cell.confirm.values())).trial.problem.partition.clients
 
 
-def _panels(results: Results, title: Callable[[CellResult], str]) -> list[Panel]:
-    """Cells under the same title and budget, in the order of the tables."""
-    found: dict[tuple[str, float], list[CellResult]] = {}
-    for cell in results.cells:
-        if cell.curve:
-            found.setdefault((title(cell), cell.epsilon), []).append(cell)
-    several = len(results.study.epsilons) > 1
-    return [Panel(f"{name}, {budget(epsilon)}" if several else name, cells) for (name, epsilon), cells in found.items()]
+def _all_series(results: Results) -> list[Series]:
+    study = results.study
+    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.search.ways))]
+    found = []
+    for place, (number, variant) in enumerate(keys):
+        method, way = study.methods[number].shown, study.search.ways[variant]
+        label = f"{method} ({way})" if results.both_ways else method
+        spread = (2 * place / (len(keys) - 1) - 1) * min(1, len(keys) / 8) if len(keys) > 1 else 0.0
+        found.append(Series(method, way, label, number, variant, spread))
+    return found
 
 
 # ---- drawing
 
 
-def _figure(results: Results, panels: Sequence[Panel], draw: Callable[[Axes, Panel, str, dict], None]) -> Figure:
+def _figure(results: Results, drawing: Drawing) -> Figure:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    objective, methods = results.study.judged_by, [method.shown for method in results.study.methods]
-    columns = min(MOST_COLUMNS, len(panels))
+    objective, panels, series = results.study.judged_by, drawing.panels, _all_series(results)
+    columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = -(-len(panels) // columns)
+    width = max(PANEL[0] * columns, 3.4)
     with pyplot.rc_context(STYLE):
-        size = (PANEL[0] * columns, PANEL[1] * rows + 0.4)
+        legend_columns = _legend_columns(series, width)
+        legend_rows = -(-len(series) // legend_columns)
+        size = (width, PANEL[1] * rows + 0.2 * legend_rows + 0.35)
         figure, grid = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", sharey="row")
+        handles: dict[str, Any] = {}
         for axes, panel in zip(grid.flat, panels, strict=False):
-            for number, method in enumerate(methods):
-                look = {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)]}
-                draw(axes, panel, method, look)
-            axes.set_title(panel.title)
+            for one in series:
+                drawing.draw(axes, panel, one)
+            axes.set_title(_wrapped(panel.title))
             if objective.lower_is_better:
                 axes.set_yscale("log")
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
             axes.set_ylabel(f"{objective.final}{objective.unit}")
-        handles, labels = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+        shown = [one.label for one in series if one.label in handles]
+        figure.legend([handles[label] for label in shown], shown, loc="outside upper center", ncols=legend_columns)
+        figure.supxlabel(_spread_note(results, drawing), fontsize=7.5, color="#555555")
         return figure
 
 
-def _by_round(axes: Axes, panel: Panel, method: str, look: dict[str, str]) -> None:
-    """A line per method; the band is one standard error of the mean over seeds."""
-    for cell in _of(panel, method):
-        curve = cell.curve
-        _line(axes, list(curve), list(curve.values()), method, {**look, "markevery": max(1, len(curve) // 8)})
-    axes.set_xlabel("round")
-    if max(t for cell in panel.cells for t in cell.curve) > 10 * min(t for cell in panel.cells for t in cell.curve):
+def _legend_columns(series: Sequence[Series], width: float) -> int:
+    """As many as fit beside each other."""
+    entry = LEGEND_INCHES[0] + LEGEND_INCHES[1] * max(len(one.label) for one in series)
+    return max(1, min(len(series), int(width / entry)))
+
+
+def _wrapped(title: str, most: int = 44) -> str:
+    """A long name on several lines, cut where the axes end."""
+    import textwrap
+
+    return "\n".join(textwrap.wrap(title, most)[:3])
+
+
+def _spread_note(results: Results, drawing: Drawing) -> str:
+    """What the bands or whiskers are: the same as ± in the tables."""
+    seeds = len(results.study.seeds.confirm)
+    if seeds == 1:
+        return "a single seed"
+    mark = "Band" if drawing.draw is _by_round else "Whisker"
+    return f"{mark}: ± one standard deviation between {seeds} seeds"
+
+
+def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, ScalarFormatter
+
+    for cell in series.of(panel):
+        rounds, scores = list(cell.curve), list(cell.curve.values())
+        every = max(1, len(rounds) // 8)
+        offset = (len(rounds) - 1) % every  # the last point has a mark
+        axes.plot(
+            rounds, [s.mean for s in scores], label=series.label, markersize=4, linewidth=1.3,
+            markevery=(offset, every), **series.look,
+        )  # fmt: skip
+        low, high = ([s.mean + sign * _deviation(s) for s in scores] for sign in (-1, 1))
+        axes.fill_between(rounds, low, high, alpha=0.15, color=series.look["color"], linewidth=0)
+    lasts = [cell.last for cell in panel.cells]
+    if max(lasts) >= LOG_FROM * min(lasts):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("round (logarithmic)")
+    else:
+        axes.set_xlabel("round")
+        axes.locator_params(axis="x", integer=True, nbins=6)
 
 
-def _by_clients(axes: Axes, panel: Panel, method: str, look: dict[str, str]) -> None:
+def _by_epsilon(axes: Axes, panel: Panel, series: Series) -> None:
+    """The last round of every cell, at each budget: steps of equal width, so that every budget can be read."""
+    epsilons = sorted({cell.epsilon for cell in panel.cells})
+    cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=lambda cell: cell.epsilon)
+    if cells:
+        places = [epsilons.index(cell.epsilon) + 0.18 * series.spread for cell in cells]
+        _whiskers(axes, places, [cell.curve[cell.last] for cell in cells], series)
+    axes.set_xticks(range(len(epsilons)), [budget(epsilon).removeprefix("ε = ") for epsilon in epsilons])
+    axes.set_xlabel("ε")
+
+
+def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
     """The last round of every cell, over the number of its clients."""
-    cells = sorted((cell for cell in _of(panel, method) if cell.last in cell.curve), key=_clients)
-    _line(axes, [_clients(cell) for cell in cells], [cell.curve[cell.last] for cell in cells], method, look)
+    cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=_clients)
+    counts = _counts(panel.cells)
+    apart = min(b - a for a, b in pairwise(counts))
+    if cells:
+        places = [_clients(cell) + 0.12 * apart * series.spread for cell in cells]
+        _whiskers(axes, places, [cell.curve[cell.last] for cell in cells], series)
     axes.set_xlabel("clients")
-    axes.set_xticks(_counts(panel.cells))
+    axes.set_xticks(counts)
 
 
-def _of(panel: Panel, method: str) -> Iterator[CellResult]:
-    return (cell for cell in panel.cells if cell.method.shown == method)
+def _whiskers(axes: Axes, x: list[float], scores: list[Score], series: Series) -> None:
+    axes.errorbar(
+        x, [score.mean for score in scores], yerr=[_deviation(score) for score in scores], label=series.label,
+        markersize=4, linewidth=1.3, elinewidth=0.9, capsize=1.5, **series.look,
+    )  # fmt: skip
 
 
-def _line(axes: Axes, x: list[int], scores: list[Score], label: str, look: dict[str, Any]) -> None:
-    mean = [score.mean for score in scores]
-    error = [0.0 if score.seeds < 2 else score.std / score.seeds**0.5 for score in scores]
-    axes.plot(x, mean, label=label, markersize=4, linewidth=1.3, **look)
-    low, high = ([m + sign * e for m, e in zip(mean, error, strict=True)] for sign in (-1, 1))
-    axes.fill_between(x, low, high, alpha=0.15, color=look["color"], linewidth=0)
+def _deviation(score: Score) -> float:
+    return score.std if score.seeds > 1 else 0.0
 
 
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -166,6 +297,6 @@ def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{ending}" for ending in METADATA]
     with pyplot.rc_context(STYLE):
         for path in paths:
-            figure.savefig(path, dpi=150, metadata=METADATA[path.suffix[1:]])
+            figure.savefig(path, dpi=200, metadata=METADATA[path.suffix[1:]])
     pyplot.close(figure)
     return paths

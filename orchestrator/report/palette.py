@@ -22,9 +22,12 @@ class Look(NamedTuple):
     colour: int
     marker: int
     dash: int
+    hollow: bool
+    """Whether marks are outlines."""
 
 
 def look(number: int, variant: int = 0) -> Look:
-    """Of the method with this number; a variant of it (another way of searching) has its colour and another line."""
+    """Of the method with this number; a variant of it (another way of searching) has its colour, another line
+    and hollow marks."""
     colour, turn = number % len(ON_LIGHT), number // len(ON_LIGHT)
-    return Look(colour, (number + turn) % len(MARKERS), (turn + variant) % len(DASHES))
+    return Look(colour, (number + turn) % len(MARKERS), (turn + variant) % len(DASHES), variant > 0)

@@ -192,7 +192,7 @@ def _edges(results: Results) -> list[str]:
     beyond = [(cell, marks) for cell in results.cells if (marks := [m for m in edges(cell) if "(fine)" not in m])]
     if not beyond:
         return []
-    told = [f"{short_name(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MANY_NEAR]]
+    told = [f"{_told(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MANY_NEAR]]
     more = f", and {len(beyond) - len(told)} more" if len(beyond) > len(told) else ""
     return [
         f"In {len(beyond)} of {len(results.cells)} cells the winner sits on an edge of all that was tried, so a better "
@@ -207,7 +207,7 @@ def _near(results: Results) -> list[str]:
     near, most = max(close, key=lambda item: item[0])
     return [
         f"In {len(close)} of {len(results.cells)} cells more than {MANY_NEAR} configurations lie within one standard "
-        f"error of the winner (most for {short_name(most, results)}: {near} of {most.search.trials}): their order is "
+        f"error of the winner (most for {_told(most, results)}: {near} of {most.search.trials}): their order is "
         "chance."
     ]
 
@@ -230,7 +230,7 @@ def _gaps(results: Results) -> list[str]:
     gap, cell = max(far, key=lambda item: abs(item[0]))
     return [
         f"In {len(far)} of {len(results.cells)} cells validation and test differ by more than {GAP_IN_DEVIATIONS:g} "
-        f"deviations between seeds (most for {short_name(cell, results)}: {_number(abs(gap))} "
+        f"deviations between seeds (most for {_told(cell, results)}: {_number(abs(gap))} "
         f"{'higher' if gap > 0 else 'lower'} in the search): the choice was optimistic, or the two sets of rows differ."
     ]
 
@@ -246,7 +246,7 @@ def _not_monotone(results: Results) -> list[str]:
                     gap = difference(small, large)
                     if gap and gap.clear and objective.cost(gap.mean) < 0:
                         found.append(
-                            f"{short_name(large, results)} did worse than at {budget(small.epsilon)} by "
+                            f"{_told(large, results)} did worse than at {budget(small.epsilon)} by "
                             f"{_number(abs(gap.mean))}, more than its seeds explain: its search did not find what a "
                             "smaller budget found."
                         )
@@ -262,8 +262,14 @@ def _price_of_the_search(results: Results) -> list[str]:
     ]
 
 
+def _told(cell: CellResult, results: Results) -> str:
+    """A cell, with its setting where there are several."""
+    name = short_name(cell, results)
+    return f"{name} in {cell.setting}" if len(results.settings) > 1 else name
+
+
 def _cells(cells: Sequence[CellResult], results: Results) -> str:
-    names = [short_name(cell, results) for cell in cells]
+    names = [_told(cell, results) for cell in cells]
     return (
         _listed(names)
         if len(names) <= MANY_NEAR

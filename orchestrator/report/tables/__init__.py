@@ -29,7 +29,7 @@ is None."""
 def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
     """Write tables/, timing/ and best.yaml into a result folder; the paths of all files written."""
     results = Results.read(ledger)
-    tables, endings = folder / "tables", _endings(results.settings)
+    tables, endings = folder / "tables", render.endings(results.settings)
     written: list[Path] = []
     entries: list[index.Entry] = []
     for setting in results.settings:
@@ -44,19 +44,6 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
     written.append(render.write_text(folder / "best.yaml", best.page(results)))
     _remove_outdated(tables, written)
     return written
-
-
-def _endings(settings: tuple[str, ...]) -> dict[str, str]:
-    """What tells the files of several settings apart; nothing where there is one."""
-    if len(settings) == 1:
-        return {settings[0]: ""}
-    found: dict[str, str] = {}
-    for setting in settings:
-        ending, number = f"-{render.slug(setting)}", 2
-        while ending in found.values():
-            ending, number = f"-{render.slug(setting)}-{number}", number + 1
-        found[setting] = ending
-    return found
 
 
 def _remove_outdated(tables: Path, written: list[Path]) -> None:

@@ -159,6 +159,19 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80].strip("-") or "setting"
 
 
+def endings(settings: Sequence[str]) -> dict[str, str]:
+    """What tells the files of several settings apart; nothing where there is one."""
+    if len(settings) == 1:
+        return {settings[0]: ""}
+    found: dict[str, str] = {}
+    for setting in settings:
+        ending, number = f"-{slug(setting)}", 2
+        while ending in found.values():
+            ending, number = f"-{slug(setting)}-{number}", number + 1
+        found[setting] = ending
+    return found
+
+
 def write_table(table: Table, folder: Path, stem: str) -> list[Path]:
     forms = {"md": to_markdown(table), "csv": to_csv(table), "tex": to_latex(table, stem)}
     return [write_text(folder / f"{stem}.{ending}", text) for ending, text in forms.items()]

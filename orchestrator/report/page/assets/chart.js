@@ -99,6 +99,12 @@ const path = (points) => points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(
 const dashOf = (study, method, way, width = 2) => page.palette.dashes[look(study, method, way)[2]].map((d) => d * width * 0.8).join(" ");
 const markerOf = (study, method, way) => page.palette.markers[look(study, method, way)[1]];
 
+// How a method's marks are filled: hollow for another way of searching.
+function inked(study, method, way) {
+  const colour = colourOf(study, method, way);
+  return look(study, method, way)[3] ? { fill: "var(--ground)", stroke: colour, "stroke-width": 1.6 } : { fill: colour };
+}
+
 function seriesLine(study, method, way, points, attributes = {}) {
   return svg("path", { class: "series", d: path(points), stroke: colourOf(study, method, way),
     "stroke-dasharray": dashOf(study, method, way) || null, ...attributes });
@@ -111,7 +117,7 @@ function legend(study, keys, changed) {
     const hidden = recall(`hidden-${method}-${way}`, false);
     const sample = svg("svg", { width: 34, height: 14, "aria-hidden": "true" },
       seriesLine(study, method, way, [[1, 7], [33, 7]]),
-      mark(markerOf(study, method, way), 17, 7, 3.6, { fill: colourOf(study, method, way) }));
+      mark(markerOf(study, method, way), 17, 7, 3.6, inked(study, method, way)));
     return el("button", { type: "button", "aria-pressed": String(!hidden), onclick: (event) => {
       memory.set(`hidden-${method}-${way}`, !recall(`hidden-${method}-${way}`, false));
       event.currentTarget.setAttribute("aria-pressed", String(!recall(`hidden-${method}-${way}`)));

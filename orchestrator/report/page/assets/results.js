@@ -89,7 +89,7 @@ function curvePanel(study, series, { width, metric, band, traces, kind, range, l
     root.append(seriesLine(study, cell.method, cell.way, curve.map((p) => [sx(p.round), sy(p.mean)])));
     const step = Math.max(1, Math.ceil(curve.length / 8));
     curve.forEach((p, k) => {
-      if ((curve.length - 1 - k) % step === 0) root.append(mark(markerOf(study, cell.method, cell.way), sx(p.round), sy(p.mean), 3.4, { fill: colour }));
+      if ((curve.length - 1 - k) % step === 0) root.append(mark(markerOf(study, cell.method, cell.way), sx(p.round), sy(p.mean), 3.4, inked(study, cell.method, cell.way)));
       points.push({ x: sx(p.round), y: sy(p.mean), p, cell });
     });
   }
@@ -142,7 +142,7 @@ function budgetPanel(study, cells, price, width) {
     for (const cell of mine) {
       const x = place(cell) + aside, std = cell.final.std || 0, low = Math.max(cell.final.mean - std, log ? range[0] : -Infinity);
       root.append(svg("line", { class: "whisker", x1: x, x2: x, y1: sy(low), y2: sy(cell.final.mean + std), stroke: colour }),
-        mark(markerOf(study, method, way), x, sy(cell.final.mean), 4, { fill: colour }));
+        mark(markerOf(study, method, way), x, sy(cell.final.mean), 4, inked(study, method, way)));
       points.push({ x, y: sy(cell.final.mean), cell });
     }
   });
