@@ -162,10 +162,10 @@ def _clients(cell: CellResult) -> int:
 
 def _all_series(results: Results) -> list[Series]:
     study = results.study
-    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.search.ways))]
+    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.ways))]
     found = []
     for place, (number, variant) in enumerate(keys):
-        method, way = study.methods[number].shown, study.search.ways[variant]
+        method, way = study.methods[number].shown, study.ways[variant].name
         label = f"{method} ({way})" if results.both_ways else method
         spread = (2 * place / (len(keys) - 1) - 1) * min(1, len(keys) / 8) if len(keys) > 1 else 0.0
         found.append(Series(method, way, label, number, variant, spread))
@@ -243,7 +243,7 @@ def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
         )  # fmt: skip
         low, high = ([s.mean + sign * _deviation(s) for s in scores] for sign in (-1, 1))
         axes.fill_between(rounds, low, high, alpha=0.15, color=series.look["color"], linewidth=0)
-    lasts = [cell.last for cell in panel.cells]
+    lasts = [max(cell.curve) for cell in panel.cells]
     if max(lasts) >= LOG_FROM * min(lasts):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

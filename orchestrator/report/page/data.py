@@ -11,7 +11,7 @@ from typing import Any
 import search_spaces
 from orchestrator.report import palette, status
 from orchestrator.report.page import words
-from orchestrator.report.page.configurations import grouped, ranked, varied
+from orchestrator.report.page.configurations import Configuration, grouped, ranked, varied
 from orchestrator.report.page.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
@@ -108,6 +108,8 @@ class _Cell:
             if (name, cell.way, stage) in stages
         }
         self.configurations = grouped(ledger, self.stages, cell.objective)
+        contest = {"contest": stages.get((name, cell.way, "contest"), [])}
+        self.contest = grouped(ledger, contest, cell.objective)
 
     def shown(self, share: int) -> dict[str, Any]:
         cell = self.cell
@@ -129,6 +131,7 @@ class _Cell:
             "states": dict(cell.search.states),
             "confirm": [_run(seed, row) for seed, row in cell.confirm.items()],
             "search": self._search(share),
+            "contest": self._contest(),
             "importance": self._importance(),
         }
 
@@ -155,6 +158,16 @@ class _Cell:
             ),
         }
 
+    def _contest(self) -> list[dict[str, Any]]:
+        """The best of the search on fresh seeds, best first."""
+        names = varied(self.configurations)
+        found = [self.contest[number] for number in ranked(self.contest, self.cell.objective)]
+        return [
+            {"values": [c.values.get(name) for name in names], "mean": c.mean, "std": c.std, "seeds": len(c.seeds),
+             "state": c.state, "won": self._is_winner(c)}
+            for c in found
+        ]  # fmt: skip
+
     def _axis(self, name: str) -> dict[str, Any]:
         tried = tuple(dict.fromkeys(c.values[name] for c in self.configurations if name in c.values))
         scale = self.cell.method.space().scale.get(name, "linear")
@@ -164,11 +177,11 @@ class _Cell:
 
     def _winner(self) -> int | None:
         """A contest is won by a configuration of the search, with trials of its own."""
+        return next((number for number, c in enumerate(self.configurations) if self._is_winner(c)), None)
+
+    def _is_winner(self, configuration: Configuration) -> bool:
         chosen = self.cell.search.chosen
-        if chosen is None:
-            return None
-        alike = (number for number, c in enumerate(self.configurations) if chosen.items() <= c.values.items())
-        return next(alike, None)
+        return chosen is not None and chosen.items() <= configuration.values.items()
 
     def _traces(self, best: Sequence[int], kept: Sequence[int]) -> list[dict[str, Any]]:
         places = {number: place for place, number in enumerate(kept)}

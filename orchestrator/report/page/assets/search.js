@@ -16,7 +16,7 @@ function search(study) {
   const draw = () => {
     const cell = chosenCell(study);
     if (!cell || !cell.search.mean.length) { holder.replaceChildren(el("p", {}, "This cell has no trial that has ended.")); return; }
-    holder.replaceChildren(...[sentence(study, cell), heatMaps(study, cell), parallel(study, cell), importances(cell), searchCurves(study, cell), configurations(study, cell)].filter(Boolean));
+    holder.replaceChildren(...[sentence(study, cell), heatMaps(study, cell), parallel(study, cell), importances(cell), contest(study, cell), searchCurves(study, cell), configurations(study, cell)].filter(Boolean));
   };
   const best = cells.find((cell) => cell.method === study.methods.at(-1)) || cells[0];
   const controls = el("div", { class: "controls" },
@@ -228,6 +228,17 @@ function bars(rows, label) {
       svg("text", { class: "tick", x: left + Math.max(1, ((width - left - 62) * row.value) / most) + 5, y: k * high + 17 }, row.text)));
     return root;
   });
+}
+
+// ---- the contest
+
+function contest(study, cell) {
+  if (!cell.contest.length) return null;
+  const rows = cell.contest.map((c, k) => [`${k + 1}${c.won ? " ★" : ""}`, ...c.values.map((value) => short(value, 6)), scored(study, c.mean), scored(study, c.std), String(c.seeds), c.state]);
+  return table({ name: `contest-${cell.method}`, title: "The contest: the best of the search on fresh seeds",
+    caption: "By validation score, mean over the seeds of the contest, which are common to all and were not used before. The winner (★) is the best, or one within a paired standard error of it that varies less.",
+    columns: ["Rank", ...cell.search.axes.map((axis) => axis.name), `Validation${study.objective.unit}`, "± seeds", "Seeds", "State"],
+    align: `r${cell.search.axes.map((axis) => (axis.numeric ? "r" : "l")).join("")}rrrl`, groups: [{ heading: "", rows }] });
 }
 
 // ---- validation curves of the best
