@@ -25,7 +25,10 @@ def kernel(request):
         pytest.skip("there is no compiler here")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(kernels._chosen, "cpu", request.param)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as every client host does
         yield
+        torch.set_num_threads(threads)
 
 
 def random_case(rows, features, classes, lanes, seed=0, scale=1.0):

@@ -10,6 +10,12 @@ precision; and everything between is arithmetic of a number with itself, in one 
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 /* A vector, and how many rows of how many vectors of a product are held in registers, with both factors beside them. */
 #ifdef __AVX512F__
 #pragma GCC target("prefer-vector-width=512")
@@ -43,13 +49,33 @@ INLINE vector load(const float *from) {
 INLINE void store(float *into, vector values) { memcpy(into, &values, sizeof values); }
 
 INLINE vector all(float value) {
-    vector found;
-    UNROLLED for (int l = 0; l < WIDTH; l++) found[l] = value;
-    return found;
+#if defined(__AVX512F__)
+    return (vector)_mm512_set1_ps(value);
+#elif defined(__AVX__)
+    return (vector)_mm256_set1_ps(value);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (vector)vdupq_n_f32(value);
+#else
+    return (vector){0} + value;
+#endif
 }
 
 INLINE vector where(integers yes, vector a, vector b) {
     return (vector)(((integers)a & yes) | ((integers)b & ~yes));
+}
+
+/* a b + c, rounded once where the processor can. Always said, never left to the compiler, whose taste may differ from one
+copy of a function to the next: both layouts must round alike. */
+INLINE vector multiply_add(vector a, vector b, vector c) {
+#if defined(__AVX512F__)
+    return (vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
 }
 
 INLINE vector larger(vector a, vector b) { return where(a > b, a, b); }
@@ -66,8 +92,8 @@ INLINE void product(const int M, const int N, const int added, const float *a, i
         vector factor[MOST_VECTORS];
         UNROLLED for (int v = 0; v < N; v++) factor[v] = load(b + t * b_row + WIDTH * v);
         UNROLLED for (int i = 0; i < M; i++) {
-            float one = a[i * a_row + t * a_step];
-            UNROLLED for (int v = 0; v < N; v++) found[i][v] += one * factor[v];
+            vector one = all(a[i * a_row + t * a_step]);
+            UNROLLED for (int v = 0; v < N; v++) found[i][v] = multiply_add(factor[v], one, found[i][v]);
         }
     }
     UNROLLED for (int i = 0; i < M; i++)
@@ -140,12 +166,12 @@ INLINE vector power_of_two(vector x) {
     vector shifted = x + 12582912.0f; /* 1.5 * 2^23: the nearest whole number is in the last bits */
     vector f = x - (shifted - 12582912.0f);
     vector p = all(1.540353e-4f); /* Taylor's series of 2^f on [-1/2, 1/2] */
-    p = p * f + 1.333355814e-3f;
-    p = p * f + 9.618129107e-3f;
-    p = p * f + 5.550410866e-2f;
-    p = p * f + 2.402265069e-1f;
-    p = p * f + 6.931471805e-1f;
-    p = p * f + 1.0f;
+    p = multiply_add(p, f, all(1.333355814e-3f));
+    p = multiply_add(p, f, all(9.618129107e-3f));
+    p = multiply_add(p, f, all(5.550410866e-2f));
+    p = multiply_add(p, f, all(2.402265069e-1f));
+    p = multiply_add(p, f, all(6.931471805e-1f));
+    p = multiply_add(p, f, all(1.0f));
     /* a product, not a sum of exponents: it leaves every nan a nan */
     p = p * (vector)(((integers)shifted << 23) + (127 << 23));
     return where(x < LEAST, all(0), p);
@@ -180,10 +206,10 @@ INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, c
         vector power = power_of_two(load(cell) - top[v]);
         store(cell, power);
         others[v] += power;
-        squares[v] += power * power;
+        squares[v] = multiply_add(power, power, squares[v]);
     }
     EACH {
-        vector sum = power_of_two(of_label[v]) + others[v], norm = squares[v] + others[v] * others[v];
+        vector sum = power_of_two(of_label[v]) + others[v], norm = multiply_add(others[v], others[v], squares[v]);
         for (int l = 0; l < WIDTH; l++) norm[l] = sqrtf(norm[l]);
         scale[v] = 1.0f / sum;
         vector of_row = step ? load(row_norm + WIDTH * v) : all(*row_norm);
