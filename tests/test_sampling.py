@@ -144,25 +144,31 @@ def test_a_sample_of_all_is_all(small_problem):
 @given(st.integers(1, 30), st.floats(0.01, 1), st.integers(0, 10**6), st.integers(1, 99))
 def test_participants(clients, share, seed, t):
     chosen = participants(seed, t, clients, share)
-    assert len(chosen) == cohort(clients, share) == max(1, round(share * clients))
-    assert chosen <= set(range(clients))
-    assert chosen == participants.__wrapped__(seed, t, clients, share), "a pure function"
+    assert len(chosen) == clients
+    assert chosen.sum() == cohort(clients, share) == max(1, round(share * clients))
+    assert (chosen == participants.__wrapped__(seed, t, clients, share)).all(), "a pure function"
 
 
 def test_participants_change_and_are_fair():
     """Every one of ten clients takes part in three tenths of the rounds, within four standard errors."""
     rounds = [participants(5, t, 10, 0.3) for t in range(1, 2001)]
-    assert len(set(rounds)) == 120, "all choices of three out of ten"
-    taken = np.array([sum(client in some for some in rounds) for client in range(10)])
+    assert len({some.tobytes() for some in rounds}) == 120, "all choices of three out of ten"
+    taken = np.sum(rounds, axis=0)
     assert (abs(taken - 600) < 4 * math.sqrt(2000 * 0.3 * 0.7)).all()
     assert most_rounds(5, 2000, 10, 0.3) == taken.max()
-    assert participants(6, 1, 10, 0.3) != participants(5, 1, 10, 0.3)
+    assert (participants(6, 1, 10, 0.3) != participants(5, 1, 10, 0.3)).any()
+
+
+def test_schedules_of_very_many_clients_are_not_kept():
+    """A bit for each client of the rounds that are worked on, not a set for each of all rounds."""
+    assert participants(5, 1, 100_000, 0.1).nbytes == 100_000
+    assert participants.cache_info().maxsize * 100_000 < 32 * 2**20
 
 
 def test_the_busiest_client_is_accounted_for(small_problem):
     """Who takes part is known: a client's releases are its rounds, not a share of all rounds."""
     trial = small.trial(small_problem, "dp-localadamw", {"participation": 0.4, "local_steps": 3}, rounds=20)
-    taken = [sum(client in participants(42, t, 5, 0.4) for t in range(1, 21)) for client in range(5)]
+    taken = sum(participants(42, t, 5, 0.4).astype(int) for t in range(1, 21))
     (event,) = plan_of(trial, small_problem.partition.sizes).events
     assert event.count == 3 * max(taken)
     assert 8 < max(taken) < 20

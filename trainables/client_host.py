@@ -212,8 +212,8 @@ class _Lanes:
     def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
         """Who takes part in a round, (clients, lanes, 1); none, if nobody does."""
         everyone, share = len(work.shipment.sizes), work.program.participation
-        chosen = [participants(int(seed), t, everyone, share) for seed in self.seeds]
-        table = np.array([[client in some for some in chosen] for client in clients])
+        mine = np.asarray(clients)
+        table = np.stack([participants(int(seed), t, everyone, share)[mine] for seed in self.seeds], axis=1)
         if not table.any():
             return None
         return torch.from_numpy(table[:, self._seed_of_lane]).to(self.device).unsqueeze(2)

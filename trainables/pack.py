@@ -33,7 +33,7 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
     """The mechanism of a trial and its account."""
     method = methods.get(trial.method)
     hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
-    run = Run(trial.privacy, trial.rounds, hypers, tuple(sizes), trial.seed)
+    run = Run(trial.privacy, trial.rounds, hypers, sizes if isinstance(sizes, tuple) else tuple(sizes), trial.seed)
     return _plan(trial.privacy, method.releases(run), run.sizes)
 
 

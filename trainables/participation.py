@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainables.privacy.noise import SERVER, Address
 
@@ -18,18 +19,23 @@ def cohort(clients: int, share: float) -> int:
     return max(1, round(share * clients))
 
 
-@lru_cache(maxsize=65536)
-def participants(seed: int, t: int, clients: int, share: float) -> frozenset[int]:
-    if cohort(clients, share) == clients:
-        return frozenset(range(clients))
-    drawn = Address(seed, SERVER, t, 0, "participants").generator().permutation(clients)
-    return frozenset(drawn[: cohort(clients, share)].tolist())
+@lru_cache(maxsize=256)  # a round's, for the seeds of a pack: what was before is drawn anew by whoever repeats it
+def participants(seed: int, t: int, clients: int, share: float) -> NDArray[np.bool_]:
+    """Of every client, whether it takes part."""
+    chosen = np.ones(clients, dtype=bool)
+    if cohort(clients, share) < clients:
+        drawn = Address(seed, SERVER, t, 0, "participants").generator().permutation(clients)
+        chosen[drawn[cohort(clients, share) :]] = False
+    chosen.flags.writeable = False
+    return chosen
 
 
 @lru_cache(maxsize=4096)
 def most_rounds(seed: int, rounds: int, clients: int, share: float) -> int:
     """How many rounds the busiest client takes part in."""
+    if cohort(clients, share) == clients:
+        return rounds
     taken = np.zeros(clients, dtype=np.int64)
     for t in range(1, rounds + 1):
-        taken[list(participants(seed, t, clients, share))] += 1
+        taken += participants.__wrapped__(seed, t, clients, share)
     return int(taken.max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,17 @@ def show(spec: PartitionSpec) -> str:
     return f"{spec.kind}:{spec.parameter:g}" if spec.kind in ("dirichlet", "classes") else spec.kind
 
 
+class Sizes(tuple[int, ...]):
+    """How many rows every client has. There may be very many clients, and as many trials ask: it is hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 @dataclass(frozen=True)
 class Partition:
     """The train rows of every client, ascending, and what was done to make it usable."""
@@ -47,9 +59,9 @@ class Partition:
     rows: tuple[Rows, ...]
     notes: tuple[str, ...] = ()
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(len(rows) for rows in self.rows)
+    @cached_property
+    def sizes(self) -> Sizes:
+        return Sizes(len(rows) for rows in self.rows)
 
     def without(self, held_out: Rows) -> Partition:
         """The same clients, the held-out rows taken from each."""
