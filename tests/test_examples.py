@@ -52,7 +52,7 @@ def commands(text: str, program: str) -> Iterator[str]:
 
 
 def test_there_are_files_for_the_launcher_and_for_kuberay():
-    assert len(LAUNCHER) == len(KUBERAY) == 2
+    assert (len(LAUNCHER), len(KUBERAY)) == (2, 3)
     assert FOLDER / "Dockerfile" in FILES
 
 
@@ -93,7 +93,9 @@ def test_kuberay(file):
         assert {"name", "image", "resources"} <= set(container)
     for worker in groups[1:]:
         assert worker["groupName"]
-        assert worker["minReplicas"] == worker["replicas"] == worker["maxReplicas"] > 0
+        assert 0 <= worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"] > 0
+        elastic = worker["minReplicas"] < worker["maxReplicas"]
+        assert cluster.get("enableInTreeAutoscaling", False) == elastic
 
 
 @named([*FILES, REPOSITORY / "docs" / "clusters.md"])
@@ -101,7 +103,7 @@ def test_commands_in_the_text(file):
     """Of comments and of the page: every command and every flag is there."""
     text = file.read_text()
     for command in commands(text, "fedsweep"):
-        if command.split()[1] in ("run", "resume", "status"):
+        if command.split()[1] in ("run", "resume", "status", "cancel", "merge"):
             check_fedsweep(command)
     for command in commands(text, "ray job"):
         assert {word for word in shlex.split(command.partition(" -- ")[0]) if word.startswith("--")} <= flags(submit)
