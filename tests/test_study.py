@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from orchestrator.study import extension
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
-from orchestrator.study.reading import changed_resources, load, packaged, parse
+from orchestrator.study.reading import changed_resources, found_again, load, packaged, parse
 from orchestrator.study.settings import MethodSettings, ResourceSettings, Study
 from trainables.errors import UserError
 from trainables.methods import METHODS
@@ -352,6 +352,30 @@ def test_data_is_looked_for_in_order(tmp_path, monkeypatch):
     study = with_data(places[0], "features.npz")
     with pytest.raises(UserError, match=r"data 'features\.npz' is neither a file nor a built-in set"):
         Blueprint.draw(study)
+
+
+def test_a_study_that_was_run_elsewhere_finds_its_data_again(tmp_path, monkeypatch):
+    """The ledger has the path that the file had on the other machine."""
+    feature_file(tmp_path / "there" / "features.npz")
+    study = with_data(tmp_path / "there", "features.npz")
+    assert found_again(study) == study
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there" / "features.npz").rename(tmp_path / "here" / "features.npz")
+    assert found_again(study) == study, "nowhere: the sentence names the path that it had"
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "here"))
+    again = found_again(study)
+    assert again.data[0].source == str(tmp_path / "here" / "features.npz")
+    check_extension(study, again)
+
+
+def test_a_study_file_may_be_a_url(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TEXT)
+    study, text = load(f"file://{tmp_path}/tiny.yaml")
+    assert (study.name, text) == ("tiny", TEXT)
+    with pytest.raises(UserError, match=r"^study file file:///nowhere/x\.yaml cannot be read: .*No such file"):
+        load("file:///nowhere/x.yaml")
+    with pytest.raises(UserError, match=r"^study file nonsense://x\.yaml cannot be read: .*nonsense"):
+        load("nonsense://x.yaml")
 
 
 def test_a_packaged_study_finds_its_data(tmp_path, monkeypatch):

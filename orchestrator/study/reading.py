@@ -24,7 +24,10 @@ def packaged() -> list[str]:
 
 
 def load(name: str) -> tuple[Study, str]:
-    """A study by path or by the name of a packaged one, and its text."""
+    """A study by path, by URL or by the name of a packaged one, and its text."""
+    if "://" in name:
+        text = _fetched(name)
+        return parse(text, name, Path.cwd()), text
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:
@@ -37,6 +40,30 @@ def load(name: str) -> tuple[Study, str]:
         text = (resources.files("orchestrator.study") / "packaged" / f"{name}.yaml").read_text(encoding="utf-8")
         return parse(text, name, Path.cwd()), text
     raise UserError(f"study {name!r} is neither a file nor a packaged study ({', '.join(packaged())})")
+
+
+def _fetched(url: str) -> str:
+    import fsspec
+
+    try:
+        with fsspec.open(url, "r", encoding="utf-8") as file:
+            return file.read()
+    except Exception as error:  # every kind of storage fails in its own way
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"study file {url} cannot be read: {reason.rstrip('.')}") from None
+
+
+def found_again(study: Study) -> Study:
+    """A study that was run elsewhere, perhaps: feature files that are not where they were are looked for by name, as in
+    a new study. Whether they are the same their content says."""
+    return study.model_copy(update={"data": [_found_again(data) for data in study.data]})
+
+
+def _found_again(data: DataSettings) -> DataSettings:
+    if not data.source.endswith(".npz") or Path(data.source).is_file():
+        return data
+    elsewhere = _located(data.model_copy(update={"source": Path(data.source).name}), Path.cwd())
+    return elsewhere if Path(elsewhere.source).is_file() else data
 
 
 def parse(text: str, file: str, folder: Path) -> Study:

@@ -223,6 +223,8 @@ class ResourceSettings(Settings):
     gpus_per_host: float | Literal["auto"] = Field(default="auto")
     """auto: a whole GPU where there is one, else none. Several hosts can share one: 0.5."""
     lanes_per_pack: int | Literal["auto"] = Field(default="auto")
+    federations: int | Literal["auto"] = Field(default="auto")
+    """How many work side by side at most; auto: as many as the cluster has room for."""
     placement: Literal["pack", "spread"] = "pack"
     """Whether a federation's hosts share a node or are spread over nodes."""
 
@@ -233,7 +235,7 @@ class ResourceSettings(Settings):
             raise ValueError(f"{value} is not in [0, 64]")
         return value
 
-    @field_validator("hosts", "lanes_per_pack")
+    @field_validator("hosts", "lanes_per_pack", "federations")
     @classmethod
     def _positive(cls, value: int | str) -> int | str:
         if isinstance(value, int) and value < 1:
