@@ -11,9 +11,11 @@ from orchestrator.commands import (
     bench,
     best,
     calibrate,
+    cancel,
     compare,
     data,
     figures,
+    merge,
     methods,
     partition,
     plan,
@@ -35,8 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for command in (
-    *(run.run, resume.resume, status.status, plan.plan, tables.tables, figures.figures, report.report),
-    *(serve.serve, best.best, compare.compare),
+    *(run.run, resume.resume, cancel.cancel, merge.merge, status.status, plan.plan, tables.tables),
+    *(figures.figures, report.report, serve.serve, best.best, compare.compare),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
 ):
     app.command()(command)

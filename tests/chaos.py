@@ -35,7 +35,7 @@ STAGES = ("coarse", "fine", "confirm")
 TITLES = {  # how the processes of a pack call themselves
     "client host": "ray::HostActor",
     "server": "ray::Server",
-    "trial process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackTrial
+    "trial process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackSlot
 }
 STUDY = """\
 name: chaos
@@ -237,7 +237,8 @@ class Driver:
 
     def left_behind(self) -> list[str]:
         """After its end: processes, ports, shared memory, and files that are not results."""
-        files = [*self.temporary.glob("fedsweep-*"), *self.folder.rglob("*.part"), *self.folder.glob(".packs")]
+        files = [*self.temporary.glob("fedsweep-*"), *self.folder.rglob("*.part")]
+        files += [*self.folder.glob(".packs"), *self.folder.glob(".tune")]
         return [*map(str, session(self.process.pid).items()), *self.traces.left(), *map(str, files)]
 
     @contextlib.contextmanager
@@ -344,9 +345,9 @@ def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], lis
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """That Tune keeps there."""
+    """That packs have left there."""
     with contextlib.suppress(FileNotFoundError):  # one was replaced while we looked
-        return list(folder.rglob("checkpoint_*/pack.snapshot"))
+        return list(folder.rglob("*.snapshot"))
     return []
 
 

@@ -41,7 +41,8 @@ class Node:
     ) -> None:
         self.ip, self.folder = ip, folder
         folder.mkdir()
-        self.address = address or f"{ip}:{_free_port(ip)}"
+        named = [option.partition("=")[2] for option in options if option.startswith("--port=")]
+        self.address = address or f"{ip}:{named[0] if named else free_port(ip)}"
         place = ["--address", address] if address else ["--head", f"--port={self.address.split(':')[1]}"]
         self._log = folder / "start.log"
         self._process = subprocess.Popen(
@@ -94,7 +95,7 @@ class Node:
 class Cluster:
     """Nodes by name. `close` ends whatever is left of them."""
 
-    def __init__(self, folder: Path, cpus: tuple[int, ...], *head_options: str) -> None:
+    def __init__(self, folder: Path, cpus: tuple[int, ...], *head_options: str, **environment: str) -> None:
         self.folder = folder
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
@@ -104,6 +105,7 @@ class Cluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_health_check_period_ms": "500",  # a dead node is noticed in seconds, not in a quarter of a minute
+            **environment,
         }
         """Of every node and of whoever joins: with the cluster's token."""
         self.nodes: list[Node] = []
@@ -128,7 +130,7 @@ class Cluster:
             node.kill()
 
 
-def _free_port(ip: str) -> int:
+def free_port(ip: str) -> int:
     with socket.socket() as probe:
         probe.bind((ip, 0))
         return probe.getsockname()[1]

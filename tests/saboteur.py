@@ -23,9 +23,14 @@ def environment(**order) -> dict[str, str]:
 def install() -> None:
     order = json.loads(os.environ[ORDER])
     if "checkpoint_every_s" in order:
-        from trainables import pack_trial
+        from trainables import pack_slot
 
-        pack_trial.CHECKPOINT_EVERY_S = order["checkpoint_every_s"]
+        pack_slot.CHECKPOINT_EVERY_S, pack_slot.CHECKPOINT_SHARE = order["checkpoint_every_s"], 1.0
+    if "patience_s" in order:
+        from trainables import federation
+
+        federation.PATIENCE_S = 60.0
+        federation.LEAST_PATIENCE_S, federation.SLOWEST_TIMES = order["patience_s"], 0.0
     if "poison" in order:
         poison(order["poison"], order["victim"])
     if "memory_for" in order:
@@ -37,13 +42,13 @@ def install() -> None:
 def poison(key: str, victim: str) -> None:
     """This trial kills the process that works on it, every time."""
     from trainables.client_host import ClientHost
-    from trainables.pack_trial import PackTrial
+    from trainables.pack_slot import PackSlot
     from trainables.server import Server
 
     kind, method, keys = {
         "client host": (ClientHost, "round", lambda host, work, *_: work.lanes),
         "server": (Server, "advance", lambda server, *_: [trial.key for trial in server.trials]),
-        "trial process": (PackTrial, "step", lambda pack: [trial.key for trial in pack.trials]),
+        "trial process": (PackSlot, "_advance", lambda slot: [trial.key for trial in slot.trials]),
     }[victim]
     original = getattr(kind, method)
 

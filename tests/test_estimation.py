@@ -11,8 +11,8 @@ from orchestrator import cli
 from orchestrator.report.status import as_text, read
 from orchestrator.report.tables import write_tables
 from orchestrator.results.ledger import Ledger
+from orchestrator.running.conductor import Conductor
 from orchestrator.running.packing import Capacity, make_packs
-from orchestrator.running.runner import Conductor
 from orchestrator.running.sweeping import _enter_study
 from orchestrator.running.training import from_best
 from orchestrator.search.cell_search import CellSearch

@@ -21,7 +21,7 @@ from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
 
 from orchestrator.results.places import PACKS
 from orchestrator.running import head
-from trainables.pack_trial import SNAPSHOT, PackTrial
+from trainables.pack_storage import DamagedError, PackStorage, name_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
@@ -166,6 +166,17 @@ def test_ended_while_ray_starts(end, folder, undisturbed, tally):
         wait_until(lambda: not session(driver.process.pid), "the processes of the first driver end", 90)
 
 
+@pytest.mark.chaos
+def test_a_client_host_that_hangs(folder, undisturbed, tally):
+    """It is there and does not answer, as behind a dead mount: it is named, and its pack is taken up elsewhere."""
+    with Driver.run(folder, chaos.study(), patience_s=5.0, checkpoint_every_s=0.2) as driver:
+        victim = driver.reach(IN_COARSE, "client host")
+        os.kill(victim, signal.SIGSTOP)
+        tally.add("client host hangs", chaos.current_stage(folder))
+        finished(driver, undisturbed)
+    assert re.search(r"client host \d \(node \S+, process \d+\) has not answered for 5 s", chaos.log(folder))
+
+
 # ---- nodes
 
 
@@ -279,7 +290,7 @@ def cut_off(file: Path, chance: random.Random) -> None:
 
 
 def remove(file: Path, chance: random.Random) -> None:
-    shutil.rmtree(file.parent)
+    file.unlink()
 
 
 @pytest.mark.chaos
@@ -299,30 +310,13 @@ def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
     assert "starts again from round 0: " in chaos.log(folder)
 
 
-class HeldPack(PackTrial):
-    """A pack as it is when it writes and reads checkpoints, without Tune and without actors."""
-
-    class Snapshots:
-        def snapshot(self) -> bytes:
-            return b"all that is needed to go on"
-
-    def __init__(self) -> None:
-        self.config = {"trials": ["a", "b"]}
-        self.federation = self.Snapshots()
-        self._notes = []
-        self._open(self.config)
-        self._opened = True
-
-
 def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
     """The round it stands for is as much a part of it as the weights are."""
-    pack = HeldPack()
-    pack.t = 30
-    pack.save_checkpoint(str(tmp_path))
-    file = tmp_path / SNAPSHOT
+    storage, keys = PackStorage(str(tmp_path)), ["a", "b"]
+    storage.save(keys, 30, b"all that is needed to go on")
+    (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
-    pack.load_checkpoint(str(tmp_path))
-    assert (pack.t, pack._opened_with, pack._notes) == (30, b"all that is needed to go on", [])
+    assert storage.load(name_of(keys)) == (30, b"all that is needed to go on")
     cut = [whole[:length] for length in range(len(whole))]
     flipped = [
         whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
@@ -331,10 +325,8 @@ def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
     ]
     for content in (*cut, *flipped):
         file.write_bytes(content)
-        pack._notes = []
-        pack.load_checkpoint(str(tmp_path))
-        assert (pack.t, pack._opened_with) == (0, None)
-        assert pack._notes == ["pack of 2 trials starts again from round 0: its checkpoint is damaged"]
+        with pytest.raises(DamagedError):
+            storage.load(name_of(keys))
 
 
 # ---- a full disk

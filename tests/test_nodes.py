@@ -2,22 +2,26 @@
 the tables of a local run."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 import small
-from nodes import Cluster, wait_for
-from ray import tune
+from nodes import Cluster, free_port, wait_for
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.running import runner, sweeping
 from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
-from trainables import pack_trial
+from trainables import pack_slot
 from trainables.errors import UserError
-from trainables.federation import FederationSize
-from trainables.pack_storage import PackStorage
+from trainables.federation import Federation, FederationSize
+from trainables.pack_desk import Order
+from trainables.pack_storage import PackStorage, name_of
 from trainables.problem import Shipper
 
 pytestmark = [pytest.mark.ray, pytest.mark.nodes]
@@ -145,6 +149,74 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     assert shown(driver.folder) == expected
 
 
+def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, expected):
+    """A head without processors, and an autoscaler that starts nodes for what waits: Ray's own, with nodes that it only
+    pretends to rent. The study asks for its first node, then for a second federation's, and no more."""
+    folder = tmp_path_factory.mktemp("e")
+    port = free_port("127.0.0.2")
+    node = {"CPU": 1, "object_store_memory": 100_000_000}
+    config = {
+        "cluster_name": "elastic",
+        "max_workers": 4,
+        "idle_timeout_minutes": 60,
+        "upscaling_speed": 20,
+        "provider": {
+            "type": "fake_multinode",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "gcs_address": f"127.0.0.2:{port}",
+        },
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "worker": {"resources": node, "node_config": {}, "min_workers": 0, "max_workers": 4},
+        },
+        "head_node_type": "ray.head.default",
+    }
+    file = folder / "autoscaling.json"
+    file.write_text(json.dumps(config))
+    elastic = Cluster(
+        folder,
+        (0,),
+        f"--port={port}",
+        f"--autoscaling-config={file}",
+        "--include-dashboard=false",
+        RAY_FAKE_CLUSTER="1",
+        AUTOSCALER_UPDATE_INTERVAL_S="1",
+    )
+    try:
+        options = ("--resource", "hosts=1", "--resource", "federations=2", "--resource", "lanes_per_pack=1")
+        driver = Driver(elastic, study, folder / "results", "--address", elastic.address, *options)
+        try:
+            assert driver.finished()["finished"]
+        finally:
+            driver.end()
+    finally:
+        elastic.close()
+    assert shown(folder / "results") == expected
+    said = (folder / "results.out").read_text()
+    assert "needs 1 CPU on one node, which none has; waiting for nodes" in said
+    assert "2 federations work now" in (folder / "results" / "fedsweep.log").read_text()
+
+
+def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monkeypatch, expected):
+    """Somebody has all processors; the study says who, and begins when they are free."""
+    monkeypatch.setattr(runner, "SAY_BUSY_EVERY_S", 0.0)
+    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.1)
+    other = placement_group([{"CPU": 2}])
+    ray.get(other.ready())
+    said = []
+
+    class Hears(View):
+        def say(self, sentence):
+            said.append(sentence)
+            if "busy" in sentence:
+                remove_placement_group(other)
+
+    assert sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Hears()).complete
+    assert any(sentence.startswith("the cluster is busy: no node has room for a federation") for sentence in said)
+    assert shown(tmp_path) == expected
+
+
 SHIP = """
 import json, ray, small
 from orchestrator.running.cluster import connected
@@ -187,7 +259,8 @@ def test_shards_go_once_to_every_node(cluster, repository):
 def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_path, monkeypatch, expected):
     """Planned for two cores, of which one is gone when the first pack starts: nothing waits for ever."""
     plans = []
-    monkeypatch.setattr(runner, "node_resources", lambda: [{"CPU": 1.0 if plans else 2.0}])
+    for what in ("node_resources", "free_resources"):
+        monkeypatch.setattr(runner, what, lambda: [{"CPU": 1.0 if plans else 2.0}])
     monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(runner, "WAIT_FOR_NODES_S", 0.0)
 
@@ -204,6 +277,7 @@ def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
     """Planned for one core; from the second look on there are two."""
     looks = iter([1.0])
     monkeypatch.setattr(runner, "node_resources", lambda: [{"CPU": next(looks, 2.0)}])
+    monkeypatch.setattr(runner, "free_resources", lambda: [{"CPU": 1.0}])
     monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
     most = []
 
@@ -224,36 +298,73 @@ def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
         sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, View())
 
 
+class Desk:
+    """Gives one pack and keeps what is said of it. Its methods are called as an actor's."""
+
+    def __init__(self, trials, resume_from: str = "") -> None:
+        self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from)], []
+        self.take = SimpleNamespace(remote=lambda *_: ray.put(self.orders.pop() if self.orders else None))
+        self.tell = SimpleNamespace(remote=self.reports.append)
+
+    @property
+    def lanes(self) -> list:
+        return pickle.loads(self.reports[-1].lanes)
+
+
 @pytest.fixture
-def pack(local_ray, small_problem, monkeypatch):
-    """A pack as Tune makes it, in this process; it would save after every step."""
-    monkeypatch.setattr(pack_trial, "CHECKPOINT_EVERY_S", -1.0)
-    trials = [small.trial(small_problem, "dp-fedgd", rounds=8)]
+def ran(local_ray, small_problem, monkeypatch):
+    """A slot as Tune makes it, in this process, which runs one pack and would save after every look at the clock."""
+    monkeypatch.setattr(pack_slot, "CHECKPOINT_EVERY_S", -1.0)
+    monkeypatch.setattr(pack_slot, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(pack_slot, "CHUNK_S", 0.0)
+    trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, rounds=8, seed=seed) for seed in range(3)]
     shipments = {small_problem.spec.key: Shipper().ship(small_problem)}
-    made = []
 
-    def make(storage: PackStorage) -> pack_trial.PackTrial:
-        given = {"shipments": shipments, "size": FederationSize(), "storage": storage}
-        made.append(tune.with_parameters(pack_trial.PackTrial, **given)({"trials": trials}))
-        return made[-1]
+    def run(storage: PackStorage, resume_from: str = "", of=trials) -> tuple[list, Desk]:
+        desk = Desk(of, resume_from)
+        slot = pack_slot.PackSlot.__new__(pack_slot.PackSlot)
+        slot.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), shipments, storage)
+        try:
+            slot.step()
+        finally:
+            slot.cleanup()
+        return of, desk
 
-    yield make
-    for trial in made:
-        trial.stop()
+    return run
 
 
-def test_a_pack_saves_only_where_it_can(pack, tmp_path):
+def bits(desk: Desk) -> dict:
+    return {lane.key: (lane.state, lane.rounds, lane.metrics, lane.correct) for lane in desk.lanes}
+
+
+def test_a_pack_saves_only_where_it_can(ran, tmp_path):
     """A node that does not see the driver's folder leaves no checkpoints, instead of failing with each."""
-    assert pack(PackStorage(str(tmp_path))).train()["should_checkpoint"]
-    assert "should_checkpoint" not in pack(PackStorage(str(tmp_path / "elsewhere"))).train()
+    trials, desk = ran(PackStorage(str(tmp_path)))
+    name = name_of(trial.key for trial in trials)
+    assert (desk.reports[-1].kind, desk.reports[-1].saved) == ("ended", name)
+    assert list(PackStorage(str(tmp_path)).held()) == [name]
+    _, desk = ran(PackStorage(str(tmp_path / "elsewhere")))
+    assert (desk.reports[-1].kind, desk.reports[-1].saved) == ("ended", "")
 
 
-def test_a_checkpoint_that_is_out_of_reach(pack, tmp_path):
+def test_a_pack_goes_on_from_its_checkpoint_and_so_does_a_part_of_it(ran, tmp_path):
+    """On a round between two evaluations, with clients that keep state: the same bits, whole or split."""
+    storage = PackStorage(str(tmp_path))
+    trials, desk = ran(storage)
+    name, whole = name_of(trial.key for trial in trials), bits(desk)
+    t, _ = storage.load(name)
+    assert t == 7
+    assert bits(ran(storage, name)[1]) == whole
+    part = trials[1:]
+    _, desk = ran(storage, name, part)
+    assert bits(desk) == {trial.key: whole[trial.key] for trial in part}
+    assert not any(report.notes for report in desk.reports)
+
+
+def test_a_checkpoint_that_is_out_of_reach(ran, tmp_path):
     """The pack was saved on another node, whose folder this one does not see: it starts again, with the same bits."""
-    trial = pack(PackStorage(str(tmp_path)))
-    first, last = trial.train(), trial.train()
-    assert (first["round"], last["round"], last["done"]) == (4, 8, True)
-    trial.restore(tune.Checkpoint.from_directory(tmp_path / "elsewhere"))
-    again, at_last = trial.train(), trial.train()
-    assert (again["round"], at_last["round"]) == (4, 8)
-    assert at_last["lanes"][0]["metrics"] == last["lanes"][0]["metrics"]
+    trials, first = ran(PackStorage(str(tmp_path)))
+    _, again = ran(PackStorage(str(tmp_path / "elsewhere")), name_of(trial.key for trial in trials))
+    assert bits(again) == bits(first)
+    notes = [note for report in again.reports for note in report.notes]
+    assert notes == ["pack of 3 trials starts again from round 0: no checkpoint"]

@@ -71,6 +71,9 @@ def test_never_more_hosts_than_clients():
         ({"CPU": 16, "GPU": 0.3}, {"gpus_per_host": 0.1}, (3, 1)),  # though 0.3 / 0.1 rounds to less than 3
         ({"CPU": 16, "GPU": 2}, {}, (2, 1)),  # by itself it takes whole devices, where there are any
         ({"CPU": 16, "GPU": 0.5}, {}, (4, 4)),
+        ({"CPU": 16, "GPU": 2}, {"gpus_per_host": 0.4, "hosts": 2}, (2, 2)),  # two hosts on each device
+        ({"CPU": 16, "GPU": 4}, {"federations": 3}, (3, 1)),  # no more than was said
+        ({"CPU": 16, "GPU": 4}, {"federations": 5}, (4, 1)),
         ({"CPU": 16, "GPU": 2}, {"gpus_per_host": 0}, (4, 4)),  # and leaves them alone when told so
     ],
 )
@@ -86,6 +89,7 @@ def test_how_many_federations_fit_on_gpus(node, settings, expected):
         ([cpus(1), cpus(2)], {"hosts": 4, "placement": "spread"}, "needs 4 CPU on the cluster"),
         ([cpus(8)], {"gpus_per_host": 1}, "needs 1 CPU and 1 GPU on one node"),
         ([{"CPU": 8, "GPU": 1}], {"gpus_per_host": 0.5, "hosts": 3}, "needs 3 CPU and 1.5 GPU on one node"),
+        ([{"CPU": 8, "GPU": 2}], {"gpus_per_host": 0.4, "hosts": 5}, "needs 5 CPU and 2 GPU on one node"),
         ([], {}, "needs 1 CPU on one node"),
     ],
 )

@@ -20,9 +20,7 @@ from orchestrator.report import status
 from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.running import planning
-from orchestrator.running.packing import Capacity
 from orchestrator.running.planning import plan
-from orchestrator.running.runner import GIVE_UP_AFTER, Conductor
 from orchestrator.search.contenders import contenders_of, paired
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.sweep import Sweep
@@ -30,10 +28,9 @@ from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import check_extension
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
-from trainables.federation import FederationSize
 from trainables.objective import SQUARED_ERROR
 from trainables.pack import plan_of
-from trainables.server import METRICS, LaneResult
+from trainables.server import LaneResult
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
 
@@ -1020,195 +1017,7 @@ def test_companies_do_not_compete():
     assert found == [good[0][1].key, bad[0][1].key]
 
 
-# ---- packs, with Tune played by the test
-
-
-class Tune:
-    """Asks the conductor for packs and answers them, as Ray Tune does."""
-
-    def __init__(self, folder: Path, of: Study, lanes: int = 128, federations: int = 1) -> None:
-        self._writing = Ledger.write(folder)
-        self.ledger = self._writing.__enter__()
-        self.ledger.add_study(of.model_dump_json(), "by hand")
-        self.changes = 0
-        sweep = Sweep(Blueprint.draw(of), self.ledger)
-        self.conductor = Conductor(sweep, Capacity(FederationSize(), federations, lanes), self._changed)
-        self._number = 0
-
-    def _changed(self, conductor: Conductor) -> None:
-        self.changes += 1
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._writing.__exit__(*error)
-
-    def suggest(self):
-        """(id, trials), or what else was said."""
-        self._number += 1
-        found = self.conductor.suggest(str(self._number))
-        return (str(self._number), found["trials"]) if isinstance(found, dict) else found
-
-    def complete(self, name: str, trials, judge) -> None:
-        lanes = [vars(lane_result(trial, judge(trial))) for trial in trials]
-        result = {"round": trials[0].rounds, "running": 0, "done": True, "lanes": lanes, "computing_s": 1.0}
-        self.conductor.on_trial_complete(name, result)
-
-    def run(self, judge, fails=lambda pack: False) -> list[int]:
-        """To the end; the sizes of the packs."""
-        sizes = []
-        while True:
-            found = self.suggest()
-            if not isinstance(found, tuple):
-                return sizes
-            name, pack = found
-            sizes.append(len(pack))
-            if fails(pack):
-                self.conductor.on_trial_complete(name, error=True)
-                self.conductor.failed(name, "RuntimeError: on purpose")
-            else:
-                self.complete(name, pack, judge)
-
-
-def lane_result(trial: TrialSpec, outcome) -> LaneResult:
-    state, accuracy, loss = outcome
-    metrics = {name: {} for name in METRICS}
-    if state == "done":
-        metrics["accuracy"], metrics["loss"] = {trial.rounds: accuracy}, {trial.rounds: loss}
-    return LaneResult(trial.key, state, trial.rounds, metrics, 0.5)
-
-
-@pytest.mark.parametrize("lanes", [1, 2, 16, 128])
-def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
-    with Tune(tmp_path / "packs", study(), lanes) as tune:
-        sizes = tune.run(near(0.3))
-        assert max(sizes) <= lanes
-        assert tune.conductor.sweep.finished
-        assert tune.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
-
-
-def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
-    """Those that wait, too, and only those of their kind; trials and results stay what they were."""
-    with Tune(tmp_path / "small", study(), lanes=128) as tune:
-        sizes, no_room = [], {"round": 0, "running": 0, "done": True, "lanes": None}
-        while isinstance(found := tune.suggest(), tuple):
-            name, pack = found
-            sizes.append(len(pack))
-            if len(pack) > 2:
-                tune.conductor.on_trial_complete(name, {**no_room, "fits": 2})
-            else:
-                tune.complete(name, pack, near(0.3))
-        assert max(sizes) > 2, "some did not fit"
-        assert tune.conductor.sweep.finished
-        assert tune.ledger.failures() == []
-        assert tune.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
-
-
-def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
-    with Tune(tmp_path, study(methods=[GD]), lanes=1) as tune:
-        name, pack = tune.suggest()
-        tune.conductor.on_trial_complete(name, {"round": 0, "running": 0, "done": True, "lanes": None, "fits": 0})
-        row = tune.ledger.rows([pack[0].key])[pack[0].key]
-        assert (row.state, row.reason) == ("failed", "the device has no memory for 1 lanes")
-
-
-def test_tune_is_told_when_to_wait_and_when_it_is_over(tmp_path):
-    """Three coarse trials, a pack each, on two federations."""
-    with Tune(tmp_path, study(methods=[GD]), lanes=1, federations=2) as tune:
-        first, second = tune.suggest(), tune.suggest()
-        assert tune.suggest() is None, "both federations are busy"
-        tune.complete(*first, near(0.3))
-        third = tune.suggest()
-        tune.complete(*third, near(0.3))
-        assert tune.suggest() is None, "the fine stage waits for the last coarse trial"
-        tune.complete(*second, near(0.3))
-        assert tune.run(near(0.3)) == [1] * (3 + 2)
-        assert tune.suggest() == "FINISHED"
-
-
-def test_nothing_starts_after_one_ctrl_c(tmp_path):
-    with Tune(tmp_path, study(), lanes=2, federations=2) as tune:
-        first, second = tune.suggest(), tune.suggest()
-        tune.conductor.stopping = True
-        assert tune.suggest() is None
-        tune.complete(*first, near(0.3))
-        assert tune.suggest() is None
-        tune.complete(*second, near(0.3))
-        assert tune.suggest() == "FINISHED"
-        assert len(tune.ledger.outcomes()) == 4, "the packs in flight are kept"
-
-
-def test_a_pack_that_fails_is_split_until_the_culprit_stands_alone(tmp_path):
-    def culprit(pack) -> bool:
-        return any(t.hyperparameters["learning_rate"] == 0.1 and t.method == "dp-fedsofim" for t in pack)
-
-    with Tune(tmp_path, study()) as tune:
-        tune.run(near(0.3), culprit)
-        assert tune.conductor.sweep.finished
-        states = Counter(state for state, _, _ in tune.ledger.outcomes().values())
-        assert states["failed"] == 2, "learning rate 0.1 with either rho"
-        failed = [key for key, (state, _, _) in tune.ledger.outcomes().items() if state == "failed"]
-        assert {r.reason for r in tune.ledger.rows(failed).values()} == {"RuntimeError: on purpose"}
-        assert tune.ledger.failures()[0][0] == 7, "the whole pack, then its halves"
-    found = status.read(tmp_path)
-    assert found["finished"]
-    assert set(found["failed"]) == set(failed)
-    assert "failed: trial" in status.as_text(found)
-
-
-def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
-    with Tune(tmp_path, study()) as tune:
-        tune.run(near(0.3), lambda pack: True)
-        assert tune.conductor.broken == "RuntimeError: on purpose"
-        assert not tune.conductor.sweep.finished
-        assert len(tune.ledger.outcomes()) < GIVE_UP_AFTER
-    assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is gone"
-
-
-def test_progress_is_counted_in_rounds_of_trials(tmp_path):
-    with Tune(tmp_path, study(methods=[GD])) as tune:
-        name, pack = tune.suggest()
-        tune.conductor.on_trial_result(name, {"round": 2, "running": 3, "computing_s": 1.0})
-        assert tune.conductor.lane_rounds == 3 * 2
-        tune.conductor.on_trial_result(
-            name, {"round": 0, "running": 3, "computing_s": 0.0}
-        )  # taken up again from the start
-        assert tune.conductor.lane_rounds == 3 * 2
-        tune.complete(name, pack, near(0.3))
-        assert tune.conductor.lane_rounds == 3 * 2 + 3 * 4
-        assert tune.changes == 3
-
-
 # ---- very many trials
-
-
-def seconds_of_processor(folder: Path, trials: int) -> float:
-    """Plan and account for so many trials: half of them coarse, half fine, in packs of 128."""
-    axis = [0.001 * (k + 1) for k in range(trials // 200)]
-    method = {
-        "name": "dp-fedsofim",
-        "coarse": {"learning_rate": axis, "rho": [1 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]},
-        "fine": {"learning_rate": axis, "rho": [21 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]},
-    }
-    of = study(methods=[method])
-    began = time.process_time()
-    with Tune(folder, of) as tune:
-        sizes = tune.run(near(0.01))
-        assert tune.conductor.sweep.finished
-        assert len(tune.ledger.outcomes()) == trials + 2
-        assert len(sizes) < trials / 100
-    with Ledger.write(folder) as ledger:
-        assert Sweep(Blueprint.draw(of), ledger).finished
-    assert status.read(folder)["finished"]
-    return time.process_time() - began
-
-
-def test_20_000_trials_are_planned_and_accounted_in_seconds(tmp_path):
-    """And twice as many take about twice as long: nothing grows with the square."""
-    half, whole = (seconds_of_processor(tmp_path / str(count), count) for count in (10_000, 20_000))
-    assert whole < 30
-    assert whole < 3 * half, f"{half:.1f} s for 10,000 trials, {whole:.1f} s for 20,000"
 
 
 def test_planning_20_000_trials_takes_seconds():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +17,24 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
 from trainables.models import kernels
 from trainables.models.kernels import Kernel
+from trainables.models.lanes import SHAPES
 from trainables.pack import ClientWork, program_of
 from trainables.problem import Shipment
 from trainables.server import HostsHere, LaneResult, Progress, Server
 from trainables.spec import TrialSpec
+from trainables.stopping import companies
 
 HOST_RESTARTS = 8  # how often a host may die before its federation is given up, and the pack with it begun elsewhere
 ROUND_RETRIES = 2  # how often a host that dies in a round is asked again: whoever dies three times dies for a reason
+
+
+PATIENCE_S = 900.0  # for a host's first answer, before which it loads its rows and may be started again
+SLOWEST_TIMES = 20.0  # whoever takes so many times as long as the slowest round so far hangs
+LEAST_PATIENCE_S = 120.0  # but a host that died is started again meanwhile
+
+
+class HungError(RuntimeError):
+    """An actor is there and does not answer."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,10 @@ class FederationSize:
         bundle = {"CPU": self.cpus_per_host}
         return {**bundle, "GPU": self.gpus_per_host} if self.gpus_per_host else bundle
 
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        return [self.host_bundle] * self.hosts
+
 
 class HostActor:
     """A client host in a process of its own. What goes over the wire is plain arrays."""
@@ -58,6 +75,9 @@ class HostActor:
     def __init__(self, index: int, device: str, kernel: Kernel) -> None:
         kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
+
+    def where(self) -> str:
+        return f"node {ray.util.get_node_ip_address()}, process {os.getpid()}"
 
     def prepare(self, work: ClientWork) -> np.ndarray:
         return _array(self._host.prepare(work))
@@ -88,14 +108,37 @@ class HostActors:
         self.count = len(handles)
         self._handles = list(handles)
         self._work: tuple[ClientWork, Any] | None = None
+        self._slowest = 0.0
+        self._where: list[Any] = []
+
+    def _answers(self, calls: list[Any]) -> list[Any]:
+        """What the hosts answer, one each. A host that hangs is found by the pace of the rounds before."""
+        if not self._where:
+            self._where = [host.where.remote() for host in self._handles]
+        patience = max(LEAST_PATIENCE_S, SLOWEST_TIMES * self._slowest) if self._slowest else PATIENCE_S
+        began = time.monotonic()
+        _, late = ray.wait(calls, num_returns=len(calls), timeout=patience)
+        if late:
+            raise HungError(f"{self._named(calls.index(late[0]))} has not answered for {patience:.0f} s")
+        replies = ray.get(calls)
+        self._slowest = max(self._slowest, time.monotonic() - began)
+        return replies
+
+    def _named(self, index: int) -> str:
+        try:
+            return f"client host {index} ({ray.get(self._where[index], timeout=0)})"
+        except ray.exceptions.RayError:
+            return f"client host {index}"
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
-        replies = ray.get([host.prepare.remote(self._sent(work)) for host in self._busy(work)])
+        replies = self._answers([host.prepare.remote(self._sent(work)) for host in self._busy(work)])
         return [torch.from_numpy(reply.copy()) for reply in replies]
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
         message = ray.put({name: _array(value) for name, value in sent.items()})
-        replies = ray.get([host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)])
+        replies = self._answers(
+            [host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)]
+        )
         return [
             HostReply(
                 torch.from_numpy(total.copy()),
@@ -114,10 +157,10 @@ class HostActors:
         return self._work[1]
 
     def states(self) -> list[ClientStates | None]:
-        return ray.get([host.states.remote() for host in self._handles])
+        return self._answers([host.states.remote() for host in self._handles])
 
     def restore(self, work: ClientWork, states: ClientStates) -> None:
-        ray.get(
+        self._answers(
             [
                 host.restore.remote(work, states.of(clients))
                 for host, clients in zip(self._handles, work.assignment, strict=False)
@@ -131,6 +174,7 @@ class Federation:
     def __init__(self, size: FederationSize, group: PlacementGroup | None = None, kernel: Kernel | None = None) -> None:
         """`kernel`: which one all hosts use; if not said, the one that this process does."""
         self.size, self._kernel = size, kernel or kernels.chosen(size.device)
+        self._slowest = 0.0
         self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
         self._server = (
             ray.remote(Server)
@@ -159,10 +203,14 @@ class Federation:
             .remote(index, self.size.device, self._kernel)
         )
 
-    def lanes_that_fit(self, trial: TrialSpec, shipment: Shipment) -> int | None:
-        """Trials like this one, side by side. None: as many as one likes."""
-        stateful = program_of(trial).stateful
-        return ray.get(self._server.lanes_that_fit.remote(shipment, stateful, self.size.gpus_per_host))
+    def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Shipment) -> int | None:
+        """Trials like these, side by side, into the memory of a GPU. None: that is no question."""
+        if self.size.device != "cuda" or len(companies(trials)) == 1:
+            return None
+        stateful = program_of(trials[0]).stateful
+        fits = ray.get(self._server.lanes_that_fit.remote(shipment, stateful, self.size.gpus_per_host))
+        # an estimate; whether even a block of lanes, which is always computed whole, is too much is seen by trying
+        return max(SHAPES["cuda"].lanes, fits) if fits is not None else None
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
         ray.get(self._server.open.remote(list(trials), shipment, snapshot))
@@ -171,10 +219,23 @@ class Federation:
         return ray.get(self._server.advance.remote(until))
 
     def progress(self, until: int) -> Progress:
-        return ray.get(self._server.progress.remote(until))
+        """As `advance`, but says only how it stands. A server that hangs is found, more patiently than a host."""
+        patience = max(2 * PATIENCE_S, 2 * SLOWEST_TIMES * self._slowest)
+        began = time.monotonic()
+        try:
+            found = ray.get(self._server.progress.remote(until), timeout=patience)
+        except ray.exceptions.GetTimeoutError:
+            raise HungError(f"the server has not answered for {patience:.0f} s") from None
+        self._slowest = max(self._slowest, time.monotonic() - began)
+        return found
 
-    def stop_lanes(self, keys: Sequence[str]) -> None:
-        ray.get(self._server.stop_lanes.remote(list(keys)))
+    def stop_hopeless(self) -> Progress:
+        """End the lanes that their rule ends here."""
+        return ray.get(self._server.stop_hopeless.remote())
+
+    def results(self) -> bytes:
+        """What is known of every lane, pickled: whoever passes it on need not open it."""
+        return ray.get(self._server.pickled_results.remote())
 
     def snapshot(self) -> bytes:
         return ray.get(self._server.snapshot.remote())

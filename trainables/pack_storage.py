@@ -1,12 +1,28 @@
-"""Where packs leave their checkpoints while a study runs."""
+"""Where packs leave their checkpoints: named by the trials they hold, so that whoever goes on with those finds them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import os
 import shutil
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+ENDING = ".snapshot"
+
+
+class DamagedError(Exception):
+    """A checkpoint that is not what was written."""
+
+
+def name_of(keys: Iterable[str]) -> str:
+    """Of the checkpoint of these trials."""
+    return hashlib.sha256("".join(sorted(keys)).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
@@ -14,6 +30,13 @@ class PackStorage:
     path: str
     filesystem: Any = None
     """fsspec's; None: a folder of the driver's machine, which other nodes may see or not."""
+
+    def make(self) -> None:
+        if self.filesystem is None:
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+        else:
+            self.filesystem.makedirs(self.path, exist_ok=True)
+            self.filesystem.pipe_file(f"{self.path}/here", b"")  # object storage has no folders
 
     def within_reach(self) -> bool:
         """Whether this node sees what the driver has put there."""
@@ -24,8 +47,73 @@ class PackStorage:
         except Exception:  # no network, no credentials: every kind of storage fails in its own way
             return False
 
-    def clear(self) -> None:
-        """Also of what a driver that was killed has left."""
+    # ---- checkpoints: a checksum, then a line that says what they hold, then the snapshot
+
+    def save(self, keys: Sequence[str], t: int, snapshot: bytes) -> None:
+        body = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n" + snapshot
+        content = zlib.crc32(body).to_bytes(4, "little") + body
+        name = name_of(keys) + ENDING
+        if self.filesystem is not None:
+            self.filesystem.pipe_file(f"{self.path}/{name}", content)
+            return
+        part = Path(self.path) / f"{name}.part"
+        try:
+            with part.open("wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(Path(self.path) / name)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def load(self, name: str) -> tuple[int, bytes]:
+        """The round it stands for, and the snapshot."""
+        if self.filesystem is None:
+            content = (Path(self.path) / (name + ENDING)).read_bytes()
+        else:
+            content = self.filesystem.cat_file(f"{self.path}/{name}{ENDING}")
+        body = content[4:]
+        if len(content) < 4 or zlib.crc32(body) != int.from_bytes(content[:4], "little"):
+            raise DamagedError(name)
+        line, _, snapshot = body.partition(b"\n")
+        return json.loads(line)["t"], snapshot
+
+    def held(self) -> dict[str, list[str]]:
+        """The trials of every checkpoint that is there."""
+        found: dict[str, list[str]] = {}
+        for name in self._names():
+            with contextlib.suppress(Exception):  # damaged, or just gone: not held
+                if self.filesystem is None:
+                    file = (Path(self.path) / (name + ENDING)).open("rb")
+                else:
+                    file = self.filesystem.open(f"{self.path}/{name}{ENDING}", "rb")
+                with file:
+                    file.seek(4)
+                    keys = json.loads(file.readline())["keys"]
+                if name_of(keys) == name:
+                    found[name] = keys
+        return found
+
+    def _names(self) -> list[str]:
+        try:
+            if self.filesystem is None:
+                paths = [str(path) for path in Path(self.path).iterdir()]
+            else:
+                paths = self.filesystem.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [path.rpartition("/")[2].removesuffix(ENDING) for path in paths if path.endswith(ENDING)]
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(Exception):  # what is left costs room, not results
+            if self.filesystem is None:
+                (Path(self.path) / (name + ENDING)).unlink(missing_ok=True)
+            else:
+                self.filesystem.rm_file(f"{self.path}/{name}{ENDING}")
+
+    def clear(self, only_if_empty: bool = False) -> None:
+        if only_if_empty and self._names():
+            return
         if self.filesystem is None:
             shutil.rmtree(self.path, ignore_errors=True)
             return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import io
+import itertools
 import math
+import pickle
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ from trainables.pack import (
 from trainables.participation import cohort
 from trainables.problem import Shipment, fetch
 from trainables.spec import TrialSpec
+from trainables.stopping import lanes_to_stop
 from trainables.subnormal import taken_for_zero
 
 METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "noise_norm")
@@ -169,6 +173,16 @@ class Server:
         """As `advance`, but says only how it stands: of a thousand lanes all metrics are slow to send."""
         found = self.advance(until)
         return Progress(sum(lane.state == "running" for lane in found), sum(lane.seconds for lane in found))
+
+    def stop_hopeless(self) -> Progress:
+        """End the lanes that their rule ends after this round."""
+        stop = lanes_to_stop(self.trials, list(self.results.values()), self.t)
+        if stop:
+            self.stop_lanes(stop)
+        return self.progress(self.t)
+
+    def pickled_results(self) -> bytes:
+        return pickle.dumps(list(self.results.values()))
 
     def stop_lanes(self, keys: Iterable[str]) -> None:
         """End some trials before their last round; the pack goes on without them."""
@@ -313,6 +327,7 @@ class Server:
             {
                 "t": self.t,
                 "lanes": [trial.key for trial in self.trials],
+                "groups": [group.stop - group.start for group in self._groups],
                 "theta": self.theta.cpu(),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
                 "results": {k: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items()},
@@ -324,19 +339,28 @@ class Server:
         return self._kept
 
     def _restore(self, snapshot: bytes) -> None:
+        """All lanes of the snapshot, or some of them: a pack may be split and its parts go on from here."""
         saved: dict[str, Any] = torch.load(io.BytesIO(snapshot), weights_only=True)
+        mine = [trial.key for trial in self.trials]
+        if not set(mine) <= set(saved["results"]):
+            raise ValueError("the snapshot belongs to another pack")
         self.results = {
             key: LaneResult(**{**fields, "correct": bytes.fromhex(fields["correct"])})
-            for key, fields in saved["results"].items()
+            for key, fields in ((key, saved["results"][key]) for key in saved["results"] if key in set(mine))
         }
-        if set(self.results) != {trial.key for trial in self.trials}:
-            raise ValueError("the snapshot belongs to another pack")
         self._compact()
-        if [trial.key for trial in self.trials] != saved["lanes"]:
+        place = {key: index for index, key in enumerate(saved["lanes"])}
+        if any(trial.key not in place for trial in self.trials):
             raise ValueError("the snapshot belongs to another pack")
+        index = [place[trial.key] for trial in self.trials]
+        starts = list(itertools.accumulate(saved["groups"], initial=0))
         self.t = saved["t"]
-        self.theta = saved["theta"].to(self.device)
-        self._states = [{name: v.to(self.device) for name, v in state.items()} for state in saved["states"]]
+        self.theta = saved["theta"][index].to(self.device)
+        self._states = []
+        for group in self._groups:  # lanes of one group were neighbours there, too
+            old = bisect.bisect_right(starts, index[group.start]) - 1
+            rows = [lane - starts[old] for lane in index[group.lanes]]
+            self._states.append({name: v[rows].to(self.device) for name, v in saved["states"][old].items()})
         if saved["clients"]:
             self.hosts.restore(self._work, ClientStates(**saved["clients"]))
 

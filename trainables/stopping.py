@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from trainables.objective import ACCURACY, OBJECTIVES
-from trainables.server import LaneResult
 from trainables.spec import TrialSpec
+
+if TYPE_CHECKING:
+    from trainables.server import LaneResult
 
 
 def companies(members: Sequence[TrialSpec]) -> list[list[TrialSpec]]:

@@ -77,10 +77,45 @@ Resources = Annotated[
     typer.Option(
         "--resource",
         metavar="KEY=VALUE",
-        help="Instead of the study's: hosts, gpus_per_host, lanes_per_pack or placement, for this run; may be "
-        "repeated. Never changes a result.",
+        help="Instead of the study's: hosts, gpus_per_host, lanes_per_pack, federations or placement, for this run; "
+        "may be repeated. Never changes a result.",
     ),
 ]
+
+
+StopAfter = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="End after this time (90m, 2h, 1.5d), once the packs in flight have ended."),
+]
+
+
+Shard = Annotated[
+    str | None,
+    typer.Option(metavar="K/N", help="Run every N-th cell, from the K-th on; fedsweep merge puts the parts together."),
+]
+
+
+def shard_of(text: str | None) -> tuple[int, int]:
+    """K/N: which of how many parts."""
+    if text is None:
+        return 1, 1
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise UserError(f"shard = {text!r} is not K/N with K from 1 to N")
+    return int(part), int(parts)
+
+
+def seconds_of(text: str | None) -> float | None:
+    """A time as 30s, 90m, 2h or 1.5d."""
+    if text is None:
+        return None
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        found = float(text[:-1]) * units[text[-1:]]
+    except (ValueError, KeyError):
+        raise UserError(f"stop-after = {text!r} is not a time like 30s, 90m, 2h or 1.5d") from None
+    in_range(0, 1e8, open_low=True, stop_after=found)
+    return found
 
 
 def budget(epsilon: float | None, mu: float | None, delta: float, default: float | None = None) -> float:

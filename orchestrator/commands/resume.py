@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.options import Address, Folder, Json, Resources
+from orchestrator.commands.options import Address, Folder, Json, Resources, Shard, StopAfter
 
 
-def resume(folder: Folder, address: Address = None, resource: Resources = None, json: Json = False) -> None:
+def resume(
+    folder: Folder,
+    address: Address = None,
+    resource: Resources = None,
+    stop_after: StopAfter = None,
+    shard: Shard = None,
+    json: Json = False,
+) -> None:
     """Go on with the study of a result folder, however it ended."""
     from orchestrator.commands import sweep
     from orchestrator.running.sweeping import recorded_study
 
     loaded, text = recorded_study(folder)
-    sweep.run(loaded, text, folder, address, resource, json)
+    sweep.run(loaded, text, folder, address, resource, stop_after, shard, json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands.options import Address, Json, Resources, StudyName
+from orchestrator.commands.options import Address, Json, Resources, Shard, StopAfter, StudyName
 
 
 def run(
@@ -17,6 +17,8 @@ def run(
     ] = None,
     address: Address = None,
     resource: Resources = None,
+    stop_after: StopAfter = None,
+    shard: Shard = None,
     json: Json = False,
 ) -> None:
     """Run a study: search every cell, confirm the winners, write the tables. Does only what is missing."""
@@ -24,4 +26,4 @@ def run(
     from orchestrator.study import reading
 
     loaded, text = reading.load(study)
-    sweep.run(loaded, text, results or str(Path("results") / loaded.name), address, resource, json)
+    sweep.run(loaded, text, results or str(Path("results") / loaded.name), address, resource, stop_after, shard, json)

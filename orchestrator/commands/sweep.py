@@ -6,10 +6,20 @@ from typing import Any
 
 import typer
 
+from orchestrator.commands.options import seconds_of, shard_of
 from orchestrator.console import emit_json, stderr
 
 
-def run(study: Any, text: str, folder: str, address: str | None, resource: list[str] | None, json: bool) -> None:
+def run(
+    study: Any,
+    text: str,
+    folder: str,
+    address: str | None,
+    resource: list[str] | None,
+    stop_after: str | None,
+    shard: str | None,
+    json: bool,
+) -> None:
     from orchestrator.running import sweeping
     from orchestrator.running.progress import JsonView, LineView, LiveView
     from orchestrator.study.reading import changed_resources
@@ -17,7 +27,8 @@ def run(study: Any, text: str, folder: str, address: str | None, resource: list[
     view = JsonView() if json else LiveView() if stderr.is_terminal else LineView()
     try:
         resources = changed_resources(study.resources, resource or [])
-        finished = sweeping.run(study, text, folder, view, address, resources)
+        limits: Any = {"stop_after_s": seconds_of(stop_after), "shard": shard_of(shard)}
+        finished = sweeping.run(study, text, folder, view, address, resources, **limits)
     except KeyboardInterrupt:
         stderr.print(f"stopped; nothing finished is lost. To go on: fedsweep resume {folder}")
         raise

@@ -219,7 +219,7 @@ class Ledger:
 
     def add_data(self, fingerprints: Mapping[str, str]) -> None:
         """What each data label stands for; a label never changes its meaning in a folder."""
-        known = dict(self._db.execute("SELECT label, fingerprint FROM data"))
+        known = self.fingerprints()
         for label, fingerprint in fingerprints.items():
             if known.get(label, fingerprint) != fingerprint:
                 raise UserError(

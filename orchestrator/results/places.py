@@ -32,8 +32,9 @@ from trainables.pack_storage import PackStorage
 
 SIGN_OF_LIFE_S = 20.0
 LOCK_COUNTS_S = 120.0  # longer than a few signs of life and the sending of a large ledger take
-LEDGER, LOG, LOCK, PACKS = "ledger.sqlite", "fedsweep.log", "remote.lock", ".packs"
-NOT_SENT = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock")  # the ledger goes as a snapshot
+LEDGER, LOG, LOCK, CANCEL = "ledger.sqlite", "fedsweep.log", "remote.lock", "cancel.asked"
+PACKS, SCRATCH = ".packs", ".tune"
+NOT_SENT = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger goes as a snapshot
 log = logging.getLogger("fedsweep")
 
 
@@ -51,6 +52,20 @@ class Place:
     def to_write(self) -> Iterator[Place]:
         """For the one process that runs the study."""
         yield self
+
+    def ask_to_stop(self) -> None:
+        """Whoever runs the study finishes the packs in flight and ends, as after Ctrl-C."""
+        try:
+            (self.folder / CANCEL).touch()
+        except OSError as error:
+            raise UserError(f"result folder {self} cannot be written: {error}") from None
+
+    def asked_to_stop(self) -> bool:
+        """Since the last time this was asked."""
+        found = (self.folder / CANCEL).exists()
+        if found:
+            (self.folder / CANCEL).unlink(missing_ok=True)
+        return found
 
     @contextlib.contextmanager
     def to_read(self) -> Iterator[Path]:
@@ -101,6 +116,7 @@ class RemotePlace(Place):
         self._token = secrets.token_hex(8)
         self._recorded = self._sent = -1
         self._lost = ""
+        self._stop = False
         self._wake, self._ended = threading.Event(), threading.Event()
 
     def __str__(self) -> str:
@@ -149,6 +165,13 @@ class RemotePlace(Place):
 
     # ---- while the study runs
 
+    def ask_to_stop(self) -> None:
+        with _said(f"the results at {self.url} cannot be written"):
+            self._files.pipe_file(f"{self._root}/{CANCEL}", self._sign())
+
+    def asked_to_stop(self) -> bool:
+        return self._stop
+
     def recorded(self, count: int) -> None:
         if self._lost:
             raise UserError(self._lost)
@@ -163,6 +186,9 @@ class RemotePlace(Place):
             self._wake.clear()
             try:
                 self._renew_lock()
+                if self._files.exists(f"{self._root}/{CANCEL}"):
+                    self._files.rm_file(f"{self._root}/{CANCEL}")
+                    self._stop = True
                 if self._recorded != self._sent and not self._lost:
                     sending = self._recorded
                     self._send_ledger()
@@ -201,7 +227,7 @@ class RemotePlace(Place):
     def _send_files(self) -> None:
         here = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         for name, path in here.items():
-            if name not in NOT_SENT and not name.startswith(PACKS):
+            if name not in NOT_SENT and not name.startswith((PACKS, SCRATCH)):
                 self._send(path, name)
         tables = f"{self._root}/tables"
         if any(name.startswith("tables/") for name in here) and self._files.exists(tables):

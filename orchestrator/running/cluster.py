@@ -119,7 +119,7 @@ def _knock(address: str) -> None:
 def _loopback_only() -> Iterator[None]:
     """On Linux Ray takes 127.0.0.1 for the machine's address in its network, and then listens to all the world. It
     does not where it thinks that clusters of several machines are not to be had, as it does elsewhere."""
-    from ray._private import ray_constants
+    from orchestrator.running.ray_private import ray_constants
 
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -131,7 +131,7 @@ def _loopback_only() -> Iterator[None]:
 
 def _make_token() -> None:
     """Ray writes a token into the user's home on first use, for all to read: it is made here, for the user alone."""
-    from ray._private.authentication import authentication_token_setup as tokens
+    from orchestrator.running.ray_private import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
     before = os.umask(0o077)
@@ -146,7 +146,7 @@ def _make_token() -> None:
 
 def _show_token() -> None:
     """Ray guards its clusters with a token in the user's home, but shows it by itself only to the address `auto`."""
-    from ray._private.authentication import authentication_token_setup as tokens
+    from orchestrator.running.ray_private import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
     tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

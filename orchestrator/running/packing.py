@@ -26,8 +26,16 @@ class Capacity:
 
     size: FederationSize
     federations: int
+    """That work side by side, or can right now: as many packs are in flight."""
     lanes_per_pack: int
     placement: str = "pack"
+    most: int | None = None
+    """Federations that the study is to have at most, if that was said."""
+
+    def room(self, nodes: Sequence[dict[str, float]]) -> int:
+        """How many federations of this size these nodes hold."""
+        found = room(nodes, self.size, self.placement)
+        return found if self.most is None else min(found, self.most)
 
 
 def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
@@ -45,12 +53,20 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
     federations = room(nodes, size, settings.placement)
     if federations == 0:
         need = " and ".join(f"{amount * size.hosts:g} {name}" for name, amount in size.host_bundle.items())
+        part = f" ({size.gpus_per_host:g} of one device for each)" if 0 < size.gpus_per_host < 1 else ""
         raise UserError(
             f"resources: a federation of {size.hosts} hosts needs {need} on "
-            f"{'the cluster' if settings.placement == 'spread' else 'one node'}, which none has"
+            f"{'the cluster' if settings.placement == 'spread' else 'one node'}{part}, which none has"
         )
     lanes = AUTO_LANES[size.device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
-    return Capacity(size, federations, lanes, settings.placement)
+    most = None if settings.federations == "auto" else settings.federations
+    return Capacity(size, min(federations, most or federations), lanes, settings.placement, most)
+
+
+def smallest(settings: ResourceSettings) -> FederationSize:
+    """The smallest federation that the study may have, on whatever nodes."""
+    hosts = 1 if settings.hosts == "auto" else settings.hosts
+    return FederationSize(hosts, 1.0, 0.0 if settings.gpus_per_host == "auto" else settings.gpus_per_host)
 
 
 def room(nodes: Sequence[dict[str, float]], size: FederationSize, placement: str) -> int:
@@ -69,7 +85,27 @@ def _fitting(nodes: Sequence[dict[str, float]], placement: str, clients: int) ->
 
 
 def _slots(node: dict[str, float], size: FederationSize) -> int:
-    return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in size.host_bundle.items())
+    """How many hosts a node has room for."""
+    return min(_parts(node.get(name, 0.0), amount, name) for name, amount in size.host_bundle.items())
+
+
+def _parts(there: float, amount: float, name: str) -> int:
+    """How often an amount is there. A part of a GPU lies on one device: two devices hold 0.4 four times, not five."""
+    if name == "GPU" and amount < 1:
+        return int(there + 1e-9) * int(1 / amount + 1e-9) + int(there % 1 / amount + 1e-9)
+    return int(there / amount + 1e-9)
+
+
+def passes(trial: TrialSpec) -> float:
+    """How often a round goes over all rows: once, or as often as its local steps and samples have it."""
+    hypers = trial.hyperparameters
+    return math.prod(float(hypers.get(name, 1)) for name in ("local_steps", "sampling_rate", "participation"))
+
+
+def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
+    """About how much there is to compute, in rows that go through a lane. Lanes are computed in whole blocks."""
+    block = SHAPES[device].lanes
+    return math.ceil(len(pack) / block) * block * pack[0].rounds * passes(pack[0]) * rows
 
 
 Limits = Mapping[tuple[str, str, int, int], int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from orchestrator.running.cluster import local_resources
-from orchestrator.running.packing import Capacity, capacity, make_packs
+from orchestrator.running.packing import Capacity, capacity, make_packs, passes
 from orchestrator.running.progress import expected_trials
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.study.cells import Blueprint
@@ -84,7 +83,7 @@ def plan(study: Study) -> Plan:
         for trial in members:
             rounds += trial.rounds
             problem = blueprint.problems[trial.problem.key]
-            flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * _passes(trial)
+            flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * passes(trial)
     cores = size.federations * size.size.hosts
     seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[kernels.chosen()] * cores)
     return Plan(
@@ -116,12 +115,6 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
         stand_ins[n % len(seeds)].model_copy(update={"stop_rule": f"{cell.id} {search.way.name} {n}"})
         for n in range(count)
     ]
-
-
-def _passes(trial: TrialSpec) -> float:
-    """How often a round goes over all rows: once, or as often as its local steps and samples have it."""
-    hypers = trial.hyperparameters
-    return math.prod(float(hypers.get(name, 1)) for name in ("local_steps", "sampling_rate", "participation"))
 
 
 def _unique(trials: list[TrialSpec]) -> list[TrialSpec]:

@@ -20,12 +20,14 @@ from orchestrator.search.contenders import Standing as Judged
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.ways import SEARCH_STAGES, STAGES
 
+SHOW_SHARE = 0.02  # of the driver's time, at most, goes into showing how it stands
+
 
 class Running(Protocol):
     """What a view reads of the conductor."""
 
     sweep: Sweep
-    in_flight: dict[str, Any]
+    in_flight: dict[int, Any]
     lane_rounds: int
     computing_s: float
     retries: int
@@ -65,8 +67,10 @@ class Standing:
 
 
 def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
-    keys = search.stages.get(stage, [])
-    return StageCount(sum(1 for key in keys if key in sweep.outcomes), len(keys))
+    """By counts that the sweep keeps: a view looks often, and there may be very many trials."""
+    opened = len(search.stages.get(stage, []))
+    last = next(reversed(search.stages), None)
+    return StageCount(opened - (sweep.left(search) if stage == last else 0), opened)
 
 
 def expected_trials(search: CellSearch) -> dict[str, int]:
@@ -80,7 +84,7 @@ class View:
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
-        self._shown = 0.0
+        self._shown = self._cost_s = 0.0
         self.every = 0.5
 
     def starting(self, sweep: Sweep) -> None:
@@ -107,9 +111,10 @@ class View:
         now = time.monotonic()
         if self._first is None:
             self._first = (now, running.lane_rounds)
-        if now - self._shown >= self.every or running.sweep.finished:
+        if now - self._shown >= max(self.every, self._cost_s / SHOW_SHARE) or running.sweep.finished:
             self._shown = now
             self.show(running)
+            self._cost_s = time.monotonic() - now
 
     def say(self, sentence: str) -> None:
         stderr.print(sentence)

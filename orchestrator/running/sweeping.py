@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sqlite3
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,24 @@ from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.places import Place, place
+from orchestrator.results.places import SCRATCH, Place, place
 from orchestrator.running import runner
 from orchestrator.running.cluster import connected, local_resources
-from orchestrator.running.packing import capacity
+from orchestrator.running.conductor import Conductor
+from orchestrator.running.nodes import asked_for
+from orchestrator.running.packing import Capacity, capacity, smallest
 from orchestrator.running.progress import View
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
+from orchestrator.study.reading import found_again
 from orchestrator.study.settings import ResourceSettings, Study
 from trainables.errors import UserError
 
 MOST_COUNTS = 50_000  # clients times classes, a few hundred kilobytes
+WAIT_FOR_CLUSTER_S = 900.0  # how long a cluster may take to start the first node that is large enough
+LOOK_EVERY_S = 2.0
+SAY_WAITING_EVERY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -48,48 +56,100 @@ def run(
     view: View,
     address: str | None = None,
     resources: ResourceSettings | None = None,
+    stop_after_s: float | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> Finished:
     """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables.
-    `resources`: for this run, instead of the study's own."""
+    `resources`: for this run, instead of the study's own. `stop_after_s`: then it ends as after one Ctrl-C.
+    `shard`: (k, n) for every n-th cell, from the k-th on."""
+    end = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources
     blueprint = Blueprint.draw(study)
     if address is None:
         capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
     where = place(results)
     with where.to_write(), _written_to(where):
-        return _run(blueprint, source, where, view, address, resources)
+        return _run(blueprint, source, where, view, address, resources, end, shard)
 
 
 def _run(
-    blueprint: Blueprint, source: str, where: Place, view: View, address: str | None, resources: ResourceSettings
+    blueprint: Blueprint,
+    source: str,
+    where: Place,
+    view: View,
+    address: str | None,
+    resources: ResourceSettings,
+    end: float,
+    shard: tuple[int, int],
 ) -> Finished:
     folder = where.folder
     with Ledger.write(folder) as ledger, _logging(folder):
         _enter_study(ledger, blueprint, source, folder)
-        sweep = Sweep(blueprint, ledger)
+        sweep = Sweep(replace(blueprint, cells=blueprint.cells[shard[0] - 1 :: shard[1]]), ledger)
         if not sweep.finished:
             ledger.begin_session()
             view.starting(sweep)
             with connected(address):
-                _run_packs(sweep, where, view, resources)
+                _run_packs(sweep, where, view, resources, elastic=address is not None, end=end)
         failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
         written = [where.shown(path) for path in write_tables(ledger, folder)]
         return Finished(sweep.finished, failed, written, (folder / "tables" / "README.md").read_text(encoding="utf-8"))
 
 
-def _run_packs(sweep: Sweep, where: Place, view: View, resources: ResourceSettings) -> None:
-    """To the end, or until stopped. Where nodes have gone and federations no longer fit, with smaller ones."""
+def _run_packs(
+    sweep: Sweep, where: Place, view: View, resources: ResourceSettings, *, elastic: bool, end: float
+) -> None:
+    """To the end, or until stopped. Where nodes have gone and federations no longer fit, with smaller ones.
+    `elastic`: on a cluster whose nodes may still be on their way."""
 
-    def changed(conductor: runner.Conductor) -> None:
+    def why_stop() -> str:
+        if time.monotonic() > end:
+            return "the time is over"
+        return "cancelled" if where.asked_to_stop() else ""
+
+    def changed(conductor: Conductor) -> None:
         where.recorded(len(conductor.sweep.outcomes))
         view.changed(conductor)
 
+    where.asked_to_stop()  # a wish of yesterday is not meant
     while True:
-        size = capacity(runner.node_resources(), resources, sweep.blueprint.most_clients)
+        size = _size(resources, sweep.blueprint.most_clients, view, elastic)
         view.started(sweep, size)
-        with contextlib.suppress(runner.NoRoomError), view:
-            runner.run(sweep, size, changed, where.packs)
+        with contextlib.suppress(runner.StartAgainError), view:
+            scratch = where.folder / SCRATCH
+            runner.run(sweep, size, changed, where.packs, scratch, say=view.say, elastic=elastic, why_stop=why_stop)
             return
+
+
+def _size(resources: ResourceSettings, clients: int, view: View, elastic: bool) -> Capacity:
+    """By what is free on the nodes; where nothing is, by what they have: then slots wait until others leave."""
+    try:
+        whole = capacity(runner.node_resources(), resources, clients)
+    except UserError as error:
+        if not elastic:
+            raise
+        whole = _waited_for(error, resources, clients, view)
+    try:
+        return capacity(runner.free_resources(), resources, clients)
+    except UserError:
+        return replace(whole, federations=1)
+
+
+def _waited_for(missing: UserError, resources: ResourceSettings, clients: int, view: View) -> Capacity:
+    """A cluster without a node that is large enough is asked for one, and given time."""
+    began = time.monotonic()
+    said = -math.inf
+    with asked_for(smallest(resources).bundles):
+        while True:
+            if time.monotonic() - said > SAY_WAITING_EVERY_S:
+                said = time.monotonic()
+                view.say(f"{missing}; waiting for nodes, for {WAIT_FOR_CLUSTER_S / 60:.0f} min at most")
+            time.sleep(LOOK_EVERY_S)
+            try:
+                return capacity(runner.node_resources(), resources, clients)
+            except UserError:
+                if time.monotonic() - began > WAIT_FOR_CLUSTER_S:
+                    raise
 
 
 def recorded_study(results: Path | str) -> tuple[Study, str]:
@@ -98,7 +158,7 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
         found = ledger.study()
     if found is None:
         raise UserError(f"result folder {results} holds no study yet")
-    return Study.model_validate_json(found[0]), found[1]
+    return found_again(Study.model_validate_json(found[0])), found[1]
 
 
 def rebuild_tables(results: Path | str) -> list[str]:

@@ -43,6 +43,10 @@ class Sweep:
     def finished(self) -> bool:
         return not self._open
 
+    def left(self, search: CellSearch) -> int:
+        """Trials of a cell's last opened stage that have not ended."""
+        return self._left.get(id(search), 0)
+
     def ended(self, outcomes: dict[str, Outcome]) -> None:
         """Trials have ended and are in the ledger: see which stages that completes."""
         self.outcomes.update(outcomes)

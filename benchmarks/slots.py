@@ -1,0 +1,111 @@
+"""How busy the slots of a cluster are: the whole sweep with the real Tune, and packs that only wait.
+
+    python benchmarks/slots.py            all of the table, a quarter of an hour
+    python benchmarks/slots.py 16 2       sixteen slots, packs of two seconds
+
+Every slot is a process of its own that a local Ray was told it has a processor for.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.waiting import WaitingFederation
+from orchestrator.results.ledger import Ledger
+from orchestrator.running import runner
+from orchestrator.running.cluster import connected
+from orchestrator.running.packing import Capacity
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.settings import Study
+from trainables.federation import FederationSize
+from trainables.pack_storage import PackStorage
+
+CELLS = 4
+WAVES = {0.5: 24, 2.0: 12, 30.0: 3}  # packs that a slot has in a stage
+COLUMNS = "| slots | packs of | packs | slots busy | processes that ran them | driver, of a core | all slots up after |"
+
+
+@dataclass(frozen=True)
+class Measured:
+    slots: int
+    seconds: float
+    packs: int
+    busy: float
+    processes: int
+    driver: float
+    start_s: float
+
+    def line(self) -> str:
+        return (
+            f"| {self.slots} | {self.seconds:g} s | {self.packs} | {100 * self.busy:.0f}% | {self.processes} | "
+            f"{100 * self.driver:.0f}% | {self.start_s:.0f} s |"
+        )
+
+
+def study(slots: int, waves: int) -> Study:
+    """A coarse and a fine stage of so many packs for every slot, and one pack for every slot to confirm."""
+    rates = [0.001 * (k + 1) for k in range(slots * waves // CELLS)]
+    method = {
+        "name": "dp-fedgd",
+        "coarse": {"learning_rate": rates},
+        "fine": {"learning_rate": [rate + 0.0005 for rate in rates]},
+    }
+    return Study.model_validate(
+        {
+            "name": "slots",
+            "data": [{"source": "synthetic-frozen:400,100,6,3", "label": "none"}],
+            "partitions": ["iid"],
+            "clients": 4,
+            "methods": [method],
+            "epsilons": [float(2**k) for k in range(CELLS)],
+            "rounds": {"coarse": 10, "fine": 10, "confirm": 10},
+            "seeds": {"confirm": [100 + k for k in range(max(1, slots // CELLS))]},
+            "search": {"refine": "table"},
+        }
+    )
+
+
+def measure(slots: int, seconds: float) -> Measured:
+    of = study(slots, WAVES[seconds])
+    with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name, connected(cpus=slots):
+        folder = Path(name)
+        seen = folder / "seen"
+        seen.mkdir()
+        began, processor = time.time(), time.process_time()
+        with Ledger.write(folder / "results") as ledger:
+            sweep = Sweep(Blueprint.draw(of), ledger)
+            runner.run(
+                sweep,
+                Capacity(FederationSize(), slots, lanes_per_pack=1),
+                lambda conductor: None,
+                PackStorage(str(folder / "packs")),
+                folder / "tune",
+                start=functools.partial(WaitingFederation, seconds, slots, str(seen)),
+            )
+            assert sweep.finished
+        ended, used = time.time(), time.process_time() - processor
+        ran = [[json.loads(line) for line in file.read_text().splitlines()] for file in seen.glob("packs-*")]
+        assert len(list(seen.glob("up-*"))) == slots, "no federation was started anew"
+        packs = [pack for process in ran for pack in process]
+    first, last = min(pack[0] for pack in packs), max(pack[1] for pack in packs)
+    busy = sum(end - start for start, end in packs) / (slots * (last - first))
+    return Measured(slots, seconds, len(packs), busy, len(ran), used / (ended - began), first - began)
+
+
+def main() -> None:
+    chosen = [(int(sys.argv[1]), float(sys.argv[2]))] if len(sys.argv) == 3 else None
+    print(COLUMNS)
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for slots, seconds in chosen or [(n, s) for n in (4, 16, 64) for s in sorted(WAVES)]:
+        print(measure(slots, seconds).line(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""`fedsweep cancel`."""
+
+from __future__ import annotations
+
+from orchestrator.commands.options import Folder
+from orchestrator.console import stderr
+
+
+def cancel(folder: Folder) -> None:
+    """Ask whoever runs a study, on whatever machine, to finish the packs in flight and end. `resume` goes on."""
+    from orchestrator.report import status
+    from orchestrator.results.places import place
+    from trainables.errors import UserError
+
+    holder = status.read(folder)["running"]
+    if holder is None:
+        raise UserError(f"nobody runs the study in {folder}")
+    place(folder).ask_to_stop()
+    stderr.print(f"{holder} was asked to stop; to go on later: fedsweep resume {folder}")

@@ -1,0 +1,384 @@
+"""Which pack is next, and what becomes of packs: results go to the ledger, what fails is tried again, then isolated.
+
+Knows nothing of Ray. The runner asks for packs to lay out, and passes on what slots report and which of them died.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from orchestrator.results.ledger import Row
+from orchestrator.running.packing import Capacity, make_packs, work
+from orchestrator.search.sweep import Sweep
+from trainables.models.lanes import SHAPES
+from trainables.pack import pack_group, plan_of
+from trainables.pack_desk import Order, Report
+from trainables.pack_slot import short_of_memory
+from trainables.pack_storage import PackStorage
+from trainables.server import LaneResult
+from trainables.spec import TrialSpec
+from trainables.stopping import companies
+
+PACK_RETRIES = 2  # how often a pack that failed is taken up again before it is split
+GIVE_UP_AFTER = 3  # single trials failed, or slots that did not start, and not one pack ended: the fault is not theirs
+NODE_FAILURES = 3  # packs failed on a node, one after the other, while others have ended some: it gets no more
+WORTH_HALVING_S = 1.0  # a pack that takes less is not cut in two for the sake of an idle slot
+log = logging.getLogger("fedsweep")
+
+
+@dataclass
+class Pack:
+    trials: list[TrialSpec]
+    work: float
+    resume_from: str = ""
+    """The checkpoint to go on from."""
+    tries: int = 0
+    """How often it has failed."""
+
+    # while a slot has it
+    slot: str = ""
+    node: str = ""
+    began: float = 0.0
+    round: int = 0
+    running: int = 0
+    computing_s: float = 0.0
+    saved: str = ""
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing has happened to it yet, so it can be put together otherwise."""
+        return not self.began and not self.resume_from
+
+
+@dataclass
+class Conductor:
+    sweep: Sweep
+    size: Capacity
+    on_change: Callable[[Conductor], None]
+    storage: PackStorage | None = None
+    in_flight: dict[int, Pack] = field(default_factory=dict)
+    """Packs that slots work on, by the number of the attempt."""
+    laid_out: dict[int, Pack] = field(default_factory=dict)
+    """Packs that any slot may take."""
+    lane_rounds: int = 0
+    """Rounds of single trials that have been run, for the rate."""
+    computing_s: float = 0.0
+    """Seconds that federations have spent in rounds."""
+    retries: int = 0
+    stopping: bool = False
+    broken: str = ""
+    """Why nothing can run here at all, if that is so."""
+    shunned: set[str] = field(default_factory=set)
+    """Nodes that fail pack after pack."""
+
+    def __post_init__(self) -> None:
+        self._ready: list[Pack] = []
+        self._queued: set[str] = set()
+        self._limits: dict[tuple[str, str, int, int], int] = {}
+        """Lanes that there is memory for, where more were tried."""
+        self._number = 0
+        self._lone_failures = self._stillborn = 0
+        self._any_success = False
+        self._failed_on: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._pace: float | None = None
+        """Seconds that a slot takes for a unit of work."""
+        self._held: dict[str, set[str]] = {}
+        """Checkpoints, and the trials for which they are kept."""
+        self._tidier = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-tidier")
+        if self.storage is not None:
+            self._take_up()
+
+    # ---- packs to lay out
+
+    @property
+    def over(self) -> bool:
+        """Nothing runs, and nothing is to be run any more."""
+        return (self.stopping or self.sweep.finished) and not self.in_flight
+
+    @property
+    def packs_left(self) -> int:
+        """Packs that are known: more slots than that have nothing to do."""
+        return len(self._ready) + len(self.laid_out) + len(self.in_flight)
+
+    def orders(self) -> list[Order]:
+        """Packs to lay out now: one for every slot, beside those that are worked on."""
+        if self.stopping:
+            return []
+        self._gather()
+        taken: list[Pack] = []
+        while self._ready and len(self.laid_out) + len(taken) < self.size.federations:
+            taken.append(self._ready.pop(0))
+        idle = self.size.federations - len(self.in_flight) - len(self.laid_out)
+        if not self._ready:
+            taken = self._halved(taken, idle)
+        found = []
+        for pack in taken:
+            self._number += 1
+            self.laid_out[self._number] = pack
+            found.append(Order(self._number, pickle.dumps(pack.trials), pack.resume_from))
+        return found
+
+    def withdrawn(self, numbers: Iterable[int]) -> None:
+        """These were taken back before anybody began them."""
+        self._ready[:0] = [self.laid_out.pop(number) for number in numbers]
+
+    def resize(self, federations: int) -> None:
+        """Nodes have come or gone: what waits is put together anew."""
+        self.size = replace(self.size, federations=federations)
+        fresh = [trial for pack in self._ready if pack.fresh for trial in pack.trials]
+        self._ready = [pack for pack in self._ready if not pack.fresh]
+        self._add(self._packs(fresh))
+
+    def _gather(self) -> None:
+        """What the sweep has opened since, the longest first: so no slot begins with a long one when the others end."""
+        fresh = [trial for key, trial in self.sweep.waiting.items() if key not in self._queued]
+        self._queued.update(trial.key for trial in fresh)
+        self._add(self._packs(fresh))
+
+    def _add(self, packs: list[Pack]) -> None:
+        if packs:
+            again = [pack for pack in self._ready if not pack.fresh]
+            fresh = [pack for pack in self._ready if pack.fresh]
+            self._ready = again + sorted(fresh + packs, key=lambda pack: -pack.work)
+
+    def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
+        return [self._pack(members) for members in make_packs(trials, self.size, self._limits)]
+
+    def _pack(self, members: list[TrialSpec], resume_from: str = "") -> Pack:
+        key = members[0].problem.key
+        if key not in self._rows:
+            self._rows[key] = sum(self.sweep.blueprint.problems[key].partition.sizes)
+        return Pack(members, work(members, self._rows[key], self.size.size.device), resume_from)
+
+    def _halved(self, packs: list[Pack], idle: int) -> list[Pack]:
+        """The last packs, cut so that every idle slot gets a part, where that pays."""
+        found = list(packs)
+        while found and len(found) < idle:
+            largest = max(found, key=lambda pack: pack.work)
+            quick = self._pace is not None and largest.work * self._pace < WORTH_HALVING_S
+            if quick or len(largest) < 2 * SHAPES[self.size.size.device].lanes:
+                return found
+            parts = self._halves(largest)
+            if len(parts) < 2:
+                return found
+            where = found.index(largest)
+            found[where : where + 1] = parts
+        return found
+
+    def _halves(self, pack: Pack) -> list[Pack]:
+        units, block = companies(pack.trials), SHAPES[self.size.size.device].lanes
+        if len(units) == 1:
+            return [pack]
+        half = len(units) // 2
+        if len(units) == len(pack) and half >= block:
+            half = half // block * block  # in whole blocks: a block is computed whole anyway
+        parts = [[trial for unit in part for trial in unit] for part in (units[:half], units[half:])]
+        return [self._pack(part, pack.resume_from) for part in parts]
+
+    # ---- what slots report
+
+    def heard(self, reports: Sequence[Report]) -> None:
+        """What was said since, in its order; all that has ended goes into the ledger at once."""
+        rows: list[Row] = []
+        for report in reports:
+            if report.kind == "ended" and (pack := self._of(report)) is not None:
+                by_key = {trial.key: trial for trial in pack.trials}
+                rows += [self._row(by_key[lane.key], lane) for lane in pickle.loads(report.lanes)]
+        if rows:
+            self._record(rows)
+        for report in reports:
+            self._hear(report)
+        if reports:
+            self.on_change(self)
+
+    def _of(self, report: Report) -> Pack | None:
+        """None: of an attempt that was given up, because its slot was thought dead."""
+        return self.in_flight.get(report.number) or self.laid_out.get(report.number)
+
+    def _hear(self, report: Report) -> None:
+        pack = self._of(report)
+        if pack is None:
+            return
+        if report.kind == "began":
+            self._begin(report, pack)
+            return
+        for note in report.notes:
+            log.warning("%s", note)
+        if report.saved and report.saved != pack.saved:
+            pack.saved = report.saved
+            self._held.setdefault(report.saved, {trial.key for trial in pack.trials})
+        if report.kind == "too large":
+            del self.in_flight[report.number]
+            self._shrink(pack, report.fits)
+            return
+        self.lane_rounds += max(0, report.round - pack.round) * pack.running
+        self.computing_s += max(0.0, report.computing_s - pack.computing_s)
+        pack.round, pack.running, pack.computing_s = report.round, report.running, report.computing_s
+        if report.kind == "ended":
+            del self.in_flight[report.number]
+            self._end(pack)
+
+    def _begin(self, report: Report, pack: Pack) -> None:
+        self.in_flight[report.number] = self.laid_out.pop(report.number)
+        again, pack.began = bool(pack.began), time.monotonic()
+        pack.slot, pack.node = report.slot, report.node
+        pack.running = len(pack)
+        self._stillborn = 0
+        if not again:
+            first = pack.trials[0]
+            log.info("pack of %d trials starts: %s at %d rounds", len(pack), first.method, first.rounds)
+
+    def _end(self, pack: Pack) -> None:
+        self._any_success = True
+        self._failed_on.pop(pack.node, None)
+        self._tidy(pack)
+        seconds = time.monotonic() - pack.began
+        if pack.tries == 0 and not pack.resume_from:
+            self._pace = seconds / pack.work
+        log.info(
+            "pack of %d trials ended after %.2f s, %.2f s of them in its rounds",
+            *(len(pack), seconds, pack.computing_s),
+        )
+
+    def _shrink(self, pack: Pack, fits: int) -> None:
+        """There is no memory for so many lanes: this pack and its like are made anew, smaller."""
+        if len(companies(pack.trials)) == 1:  # a trial, or trials that must stay together
+            self._give_up(pack, f"the device has no memory for {len(pack)} lanes")
+            return
+        group = pack_group(pack.trials[0])
+        limit = self._limits[group] = max(1, min(fits, len(pack) - 1, self._limits.get(group, fits)))
+        log.warning("the device has memory for %d of %d trials: smaller packs", limit, len(pack))
+        cut: list[Pack] = []
+        for other in (pack, *self._ready):
+            too_large = pack_group(other.trials[0]) == group and len(other) > limit
+            cut += self._packs(other.trials) if too_large else [other]
+        self._ready = cut
+
+    # ---- what dies
+
+    def slot_failed(self, slot: str, reason: str, blameless: bool = False) -> None:
+        """A slot has died, and what it had is begun again elsewhere. `blameless`: its node has gone, so this was not
+        the pack's own doing."""
+        number = next((number for number, pack in self.in_flight.items() if pack.slot == slot), None)
+        if number is None:
+            self._stillborn += 1
+            log.warning("a federation did not start, or died without a pack: %s", reason)
+            if self._stillborn >= GIVE_UP_AFTER * self.size.federations and not blameless and not self.in_flight:
+                self._stop_as_broken(reason)
+            return
+        pack = self.in_flight.pop(number)
+        self.sweep.ledger.add_failure([trial.key for trial in pack.trials], reason)
+        pack.resume_from = pack.saved or pack.resume_from
+        if blameless:
+            self.retries += 1
+            log.warning("pack of %d trials is taken up again: its node has gone", len(pack))
+            self._ready.insert(0, pack)
+            return
+        if short_of_memory(reason):
+            self._shrink(pack, len(pack) // 2)
+            return
+        self._blame(pack.node)
+        pack.tries += 1
+        if pack.tries <= PACK_RETRIES:
+            self.retries += 1
+            log.warning("pack of %d trials is taken up again: %s", len(pack), reason)
+            self._ready.insert(0, pack)
+            return
+        self._give_up(pack, reason)
+
+    def _blame(self, node: str) -> None:
+        """Where others can work, a node that only fails is left alone."""
+        self._failed_on[node] = self._failed_on.get(node, 0) + 1
+        if self._failed_on[node] >= NODE_FAILURES and self._any_success and node not in self.shunned:
+            others = {pack.node for pack in self.in_flight.values()} - {node, *self.shunned}
+            if others:
+                self.shunned.add(node)
+                log.warning("node %s has failed %d packs in a row and gets no more", node, self._failed_on[node])
+
+    def _give_up(self, pack: Pack, reason: str) -> None:
+        """A pack has failed too often: split it until the culprit stands alone, and record that one."""
+        parts = self._halves(pack) if len(companies(pack.trials)) > 1 else [pack]
+        if len(parts) > 1:
+            log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
+            self._ready[:0] = parts
+            return
+        log.error("trial %s failed: %s", pack.trials[0].key, reason)
+        self._lone_failures += 1
+        if self._lone_failures >= GIVE_UP_AFTER and not self._any_success:
+            self._stop_as_broken(reason)
+            return
+        # an early-stopping company fails whole: in any other company its members would be other trials
+        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason) for trial in pack.trials])
+        self._tidy(pack)
+        self.on_change(self)
+
+    def _stop_as_broken(self, reason: str) -> None:
+        self.broken = reason
+        self.stopping = True
+
+    # ---- checkpoints
+
+    def _take_up(self) -> None:
+        """What a driver that was killed has left: its packs go on from their last checkpoints."""
+        assert self.storage is not None
+        for name, keys in self.storage.held().items():
+            left = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting and key not in self._queued]
+            whole = {trial.stop_rule for trial in left if trial.stop_rule}
+            torn = any(t.stop_rule in whole and t.key not in keys for t in self.sweep.waiting.values())
+            if not left or torn:
+                self.storage.remove(name)
+                continue
+            log.info("pack of %d trials goes on from its last checkpoint", len(left))
+            self._held[name] = {trial.key for trial in left}
+            self._queued.update(self._held[name])
+            self._ready.append(self._pack(left, name))
+
+    def _tidy(self, pack: Pack) -> None:
+        """Checkpoints all of whose trials are in the ledger go, away from the driver's loop."""
+        ended = {trial.key for trial in pack.trials}
+        for name, keys in list(self._held.items()):
+            keys -= ended
+            if not keys:
+                del self._held[name]
+                if self.storage is not None:
+                    self._tidier.submit(self.storage.remove, name)
+
+    def close(self) -> None:
+        self._tidier.shutdown(wait=True)
+
+    # ---- the ledger
+
+    def _row(self, trial: TrialSpec, lane: LaneResult, reason: str = "") -> Row:
+        problem = self.sweep.blueprint.problems[trial.problem.key]
+        plan = plan_of(trial, problem.partition.sizes)
+        ended = lane.state == "done"
+        return Row(
+            key=trial.key,
+            spec=trial.model_dump_json(),
+            state=lane.state,
+            reason=reason,
+            rounds=lane.rounds,
+            accuracy=lane.metrics["accuracy"].get(trial.rounds) if ended else None,
+            loss=lane.metrics["loss"].get(trial.rounds) if ended else None,
+            metrics=lane.metrics,
+            epsilon_claimed=trial.privacy.epsilon,
+            epsilon_local=plan.bought["local"],
+            epsilon_secure=plan.bought["secure-aggregation"],
+            epsilon_unsampled=plan.unsampled[trial.privacy.release],
+            seconds=lane.seconds,
+            correct=lane.correct,
+        )
+
+    def _record(self, rows: list[Row]) -> None:
+        metric = self.sweep.blueprint.study.objective
+        self.sweep.ledger.add(rows)  # on the disk first, then in the plan
+        self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})

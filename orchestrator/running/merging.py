@@ -1,0 +1,54 @@
+"""One result folder from several: parts of a study that were run apart, on as many clusters as one likes.
+
+A row is a pure function of its key, so it does not matter who computed it; what two parts both have is taken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.report.tables import write_tables
+from orchestrator.report.tables.render import write_text
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.places import place
+from orchestrator.study.extension import check_extension
+from orchestrator.study.settings import Study
+from trainables.errors import UserError
+
+
+def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
+    """Writes all rows of the parts into `results`, and its tables. What is there already stays."""
+    where = place(results)
+    with where.to_write(), Ledger.write(where.folder) as ledger:
+        for part in parts:
+            with place(part).to_read() as folder, Ledger.read(folder) as other:
+                _take(other, ledger, str(part))
+        found = ledger.study()
+        assert found is not None
+        write_text(where.folder / "study.yaml", found[1])
+        return [where.shown(path) for path in write_tables(ledger, where.folder)]
+
+
+def _take(part: Ledger, into: Ledger, name: str) -> None:
+    theirs, ours = part.study(), into.study()
+    if theirs is None:
+        raise UserError(f"result folder {name} holds no study yet")
+    if ours is None:
+        into.add_study(*theirs)
+    else:
+        for old, new in ((ours, theirs), (theirs, ours)):
+            try:
+                check_extension(Study.model_validate_json(old[0]), Study.model_validate_json(new[0]))
+            except UserError as error:
+                raise UserError(f"result folder {name} is of another study: {error}") from None
+    into.add_data(part.fingerprints())
+    into.add_facts(part.facts())
+    into.add_partitions(part.partitions())
+    known = into.stages()
+    for (cell, way, stage), keys in part.stages().items():
+        common = known.get((cell, way, stage), [])[: len(keys)]
+        if common != keys[: len(common)]:
+            raise UserError(f"result folder {name} has other {stage} trials of {cell!r} than those before it")
+        into.add_stage(cell, way, stage, keys)
+    into.add(part.rows(part.outcomes()).values())

@@ -1,0 +1,392 @@
+"""Packs, with the cluster played by the test: who gets what next, and what becomes of what fails."""
+
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_search import GD, drive, near, study
+
+from orchestrator.report import status
+from orchestrator.results.ledger import Ledger
+from orchestrator.running.conductor import GIVE_UP_AFTER, Conductor
+from orchestrator.running.packing import Capacity
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.settings import Study
+from trainables.federation import FederationSize
+from trainables.pack_desk import Order, Report
+from trainables.pack_storage import PackStorage, name_of
+from trainables.server import METRICS, LaneResult
+from trainables.spec import TrialSpec
+
+
+class Cluster:
+    """Slots that take packs and answer them at once, with no Ray between."""
+
+    def __init__(self, folder: Path, of: Study, lanes: int = 128, federations: int = 1, storage=None) -> None:
+        self._writing = Ledger.write(folder)
+        self.ledger = self._writing.__enter__()
+        self.ledger.add_study(of.model_dump_json(), "by hand")
+        self.changes = 0
+        sweep = Sweep(Blueprint.draw(of), self.ledger)
+        size = Capacity(FederationSize(), federations, lanes)
+        self.conductor = Conductor(sweep, size, self._changed, storage)
+        self.desk: list[Order] = []
+
+    def _changed(self, conductor: Conductor) -> None:
+        self.changes += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.conductor.close()
+        self._writing.__exit__(*error)
+
+    def lay_out(self) -> None:
+        self.desk += self.conductor.orders()
+
+    def take(self, slot: str = "slot", node: str = "node") -> tuple[int, list[TrialSpec]] | None:
+        """The number of the pack that a slot begins, and its trials; None: there is none."""
+        self.lay_out()
+        if not self.desk:
+            return None
+        order = self.desk.pop(0)
+        self.report(order.number, "began", slot=slot, node=node)
+        return order.number, pickle.loads(order.trials)
+
+    def report(self, number: int, kind: str, slot: str = "slot", **said) -> None:
+        self.conductor.heard([Report(slot, number, kind, **said)])
+
+    def complete(self, number: int, trials, judge) -> None:
+        lanes = pickle.dumps([lane_result(trial, judge(trial)) for trial in trials])
+        self.report(number, "ended", round=trials[0].rounds, computing_s=1.0, lanes=lanes)
+
+    def run(self, judge, fails=lambda pack: False) -> list[int]:
+        """To the end; the sizes of the packs, every attempt counted."""
+        sizes = []
+        while not self.conductor.stopping and (found := self.take()):
+            number, pack = found
+            sizes.append(len(pack))
+            if fails(pack):
+                self.conductor.slot_failed("slot", "RuntimeError: on purpose")
+            else:
+                self.complete(number, pack, judge)
+        return sizes
+
+
+def lane_result(trial: TrialSpec, outcome) -> LaneResult:
+    state, accuracy, loss = outcome
+    metrics = {name: {} for name in METRICS}
+    if state == "done":
+        metrics["accuracy"], metrics["loss"] = {trial.rounds: accuracy}, {trial.rounds: loss}
+    return LaneResult(trial.key, state, trial.rounds, metrics, 0.5)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 16, 128])
+def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
+    with Cluster(tmp_path / "packs", study(), lanes) as cluster:
+        sizes = cluster.run(near(0.3))
+        assert max(sizes) <= lanes
+        assert cluster.conductor.sweep.finished
+        assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
+
+
+def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
+    """Those that wait, too, and only those of their kind; trials and results stay what they were."""
+    with Cluster(tmp_path / "small", study(), lanes=128) as cluster:
+        sizes = []
+        while found := cluster.take():
+            number, pack = found
+            sizes.append(len(pack))
+            if len(pack) > 2:
+                cluster.report(number, "too large", fits=2)
+            else:
+                cluster.complete(number, pack, near(0.3))
+        assert max(sizes) > 2, "some did not fit"
+        assert cluster.conductor.sweep.finished
+        assert cluster.ledger.failures() == []
+        assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
+
+
+def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
+        number, pack = cluster.take()
+        cluster.report(number, "too large", fits=0)
+        row = cluster.ledger.rows([pack[0].key])[pack[0].key]
+        assert (row.state, row.reason) == ("failed", "the device has no memory for 1 lanes")
+
+
+def test_what_waits_for_what(tmp_path):
+    """Three coarse trials, a pack each, on two federations: one pack lies ready beside those that are worked on."""
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
+        first, second, third = (cluster.take() for _ in range(3))
+        assert cluster.take() is None
+        cluster.complete(*first, near(0.3))
+        cluster.complete(*third, near(0.3))
+        assert cluster.take() is None, "the fine stage waits for the last coarse trial"
+        cluster.complete(*second, near(0.3))
+        assert cluster.run(near(0.3)) == [1] * (3 + 2)
+        assert cluster.conductor.over
+
+
+def test_no_more_packs_lie_ready_than_there_are_slots(tmp_path):
+    """The rest can still be put together otherwise."""
+    with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
+        cluster.lay_out()
+        assert len(cluster.desk) == 2
+        cluster.lay_out()
+        assert len(cluster.desk) == 2
+        cluster.take()
+        cluster.lay_out()
+        assert len(cluster.desk) == 2
+
+
+def test_the_longest_packs_come_first(tmp_path):
+    """Five times the local steps, five times the work: whichever method the study names first."""
+    grid = {"client_learning_rate": [0.1, 0.2]}
+    long = {"name": "dp-fedavg", "fixed": {"local_steps": 5}, "coarse": grid, "fine": grid}
+    with Cluster(tmp_path, study(methods=[GD, long]), lanes=1) as cluster:
+        _, (trial,) = cluster.take()
+        assert trial.method == "dp-fedavg"
+
+
+def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):
+    """The fine stage of the quick cell starts while the last coarse pack of the other is still worked on."""
+    with Cluster(tmp_path, study(), lanes=1, federations=3) as cluster:
+        held = next(found for found in iter(cluster.take, None) if found[1][0].method == "dp-fedsofim")
+        cells = []
+        while len(cluster.conductor.in_flight) > 1 or cluster.desk:
+            for number, pack in list(cluster.conductor.in_flight.items()):
+                if number != held[0]:
+                    cluster.complete(number, pack.trials, near(0.3))
+            while found := cluster.take():
+                cells.append((found[1][0].method, found[1][0].rounds))
+        assert ("dp-fedgd", 6) in cells, "even its confirm runs"
+        assert ("dp-fedsofim", 6) not in cells
+
+
+def test_idle_slots_get_parts_of_what_is_left(tmp_path):
+    """In whole blocks of 16 lanes, and only where a pack takes long enough."""
+    axis = [0.001 * (k + 1) for k in range(64)]
+    method = {"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [0.1]}}
+    of = study(methods=[method])
+    with Cluster(tmp_path / "four", of, federations=4) as cluster:
+        cluster.conductor.size = Capacity(FederationSize(), 1, 128)
+        cluster.conductor._gather()
+        assert [len(pack) for pack in cluster.conductor._ready] == [64], "cut when there was one slot"
+        cluster.conductor.size = Capacity(FederationSize(), 3, 128)
+        cluster.lay_out()
+        assert sorted(len(pickle.loads(order.trials)) for order in cluster.desk) == [16, 16, 32]
+    with Cluster(tmp_path / "quick", of) as cluster:
+        cluster.conductor._gather()
+        cluster.conductor._pace = 0.0  # what was like it took no time at all
+        cluster.conductor.size = Capacity(FederationSize(), 3, 128)
+        cluster.lay_out()
+        assert len(cluster.desk) == 1, "it does not pay"
+
+
+def test_nodes_that_come_get_their_share_of_what_waits(tmp_path):
+    axis = [0.001 * (k + 1) for k in range(96)]
+    method = {"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [0.1]}}
+    with Cluster(tmp_path, study(methods=[method]), lanes=48) as cluster:
+        _, pack = cluster.take()
+        assert len(pack) == 48
+        cluster.conductor.withdrawn([order.number for order in cluster.desk])
+        cluster.desk.clear()
+        cluster.conductor.resize(3)
+        cluster.lay_out()
+        assert [len(pickle.loads(order.trials)) for order in cluster.desk] == [16, 16, 16]
+
+
+def test_nothing_starts_after_one_ctrl_c(tmp_path):
+    with Cluster(tmp_path, study(), lanes=2, federations=2) as cluster:
+        first, second = cluster.take(), cluster.take()
+        cluster.lay_out()
+        cluster.conductor.stopping = True
+        cluster.conductor.withdrawn([order.number for order in cluster.desk])
+        cluster.desk.clear()
+        assert cluster.take() is None
+        cluster.complete(*first, near(0.3))
+        assert not cluster.conductor.over
+        cluster.complete(*second, near(0.3))
+        assert cluster.conductor.over
+        assert len(cluster.ledger.outcomes()) == 4, "the packs in flight are kept"
+
+
+def test_a_pack_that_fails_is_split_until_the_culprit_stands_alone(tmp_path):
+    def culprit(pack) -> bool:
+        return any(t.hyperparameters["learning_rate"] == 0.1 and t.method == "dp-fedsofim" for t in pack)
+
+    with Cluster(tmp_path, study()) as cluster:
+        sizes = cluster.run(near(0.3), culprit)
+        assert sizes[:4] == [7, 7, 7, 3], "three tries, then halves"
+        assert cluster.conductor.sweep.finished
+        states = Counter(state for state, _, _ in cluster.ledger.outcomes().values())
+        assert states["failed"] == 2, "learning rate 0.1 with either rho"
+        failed = [key for key, (state, _, _) in cluster.ledger.outcomes().items() if state == "failed"]
+        assert {r.reason for r in cluster.ledger.rows(failed).values()} == {"RuntimeError: on purpose"}
+        assert cluster.ledger.failures()[0][0] == 7, "the whole pack, then its halves"
+    found = status.read(tmp_path)
+    assert found["finished"]
+    assert set(found["failed"]) == set(failed)
+    assert "failed: trial" in status.as_text(found)
+
+
+def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
+    with Cluster(tmp_path, study()) as cluster:
+        cluster.run(near(0.3), lambda pack: True)
+        assert cluster.conductor.broken == "RuntimeError: on purpose"
+        assert not cluster.conductor.sweep.finished
+        assert len(cluster.ledger.outcomes()) < GIVE_UP_AFTER
+    assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is gone"
+
+
+def test_progress_is_counted_in_rounds_of_trials(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        number, pack = cluster.take()
+        cluster.report(number, "went on", round=2, running=3, computing_s=1.0)
+        assert cluster.conductor.lane_rounds == 3 * 2
+        cluster.conductor.slot_failed("slot", "died")
+        number, pack = cluster.take()
+        cluster.complete(number, pack, near(0.3))
+        assert cluster.conductor.lane_rounds == 3 * 4, "what was repeated counts once"
+        assert cluster.conductor.computing_s == 1.0
+
+
+# ---- whoever dies
+
+
+def test_a_slot_that_dies_costs_its_pack_a_try_and_a_node_that_goes_does_not(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        for _ in range(5):
+            cluster.take()
+            cluster.conductor.slot_failed("slot", "its node has died", blameless=True)
+        assert cluster.conductor.retries == 5
+        fails = iter([True, True])
+        assert cluster.run(near(0.3), lambda pack: next(fails, False))[:3] == [3, 3, 3]
+        assert cluster.conductor.sweep.finished
+        assert len(cluster.ledger.failures()) == 5 + 2
+
+
+def test_what_a_slot_says_after_it_was_given_up_counts_for_nothing(tmp_path):
+    """Its pack has gone to another, which says the same."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        number, pack = cluster.take("lost")
+        cluster.conductor.slot_failed("lost", "not heard of")
+        again, same = cluster.take("other")
+        assert again != number
+        assert same == pack
+        cluster.complete(number, pack, near(0.9))
+        assert cluster.ledger.outcomes() == {}
+        cluster.complete(again, pack, near(0.3))
+        assert len(cluster.ledger.outcomes()) == 3
+
+
+def test_slots_that_do_not_start_are_no_trials_fault(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        cluster.lay_out()
+        for _ in range(GIVE_UP_AFTER):
+            cluster.conductor.slot_failed("slot", "no compiler")
+        assert cluster.conductor.broken == "no compiler"
+        assert cluster.conductor.over
+        assert cluster.ledger.outcomes() == {}
+
+
+def test_a_slot_that_was_killed_for_memory_gets_smaller_packs(tmp_path):
+    """So do those that wait: nobody has to die for each of them."""
+    with Cluster(tmp_path, study(methods=[GD]), lanes=2) as cluster:
+        _, pack = cluster.take()
+        assert len(pack) == 2
+        cluster.conductor.slot_failed("slot", "killed due to the node running low on memory.")
+        assert cluster.run(near(0.3))[:6] == [1] * 6, "coarse and fine; confirm runs are of another kind"
+        assert cluster.conductor.sweep.finished
+        assert len(cluster.ledger.failures()) == 1
+
+
+def test_a_node_that_fails_pack_after_pack_gets_no_more(tmp_path):
+    with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
+        cluster.complete(*cluster.take("good", "sound"), near(0.3))
+        cluster.take("good", "sound")
+        for _ in range(3):
+            cluster.take("bad", "broken")
+            cluster.conductor.slot_failed("bad", "a dead mount")
+        assert cluster.conductor.shunned == {"broken"}
+
+
+# ---- checkpoints
+
+
+def test_a_pack_goes_on_from_what_it_saved_and_so_do_its_halves(tmp_path):
+    storage = PackStorage(str(tmp_path / "packs"))
+    storage.make()
+    with Cluster(tmp_path / "results", study(methods=[GD]), storage=storage) as cluster:
+        number, pack = cluster.take()
+        keys = [trial.key for trial in pack]
+        storage.save(keys, 2, b"half way")
+        cluster.report(number, "went on", round=2, running=3, saved=name_of(keys))
+        for expected in (3, 3, 1):
+            cluster.conductor.slot_failed("slot", "died")
+            cluster.lay_out()
+            assert [order.resume_from for order in cluster.desk] == [name_of(keys)]
+            number, pack = cluster.take()
+            assert len(pack) == expected
+        cluster.complete(number, pack, near(0.3))
+        assert storage.held() == {name_of(keys): keys}, "the other half still needs it"
+        number, pack = cluster.take()
+        assert len(pack) == 2
+        cluster.complete(number, pack, near(0.3))
+        cluster.conductor.close()
+        assert storage.held() == {}
+
+
+def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
+    """With the trials of each checkpoint that have not ended; what has no trial left is removed."""
+    storage = PackStorage(str(tmp_path / "packs"))
+    storage.make()
+    with Cluster(tmp_path / "results", study(methods=[GD]), lanes=2, federations=2) as cluster:
+        (first, ended), (_, running) = cluster.take(), cluster.take()
+        cluster.complete(first, ended, near(0.3))
+        storage.save([trial.key for trial in ended], 2, b"in the ledger")
+        keys = [trial.key for trial in running]
+        storage.save(keys, 2, b"half way")
+    with Cluster(tmp_path / "results", study(methods=[GD]), lanes=128, storage=storage) as cluster:
+        cluster.lay_out()
+        assert [order.resume_from for order in cluster.desk] == [name_of(keys)]
+        assert pickle.loads(cluster.desk[0].trials) == running
+        assert list(storage.held()) == [name_of(keys)]
+        cluster.run(near(0.3))
+        assert cluster.conductor.sweep.finished
+
+
+# ---- very many trials
+
+
+def seconds_of_processor(folder: Path, trials: int) -> float:
+    """Plan and account for so many trials: half of them coarse, half fine, in packs of 128."""
+    axis = [0.001 * (k + 1) for k in range(trials // 200)]
+    method = {
+        "name": "dp-fedsofim",
+        "coarse": {"learning_rate": axis, "rho": [1 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]},
+        "fine": {"learning_rate": axis, "rho": [21 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]},
+    }
+    of = study(methods=[method])
+    began = time.process_time()
+    with Cluster(folder, of) as cluster:
+        sizes = cluster.run(near(0.01))
+        assert cluster.conductor.sweep.finished
+        assert len(cluster.ledger.outcomes()) == trials + 2
+        assert len(sizes) < trials / 100
+    with Ledger.write(folder) as ledger:
+        assert Sweep(Blueprint.draw(of), ledger).finished
+    assert status.read(folder)["finished"]
+    return time.process_time() - began
+
+
+def test_20_000_trials_are_planned_and_accounted_in_seconds(tmp_path):
+    """And twice as many take about twice as long: nothing grows with the square."""
+    half, whole = (seconds_of_processor(tmp_path / str(count), count) for count in (10_000, 20_000))
+    assert whole < 30
+    assert whole < 3 * half, f"{half:.1f} s for 10,000 trials, {whole:.1f} s for 20,000"

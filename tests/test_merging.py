@@ -1,0 +1,98 @@
+"""Parts of a study that were run apart are, put together, what one run would have left."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_search import GD, drive, near, row, study
+
+from orchestrator.commands.options import seconds_of, shard_of
+from orchestrator.report import status
+from orchestrator.report.tables import write_tables
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.places import CANCEL, place
+from orchestrator.running import sweeping
+from orchestrator.running.merging import merge
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.settings import Study
+from trainables.errors import UserError
+
+
+def part(folder: Path, of: Study, k: int, n: int) -> None:
+    """Every n-th cell, as `run --shard` does it."""
+    blueprint = Blueprint.draw(of)
+    with Ledger.write(folder) as ledger:
+        sweeping._enter_study(ledger, blueprint, "by hand", folder)
+        sweep = Sweep(replace(blueprint, cells=blueprint.cells[k - 1 :: n]), ledger)
+        while not sweep.finished:
+            rows = [row(trial, near(0.3)(trial)) for trial in sweep.waiting.values()]
+            ledger.add(rows)
+            sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    with Ledger.read(folder) as ledger:
+        write_tables(ledger, folder)
+    files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
+
+
+def test_merged_parts_are_what_one_run_leaves(tmp_path):
+    of = study(epsilons=[8, 4, 2])
+    part(tmp_path / "whole", of, 1, 1)
+    parts = [tmp_path / f"part {k}" for k in (1, 2, 3, 4)]
+    for k, folder in enumerate(parts, 1):
+        part(folder, of, k, 4)
+        assert not status.read(folder)["finished"]
+    merge(parts[:3], tmp_path / "merged")
+    assert not status.read(tmp_path / "merged")["finished"]
+    merge([parts[3], parts[0]], tmp_path / "merged")
+    assert status.read(tmp_path / "merged")["finished"]
+    assert shown(tmp_path / "merged") == shown(tmp_path / "whole")
+    assert (tmp_path / "merged" / "study.yaml").read_text() == "by hand"
+    assert drive(tmp_path / "merged", of, near(0.3)).trials == [], "nothing is left to run"
+
+
+def test_parts_of_other_studies_are_refused(tmp_path):
+    part(tmp_path / "one", study(methods=[GD]), 1, 1)
+    part(tmp_path / "other", study(methods=[GD], clients=5), 1, 1)
+    with pytest.raises(UserError, match=r"other is of another study: the study has clients = 5, the folder was made w"):
+        merge([tmp_path / "one", tmp_path / "other"], tmp_path / "merged")
+    with pytest.raises(UserError, match="holds no ledger"):
+        merge([tmp_path / "nowhere"], tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "1/0", "-1/4", "1/2/3"])
+def test_a_shard_that_is_none(text):
+    with pytest.raises(UserError, match=f"^shard = '{text}' is not K/N"):
+        shard_of(text)
+    assert (shard_of(None), shard_of("2/8")) == ((1, 1), (2, 8))
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "2w", "-1h", "0s", "nan h"])
+def test_a_time_that_is_none(text):
+    with pytest.raises(UserError, match=r"stop.after"):
+        seconds_of(text)
+    assert [seconds_of(time) for time in (None, "30s", "90m", "2h", "1.5d")] == [None, 30, 5400, 7200, 129600]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
+    """Whoever runs the study hears of it, once, on this machine or through the storage."""
+    monkeypatch.setattr("orchestrator.results.places.SIGN_OF_LIFE_S", 0.01)
+    where = f"file://{tmp_path}/results" if remote else str(tmp_path / "results")
+    with place(where).to_write() as running, Ledger.write(running.folder) as ledger:
+        ledger.add_study(study().model_dump_json(), "by hand")
+        running.recorded(1)
+        if remote:
+            while not (tmp_path / "results" / "ledger.sqlite").exists():
+                running._wake.wait(0.01)
+        assert not running.asked_to_stop()
+        code, _, err = fedsweep("cancel", where)
+        assert (code, "was asked to stop" in err) == (0, True)
+        while not running.asked_to_stop():
+            running.recorded(1)
+        assert not (tmp_path / "results" / CANCEL).exists()
+    code, _, err = fedsweep("cancel", where)
+    assert (code, f"nobody runs the study in {where}" in err) == (2, True)
