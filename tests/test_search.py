@@ -1020,6 +1020,15 @@ def test_companies_do_not_compete():
 # ---- very many trials
 
 
+def test_a_plan_for_a_cluster():
+    """By its nodes, and by its GPUs where it has some."""
+    one, two = (plan(study(), [{"CPU": 4.0}] * count) for count in (1, 2))
+    assert (one.federations, two.federations, two.where) == (1, 2, "a cluster of 2 nodes")
+    gpus = plan(study(resources={"gpus_per_host": 1}), [{"CPU": 16.0, "GPU": 8.0}] * 8)
+    assert (gpus.federations, gpus.device) == (64, "cuda")
+    assert "on a cluster of 8 nodes: 64 federation(s) of 1 client host(s) on GPUs, about" in gpus.as_text()
+
+
 def test_planning_20_000_trials_takes_seconds():
     axis = [0.001 * (k + 1) for k in range(100)]
     axes = {"learning_rate": axis, "rho": [1 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]}

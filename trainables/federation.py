@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,8 +172,16 @@ class HostActors:
 class Federation:
     """Starts the actors and speaks with the server. `close` ends them all."""
 
-    def __init__(self, size: FederationSize, group: PlacementGroup | None = None, kernel: Kernel | None = None) -> None:
-        """`kernel`: which one all hosts use; if not said, the one that this process does."""
+    def __init__(
+        self,
+        size: FederationSize,
+        group: PlacementGroup | None = None,
+        kernel: Kernel | None = None,
+        name: str = "fedsweep",
+    ) -> None:
+        """`kernel`: which one all hosts use; if not said, the one that this process does. `name`: what Ray's own lists
+        call the actors by."""
+        self._name = f"{name} {secrets.token_hex(3)}"  # one that died may still be in the list
         self.size, self._kernel = size, kernel or kernels.chosen(size.device)
         self._slowest = 0.0
         self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
@@ -181,6 +190,7 @@ class Federation:
             .options(
                 num_cpus=size.cpus_per_host if size.one_process else 0,
                 num_gpus=size.gpus_per_host if size.one_process else size.server_gpus,
+                name=f"{self._name} server",
                 **_placed(group, 0),
             )
             .remote(
@@ -198,6 +208,7 @@ class Federation:
                 # a round is a pure function of its arguments, so a host that died is started again and asked again
                 max_restarts=HOST_RESTARTS,
                 max_task_retries=ROUND_RETRIES,
+                name=f"{self._name} host {index}",
                 **_placed(group, index),
             )
             .remote(index, self.size.device, self._kernel)

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from orchestrator.commands.options import Json, StudyName
 from orchestrator.console import emit_json
 
 
-def plan(study: StudyName = "quickstart", json: Json = False) -> None:
+def plan(
+    study: StudyName = "quickstart",
+    address: Annotated[
+        str | None,
+        typer.Option(help="On the Ray cluster at this address (auto or HOST:PORT); default: here."),
+    ] = None,
+    json: Json = False,
+) -> None:
     """Say what a study would run, in how many packs, and about how long it would take. Runs nothing."""
     from orchestrator.running import planning
     from orchestrator.study import reading
 
     loaded, _ = reading.load(study)
-    found = planning.plan(loaded)
+    found = planning.plan(loaded, _nodes(address) if address else None)
     if json:
         emit_json(found.as_dict())
     else:
         typer.echo(found.as_text())
+
+
+def _nodes(address: str) -> list[dict[str, float]]:
+    from orchestrator.running.cluster import connected
+    from orchestrator.running.nodes import node_resources
+
+    with connected(address):
+        return node_resources()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainables.spec import TrialSpec
 
 # of a core's rate for matrix products, what a trial-round reaches, compiled or not (fedsweep bench measures it)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
+GPU_RATE = 8.7e12  # operations a second that a trial-round reaches on one H200 in 2,048 lanes (docs/scaling.md)
 START_S = 12
 PROCESS_BYTES = 350 << 20  # a Python process with torch in it
 
@@ -39,6 +41,8 @@ class Plan:
     bytes: int
     federations: int
     hosts: int
+    device: str
+    where: str
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,16 +58,19 @@ class Plan:
                 f"trials: {sum(self.trials.values())} ({stages})",
                 f"packs: {sum(self.packs.values())} ({packs})",
                 f"trial-rounds: {self.trial_rounds}",
-                f"on this machine: {self.federations} federation(s) of {self.hosts} client host(s), about "
+                f"on {self.where}: {self.federations} federation(s) of {self.hosts} client host(s)"
+                + (" on GPUs" if self.device == "cuda" else "")
+                + ", about "
                 + (f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h")
                 + f" and {self.bytes / 2**30:.1f} GiB of memory",
             ]
         )
 
 
-def plan(study: Study) -> Plan:
+def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
+    """On this machine, or on nodes with these resources, whose processors are taken to be like ours."""
     blueprint = Blueprint.draw(study)
-    size = capacity(local_resources(), study.resources, blueprint.most_clients)
+    size = capacity(local_resources() if nodes is None else nodes, study.resources, blueprint.most_clients)
     searches = [
         CellSearch(cell, way, blueprint.validation_rows(cell)) for cell in blueprint.cells for way in study.ways
     ]
@@ -84,8 +91,11 @@ def plan(study: Study) -> Plan:
             rounds += trial.rounds
             problem = blueprint.problems[trial.problem.key]
             flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * passes(trial)
-    cores = size.federations * size.size.hosts
-    seconds = START_S + flops / (_gemm_rate() * GEMM_SHARE[kernels.chosen()] * cores)
+    if size.size.device == "cuda":
+        rate = GPU_RATE * size.federations * size.size.gpus_per_host * size.size.hosts
+    else:
+        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * size.federations * size.size.hosts
+    seconds = START_S + flops / rate
     return Plan(
         study.name,
         len(blueprint.cells),
@@ -97,6 +107,8 @@ def plan(study: Study) -> Plan:
         _memory(blueprint, size),
         size.federations,
         size.size.hosts,
+        size.size.device,
+        "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -31,6 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.running import head
 from orchestrator.running.conductor import Conductor
+from orchestrator.running.metrics import Metrics
 from orchestrator.running.nodes import free_resources, holders, node_resources
 from orchestrator.running.packing import Capacity
 from orchestrator.search.sweep import Sweep
@@ -130,6 +132,7 @@ class Errands(NotKept, tune.Callback):
     ) -> None:
         self.conductor, self.slots, self.desk = conductor, slots, desk
         self.say, self.elastic, self.why_stop = say, elastic, why_stop
+        self._metrics = Metrics(conductor)
         self._died: list[tuple[str, str]] = []
         self._heard: dict[str, float] = {}
         self._slowest = 0.0
@@ -174,6 +177,7 @@ class Errands(NotKept, tune.Callback):
         orders = self.conductor.orders()
         reports, _ = self._ask(self.desk.exchange.remote(orders, tuple(self.conductor.shunned)))
         self.conductor.heard(reports)
+        self._metrics.update(self.conductor)
         return bool(reports)
 
     def _ask(self, answer: Any) -> Any:
@@ -238,9 +242,9 @@ def _reason(trial: Any) -> str:
     return "its process ended without a word"
 
 
-def start_federation(size: FederationSize, kernel: Kernel) -> Federation:
+def start_federation(size: FederationSize, kernel: Kernel, study: str) -> Federation:
     """In the placement group of the slot that calls this."""
-    return Federation(size, ray.util.get_current_placement_group(), kernel)
+    return Federation(size, ray.util.get_current_placement_group(), kernel, f"fedsweep {study}")
 
 
 def run(
@@ -266,11 +270,11 @@ def run(
     if start is None:
         kernel = kernels.chosen(size.size.device)
         log.info("the kernel of the rounds: %s", kernel)
-        start = functools.partial(start_federation, size.size, kernel)
+        start = functools.partial(start_federation, size.size, kernel, sweep.blueprint.study.name)
     shipper = Shipper()
     problems = sweep.blueprint.problems
     shipments = {key: shipper.ship(problem) if real else None for key, problem in problems.items()}
-    desk = _open_desk()
+    desk = _open_desk(sweep.blueprint.study.name)
     try:
         with quiet(), _stop_on_signal(conductor), head.watched():
             slot = tune.with_parameters(PackSlot, desk=desk, start=start, shipments=shipments, storage=packs)
@@ -290,9 +294,10 @@ def run(
     return conductor
 
 
-def _open_desk() -> Any:
+def _open_desk(study: str) -> Any:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(PackDesk).options(num_cpus=0, scheduling_strategy=here).remote()
+    name = f"fedsweep {study} {secrets.token_hex(3)} desk"
+    return ray.remote(PackDesk).options(num_cpus=0, scheduling_strategy=here, name=name).remote()
 
 
 def _tuner(slot: Any, size: Capacity, slots: Slots, ending: Ending, errands: Errands, scratch: Path) -> tune.Tuner:
