@@ -66,7 +66,7 @@ def study(slots: int, waves: int) -> Study:
             "methods": [method],
             "epsilons": [float(2**k) for k in range(CELLS)],
             "rounds": {"coarse": 10, "fine": 10, "confirm": 10},
-            "seeds": {"confirm": [100 + k for k in range(max(1, slots // CELLS))]},
+            "seeds": {"search": 42, "contest": [], "confirm": [100 + k for k in range(max(1, slots // CELLS))]},
             "search": {"refine": "table"},
         }
     )
