@@ -2,6 +2,7 @@
 
     python benchmarks/slots.py            all of the table, a quarter of an hour
     python benchmarks/slots.py 16 2       sixteen slots, packs of two seconds
+    python benchmarks/slots.py trials 100000   what very many trials that take no time cost the driver
 
 Every slot is a process of its own that a local Ray was told it has a processor for.
 """
@@ -21,6 +22,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.running import runner
 from orchestrator.running.cluster import connected
 from orchestrator.running.packing import Capacity
+from orchestrator.running.progress import Standing, View
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
@@ -99,7 +101,67 @@ def measure(slots: int, seconds: float) -> Measured:
     return Measured(slots, seconds, len(packs), busy, len(ran), used / (ended - began), first - began)
 
 
+def cost_of_trials(trials: int) -> str:
+    """All that the driver does for a trial: planned, checked, sent out, received, accounted, recorded. Half of them are
+    coarse, half fine; two slots, packs of 1,024."""
+    rates, rhos, betas = ([low + step * k for k in range(many)] for low, step, many in AXES)
+    axes = {"learning_rate": rates[: trials // 200], "rho": rhos, "beta": betas}
+    method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [rho + 20 for rho in rhos]}}
+    of = Study.model_validate(
+        {
+            "name": "trials",
+            "data": [{"source": "synthetic-frozen:400,100,6,3", "label": "none"}],
+            "partitions": ["iid"],
+            "clients": 4,
+            "methods": [method],
+            "epsilons": [8.0],
+            "rounds": {"coarse": 10, "fine": 10, "confirm": 10},
+            "seeds": {"search": 42, "contest": [], "confirm": [7]},
+            "search": {"refine": "table"},
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name, connected(cpus=2):
+        folder = Path(name)
+        seen = folder / "seen"
+        seen.mkdir()
+        memory, began, processor = _resident(), time.time(), time.process_time()
+        with Ledger.write(folder / "results") as ledger:
+            sweep = Sweep(Blueprint.draw(of), ledger)
+            planned = time.process_time() - processor
+            view = View()
+            runner.run(
+                sweep,
+                Capacity(FederationSize(), 2, lanes_per_pack=1024),
+                view.changed,
+                PackStorage(str(folder / "packs")),
+                folder / "tune",
+                start=functools.partial(WaitingFederation, 0.0, 2, str(seen)),
+            )
+            assert sweep.finished
+            used, took, grown = time.process_time() - processor, time.time() - began, _resident() - memory
+            began = time.process_time()
+            Standing.of(sweep)
+            looked = time.process_time() - began
+        size = (folder / "results" / "ledger.sqlite").stat().st_size
+    return (
+        f"{trials} trials: {1000 * used / trials:.3f} ms of a core a trial ({1000 * planned / trials:.3f} of "
+        f"them before the first pack), {grown / trials:.0f} bytes of its memory, {size / trials:.0f} of the ledger; "
+        f"{took:.0f} s in all, a look at how it stands {1000 * looked:.2f} ms"
+    )
+
+
+AXES = ((0.001, 0.001, 1000), (1.0, 1.0, 10), (0.0, 0.05, 10))
+
+
+def _resident() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["trials"]:
+        print(cost_of_trials(int(sys.argv[2])))
+        return
     chosen = [(int(sys.argv[1]), float(sys.argv[2]))] if len(sys.argv) == 3 else None
     print(COLUMNS)
     print("|---:|---:|---:|---:|---:|---:|---:|")
