@@ -80,6 +80,7 @@ def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             say(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
             say(f"start-up to first round: {report['startup_s']:.1f} s")
             report |= _lanes(lab, federation, size, quick, say)
+            report |= _saturated(lab, federation, quick, say)
             report |= _evaluation(lab, federation, report, quick, say)
             report |= _one_at_a_time(lab, federation, quick, say)
         report |= _messages(lab, say)
@@ -203,6 +204,19 @@ def _gemm_rate(size: FederationSize) -> float:
     task = ray.remote(num_cpus=0)(measure)
     ray.get([task.remote("cpu") for _ in range(size.hosts)])  # warm: processes started, torch imported
     return sum(ray.get([task.remote("cpu") for _ in range(size.hosts)]))
+
+
+def _saturated(lab: _Lab, federation: Federation, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Lanes whose step size has driven the softmax to its ends, against calm ones: many powers are next to nothing then,
+    and a processor that stumbles over such numbers takes several times as long."""
+    taken: dict[str, float] = {}
+    for name, rate in (("calm", 0.01), ("saturated", 1000.0)) * (1 if quick else 2):
+        federation.open(lab.trials(32, method="dp-fedgd", learning_rate=rate), lab.shipment)
+        federation.advance(3)
+        taken[name] = min(taken.get(name, math.inf), _time_rounds(federation, 3 if quick else 6, 4))
+    ratio = taken["saturated"] / taken["calm"]
+    say(f"32 saturated lanes against 32 calm ones: {ratio:.2f} times as long")
+    return {"saturated_ratio": ratio}
 
 
 def _evaluation(

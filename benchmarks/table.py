@@ -27,6 +27,7 @@ def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
             )
             for count in lanes
         ),
+        ("saturated lanes against calm ones, time", of("saturated_ratio", ".2f")),
         ("evaluation every 10 rounds, % of a run", of("evaluation_share", ".1f", 100)),
         ("messages to and from a host in a round", of("messages_per_round_and_host", "g")),
         ("32 in a pack against one at a time", of("packed_speedup", ".1f")),

@@ -8,8 +8,8 @@ Everything is done in logarithms, so it holds for eps from 1e-3 to 1e3 and delta
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from trainables.errors import in_range
@@ -40,7 +40,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     high = 1.0
     while log_delta(high, mu) > target:
         high *= 2
-    root = float(brentq(lambda e: max(log_delta(e, mu), -1e6) - target, 0.0, high, xtol=1e-15, rtol=1e-14))
+    root = _root(lambda e: max(log_delta(e, mu), -1e6) - target, 0.0, high)
     step = 1e-15
     while log_delta(root, mu) > target:  # small steps alone would never end where delta drowns in rounding
         root, step = math.nextafter(root * (1 + step), math.inf), min(2 * step, 0.5)
@@ -59,8 +59,14 @@ def mu_of(epsilon: float, delta: float) -> float:
         high *= 2
     while log_delta(epsilon, low) > target:
         low /= 2
-    root = float(brentq(lambda m: max(log_delta(epsilon, m), -1e6) - target, low, high, xtol=1e-15, rtol=1e-14))
+    root = _root(lambda m: max(log_delta(epsilon, m), -1e6) - target, low, high)
     step = 1e-15
     while log_delta(epsilon, root) > target:
         root, step = root * (1 - step), min(2 * step, 0.5)
     return root
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.optimize import brentq  # half a second of imports that a client host never needs
+
+    return float(brentq(function, low, high, xtol=1e-15, rtol=1e-14))
