@@ -38,6 +38,7 @@ def run(
     elif finished.complete:
         typer.echo(finished.page)
         stderr.print(f"tables are in {folder}/tables, the chosen values in {folder}/best.yaml")
+        stderr.print(f"all on one page to look at: fedsweep report {folder}")
     if finished.failed:
         stderr.print(f"{finished.failed} trials failed; fedsweep status {folder} says why")
     if not finished.complete:

@@ -188,8 +188,13 @@ def _lost(results: Results) -> list[str]:
     return found
 
 
+def _searched(results: Results) -> list[CellResult]:
+    """Those whose search is over: before that, who leads may not win."""
+    return [cell for cell in results.cells if cell.confirm]
+
+
 def _edges(results: Results) -> list[str]:
-    beyond = [(cell, marks) for cell in results.cells if (marks := [m for m in edges(cell) if "(fine)" not in m])]
+    beyond = [(cell, marks) for cell in _searched(results) if (marks := [m for m in edges(cell) if "(fine)" not in m])]
     if not beyond:
         return []
     told = [f"{_told(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MANY_NEAR]]
@@ -201,14 +206,13 @@ def _edges(results: Results) -> list[str]:
 
 
 def _near(results: Results) -> list[str]:
-    close = [(near, cell) for cell in results.cells if (near := _within(cell)) > MANY_NEAR]
+    close = [(near, cell) for cell in _searched(results) if (near := _within(cell)) > MANY_NEAR]
     if not close:
         return []
     near, most = max(close, key=lambda item: item[0])
     return [
         f"In {len(close)} of {len(results.cells)} cells more than {MANY_NEAR} configurations lie within one standard "
-        f"error of the winner (most for {_told(most, results)}: {near} of {most.search.trials}): their order is "
-        "chance."
+        f"error of the winner (most for {_told(most, results)}: {near}): their order is chance."
     ]
 
 

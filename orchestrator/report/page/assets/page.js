@@ -28,11 +28,6 @@ function standing(study) {
     page.live && el("span", { class: "live" }, " · updates by itself"));
 }
 
-function bestSoFar(study) {
-  if (study.status.finished || !study.status.best.length) return null;
-  return el("div", {}, el("h3", {}, "Best so far on the validation rows"), el("ul", {}, study.status.best.map((text) => el("li", {}, text))));
-}
-
 function head() {
   const study = current(), themes = { "": "Theme: automatic", light: "Theme: light", dark: "Theme: dark" };
   const turn = el("button", { type: "button", class: "theme", onclick: () => {
@@ -51,13 +46,20 @@ function draw() {
   document.getElementById("top").replaceChildren(...head().filter(Boolean));
   const sections = SECTIONS.map(([id, title, content]) => {
     const found = content(study);
-    return found && el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), found, id === "summary" && bestSoFar(study));
+    return found && el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), found);
   }).filter(Boolean);
   document.getElementById("main").replaceChildren(...sections);
   document.getElementById("contents").replaceChildren(el("ul", {}, SECTIONS.filter(([id]) => sections.some((s) => s.id === id)).map(([id, title]) => el("li", {}, el("a", { href: `#${id}` }, title)))));
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   window.scrollTo(0, scroll);
 }
+
+// ---- on paper everything is unfolded
+
+const folds = () => [...document.querySelectorAll("details:not([open])")];
+let unfolded = [];
+window.addEventListener("beforeprint", () => { unfolded = folds(); unfolded.forEach((fold) => { fold.open = true; }); });
+window.addEventListener("afterprint", () => unfolded.forEach((fold) => { fold.open = false; }));
 
 // ---- live
 

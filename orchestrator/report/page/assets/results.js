@@ -12,10 +12,16 @@ function inWords(study) {
     study.words.map((part) => [several && el("h3", {}, part.heading),
       el("ul", { class: "words" }, part.sentences.map((sentence) => el("li", {}, sentence.text)))]),
     !study.words.length && el("p", {}, "Nothing has been started yet."),
-    study.words.length > 0 && el("p", { class: "note" }, "± is one standard deviation between seeds. A difference comes with the interval that holds it with 95% confidence, " +
+    bestSoFar(study),
+    study.words.some((part) => part.sentences.some((sentence) => sentence.winner)) && el("p", { class: "note" }, "± is one standard deviation between seeds. A difference comes with the interval that holds it with 95% confidence, " +
       "from runs with the same seeds (Student's t), wide enough for all comparisons of its sentence together."),
     study.distrust.length > 0 && el("div", { class: "distrust" }, el("h3", {}, "What to distrust"), el("ul", {}, study.distrust.map((text) => el("li", {}, text)))),
   ];
+}
+
+function bestSoFar(study) {
+  if (study.status.finished || !study.status.best.length) return null;
+  return el("div", {}, el("h3", {}, "Best so far on the validation rows"), el("ul", {}, study.status.best.map((text) => el("li", {}, text))));
 }
 
 // ---- score by round
