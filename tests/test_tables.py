@@ -12,10 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from scipy import stats
 
 from orchestrator.report.tables import render, write_tables
 from orchestrator.report.tables.best import read_best
+from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
 from orchestrator.report.tables.privacy import _rounded_up
 from orchestrator.report.tables.tuning import shown_value
@@ -184,10 +188,10 @@ def test_accuracy_is_mean_and_sample_deviation_with_the_best_in_bold(finished):
     assert lines(finished, "accuracy") == [
         ["Method", "10", "20"],
         ["**ε = 1**", "", ""],
-        ["DP-FedGD", "22.00 ± 2.83", "41.50 ± 2.12"],
-        ["DP-FedAdam", "**40.00 ± 1.41**", "**50.50 ± 0.71**"],
+        ["DP-FedGD", "22.00 ± 2.83", "**41.50 ± 2.12**"],  # 10 and 8 behind: t = 9 of one degree of freedom, p = 0.07
+        ["DP-FedAdam", "**40.00 ± 1.41**", "**50.50 ± 0.71**"],  # 19 and 17 ahead: t = 18, p = 0.035
         ["**ε = 8**", "", ""],
-        ["DP-FedGD", "22.00 ± 2.83", "41.50 ± 2.12"],
+        ["DP-FedGD", "22.00 ± 2.83", "**41.50 ± 2.12**"],
         ["DP-FedAdam", "**40.00 ± 1.41**", "**50.50 ± 0.71**"],
     ]
     assert "sample standard deviation (ddof = 1) over 2 seeds (42, 7)" in caption(finished, "accuracy")
@@ -433,6 +437,101 @@ def test_rounds_to_95_percent_may_never_come_and_needs_dp_fedgd(tmp_path):
     assert not (tmp_path / "without" / "tables" / "rounds-to-95.md").exists()
 
 
+# ---- paired differences over seeds
+
+
+def write_seeds(folder: Path, scores: dict[str, list[float]], epsilons=(1,), **changes) -> None:
+    """Methods with these final scores, seed by seed, the same at every budget."""
+    of = study(methods=list(scores), epsilons=list(epsilons), seeds={"confirm": list(range(5))}, **changes)
+    with writing(folder, of) as writer:
+        for method, values in scores.items():
+            for epsilon in epsilons:
+                writer.search(method, epsilon, GRID)
+                writer.confirm(method, epsilon, {}, {seed: {LAST: value} for seed, value in enumerate(values)})
+    build(folder)
+
+
+A, B, C = [50.0, 52.0, 51.0, 49.0, 53.0], [50.5, 51.0, 51.5, 49.5, 52.0], [40.0, 43.0, 41.0, 40.0, 42.0]
+
+
+def test_all_that_cannot_be_told_from_the_best_are_marked(tmp_path):
+    write_seeds(tmp_path, {"dp-fedgd": A, "dp-fedadam": B, "dp-fedyogi": C})
+    column = [line[2] for line in lines(tmp_path, "accuracy")[2:]]
+    assert column == ["**51.00 ± 1.58**", "**50.90 ± 0.96**", "41.20 ± 1.30"]
+    assert "all that the seeds cannot tell from it" in caption(tmp_path, "accuracy")
+
+
+def test_differences_agree_with_scipy(tmp_path):
+    write_seeds(tmp_path, {"dp-fedgd": A, "dp-fedadam": B, "dp-fedyogi": C}, epsilons=(1, 8))
+    found = frame(tmp_path, "differences")
+    assert found["reference"].unique().tolist() == ["DP-FedYogi"]
+    assert len(found) == 4
+    for method, scores in (("DP-FedGD", A), ("DP-FedAdam", B)):
+        expected = stats.ttest_rel(C, scores)
+        interval = expected.confidence_interval(0.95)
+        for _, line in found[found["method"] == method].iterrows():
+            assert line["difference"] == pytest.approx(np.mean(np.subtract(C, scores)))
+            assert line["p"] == pytest.approx(expected.pvalue, rel=1e-6)
+            assert (line["low"], line["high"]) == pytest.approx((interval.low, interval.high))
+    assert found["p_holm"].tolist() == pytest.approx(stats_holm(found["p"].tolist()))
+    assert lines(tmp_path, "differences")[0] == ["Method", "Difference", "95% interval", "Seeds", "p", "p (Holm)"]
+
+
+def stats_holm(values: list[float]) -> list[float]:
+    """By its definition: the k-th smallest times (m - k + 1), never below one before it."""
+    ordered = sorted(values)
+    return [min(1.0, max((len(values) - k) * ordered[k] for k in range(ordered.index(value) + 1))) for value in values]
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_is_between_no_correction_and_bonferroni(values):
+    found = holm(values)
+    for p, corrected in zip(values, found, strict=True):
+        assert p <= corrected <= min(1.0, len(values) * p) + 1e-12
+    assert [corrected for _, corrected in sorted(zip(values, found, strict=True))] == sorted(found)
+
+
+def test_a_larger_budget_that_did_worse_is_pointed_out_with_its_reason(tmp_path):
+    of = study(methods=["dp-fedgd"], seeds={"confirm": [1, 2, 3]})
+    with writing(tmp_path, of) as writer:
+        for epsilon, score in ((1, 60.0), (8, 50.0)):
+            coarse = [({"learning_rate": rate}, 40 + 10 * rate) for rate in (0.1, 0.5, 1.0)]
+            writer.search("dp-fedgd", epsilon, {"coarse": coarse})
+            writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, {k: {LAST: score + k / 10} for k in (1, 2, 3)})
+    build(tmp_path)
+    warning = (
+        "DP-FedGD at ε = 8 did worse than at ε = 1 by 10.00, more than its seeds explain: its winner sits on an edge"
+    )
+    assert warning in caption(tmp_path, "accuracy")
+    assert warning in (tmp_path / "tables" / "README.md").read_text()
+
+
+# ---- how winners were chosen
+
+
+def test_selection_says_what_one_seed_would_have_taken(tmp_path):
+    """Three search seeds: the first likes 1.0 best, their mean 0.1, and so does the contest."""
+    seeds = {"search": [1, 2, 3], "contest": [4, 5], "confirm": [42, 7]}
+    of = study(methods=["dp-fedgd"], epsilons=[1], seeds=seeds)
+    scores = {0.1: [50.0, 54.0, 52.0, 53.0, 55.0], 1.0: [58.0, 40.0, 42.0, 41.0, 41.0]}
+    with writing(tmp_path, of) as writer:
+        keys = {"coarse": [], "contest": []}
+        for rate, values in scores.items():
+            for seed, value in enumerate(values, start=1):
+                trial = writer.trial("dp-fedgd", 1, {"learning_rate": rate}, seed, confirm=False)
+                writer.ledger.add([row(trial, {LAST: value})])
+                keys["coarse" if seed < 4 else "contest"].append(trial.key)
+        for stage, members in keys.items():
+            writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", stage, members)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+    build(tmp_path)
+    assert lines(tmp_path, "selection")[2:] == [
+        *[["DP-FedGD", "learning_rate = 1", "learning_rate = 0.1", "54.00 ± 1.41", "41.50 ± 2.12", "12.50", "1"]]
+    ]
+    assert lines(tmp_path, "hyperparameters")[2][1:4] == ["learning_rate = 0.1", "54.00 ± 1.41", "coarse"]
+    assert frame(tmp_path, "hyperparameters")["trials"].tolist() == [10]
+
+
 # ---- McNemar
 
 
@@ -449,7 +548,7 @@ def test_rounds_to_95_percent_may_never_come_and_needs_dp_fedgd(tmp_path):
     ],
 )
 def test_mcnemar_by_the_papers_numbers(n10, n01, statistic, p, sign):
-    found = Comparison(n10, n01)
+    found = Comparison(n10, n01, n10 + n01)  # one seed: every row that differs counts once
     assert (round(found.chi2, 3), round(found.p, 4), found.sign) == (statistic, p, sign)
 
 
@@ -457,25 +556,40 @@ def test_mcnemar_counts_only_rows_not_padding():
     """10 rows in 2 bytes. Reference right on 0..5, other right on 4..7: n10 = {0,1,2,3}, n01 = {6,7}."""
     rows = np.arange(10)
     reference, other = np.packbits(rows < 6).tobytes(), np.packbits((rows >= 4) & (rows < 8)).tobytes()
-    assert Comparison.of(reference, other, 10) == Comparison(n10=4, n01=2)
+    assert Comparison.of([(reference, other)], 10) == Comparison(n10=4, n01=2, squares=6)
     padded = bytes([reference[0], reference[1] | 0b00111111])
-    assert Comparison.of(padded, other, 10) == Comparison(n10=4, n01=2)
+    assert Comparison.of([(padded, other)], 10) == Comparison(n10=4, n01=2, squares=6)
+
+
+def test_mcnemar_takes_a_row_for_one_observation_however_many_seeds_judge_it():
+    """Five seeds that all say the same are no more evidence than one; pooled as if independent, p would be 1e-7."""
+    rows = np.arange(200)
+    reference, other = np.packbits(rows < 40).tobytes(), np.packbits((rows >= 20) & (rows < 46)).tobytes()
+    one, five = (Comparison.of([(reference, other)] * seeds, 200) for seeds in (1, 5))
+    assert (one.n10, one.n01, five.n10, five.n01) == (20, 6, 100, 30)
+    assert five.chi2 == pytest.approx((5 * 14 - 1) ** 2 / (25 * 26))
+    assert one.p == pytest.approx(0.0108, abs=1e-4)
+    assert 0.005 < five.p < one.p
+    # a row that one seed has right and another wrong speaks for nobody
+    mixed = Comparison.of([(reference, other), (other, reference)], 200)
+    assert (mixed.n10, mixed.n01, mixed.squares, mixed.p) == (26, 26, 0, 1.0)
 
 
 def test_mcnemar_table(finished):
     """Of 20 rows DP-FedAdam has the first 10 right, DP-FedGD the first 8: n10 = 2, n01 = 0, (2 - 1)^2 / 2 = 0.5."""
     assert lines(finished, "mcnemar")[:3] == [
-        ["Method", "Accuracy (%)", "n10", "n01", "χ²", "p", "Sign"],
-        ["**ε = 1: DP-FedAdam 50.00 %**", "", "", "", "", "", ""],
-        ["DP-FedGD", "40.00", "2", "0", "0.500", "0.4795", "+"],
+        ["Method", "Accuracy (%)", "n10", "n01", "χ²", "p", "p (Holm)", "Sign"],
+        ["**ε = 1: DP-FedAdam 50.00 %**", "", "", "", "", "", "", ""],
+        ["DP-FedGD", "40.00", "2", "0", "0.500", "0.4795", "0.9590", "+"],
     ]
-    assert "on the 20 test rows after round 20, seed 42" in caption(finished, "mcnemar")
+    assert "on the 20 test rows after the last round, over all 2 confirm seeds" in caption(finished, "mcnemar")
+    assert frame(finished, "mcnemar")["seeds"].tolist() == [42, 42], "the other seed has no bits"
 
 
 def test_mcnemar_takes_the_reference_that_the_study_names(tmp_path):
     write_finished(tmp_path, study(compare_to="dp-fedgd"))
     build(tmp_path)
-    assert lines(tmp_path, "mcnemar")[2] == ["DP-FedAdam", "50.00", "0", "2", "0.500", "0.4795", "-"]
+    assert lines(tmp_path, "mcnemar")[2] == ["DP-FedAdam", "50.00", "0", "2", "0.500", "0.4795", "0.9590", "-"]
 
 
 def test_a_very_small_p_is_shown_as_such_and_bold(tmp_path):
@@ -485,7 +599,7 @@ def test_a_very_small_p_is_shown_as_such_and_bold(tmp_path):
             writer.confirm(method, 1, {}, LOW, correct={42: correct})
     build(tmp_path)
     # (20 - 1)^2 / 20 = 18.05
-    assert lines(tmp_path, "mcnemar")[2][2:] == ["20", "0", "18.050", "**<0.0001**", "+"]
+    assert lines(tmp_path, "mcnemar")[2][2:] == ["20", "0", "18.050", "<0.0001", "**<0.0001**", "+"]
 
 
 # ---- privacy

@@ -4,58 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, stdev
 from typing import Any
 
-from scipy.special import stdtrit
-
+from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, short_name, unfinished
+from orchestrator.report.tables.differences import counts, difference
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.report.tables.tuning import edges
 
-CONFIDENCE = 0.95
 FEW_SEEDS = 3
 MANY_NEAR = 5
 GAP_IN_DEVIATIONS = 3.0
 LOST_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Difference:
-    """By how much one cell's score exceeds another's, seed by seed."""
-
-    mean: float
-    low: float
-    high: float
-    """Of an interval that holds the true difference with the confidence asked for; infinite with a single seed."""
-    seeds: int
-
-    @property
-    def clear(self) -> bool:
-        return self.low > 0 or self.high < 0
-
-
-def difference(a: CellResult, b: CellResult, comparisons: int = 1) -> Difference | None:
-    """Paired over the seeds that both have, by Student's t; with several comparisons their intervals hold together."""
-    metric = a.objective.metric
-    pairs = [
-        (ours, theirs)
-        for seed in a.confirm
-        if seed in b.confirm
-        and (ours := a.confirm[seed].score(metric)) is not None
-        and (theirs := b.confirm[seed].score(metric)) is not None
-    ]
-    if not pairs:
-        return None
-    found = [ours - theirs for ours, theirs in pairs]
-    mean, n = fmean(found), len(found)
-    if n < 2:
-        return Difference(mean, -math.inf, math.inf, n)
-    t = float(stdtrit(n - 1, 1 - (1 - CONFIDENCE) / 2 / comparisons))
-    reach = t * stdev(found) / math.sqrt(n)
-    return Difference(mean, mean - reach, mean + reach, n)
 
 
 # ---- what was found
@@ -99,11 +59,6 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
     else:
         text += f"; {_listed(tied)} cannot be told from it by {_seeds(best)}, the others are clearly behind."
     return {"epsilon": epsilon, "text": text, "winner": best.id}
-
-
-def counts(cell: CellResult) -> bool:
-    """Whether a cell may lead: all seeds there, the claim kept, and not a program run as released."""
-    return cell.complete(cell.last) and cell.keeps_its_claim and not cell.method.as_released
 
 
 def _shown(cell: CellResult) -> str:
@@ -240,21 +195,12 @@ def _gaps(results: Results) -> list[str]:
 
 
 def _not_monotone(results: Results) -> list[str]:
-    """More noise should not help: where a larger budget did worse than a smaller one by more than its seeds explain."""
-    objective, found = results.study.judged_by, []
-    for setting in results.settings:
-        for method in results.study.methods:
-            for way in results.study.ways:
-                cells = [c for c in results.of(setting) if c.method == method and c.way == way.name and counts(c)]
-                for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
-                    gap = difference(small, large)
-                    if gap and gap.clear and objective.cost(gap.mean) < 0:
-                        found.append(
-                            f"{_told(large, results)} did worse than at {budget(small.epsilon)} by "
-                            f"{_number(abs(gap.mean))}, more than its seeds explain: its search did not find what a "
-                            "smaller budget found."
-                        )
-    return found
+    """Under the accuracy tables they stand as well; here with their setting where there are several."""
+    return [
+        sentence if len(results.settings) == 1 else f"{setting}: {sentence}"
+        for setting in results.settings
+        for sentence in not_monotone(results, setting)
+    ]
 
 
 def _price_of_the_search(results: Results) -> list[str]:

@@ -33,7 +33,7 @@ def _tests(ours: Ours, row: Any) -> list[dict[str, Any]]:
         mine, theirs = _correct(sofim[0]) if sofim else None, _correct(entry)
         if mine is None or theirs is None:
             continue
-        test = Comparison.of(mine, theirs, _rows(ours, entry))
+        test = Comparison.of([(mine, theirs)], _rows(ours, entry))
         found.append(
             {
                 **{"setting": entry.setting, "epsilon": row.epsilon, "baseline": row.baseline},

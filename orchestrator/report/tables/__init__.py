@@ -7,9 +7,11 @@ from pathlib import Path
 
 from orchestrator.report.tables import best, index, render
 from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
+from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
 from orchestrator.report.tables.privacy import privacy
 from orchestrator.report.tables.results import Results
+from orchestrator.report.tables.selection import selection
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.report.tables.tuning import hyperparameters, search_ways
 from orchestrator.results.ledger import Ledger
@@ -17,8 +19,10 @@ from orchestrator.results.ledger import Ledger
 PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "accuracy": accuracy,
     "hyperparameters": hyperparameters,
+    "selection": selection,
     "search-ways": search_ways,
     "rounds-to-95": rounds_to_95,
+    "differences": differences,
     "mcnemar": mcnemar,
     "privacy": privacy,
 }

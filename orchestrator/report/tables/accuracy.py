@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pandas as pd
 
@@ -19,8 +20,10 @@ from orchestrator.report.tables.common import (
     spread,
     unfinished,
 )
-from orchestrator.report.tables.render import NOTHING, Group, Table
+from orchestrator.report.tables.differences import counts, difference, tied_for_best
+from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.results import CellResult, Results
+from orchestrator.report.tables.tuning import edges
 from trainables.objective import ACCURACY, Objective
 
 MAX_ROUND_COLUMNS = 10
@@ -39,7 +42,7 @@ def accuracy(results: Results, setting: str) -> Table:
         columns = [_column(mine, [t] * len(mine)) for t in shown]
         groups.append(Group(budget(epsilon), named_rows(results, mine, zip(*columns, strict=True))))
     caption = [f"{objective.final}{objective.unit} by federated round, for each privacy budget ε: {spread(results)}."]
-    caption.append("The best mean per ε and round is bold.")
+    caption.append(f"Bold, per ε and round: {_best(results)}.")
     if len(shown) < len(evaluated):
         caption.append("Not every evaluated round is shown; the CSV file has them all.")
     records = [
@@ -50,7 +53,7 @@ def accuracy(results: Results, setting: str) -> Table:
     return Table(
         title=f"{objective.final} by round: {setting}",
         summary=f"{objective.final} of every method, round by round, at every privacy budget.",
-        caption=" ".join([*caption, *_seed_notes(results, cells), *unfinished(cells)]),
+        caption=" ".join([*caption, *_seed_notes(results, cells), *not_monotone(results, setting), *unfinished(cells)]),
         columns=[*name_columns(results), *(str(t) for t in shown)],
         align="l" * len(name_columns(results)) + "r" * len(shown),
         groups=groups,
@@ -65,11 +68,11 @@ def final_accuracy(results: Results, setting: str) -> Table:
     columns = [_column(mine, [cell.last for cell in mine]) for mine in by_budget]
     lasts = sorted({cell.last for cell in cells})
     when = f"after round {lasts[0]}" if len(lasts) == 1 else "after each method's last round"
-    caption = f"{objective.final}{objective.unit} {when}: {spread(results)}. The best mean per ε is bold."
+    caption = f"{objective.final}{objective.unit} {when}: {spread(results)}. Bold, per ε: {_best(results)}."
     return Table(
         title=f"{objective.final} {when}: {setting}",
         summary="",
-        caption=" ".join([caption, *_seed_notes(results, cells)]),
+        caption=" ".join([caption, *_seed_notes(results, cells), *not_monotone(results, setting)]),
         columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
         align="l" * len(name_columns(results)) + "r" * len(columns),
         groups=[Group("", named_rows(results, by_budget[0], zip(*columns, strict=True)))],
@@ -125,6 +128,46 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     )
 
 
+def _best(results: Results) -> str:
+    """What stands in bold, in words."""
+    if len(results.study.seeds.confirm) == 1:
+        return "the best score, and all that print the same"
+    return (
+        "the best mean, and all that the seeds cannot tell from it (paired t-test at 5%, Holm's correction over the "
+        "methods)"
+    )
+
+
+def not_monotone(results: Results, setting: str) -> list[str]:
+    """More noise should not help: where a larger budget did worse than a smaller one by more than its seeds explain,
+    and what the ledger knows of it."""
+    objective, found = results.study.judged_by, []
+    for method in results.study.methods:
+        for way in results.study.ways:
+            cells = [c for c in results.of(setting) if c.method == method and c.way == way.name and counts(c)]
+            for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
+                gap = difference(small, large)
+                if gap and gap.clear and objective.cost(gap.mean) < 0:
+                    found.append(
+                        f"{short_name(large, results)} did worse than at {budget(small.epsilon)} by "
+                        f"{objective.shown(abs(gap.mean))}, more than its seeds explain: {_why(small, large)}."
+                    )
+    return found
+
+
+def _why(small: CellResult, large: CellResult) -> str:
+    """Why the search at the larger budget missed what the one at the smaller budget found."""
+    edge = edges(large)
+    if edge:
+        return f"its winner sits on an edge of what was tried ({', '.join(edge)})"
+    better, worse = small.search.choice, large.search.choice
+    if better and worse and large.objective.cost(better.score) < large.objective.cost(worse.score):
+        return "its search did not find what the smaller budget's found"
+    if worse and worse.contender.keys[1:] == ():
+        return "one seed chose it, and overrated it on the validation rows"
+    return "on the validation rows it was ahead, so the two sets of rows disagree"
+
+
 def _evaluated_rounds(results: Results) -> list[int]:
     every = results.study.evaluate_every
     lasts = [cell.last for cell in results.cells]
@@ -140,13 +183,13 @@ def _thinned(rounds: list[int]) -> list[int]:
 def _column(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[str]:
     """Every cell after a round of its own. A mean over fewer seeds may flatter its method, and so does too little
     noise: neither is ever in bold, nor is what runs as released."""
-    texts, means = [], []
+    texts = []
     for cell, t in zip(cells, rounds, strict=True):
-        score, complete = cell.curve.get(t), cell.complete(t)
-        texts.append(NOTHING if score is None else mean_and_std(score, cell.objective) + ("" if complete else " †"))
-        counts = complete and cell.keeps_its_claim and not cell.method.as_released
-        means.append(score.mean if score is not None and counts else None)
-    return bold_best(texts, means, cells[0].objective) if cells else []
+        score = cell.curve.get(t)
+        mark = "" if cell.complete(t) else " †"
+        texts.append(NOTHING if score is None else mean_and_std(score, cell.objective) + mark)
+    marked = tied_for_best(cells, rounds) if cells else []
+    return [Bold(text) if best else text for text, best in zip(texts, marked, strict=True)]
 
 
 def _first_round(cell: CellResult, target: float | None) -> int | None:

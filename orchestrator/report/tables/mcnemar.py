@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
 from scipy.special import chdtrc
 
 from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
+from orchestrator.report.tables.differences import SIGNIFICANCE, holm, shown_p
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.results.ledger import Row
 from trainables.objective import ACCURACY
 
-SIGNIFICANCE = 0.05
-SMALLEST_P = 0.0001
 WORDS = {"+": "better", "-": "worse", "=": "equal"}
 """In CSV files, where a sign would be taken for a formula."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same rows."""
+    """Two methods on the same rows, with one seed or several."""
 
     n10: int
-    """Rows that the reference has right and the other wrong."""
+    """Rows that the reference has right and the other wrong, summed over the seeds."""
     n01: int
+    squares: int
+    """Over the rows: the square of (how many seeds favour the reference minus how many favour the other)."""
 
     @classmethod
-    def of(cls, reference: bytes, other: bytes, rows: int | None = None) -> Comparison:
-        """From packed bits; what pads the last byte is not a row."""
-        a, b = (np.unpackbits(np.frombuffer(bits, np.uint8), count=rows).astype(bool) for bits in (reference, other))
-        return cls(n10=int((a & ~b).sum()), n01=int((~a & b).sum()))
+    def of(cls, pairs: Sequence[tuple[bytes, bytes]], rows: int | None = None) -> Comparison:
+        """From the packed bits of both, seed by seed; what pads the last byte is not a row."""
+        n10, n01, favour = 0, 0, np.zeros(0, dtype=np.int64)
+        for bits in pairs:
+            a, b = (np.unpackbits(np.frombuffer(one, np.uint8), count=rows).astype(np.int64) for one in bits)
+            n10, n01 = n10 + int((a > b).sum()), n01 + int((a < b).sum())
+            favour = a - b if favour.size == 0 else favour + a - b
+        return cls(n10, n01, int((favour**2).sum()))
 
     @property
     def chi2(self) -> float:
-        """Continuity-corrected."""
-        differing = self.n10 + self.n01
-        return max(abs(self.n10 - self.n01) - 1, 0) ** 2 / differing if differing else 0.0
+        """Continuity-corrected. A row that several seeds judge counts as one observation: with one seed the squares add
+        up to n10 + n01, and this is McNemar's statistic."""
+        return max(abs(self.n10 - self.n01) - 1, 0) ** 2 / self.squares if self.squares else 0.0
 
     @property
     def p(self) -> float:
@@ -55,75 +62,103 @@ def mcnemar(results: Results, setting: str) -> Table | None:
     study = results.study
     if len(study.methods) < 2 or study.judged_by is not ACCURACY:
         return None
-    reference, seed, last = study.reference, study.seeds.confirm[0], study.last_round
+    reference, seeds = study.reference, study.seeds.confirm
     rows = results.facts.get(f"test_rows:{setting}")
-    groups, records = [], []
+    ours = {(cell.epsilon, cell.way): _judged(cell) for cell in results.of(setting) if cell.method == reference}
+    others = [cell for cell in results.of(setting) if cell.method != reference]
+    found = [_compared(ours[cell.epsilon, cell.way], _judged(cell), rows) for cell in others]
+    level = dict(zip([k for k, f in enumerate(found) if f], holm([f.p for f in found if f]), strict=True))
+    lines = {id(cell): _line(cell, found[k], level.get(k)) for k, cell in enumerate(others)}
+    records = [
+        _record(cell, ours[cell.epsilon, cell.way], found[k], level.get(k), reference.shown, rows)
+        for k, cell in enumerate(others)
+    ]
+    groups = []
     for epsilon in study.epsilons:
-        mine = results.of(setting, epsilon)
-        references = {cell.way: _judged(cell, seed) for cell in mine if cell.method == reference}
-        others = [cell for cell in mine if cell.method != reference]
-        lines = []
-        for cell in others:
-            ours, theirs = references[cell.way], _judged(cell, seed)
-            found = Comparison.of(ours.correct, theirs.correct, rows) if ours and theirs else None
-            lines.append([_accuracy(theirs), *(_cells(found) if found else [NOTHING] * 5)])
-            records.append(
-                {
-                    **names(cell),
-                    "reference": reference.shown,
-                    "seed": seed,
-                    "test_rows": rows,
-                    "reference_accuracy": ours.accuracy if ours else None,
-                    "accuracy": theirs.accuracy if theirs else None,
-                    "n10": found.n10 if found else None,
-                    "n01": found.n01 if found else None,
-                    "chi2": found.chi2 if found else None,
-                    "p": found.p if found else None,
-                    "reference_is": WORDS[found.sign] if found else None,
-                }
-            )
+        here = [cell for cell in others if cell.epsilon == epsilon]
         ours_text = ", ".join(
-            f"{reference.shown}{f' ({way})' if results.both_ways else ''} {_accuracy(row)} %"
-            for way, row in references.items()
+            f"{reference.shown}{f' ({way})' if results.both_ways else ''} {_accuracy(judged)} %"
+            for (at, way), judged in ours.items()
+            if at == epsilon
         )
-        groups.append(Group(f"{budget(epsilon)}: {ours_text}", named_rows(results, others, lines)))
+        groups.append(Group(f"{budget(epsilon)}: {ours_text}", named_rows(results, here, [lines[id(c)] for c in here])))
     counted = f" {rows}" if rows else ""
     name = reference.shown
+    seeds_text = f"seed {seeds[0]}" if len(seeds) == 1 else f"over all {len(seeds)} confirm seeds that both have"
     caption = (
-        f"{name} against each other method on the{counted} test rows after round {last}, seed {seed}. n10: rows that "
-        f"{name} has right and the other wrong; n01: the reverse. χ² is continuity-corrected. Sign: {name} is better "
-        f"(+), worse (-) or the same (=). p below {SIGNIFICANCE} is bold. The test asks whether these two models "
-        "differ, not whether training again with another seed would; p is not corrected for the number of comparisons."
+        f"{name} against each other method on the{counted} test rows after the last round, {seeds_text}. n10: rows "
+        f"that {name} has right and the other wrong, summed over the seeds; n01: the reverse. χ² is "
+        "continuity-corrected, and a row counts as one observation however many seeds judge it. "
+        f"Sign: {name} is better (+), worse (-) or the same (=). p (Holm) is corrected for all {len(level)} "
+        f"comparisons of this table; below {SIGNIFICANCE} it is bold. The test asks whether these trained models "
+        "differ on rows like these, not whether training again with other seeds would show it: for that see the "
+        "differences over seeds."
     )
     return Table(
         title=f"McNemar's test, {reference.shown} against the others: {setting}",
         summary=f"Whether {reference.shown} differs from each other method by more than chance on the test rows.",
         caption=" ".join([caption, *unfinished(results.of(setting))]),
-        columns=[*name_columns(results), "Accuracy (%)", "n10", "n01", "χ²", "p", "Sign"],
-        align="l" * len(name_columns(results)) + "rrrrrr",
+        columns=[*name_columns(results), "Accuracy (%)", "n10", "n01", "χ²", "p", "p (Holm)", "Sign"],
+        align="l" * len(name_columns(results)) + "rrrrrrr",
         groups=groups,
         data=pd.DataFrame(
             records,
             columns=[
                 *NAMES,
-                *("reference", "seed", "test_rows", "reference_accuracy", "accuracy"),
-                *("n10", "n01", "chi2", "p", "reference_is"),
+                *("reference", "seeds", "test_rows", "reference_accuracy", "accuracy"),
+                *("n10", "n01", "chi2", "p", "p_holm", "reference_is"),
             ],
         ).astype({"test_rows": "Int64", "n10": "Int64", "n01": "Int64"}),
     )
 
 
-def _judged(cell: CellResult, seed: int) -> Row | None:
-    """The confirm trial of this seed, if it says of every test row whether it was right."""
-    row = cell.confirm.get(seed)
-    return row if row is not None and row.state == "done" and row.correct else None
+Judged = dict[int, Row]
+"""By seed: the confirm trials that say of every test row whether it was right."""
 
 
-def _accuracy(row: Row | None) -> str:
-    return NOTHING if row is None or row.accuracy is None else f"{row.accuracy:.2f}"
+def _judged(cell: CellResult) -> Judged:
+    return {seed: row for seed, row in cell.confirm.items() if row.state == "done" and row.correct}
 
 
-def _cells(found: Comparison) -> list[str]:
-    p = f"<{SMALLEST_P}" if found.p < SMALLEST_P else f"{found.p:.4f}"
-    shown = Bold(p) if found.p < SIGNIFICANCE else p
-    return [str(found.n10), str(found.n01), f"{found.chi2:.3f}", shown, found.sign]
+def _compared(ours: Judged, theirs: Judged, rows: int | None) -> Comparison | None:
+    both = [(ours[seed].correct, theirs[seed].correct) for seed in ours if seed in theirs]
+    return Comparison.of(both, rows) if both else None
+
+
+def _mean(judged: Judged) -> float | None:
+    found = [row.accuracy for row in judged.values() if row.accuracy is not None]
+    return fmean(found) if found else None
+
+
+def _accuracy(judged: Judged) -> str:
+    mean = _mean(judged)
+    return NOTHING if mean is None else f"{mean:.2f}"
+
+
+def _line(cell: CellResult, found: Comparison | None, corrected: float | None) -> list[str]:
+    accuracy = _accuracy(_judged(cell))
+    if found is None or corrected is None:
+        return [accuracy, *[NOTHING] * 6]
+    p = shown_p(corrected)
+    marked = Bold(p) if corrected < SIGNIFICANCE else p
+    return [accuracy, str(found.n10), str(found.n01), f"{found.chi2:.3f}", shown_p(found.p), marked, found.sign]
+
+
+def _record(
+    cell: CellResult, ours: Judged, found: Comparison | None, corrected: float | None, reference: str, rows: int | None
+) -> dict[str, object]:
+    theirs = _judged(cell)
+    return {
+        **names(cell),
+        "reference": reference,
+        "seeds": " ".join(str(seed) for seed in ours if seed in theirs),
+        "test_rows": rows,
+        "reference_accuracy": _mean(ours),
+        "accuracy": _mean(theirs),
+        "n10": found.n10 if found else None,
+        "n01": found.n01 if found else None,
+        "chi2": found.chi2 if found else None,
+        "p": found.p if found else None,
+        "p_holm": corrected,
+        "reference_is": WORDS[found.sign] if found else None,
+    }

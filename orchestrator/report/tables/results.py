@@ -43,6 +43,8 @@ class SearchResult:
     """As it stands: of the contest where there is one, else of the search stages."""
     chosen: dict[str, HyperValue] | None
     """The winner's configuration: its hyperparameters, and what the search space says beyond them."""
+    by_one_seed: dict[str, HyperValue] | None
+    """What the first search seed alone would have chosen."""
     found_in: tuple[str, ...]
     """The search stages whose configurations hold the winner."""
     configurations: int
@@ -111,6 +113,11 @@ class CellResult:
             int(t): Score(float(mean), float(std), int(seeds))
             for t, mean, std, seeds in zip(found.index, found["mean"], found["std"], found["seeds"], strict=True)
         }
+
+    def scores_at(self, t: int) -> dict[int, float]:
+        """Test score after a round, by seed, of the seeds that got there."""
+        found = {seed: _scores(row, self.objective) for seed, row in self.confirm.items()}
+        return {seed: values[t] for seed, values in found.items() if t in values}
 
     @cached_property
     def keeps_its_claim(self) -> bool:
@@ -232,9 +239,12 @@ class _Reader:
         searched = {stage: self._contenders(way, opened, stage) for stage in stages if stage != "contest"}
         choice = self._choice(way, opened, validation_rows)
         winner = configurations[choice.key] if choice else None
+        alone = [Contender((c.key,)) for members in searched.values() for c in members if c.key in self.outcomes]
+        luckiest = choose(list(dict.fromkeys(alone)), self.outcomes, validation_rows, self.study.judged_by)
         return SearchResult(
             choice=choice,
             chosen=winner,
+            by_one_seed=configurations[luckiest.key] if luckiest else None,
             found_in=tuple(
                 stage
                 for stage, members in searched.items()
