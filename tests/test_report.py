@@ -276,3 +276,17 @@ def test_an_unfinished_study_says_so(tmp_path):
     assert words.summary(found)[0]["sentences"][0]["text"] == (
         "At ε = 1 no method has been confirmed with every seed yet."
     )
+
+
+def test_results_at_a_url(tmp_path, fedsweep):
+    """Their report lies beside them, and a server follows them from there."""
+    from orchestrator.report.page import serving
+
+    reported.write(tmp_path / "there")
+    url = (tmp_path / "there").as_uri()
+    code, out, _ = fedsweep("report", url)
+    assert (code, out.strip()) == (0, f"{url}/report.html")
+    here = tmp_path / "here.html"
+    assert fedsweep("report", tmp_path / "there", "--output", here)[0] == 0
+    assert (tmp_path / "there" / "report.html").read_bytes() == here.read_bytes()
+    assert serving.Following(url).current()[0]["studies"][0]["name"] == "there"

@@ -171,28 +171,52 @@ function tablesOf(study, wanted) {
 // ---- two studies side by side
 
 function comparison(a, b) {
-  const alone = a.settings.length === 1 && b.settings.length === 1;
-  const rows = [];
-  for (const cell of a.cells) {
-    const other = b.cells.find((c) => c.method === cell.method && real(c.epsilon) === real(cell.epsilon) && c.way === cell.way && (alone || c.setting === cell.setting));
-    if (!other) continue;
-    const shared = cell.confirm.filter((run) => other.confirm.some((r) => r.seed === run.seed));
-    const last = (run) => run.curves[a.objective.metric]?.at(-1);
-    const gaps = shared.map((run) => last(other.confirm.find((r) => r.seed === run.seed)) - last(run)).filter(isNumber);
-    const text = (found) => (found.final ? `${scored(a, found.final.mean)}${found.final.std === null ? "" : ` ± ${scored(a, found.final.std)}`}` : "–");
-    const chosen = (found) => (found.chosen ? found.search.axes.map(({ name }) => `${name} = ${short(found.chosen[name])}`).join(", ") : "–");
-    const gap = cell.final && other.final ? other.final.mean - cell.final.mean : null;
-    const spread = deviation(gaps);
-    rows.push([cellName(a, cell), budget(cell.epsilon), text(cell), text(other), gap === null ? "–" : `${gap > 0 ? "+" : ""}${scored(a, gap)}${gaps.length > 1 ? ` ± ${scored(a, spread)}` : ""}`,
-      gaps.length ? String(gaps.length) : "none", chosen(cell), chosen(other)]);
-  }
-  const lone = [a, b].map((one, k) => one.cells.filter((cell) => ![a, b][1 - k].cells.some((c) => c.method === cell.method && real(c.epsilon) === real(cell.epsilon) && c.way === cell.way && (alone || c.setting === cell.setting))).length);
   if (a.objective.metric !== b.objective.metric) return [el("p", {}, `${a.name} is judged by ${a.objective.title}, ${b.name} by ${b.objective.title}: their scores cannot be compared.`)];
+  const alone = a.settings.length === 1 && b.settings.length === 1; // then their names may differ
+  const alike = (x, y) => x.method === y.method && real(x.epsilon) === real(y.epsilon) && x.way === y.way && (alone || x.setting === y.setting);
+  const pairs = a.cells.map((x) => [x, b.cells.find((y) => alike(x, y))]).filter(([, y]) => y);
+  const lone = [a.cells.filter((x) => !b.cells.some((y) => alike(x, y))).length, b.cells.filter((y) => !a.cells.some((x) => alike(x, y))).length];
+  const both = pairs.filter(([x, y]) => x.final && y.final);
   return [
-    el("p", {}, `${rows.length} cells are in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
+    el("p", {}, `${pairs.length} cells are in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
       alone && a.settings[0] !== b.settings[0] ? ` Their settings differ (${a.settings[0]}; ${b.settings[0]}).` : ""),
-    rows.length > 0 && table({ name: "comparison", title: `${a.objective.final} of ${a.name} and ${b.name}`,
+    both.length > 0 && [drawn((width) => dumbbells(a, b, both, width), { class: "chart wide" }),
+      el("p", { class: "note" }, `Full marks: ${a.name}. Hollow marks: ${b.name}. Whiskers are one standard deviation between seeds.`)],
+    pairs.length > 0 && table({ name: "comparison", title: `${a.objective.final} of ${a.name} and ${b.name}`,
       caption: `Difference: ${b.name} minus ${a.name}. Where both have runs with the same seed, ± is the standard deviation of the differences seed by seed; "pairs" is how many there are.`,
-      columns: ["Method", "Budget", a.name, b.name, "Difference", "Pairs", `Chosen in ${a.name}`, `Chosen in ${b.name}`], align: "llrrrrpp", groups: [{ heading: "", rows }] }),
+      columns: ["Method", "Budget", a.name, b.name, "Difference", "Pairs", `Chosen in ${a.name}`, `Chosen in ${b.name}`], align: "llrrrrpp",
+      groups: distinct(pairs.map(([x]) => x.setting)).map((setting, _, all) => ({ heading: all.length > 1 ? setting : "", rows: pairs.filter(([x]) => x.setting === setting).map(([x, y]) => comparedRow(a, x, y)) })) }),
   ];
+}
+
+function comparedRow(study, x, y) {
+  const last = (run) => run.curves[study.objective.metric]?.at(-1);
+  const gaps = x.confirm.flatMap((run) => y.confirm.filter((r) => r.seed === run.seed).map((r) => last(r) - last(run))).filter(isNumber);
+  const text = ({ final }) => (final ? `${scored(study, final.mean)}${final.std === null ? "" : ` ± ${scored(study, final.std)}`}` : "–");
+  const chosen = (cell) => (cell.chosen ? cell.search.axes.map(({ name }) => `${name} = ${short(cell.chosen[name])}`).join(", ") : "–");
+  const gap = x.final && y.final ? y.final.mean - x.final.mean : null;
+  const shown = gap === null ? "–" : `${gap > 0 ? "+" : ""}${scored(study, gap)}${gaps.length > 1 ? ` ± ${scored(study, deviation(gaps))}` : ""}`;
+  return [cellName(study, x), budget(x.epsilon), text(x), text(y), shown, gaps.length ? String(gaps.length) : "none", chosen(x), chosen(y)];
+}
+
+function dumbbells(a, b, pairs, width) {
+  const several = distinct(pairs.map(([x]) => x.setting)).length > 1, high = 26, left = Math.min(width * 0.45, 300), top = 6;
+  const ends = ({ final }) => [final.mean - (final.std || 0), final.mean + (final.std || 0)];
+  const range = extent(pairs.flatMap(([x, y]) => [...ends(x), ...ends(y)]));
+  const { root, sx } = frame({ width, height: pairs.length * high + top + 40, left, top, label: `${a.objective.final} of ${a.name} and ${b.name}`,
+    x: { domain: padded(range), label: `${a.objective.final}${a.objective.unit}` }, y: { domain: [0, 1], ticks: [], label: "" } });
+  const points = [];
+  pairs.forEach(([x, y], row) => {
+    const middle = top + (row + 0.5) * high, colour = colourOf(a, x.method, x.way), name = `${cellName(a, x)}, ${budget(x.epsilon)}${several ? `, ${x.setting}` : ""}`;
+    const most = Math.floor(left / 7) - 1;
+    root.append(svg("text", { class: "tick", x: left - 8, y: middle + 4, "text-anchor": "end" }, name.length > most ? name.slice(0, most) + "…" : name),
+      svg("line", { class: "axis", x1: sx(x.final.mean), x2: sx(y.final.mean), y1: middle, y2: middle }));
+    [[a, x, -4], [b, y, 4]].forEach(([study, cell, aside], k) => {
+      const [low, top_] = ends(cell);
+      root.append(svg("line", { class: "whisker", x1: sx(low), x2: sx(top_), y1: middle + aside, y2: middle + aside, stroke: colour }),
+        mark("o", sx(cell.final.mean), middle + aside, 4.2, k ? { fill: "var(--ground)", stroke: colour, "stroke-width": 1.8 } : { fill: colour }));
+      points.push({ x: sx(cell.final.mean), y: middle + aside, cell, study, name });
+    });
+  });
+  return cursor(root, points, ({ cell, study, name }) => [name, `${study.name}: ${scored(study, cell.final.mean)}${cell.final.std === null ? "" : ` ± ${scored(study, cell.final.std)}`}`]);
 }
