@@ -14,7 +14,9 @@ from orchestrator.commands import (
     cancel,
     compare,
     data,
+    export,
     figures,
+    lookup,
     merge,
     methods,
     partition,
@@ -38,7 +40,7 @@ app = typer.Typer(
 )
 for command in (
     *(run.run, resume.resume, cancel.cancel, merge.merge, status.status, plan.plan, tables.tables),
-    *(figures.figures, report.report, serve.serve, best.best, compare.compare),
+    *(figures.figures, report.report, serve.serve, best.best, compare.compare, export.export, lookup.lookup),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit, bench.bench),
 ):
     app.command()(command)

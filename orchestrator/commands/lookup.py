@@ -1,0 +1,64 @@
+"""`fedsweep lookup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.commands.options import Json, Settings, key_values
+from orchestrator.console import emit_json
+from trainables.errors import UserError
+
+
+def lookup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table that `fedsweep export` wrote.")],
+    method: Annotated[str, typer.Option(help="A method of the table, or its label.")],
+    epsilon: Annotated[float, typer.Option(help="A privacy budget of the table.")],
+    setting: Annotated[str | None, typer.Option(help="Data, backbone and partition; default: the only one.")] = None,
+    split: Annotated[str, typer.Option(help="validation or test.")] = "validation",
+    settings: Settings = None,
+    seed: Annotated[list[int] | None, typer.Option(help="A seed to average over; repeatable; default: all.")] = None,
+    best: Annotated[int, typer.Option(help="How many configurations to show.")] = 5,
+    json: Json = False,
+) -> None:
+    """Look training runs up in an exported table: a configuration's accuracy by round, or the best ones."""
+    from orchestrator.report.benchmark.lookup import Task
+
+    task = Task.load(file, method, epsilon, setting=setting, split=split, seeds=seed)
+    wanted = {name: _value(text) for name, text in key_values(settings or []).items()}
+    unknown = [name for name in wanted if name not in task.axes]
+    if unknown:
+        raise UserError(f"--set {unknown[0]} is not searched over in the table; it has: {', '.join(task.axes)}")
+    found: list[dict[str, Any]] = []
+    for each in task.configurations:
+        curve = task.curve(each)
+        if curve and all(each.get(name) == value for name, value in wanted.items()):
+            found.append({"configuration": {name: each.get(name) for name in task.axes}, task.metric: curve})
+    if not found:
+        raise UserError(f"no run of {method} has {', '.join(f'{n} = {v}' for n, v in wanted.items())}")
+    found.sort(key=lambda entry: -_last(entry[task.metric]))
+    if json:
+        emit_json({"method": method, "epsilon": epsilon, "split": split, "runs": found})
+        return
+    for entry in found[:best]:
+        values = ", ".join(f"{name}={value}" for name, value in entry["configuration"].items())
+        by_round = "  ".join(f"{t}: {value:.2f}" for t, value in entry[task.metric].items())
+        typer.echo(f"{values}\n    {by_round}")
+    if len(found) > best:
+        typer.echo(f"and {len(found) - best} more")
+
+
+def _last(curve: dict[int, float]) -> float:
+    value = list(curve.values())[-1]
+    return value if value == value else float("-inf")
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)

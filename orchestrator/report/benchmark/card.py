@@ -1,0 +1,59 @@
+"""The data card of an exported table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from orchestrator.report.benchmark.columns import COLUMNS, FILE, HYPER
+from orchestrator.report.tables.render import markdown_text
+from orchestrator.report.tables.results import Results
+from trainables.spec import ENGINE_VERSION
+
+MIND = f"""
+## Mind
+
+- Rows of `split` validation are a search's; rows of `split` test are the winners' and were never searched on.
+- All runs of a seed share their noise, as a search with a fixed seed does: two configurations on one seed are compared
+  under the same draw.
+- Grids are unions of products, coarse and fine, so not every combination of single values is there.
+- `accuracy` is empty where a run diverged.
+- Private training was simulated on data that are public: that all runs are shown here would spend far more than their ε
+  on data that are not.
+
+Query it: `fedsweep lookup {FILE} --method dp-fedgd --epsilon 1`; in Python, and as the objective of a tuner:
+`orchestrator.report.benchmark.lookup.Task`.
+"""
+
+
+def page(results: Results, data: Mapping[str, str], counts: Counter[str], hypers: Mapping[str, bool]) -> str:
+    """`hypers`: by name, whether all values are numbers."""
+    study = results.study
+    states = {name.removeprefix("state:"): count for name, count in sorted(counts.items()) if name.startswith("state:")}
+    seeds = sorted({*study.seeds.search, *study.seeds.contest, *study.seeds.confirm})
+    facts = {
+        "methods": ", ".join(dict.fromkeys(method.shown for method in study.methods)),
+        "ε": ", ".join(f"{epsilon:g}" for epsilon in study.epsilons),
+        "settings": "; ".join(results.settings),
+        "seeds that the study names": ", ".join(map(str, seeds)),
+        "ended": ", ".join(f"{count:,} {state}" for state, count in states.items()),
+        "data": "; ".join(f"{label} ({fingerprint})" for label, fingerprint in data.items()),
+        "engine version": str(ENGINE_VERSION),
+    }
+    columns = {
+        **COLUMNS,
+        **{
+            f"{HYPER}{name}": ("double" if number else "string", f"hyperparameter {name}; empty for methods without it")
+            for name, number in hypers.items()
+        },
+    }
+    head = [f"# Trials of study {markdown_text(study.name)}\n"]
+    if study.description:
+        head.append(f"{markdown_text(study.description.strip())}\n")
+    head.append(
+        f"{counts['trials']:,} training runs, {counts['rows']:,} rows: one per run and evaluated round. Every run "
+        "trained a head with differential privacy over a federation of clients.\n"
+    )
+    head += [f"- {name}: {markdown_text(text)}" for name, text in facts.items()]
+    head += ["\n## Columns\n", "| column | type | what |\n|---|---|---|"]
+    return "\n".join([*head, *(f"| {name} | {kind} | {what} |" for name, (kind, what) in columns.items()), MIND])

@@ -1,0 +1,156 @@
+"""Asking an exported table what a training run came to, by hand or as the objective of a tuner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from orchestrator.report.benchmark.columns import COLUMNS, HYPER
+from trainables.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
+
+METRICS = ("accuracy", "loss")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One method at one budget in one setting: what a tuner tunes."""
+
+    trials: pd.DataFrame
+    metric: str = "accuracy"
+    seeds: tuple[int, ...] | None = None
+    """Whose mean a configuration is judged by; None: of all that are there."""
+
+    @classmethod
+    def load(
+        cls,
+        file: Path | str,
+        method: str,
+        epsilon: float,
+        *,
+        setting: str | None = None,
+        split: str = "validation",
+        metric: str = "accuracy",
+        seeds: Sequence[int] | None = None,
+    ) -> Task:
+        """`method`: its name, or its label where a method has variants."""
+        if metric not in METRICS:
+            raise UserError(f"metric = {metric!r} is unknown; it is one of: {', '.join(METRICS)}")
+        found = read(file)
+        for name, wanted in (("split", split), ("epsilon", epsilon), ("setting", setting)):
+            if wanted is not None:
+                found = _only(found, name, wanted)
+        named = found[(found["label"] == method) | (found["method"] == method)]
+        if named.empty:
+            raise UserError(f"method = {method!r} is not in the table; it has: {', '.join(_values(found['label']))}")
+        for name in ("label", "setting"):
+            if len(_values(named[name])) > 1:
+                raise UserError(f"the table has several {name}s: {', '.join(_values(named[name]))}; name one")
+        return cls(named, metric, None if seeds is None else tuple(seeds))
+
+    @cached_property
+    def configurations(self) -> list[dict[str, Any]]:
+        """All that were run, in the table's order."""
+        return [json.loads(text) for text in dict.fromkeys(self.trials["configuration"])]
+
+    @cached_property
+    def axes(self) -> dict[str, list[Any]]:
+        """Hyperparameters with more than one value, and their values."""
+        names = list(dict.fromkeys(name for found in self.configurations for name in found))
+        values = {name: list(dict.fromkeys(found.get(name) for found in self.configurations)) for name in names}
+        return {name: _sorted(tried) for name, tried in values.items() if len(tried) > 1}
+
+    @cached_property
+    def _curves(self) -> dict[tuple[Any, ...], dict[int, float]]:
+        chosen = self.trials if self.seeds is None else self.trials[self.trials["seed"].isin(self.seeds)]
+        means = chosen.groupby(["configuration", "round"], sort=True)[self.metric].mean()
+        found: dict[tuple[Any, ...], dict[int, float]] = {}
+        for text, t, value in means.reset_index().itertuples(index=False):
+            found.setdefault(self._point(json.loads(str(text))), {})[int(t)] = float(value)
+        return found
+
+    def _point(self, configuration: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(configuration.get(name) for name in self.axes)
+
+    def curve(self, configuration: Mapping[str, Any]) -> dict[int, float] | None:
+        """The metric by round, mean over seeds; None for a combination that was never run. Only axes count."""
+        unknown = [name for name in configuration if name not in self.axes and f"{HYPER}{name}" not in self.trials]
+        if unknown:
+            raise UserError(f"hyperparameter {unknown[0]!r} is not in the table; it has: {', '.join(self.axes)}")
+        return self._curves.get(self._point(configuration))
+
+    # ---- tuners
+
+    def optuna_objective(self, rounds: int | None = None) -> Callable[[optuna.Trial], float]:
+        """For `study.optimize`: axes are categories; a combination that was never run, or that diverged, is pruned. The
+        rounds are reported as steps, so pruners work."""
+
+        def objective(trial: optuna.Trial) -> float:
+            import optuna
+
+            curve = self.curve({name: trial.suggest_categorical(name, values) for name, values in self.axes.items()})
+            if curve is None:
+                raise optuna.TrialPruned("this combination was never run")
+            last = float("nan")
+            for t, value in curve.items():
+                if rounds is not None and t > rounds:
+                    break
+                last = value
+                trial.report(value, t)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+            if last != last:
+                raise optuna.TrialPruned("it diverged")
+            return last
+
+        return objective
+
+    def tune_trainable(self) -> Callable[[dict[str, Any]], None]:
+        """For `tune.Tuner`, with `param_space={"configuration": tune.grid_search(task.configurations)}` or a choice of
+        them: reports the metric round by round."""
+        curves, metric = (
+            {json.dumps(each, sort_keys=True): self.curve(each) for each in self.configurations},
+            self.metric,
+        )
+
+        def trainable(config: dict[str, Any]) -> None:
+            from ray import tune
+
+            for t, value in (curves[json.dumps(config["configuration"], sort_keys=True)] or {}).items():
+                tune.report({metric: value, "round": t})
+
+        return trainable
+
+
+def read(file: Path | str) -> pd.DataFrame:
+    try:
+        found = pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as Parquet: {error}".replace("\n", " ")) from None
+    missing = [name for name in COLUMNS if name not in found]
+    if missing:
+        raise UserError(f"{file} is not an export of fedsweep: it has no column {missing[0]!r}")
+    return found
+
+
+def _only(found: pd.DataFrame, name: str, wanted: Any) -> pd.DataFrame:
+    kept = found[found[name] == wanted]
+    if kept.empty:
+        raise UserError(f"{name} = {wanted!r} is not in the table; it has: {', '.join(_values(found[name]))}")
+    return kept
+
+
+def _values(column: pd.Series) -> list[str]:
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(column)]
+
+
+def _sorted(values: list[Any]) -> list[Any]:
+    return sorted(values, key=lambda value: (str(type(value)), value))
