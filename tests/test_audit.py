@@ -9,9 +9,21 @@ import torch
 from scipy.stats import binomtest
 from test_cli import assert_one_sentence, last_json
 
-from trainables.audit import CLIP, Mistakes, at_most, audit, from_zero, most_telling, neighbours
+from trainables.audit import (
+    CLIP,
+    Adversary,
+    Mistakes,
+    at_most,
+    audit,
+    defaults,
+    from_zero,
+    least_caught,
+    most_telling,
+    neighbours,
+)
 from trainables.methods import METHODS
 from trainables.models.shard import Shard
+from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import ADJACENCIES, LEVELS, RELEASES, PrivacySettings
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,6 +46,37 @@ def test_half_the_noise_is_caught(name):
     found = audit(name, EASY, {}, model=MODELS.get(name, "softmax"), repetitions=1500, noise_factor=0.5)
     assert found.caught
     assert found.mu < 2 * found.claimed_mu, "and no more than that is seen"
+
+
+@every_method
+def test_no_method_leaks_at_its_default_settings(name):
+    """Moving weights, local steps, samples and all. (dp-fednew's lemma wants more rows than three at its defaults.)"""
+    hypers = {**defaults(name), **({"hessian_clip": 0.5} if name.startswith("dp-fednew") else {})}
+    found = audit(name, EASY, hypers, model=MODELS.get(name, "softmax"), rounds=1, repetitions=200)
+    assert not found.caught
+    assert found.power.mu > found.claimed_mu
+
+
+def test_sizes_that_are_no_constant_tell():
+    """Divided by the true number of rows, the noise's scale tells whether a record is there: with few rows plainly, in
+    few rounds, to a statistic that looks at squares."""
+    privacy = EASY.model_copy(update={"adjacency": "zero-out"})
+    assert not audit("dp-fedgd", privacy, {}, repetitions=800).caught
+    assert audit("dp-fedgd", privacy, {}, repetitions=800, public_sizes=False).caught
+
+
+def test_the_stated_power_is_there():
+    """Of ten audits at the noise that would be caught 95 times in 100 at least eight catch it, and none does at the
+    planned noise."""
+    power = audit("dp-fedgd", EASY, {}, rounds=1, repetitions=800).power
+    assert power.epsilon == pytest.approx(epsilon_of(power.mu, EASY.delta))
+    weak = [
+        audit("dp-fedgd", EASY, {}, rounds=1, repetitions=800, noise_factor=power.noise, seed=10**6 * i)
+        for i in range(1, 11)
+    ]
+    assert sum(found.caught for found in weak) >= 8
+    assert least_caught(5.0, 1e-5, 400, plain=False) > least_caught(5.0, 1e-5, 40_000, plain=False) > mu_of(5.0, 1e-5)
+    assert least_caught(5.0, 1e-5, 4000, plain=True) > least_caught(5.0, 1e-5, 4000, plain=False)
 
 
 def test_the_bound_comes_close():
@@ -162,6 +205,15 @@ def test_most_telling():
     np.testing.assert_allclose(found[:2] / found[1], best / best[1], atol=0.05)
 
 
+def test_the_adversary_looks_at_scatter_too():
+    """N(0, 1) against N(0, 1.21) in 40 coordinates: no mean tells them apart, their squares do."""
+    rng = np.random.default_rng(2)
+    wide, narrow = (scale * rng.standard_normal((4000, 40)) for scale in (1.1, 1.0))
+    adversary = Adversary.taught(wide[:2000], narrow[:2000])
+    mistakes = Mistakes(adversary.scores(wide[2000:]), adversary.scores(narrow[2000:]), 1e-5)
+    assert mistakes.mu(np.array([0.0])).item() > 0.6
+
+
 # ---- the command
 
 
@@ -169,6 +221,7 @@ def test_the_command_within_claim(fedsweep):
     code, out, _ = fedsweep("audit", "dp-fedgd", "--epsilon", 5, "--repetitions", 600)
     assert code == 0
     assert "claimed    eps 5 (mu 1.121)" in out
+    assert "power      would have caught eps" in out
     assert "verdict    not seen to exceed the claim" in out
 
 

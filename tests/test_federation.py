@@ -292,7 +292,7 @@ def test_a_key_names_everything_that_can_change_a_result(small_problem):
         small.trial(small_problem, "dp-fedgd", delta=1e-6),
         small.trial(small_problem, "dp-fedgd", clip=1.0),
         small.trial(small_problem, "dp-fedgd", release="secure-aggregation"),
-        small.trial(small_problem, "dp-fedgd", adjacency="add-remove"),
+        small.trial(small_problem, "dp-fedgd", adjacency="zero-out"),
         small.trial(small.problem(partition="iid"), "dp-fedgd"),
         small.trial(small.problem(clients=4), "dp-fedgd"),
         small.trial(small.problem(data="synthetic-frozen:601,100,12,4"), "dp-fedgd"),

@@ -20,7 +20,7 @@ from trainables.models.shard import Shard
 from trainables.pack import check, plan_of, program_of
 
 BOTH = pytest.mark.parametrize("name", ["dp-fednew", "dp-fednew-fc"])
-SECURE = {"release": "secure-aggregation", "adjacency": "add-remove"}
+SECURE = {"release": "secure-aggregation", "adjacency": "zero-out"}
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -204,7 +204,7 @@ def test_as_released_adds_the_published_noise_and_buys_what_can_be_proven(level)
     )
     assert published.noise_std["primal"] == pytest.approx(honest.noise_std["primal"])
     assert published.bought["secure-aggregation"] == published.bought["local"] > 10
-    alone = plan(AS_RELEASED, level=level, adjacency="add-remove")
+    alone = plan(AS_RELEASED, level=level, adjacency="zero-out")
     assert alone.noise_std["primal"] == pytest.approx(10 * published.noise_std["primal"])
     # C1 = 1, C2 = 2: the gradients' term is wider by 2 / sqrt(4 - 1) = 1.155, or hardly more for one record more
     wider = {"record": (1.16 / 1.1 + 2 / 1.21) / (1 / 1.1 + 2 / 1.21), "user": 1.0}[level]

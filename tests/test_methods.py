@@ -134,9 +134,12 @@ def twin_of(trial, of, train=None):
             trial.privacy.clip,
             trial.seed,
             trial.privacy.level,
+            len(rows) if trial.aggregate == "size" else 1.0,
         )
         for number, rows in enumerate(of.partition.rows)
     ]
+    if trial.preprocess.center:
+        clients, _ = twin.centred(clients, trial.preprocess.bound)
     hypers = METHODS[trial.method].resolve(dict(trial.hyperparameters), trial.privacy)
     if trial.method in twin_sampled.METHODS:
         return twin_sampled.train(
@@ -175,7 +178,7 @@ def test_agrees_with_the_twin(name, hypers, small_problem):
     "privacy",
     [
         {"epsilon": 0.5},
-        {"epsilon": 1.0, "release": "secure-aggregation", "adjacency": "add-remove"},
+        {"epsilon": 1.0, "release": "secure-aggregation", "adjacency": "zero-out"},
         {"epsilon": math.inf},
         {"epsilon": 8.0, "clip": 0.5},
     ],

@@ -16,7 +16,7 @@ from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.pack import plan_of
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
-from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings
+from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings, delta_note
 
 T, N = 70, 20  # rounds and clients of the main paper
 
@@ -164,13 +164,13 @@ def test_unequal_sizes_against_dp_accounting():
 def test_replace_one_costs_twice_the_noise():
     for release in RELEASES:
         double = plan_for(1.0, release=release).noise_std["gradient"]
-        single = plan_for(1.0, release=release, adjacency="add-remove").noise_std["gradient"]
+        single = plan_for(1.0, release=release, adjacency="zero-out").noise_std["gradient"]
         assert double == pytest.approx(2 * single, rel=1e-6)
 
 
 def test_add_remove_under_secure_aggregation_is_dp_fednew():
     """sigma_g = sqrt(T) / mu."""
-    plan = plan_for(1.0, release="secure-aggregation", adjacency="add-remove")
+    plan = plan_for(1.0, release="secure-aggregation", adjacency="zero-out")
     assert plan.noise_multiplier == pytest.approx(math.sqrt(T) / mu_of(1.0, 1e-5), rel=1e-6)
 
 
@@ -349,3 +349,20 @@ def test_shares_that_do_not_add_up_are_refused():
 def test_bad_settings_are_named(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         plan_for(**settings)
+
+
+def test_delta_above_one_in_n_is_named():
+    assert delta_note(PrivacySettings(epsilon=1.0, delta=1e-3), [5000, 5000]) is not None
+    assert "1/N" in delta_note(PrivacySettings(epsilon=1.0, delta=0.1, level="user"), [5000] * 20)
+    assert delta_note(PrivacySettings(epsilon=1.0), [5000, 5000]) is None
+    assert delta_note(PrivacySettings(epsilon=math.inf, delta=0.1), [5000, 5000]) is None
+
+
+def test_add_remove_is_refused():
+    with pytest.raises(ValueError, match="zero-out"):
+        PrivacySettings(epsilon=1.0, adjacency="add-remove")
+
+
+def test_fedadamw_as_released_buys_next_to_nothing():
+    trial = small.trial(small.problem(), "dp-fedadamw", {"as_released": True}, epsilon=1.0, rounds=70)
+    assert plan_of(trial, (2500,) * 20).bought["local"] > 10_000

@@ -28,6 +28,7 @@ from orchestrator.study.settings import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.errors import UserError
+from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import PrivacySettings
 from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
@@ -612,10 +613,15 @@ def test_privacy_sets_what_was_claimed_beside_what_was_bought(tmp_path):
         writer.search("dp-fedadam", 1, GRID)
         writer.confirm("dp-fedadam", 1, {}, HIGH, epsilon_local=4.2, epsilon_secure=1.0)
     build(tmp_path)
-    assert [line[:5] for line in lines(tmp_path, "privacy")[2:]] == [
-        ["DP-FedGD", "1", "1", "0.4574", "local and secure aggregation"],
-        ["DP-FedAdam", "1", "4.2", "1", "secure aggregation"],
+    assert [line[:6] for line in lines(tmp_path, "privacy")[2:]] == [
+        ["DP-FedGD", "1", "1", "0.4574", "2.443", "local and secure aggregation"],
+        ["DP-FedAdam", "1", "4.2", "1", "10.99", "secure aggregation"],
     ]
+    # three runs of a search and two seeds: mu times the root of five
+    found = pd.read_csv(tmp_path / "tables" / "privacy.csv")
+    five = [epsilon_of(mu_of(bought, 1e-5) * math.sqrt(5), 1e-5) for bought in (0.99999, 4.2)]
+    assert found["epsilon_with_search"].tolist() == pytest.approx(five)
+    assert found["rho_zcdp"].tolist() == pytest.approx([mu_of(bought, 1e-5) ** 2 / 2 for bought in (0.99999, 4.2)])
     assert "adjacency replace-one" in caption(tmp_path, "privacy")
     assert "share their noise" in caption(tmp_path, "privacy")
     assert "**" not in "".join(line[1] for line in lines(tmp_path, "accuracy")[2:]), "too little noise is never best"
@@ -627,8 +633,8 @@ def test_an_infinite_budget_is_the_non_private_arm(tmp_path):
         writer.confirm("dp-fedgd", math.inf, {}, LOW)
     build(tmp_path)
     assert lines(tmp_path, "privacy")[1:] == [
-        ["**ε = ∞**", *[""] * 7],
-        ["DP-FedGD", "∞", "∞", "∞", "no privacy claimed", "–", "–", "–"],
+        ["**ε = ∞**", *[""] * 8],
+        ["DP-FedGD", "∞", "∞", "∞", "∞", "no privacy claimed", "–", "–", "–"],
     ]
     assert (
         yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedGD / eps inf"]["epsilon"]

@@ -45,7 +45,7 @@ def test_agrees_with_the_twin(name, hypers, small_problem):
 @pytest.mark.parametrize("name", twin_user.METHODS)
 @pytest.mark.parametrize(
     "privacy",
-    [{"epsilon": 20.0, "release": "secure-aggregation", "adjacency": "add-remove"}, {"clip": 50.0}],
+    [{"epsilon": 20.0, "release": "secure-aggregation", "adjacency": "zero-out"}, {"clip": 50.0}],
     ids=["other privacy", "nothing is clipped"],
 )
 def test_agrees_with_the_twin_under_other_privacy(name, privacy, small_problem):
@@ -84,14 +84,14 @@ def test_buys_what_it_claims_whatever_the_sizes(name, small_problem):
         assert plans[0].bought[release] <= 2.0
 
 
-@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
 def test_the_noise_is_the_paper_s(adjacency, small_problem):
     """Algorithm 8 under secure aggregation: every client adds N(0, C^2 sigma^2 / n), sigma = sqrt(T) / mu, twice that
     where a user is replaced."""
     trial = small.trial(
         small_problem, "dp-fedgd", rounds=70, level="user", release="secure-aggregation", adjacency=adjacency
     )
-    sigma = {"replace-one": 2, "add-remove": 1}[adjacency] * math.sqrt(70) / mu_of(8.0, 1e-5)
+    sigma = {"replace-one": 2, "zero-out": 1}[adjacency] * math.sqrt(70) / mu_of(8.0, 1e-5)
     std = plan_of(trial, small_problem.partition.sizes).noise_std["gradient"]
     assert std == pytest.approx(5.0 * sigma / math.sqrt(5), rel=1e-6)
 

@@ -11,7 +11,7 @@ only the addressed noise (so that both see the same random numbers) and the priv
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -86,6 +86,8 @@ class Client:
     clip: float
     seed: int
     level: str = "record"
+    weight: float = 1.0
+    """In the mean over clients, against the others'."""
     kept: dict = field(default_factory=dict)
     """What stays with the client from round to round."""
 
@@ -114,6 +116,26 @@ class Client:
         """Percent of rows whose gradient is longer than the clip."""
         norms = [np.linalg.norm(gradient(W, with_constant(x), y)) for x, y in zip(self.rows, self.labels, strict=True)]
         return 100.0 * sum(norm > self.clip for norm in norms) / len(self)
+
+
+def mean(values, clients):
+    return np.average(np.array(values), axis=0, weights=[client.weight for client in clients])
+
+
+# ---- before the first round, where features are centred
+
+
+def centred(clients, bound):
+    """The same clients with a private mean taken off their rows: everybody's noisy sum of rows clipped to `bound`, over
+    how many rows there are; of users, the mean of their noisy means."""
+    released = []
+    for client in clients:
+        total = sum(clipped(np.asarray(x, dtype=np.float64), bound) for x in client.rows)
+        noise = client.noise(total.shape, 0, purpose="centre")
+        released.append(total / len(client) + noise if client.level == "user" else total + noise)
+    rows = sum(len(client) for client in clients)
+    m = np.mean(released, axis=0) if clients[0].level == "user" else np.sum(released, axis=0) / rows
+    return [replace(client, rows=client.rows - m) for client in clients], m
 
 
 # ---- what a client releases in round t
@@ -246,7 +268,7 @@ def dp_fedavg(W, G, t, state, *, server_learning_rate, **client_side):
 
 def dp_scaffold(W, G, t, state, *, server_learning_rate, clients, **client_side):
     """c moves by the mean of the clients' changes (which the server can tell from G, so this is no further release)."""
-    state["c"] = state.get("c", 0.0) + np.mean([client.kept["change of c_i"] for client in clients], axis=0)
+    state["c"] = state.get("c", 0.0) + mean([client.kept["change of c_i"] for client in clients], clients)
     return W + server_learning_rate * G
 
 
@@ -260,8 +282,7 @@ def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every):
 def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_share, as_released, clients):
     """(Cov + gamma I)^-1 G."""
     if t == 1:
-        mean = np.mean([covariance(client, feature_clip, as_released) for client in clients], axis=0)
-        state["Cov"] = positive_part(mean)
+        state["Cov"] = positive_part(mean([covariance(c, feature_clip, as_released) for c in clients], clients))
     return W - learning_rate * np.linalg.solve(state["Cov"] + gamma * np.eye(len(W)), G)
 
 
@@ -367,13 +388,13 @@ def diagnose(clients, W, t):
     """For the experimenter's eyes: means over clients, at the weights that round t starts from."""
     signals = [client.clipped_gradient_sum(W) / len(client) for client in clients]
     found = {
-        ("train_loss", t): np.mean([client.mean_loss(W) for client in clients]),
-        ("clipped_share", t): np.mean([client.clipped_share(W) for client in clients]),
-        ("signal_norm", t): np.linalg.norm(np.mean(signals, axis=0)),
+        ("train_loss", t): mean([client.mean_loss(W) for client in clients], clients),
+        ("clipped_share", t): mean([client.clipped_share(W) for client in clients], clients),
+        ("signal_norm", t): np.linalg.norm(mean(signals, clients)),
     }
     if "gradient" in clients[0].noise_std:  # the noise of a tree belongs to no one round
         noises = [client.noise(W.shape, t) / len(client) for client in clients]
-        found["noise_norm", t] = np.linalg.norm(np.mean(noises, axis=0))
+        found["noise_norm", t] = np.linalg.norm(mean(noises, clients))
     return found
 
 
@@ -386,7 +407,7 @@ def train(clients, classes, method, hypers, *, rounds, diagnose_at=()):
     for t in range(1, rounds + 1):
         if t in diagnose_at:
             report.diagnostics |= diagnose(clients, W, t)
-        G = np.mean([release(client, W, t, hypers, state) for client in clients], axis=0)
+        G = mean([release(client, W, t, hypers, state) for client in clients], clients)
         W = step(W, G, t, state, **hypers, **everyone)
         report.weights.append(W)
     return report

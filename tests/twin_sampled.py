@@ -47,15 +47,18 @@ def sharpness_aware_steps(client, W, t, eta, h, server):
     return y - W
 
 
-def adamw(client, W, t, eta, h, v, before, own=1.0, other=0.0):
-    """K steps; v is a mean over `before` earlier squares. A step is own x AdamW's direction + other."""
+def adamw(client, W, t, eta, h, v, before, own=1.0, other=0.0, corrected=False):
+    """K steps; v is a mean over `before` earlier squares. A step is own x AdamW's direction + other. `corrected`: the
+    noise's variance is taken off every square, and what is left is held to a floor."""
+    s = client.noise_std["gradient"] / (h["sampling_rate"] * len(client)) if corrected else 0.0
     y, m = W, np.zeros_like(W)
     for k in range(1, h["local_steps"] + 1):
         g = sampled_gradient(client, y, t, k - 1, h["sampling_rate"])
         m = h["beta1"] * m + (1 - h["beta1"]) * g
-        v = h["beta2"] * v + (1 - h["beta2"]) * g * g
+        v = h["beta2"] * v + (1 - h["beta2"]) * (g * g - s * s)
         mhat, vhat = m / (1 - h["beta1"] ** k), v / (1 - h["beta2"] ** (before + k))
-        direction = own * mhat / (np.sqrt(vhat) + h["tau"]) + other
+        root = np.maximum(np.sqrt(np.maximum(vhat, 0)), h["noise_floor"] * s if corrected else 0.0)
+        direction = own * mhat / (root + h["tau"]) + other
         y = y - eta * (direction + h["weight_decay"] * y)
     return y - W, v
 
@@ -67,7 +70,7 @@ def local_adamw(client, W, t, eta, h, server):
 def fed_adamw(client, W, t, eta, h, server):
     v = np.full_like(W, server.get("v", 0.0))
     other = (1 - h["gamma"]) * server.get("direction", np.zeros_like(W))
-    move, v = adamw(client, W, t, eta, h, v, (t - 1) * h["local_steps"], h["gamma"], other)
+    move, v = adamw(client, W, t, eta, h, v, (t - 1) * h["local_steps"], h["gamma"], other, corrected=True)
     return move, v.mean()
 
 
@@ -132,7 +135,12 @@ def train(clients, classes, method, hypers, *, rounds, planned, diagnose_at=()):
         present = who_takes_part(clients[0].seed, t, len(clients), hypers["participation"])
         if t in diagnose_at:
             report.diagnostics |= diagnose([clients[i] for i in present], W, t, hypers)
+        weights = np.array([clients[i].weight for i in present]) / np.mean([clients[i].weight for i in present])
         released = [release(clients[i], W, t, eta, hypers, server) for i in present]
+        released = [
+            tuple(w * part for part in sent) if isinstance(sent, tuple) else w * sent
+            for w, sent in zip(weights, released, strict=True)
+        ]
         W = step(W, released, eta, hypers, server)
         report.weights.append(W)
     return report

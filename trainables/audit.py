@@ -2,15 +2,17 @@
 
 The real engine runs many times on two neighbouring data sets; repetitions are lanes with seeds of their own. One half
 of the runs teaches the adversary a statistic of everything released and a threshold, the other half counts its errors.
+The statistic is a likelihood ratio: it looks at where the releases lie (linear) and at how far they scatter
+(quadratic), for a noise scale can tell as much as a mean.
 Clopper and Pearson's bounds on them bound from below what the mechanism leaks:
 
 * mu: a mu-GDP mechanism allows no test with Phi^-1(1 - false positives) - Phi^-1(false negatives) > mu;
 * eps, plainly: an (eps, delta)-DP one allows none with 1 - delta - false negatives > e^eps false positives, nor with
   the two exchanged. It is much weaker, but holds for any mechanism: where samples are secret, only this one does.
 
-The data make the planted record as visible as can be. Weights start at zero and hardly move (the account knows no
-learning rate), so that it contributes its full bound every round while the other rows, in pairs of opposite labels,
-cancel.
+The data make the planted record as visible as can be. There are few rows; weights start at zero and hardly move (the
+account knows no learning rate), so that it contributes its full bound every round while the other rows, in pairs of
+opposite labels, cancel. What is not caught may still be there: every audit says how much it would have caught.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
-from scipy.stats import beta
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta, binom
 
 from trainables import methods
 from trainables.client_host import HostReply, Sent
@@ -38,7 +40,7 @@ from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import Level, PrivacyPlan, PrivacySettings
 from trainables.problem import Problem, Shipment, in_process
 from trainables.server import HostsHere, Server
-from trainables.spec import DataSpec, HyperValue, PartitionSpec, ProblemSpec, TrialSpec
+from trainables.spec import Aggregate, DataSpec, HyperValue, PartitionSpec, Preprocess, ProblemSpec, TrialSpec
 
 CONFIDENCE = 0.95
 CLIP = 0.5  # what follows has longer gradients at zero weights: all are clipped
@@ -55,6 +57,18 @@ PAIR: tuple[Row, Row] = ((1.0, 0), (1.0, 1))
 
 
 @dataclass(frozen=True)
+class Power:
+    """The smallest violation that an audit of this size catches with probability `CONFIDENCE`."""
+
+    mu: float
+    """What releases must tell, as mu."""
+    epsilon: float
+    """The same as eps, at the claimed delta."""
+    noise: float
+    """The part of the planned noise that would have told as much, given how visible the planted record was."""
+
+
+@dataclass(frozen=True)
 class Audit:
     """What was claimed and what was seen. A bound holds with `CONFIDENCE`."""
 
@@ -66,6 +80,7 @@ class Audit:
     epsilon_of_mu: float
     plain_epsilon: float
     """A lower bound for any mechanism."""
+    power: Power
 
     @property
     def sampled(self) -> bool:
@@ -92,14 +107,18 @@ def audit(
     hyperparameters: Mapping[str, HyperValue],
     *,
     model: str = "softmax",
+    center: float = 0.0,
+    aggregate: Aggregate = "uniform",
     rounds: int = 3,
     clients: int = 2,
     repetitions: int = 20_000,
     noise_factor: float = 1.0,
+    public_sizes: bool = True,
     seed: int = 0,
 ) -> Audit:
-    """Run a method `repetitions` times with the planted record (or user) and as often without. The noise is that of the
-    plan, times `noise_factor`: a check of the check. The clip is the data's own."""
+    """Run a method `repetitions` times with the planted record (or user) and as often without. The clip is the data's
+    own. Two checks of the check: the noise is that of the plan, times `noise_factor`; without `public_sizes` releases
+    are divided by how many rows there really are."""
     in_range(1, 10**4, rounds=rounds)
     in_range(2, 1000, clients=clients)
     in_range(100, 10**6, repetitions=repetitions)
@@ -109,8 +128,8 @@ def audit(
         raise UserError("epsilon = inf claims nothing that could be audited")
     settings = privacy.model_copy(update={"clip": CLIP}).check()
     chosen = methods.get(method).check({**most_visible(method, privacy.level), **hyperparameters})
-    seen, plans = [], []
-    for world, problem in enumerate(neighbours(settings, model, clients)):
+    seen, plans, problems = [], [], neighbours(settings, model, clients)
+    for world, problem in enumerate(problems):
         trial = TrialSpec(
             problem=problem.spec,
             method=method,
@@ -119,19 +138,27 @@ def audit(
             rounds=rounds,
             evaluate_every=rounds,
             seed=seed + world * repetitions,
+            preprocess=Preprocess(center=center, bound=CLIP),
+            aggregate=aggregate,
         )
-        plans.append(check(trial, problem))
-        seen.append(releases(trial, problem, repetitions, noise_factor))
+        plans.append(check(trial, problems[0]))
+        sizes = (problems[0] if public_sizes else problem).partition.sizes
+        seen.append(releases(trial, problem, repetitions, noise_factor, sizes))
     there, away = seen
     half = repetitions // 2
-    statistic = most_telling(there[:half], away[:half])
-    taught = Mistakes(there[:half] @ statistic, away[:half] @ statistic, settings.delta)
-    tried = Mistakes(there[half:] @ statistic, away[half:] @ statistic, settings.delta)
-    middle = (taught.there.mean(keepdims=True) + taught.away.mean(keepdims=True)) / 2
-    mu = tried.mu(middle).item()
+    adversary = Adversary.taught(there[:half], away[:half])
+    taught = Mistakes(adversary.scores(there[:half]), adversary.scores(away[:half]), settings.delta)
+    tried = Mistakes(adversary.scores(there[half:]), adversary.scores(away[half:]), settings.delta)
+    mu = tried.mu(np.zeros(1)).item()  # where either is as likely
     extremes = np.quantile(np.concatenate([taught.there, taught.away]), np.linspace(0.005, 0.995, 199))
     plain = tried.epsilon(extremes[[np.argmax(taught.epsilon(extremes))]]).item()
-    return Audit(trial, plans[0], repetitions, mu, epsilon_of(mu, settings.delta), plain)
+    sampled = any(event.sampling < 1 for event in plans[0].events)
+    least = least_caught(settings.epsilon, settings.delta, repetitions - half, plain=sampled)
+    # noise and mu are inverse to each other, so far as the record shows
+    shown = min(1.0, tried.apart * noise_factor / plans[0].mu(settings.release))
+    noise = mu_of(settings.epsilon, settings.delta) * shown / least
+    power = Power(least, epsilon_of(least, settings.delta), noise)
+    return Audit(trial, plans[0], repetitions, mu, epsilon_of(mu, settings.delta), plain, power)
 
 
 # ---- what is run
@@ -146,15 +173,19 @@ def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
     return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
 
 
+def defaults(method: str) -> dict[str, HyperValue]:
+    return {h.name: h.default for h in methods.get(method).hyperparameters}
+
+
 def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Problem, Problem]:
     """Two data sets that differ in one record, or in one user.
 
-    Seen locally, a client is all that matters; in a sum there are others. The planted one is the smallest.
-    Removing a record changes the divisor |D_i|, which is taken to be known: among many rows it hardly matters.
+    Seen locally, a client is all that matters; in a sum there are others. The planted one is the smallest. A record
+    that counts as nothing is left out; what is known of the sizes is what they are with it.
     """
     replaced = settings.adjacency == "replace-one"
     if settings.level == "record":
-        rest = list(PAIR) * (1 if replaced else 100)
+        rest = list(PAIR)
         there, away = [*rest, PLANTED], [*rest, OTHER] if replaced else rest
     else:
         there, away = [PLANTED] * 2, [OTHER] * 2 if replaced else list(PAIR)
@@ -211,12 +242,15 @@ class OverheardHosts(HostsHere):
         return replace(work, noise_std=scaled)
 
 
-def releases(trial: TrialSpec, problem: Problem, repetitions: int, noise_factor: float) -> NDArray[np.float64]:
-    """Everything that is released in the course of a run, a row for every repetition."""
-    shipment: Shipment = replace(in_process(problem), model=from_zero(problem.model))
+def releases(
+    trial: TrialSpec, problem: Problem, repetitions: int, noise_factor: float, sizes: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Everything that is released in the course of a run, a row for every repetition. `sizes`: the public ones."""
+    shipment: Shipment = replace(in_process(problem), model=from_zero(problem.model), sizes=sizes)
     rows = []
-    for start in range(0, repetitions, LANES):
-        seeds = range(trial.seed + start, trial.seed + min(start + LANES, repetitions))
+    lanes = 1 if trial.preprocess.center else LANES  # every seed has a centre, and features, of its own
+    for start in range(0, repetitions, lanes):
+        seeds = range(trial.seed + start, trial.seed + min(start + lanes, repetitions))
         hosts = OverheardHosts(noise_factor)
         server = Server(hosts)
         server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], shipment)
@@ -241,12 +275,58 @@ def most_telling(there: NDArray[np.float64], away: NDArray[np.float64]) -> NDArr
 
 
 @dataclass(frozen=True)
+class Adversary:
+    """Two views of everything released, the most telling direction and the scatter, and the likelihood of both views
+    with and without the planted record, as if they were Gaussian."""
+
+    direction: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    fits: tuple[tuple[NDArray[Any], NDArray[Any]], ...]
+    """Mean and inverse covariance of the views, with and without."""
+    offset: float
+
+    @classmethod
+    def taught(cls, there: NDArray[np.float64], away: NDArray[np.float64]) -> Adversary:
+        """From runs with and without the record."""
+        direction = most_telling(there, away)
+        both = np.concatenate([there - there.mean(0), away - away.mean(0)])
+        spread = both.std(0)
+        found = cls(direction, (there.mean(0) + away.mean(0)) / 2, np.where(spread > 0, spread, np.inf), (), 0.0)
+        fits: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        offset = 0.0
+        for sign, views in zip((1, -1), map(found._views, (there, away)), strict=True):
+            covariance = np.cov(views, rowvar=False) + 1e-12 * np.eye(2)
+            fits.append((views.mean(0), np.linalg.inv(covariance)))
+            offset -= sign * np.linalg.slogdet(covariance)[1] / 2
+        return replace(found, fits=tuple(fits), offset=offset)
+
+    def _views(self, runs: NDArray[np.float64]) -> NDArray[np.float64]:
+        centred = runs - self.centre
+        return np.stack([centred @ self.direction, ((centred / self.spread) ** 2).mean(1)], axis=1)
+
+    def scores(self, runs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The logarithm of the ratio of likelihoods: the higher, the likelier is the record there."""
+        views = self._views(runs)
+        there, away = (-0.5 * np.einsum("ij,jk,ik->i", views - mean, inverse, views - mean)
+                       for mean, inverse in self.fits)  # fmt: skip
+        found: NDArray[np.float64] = there - away + self.offset
+        return found
+
+
+@dataclass(frozen=True)
 class Mistakes:
     """Scores of runs with and without the planted record. The adversary says "there" above a threshold."""
 
     there: NDArray[np.float64]
     away: NDArray[np.float64]
     delta: float
+
+    @property
+    def apart(self) -> float:
+        """mu as it looks, between even chances; not a bound."""
+        positive, negative = (self.away > 0).mean(), (self.there <= 0).mean()
+        return float(np.clip(-ndtri(positive) - ndtri(negative), 0, 1e3))
 
     def rates(self, thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Upper bounds on the rates of false positives and of false negatives."""
@@ -270,3 +350,29 @@ def at_most(count: NDArray[np.int64], of: int) -> NDArray[np.float64]:
     """Clopper and Pearson's upper bound on a rate. Two of them hold together with `CONFIDENCE`."""
     exact = beta.ppf(1 - (1 - CONFIDENCE) / 2, count + 1, np.maximum(of - count, 1))
     return np.where(count == of, 1.0, exact)
+
+
+def least_caught(epsilon: float, delta: float, runs: int, *, plain: bool) -> float:
+    """The smallest mu of a Gaussian mechanism that a test on so many runs of each kind catches with probability
+    `CONFIDENCE` at a claim of eps: both counts of errors may be as bad as chance has it once in forty. `plain`: by the
+    bound for any mechanism, at the best threshold."""
+    shifts = np.linspace(-4, 4, 161) if plain else np.zeros(1)  # of the threshold, from the middle
+    chance = 1 - (1 - CONFIDENCE) / 2
+
+    def seen(mu: float) -> float:
+        positive, negative = (at_most(np.asarray(binom.ppf(chance, runs, ndtr(-mu / 2 + s)), dtype=np.int64), runs)
+                              for s in (-shifts, shifts))  # fmt: skip
+        if not plain:
+            return float((-ndtri(positive) - ndtri(negative)).max()) - mu_of(epsilon, delta)
+        ratios = np.maximum((1 - delta - negative) / positive, (1 - delta - positive) / negative)
+        return float(np.log(np.maximum(ratios, 1e-300)).max()) - epsilon
+
+    low, high = mu_of(epsilon, delta), 2 * mu_of(epsilon, delta)
+    while seen(high) <= 0:
+        if high > 1e3:
+            return math.inf
+        low, high = high, 2 * high
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if seen(middle) > 0 else (middle, high)
+    return high

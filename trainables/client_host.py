@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,15 @@ import torch
 from trainables.exact import to_grid
 from trainables.methods.base import Parts, Sample, State
 from trainables.models import Model
+from trainables.models.centring import centred
 from trainables.models.lanes import SHAPES
 from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
-from trainables.pack import ClientWork
+from trainables.pack import CENTRE, ClientWork
 from trainables.participation import participants
 from trainables.privacy.noise import Address
 from trainables.problem import fetch
+from trainables.spec import Aggregate
 from trainables.subnormal import taken_for_zero
 
 
@@ -96,7 +99,8 @@ class ClientHost:
             torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
 
     def prepare(self, work: ClientWork) -> torch.Tensor:
-        """What the clients release once, before the first round, summed on the exact grid."""
+        """What the clients release once, before the first round, summed on the exact grid: the mean of their features,
+        if those are to be centred and are not yet, else what their program says."""
         with taken_for_zero():
             return self._prepare(work)
 
@@ -105,8 +109,14 @@ class ClientHost:
         lanes = self._lanes(work)
         once = []
         for batch in self._batches:
-            everyone = torch.ones(len(batch.clients), len(work.lanes), 1, dtype=torch.bool, device=self.device)
-            once.append(work.program.prepare(_Clients(batch, 0, work, lanes, everyone)))
+            everyone = torch.ones(len(batch.clients), len(work.lanes), 1, device=self.device)
+            view = _Clients(batch, 0, work, lanes, everyone)
+            if work.bound is not None and work.centre is None:
+                once.append(view.noisy_feature_mean(work.bound) * _even(batch.shard.size, work))
+            else:
+                once.append(
+                    work.program.prepare(view) * _weights(batch.shard.size, work.shipment.sizes, work.aggregate)
+                )
         return torch.stack([to_grid(part).sum(0) for part in once]).sum(0)
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> HostReply:
@@ -130,7 +140,7 @@ class ClientHost:
                 continue
             view = _Clients(batch, t, work, lanes, present, broadcast, state, reported)
             release = work.program.round(view, weights)
-            total += (to_grid(release) * present).sum(0)
+            total += to_grid(release * present).sum(0)
         self._states = (work.lanes, t, states)
         return HostReply(total, reported.collect() if reported else None)
 
@@ -181,17 +191,28 @@ class ClientHost:
         mine = work.assignment[self.index]
         # samples have as many rows as chance will have it; and whoever takes part rarely is not to be computed in vain
         apart = work.program.samples or work.program.participation < 1
-        held = f"{work.shipment.key}:{mine}:{apart}"
+        centre = "" if work.centre is None else hashlib.sha256(work.centre.tobytes()).hexdigest()
+        held = f"{work.shipment.key}:{mine}:{apart}:{centre}"
         if self._held == held:
             return
         self._batches, self._states = [], None
         x, y, rows = (fetch(part) for part in (work.shipment.x, work.shipment.y, work.shipment.rows))
         shape, sizes = SHAPES[self.device], work.shipment.sizes
         for clients, length in shape.batches(mine, sizes, apart):
-            parts = [(x[rows[client]], y[rows[client]]) for client in clients]
-            shard = Shard.build(parts, self.device, rows=length)
+            parts = [(centred(x[rows[client]], work.centre), y[rows[client]]) for client in clients]
+            shard = Shard.build(parts, self.device, rows=length, sizes=[sizes[client] for client in clients])
             self._batches.append(Batch.load(clients, shard, work.shipment.model))
         self._held = held
+
+
+def _weights(size: torch.Tensor, sizes: Sequence[int], aggregate: Aggregate) -> torch.Tensor:
+    """How clients weigh where all take part: 1 in the mean."""
+    return size * (len(sizes) / sum(sizes)) if aggregate == "size" else torch.ones_like(size)
+
+
+def _even(size: torch.Tensor, work: ClientWork) -> torch.Tensor:
+    """In the mean of the features every record weighs the same, or every user."""
+    return _weights(size, work.shipment.sizes, "size" if work.level == "record" else "uniform")
 
 
 class _Lanes:
@@ -210,12 +231,15 @@ class _Lanes:
         self.hypers = {name: torch.from_numpy(v).to(device).unsqueeze(1) for name, v in work.hypers.items()}
 
     def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
-        """Who takes part in a round, (clients, lanes, 1); none, if nobody does."""
-        everyone, share = len(work.shipment.sizes), work.program.participation
-        mine = np.asarray(clients)
-        table = np.stack([participants(int(seed), t, everyone, share)[mine] for seed in self.seeds], axis=1)
+        """How clients weigh in a round, (clients, lanes, 1), and 0 where they do not take part; none, if nobody does.
+        The weights of those who take part are 1 in the mean."""
+        sizes, share, mine = np.asarray(work.shipment.sizes), work.program.participation, np.asarray(clients)
+        chosen = [participants(int(seed), t, len(sizes), share) for seed in self.seeds]
+        table = np.stack([some[mine] for some in chosen], axis=1).astype(np.float32)
         if not table.any():
             return None
+        if work.aggregate == "size":
+            table *= (sizes[mine, None] / [sizes[some].mean() for some in chosen]).astype(np.float32)
         return torch.from_numpy(table[:, self._seed_of_lane]).to(self.device).unsqueeze(2)
 
     def noise(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
@@ -263,7 +287,7 @@ class _Clients:
         state: State | None = None,
         reported: _Reported | None = None,
     ) -> None:
-        self.t, self.rounds, self._program = t, work.rounds, work.program
+        self.t, self.rounds, self._program, self._level = t, work.rounds, work.program, work.level
         self.model, self.shard, self.size = work.shipment.model, batch.shard, batch.shard.size
         self.clip = lanes.clip.unsqueeze(1)
         self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
@@ -279,11 +303,12 @@ class _Clients:
             return self._gradient_sum(theta, self._lanes.clip, self._whole, self.size)
         return self._gradient_sum(theta, self._lanes.clip, sample.parts, sample.rate * self.size)
 
-    def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
+    def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
         unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
         report_noise = self._report_noise
-        mean = (self._gradient_sum(theta, unbounded, self._whole, self.size) / self.size).to(theta.dtype)
+        parts, over = (self._whole, self.size) if sample is None else (sample.parts, sample.rate * self.size)
+        mean = (self._gradient_sum(theta, unbounded, parts, over) / over).to(theta.dtype)
         # the noise comes once, to what is made of the gradients of all steps
         self._report_noise, self._noise_over = report_noise, torch.ones_like(self.size)
         return mean
@@ -310,7 +335,7 @@ class _Clients:
 
     def _mean(self, values: torch.Tensor, over: torch.Tensor, lanes: slice | torch.Tensor) -> torch.Tensor:
         """For a report: over the clients that are present."""
-        return (to_grid(values / over) * self._present[:, lanes]).sum(0)
+        return to_grid(values / over * self._present[:, lanes]).sum(0)
 
     def sample(self, rate: float, step: int = 0) -> Sample:
         if rate == 1:
@@ -336,8 +361,18 @@ class _Clients:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
 
+    def noise_std(self, purpose: str) -> torch.Tensor:
+        return self._lanes.std[purpose]
+
     def zeros(self) -> torch.Tensor:
         return torch.zeros(len(self._clients), *self._lanes.shape, device=self._lanes.device)
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
         return self._lanes.distinct_noise(self._clients, self.t, purpose, size)
+
+    def noisy_feature_mean(self, bound: float) -> torch.Tensor:
+        """The mean of the rows' features, each clipped to `bound`, with noise: a record's in the sum, a user's in the
+        mean. (clients, distinct noises, features)"""
+        total = self.shard.feature_sum(bound).unsqueeze(1)
+        noise = self.distinct_noise(CENTRE, total.shape[2])
+        return total / self.size + noise if self._level == "user" else (total + noise) / self.size

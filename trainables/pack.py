@@ -12,17 +12,27 @@ import torch
 from numpy.typing import NDArray
 
 from trainables import methods
-from trainables.errors import UserError
+from trainables.errors import UserError, one_of
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
-from trainables.privacy.plan import PrivacyPlan
+from trainables.privacy.plan import Event, Level, PrivacyPlan
 from trainables.problem import Problem, Shipment
-from trainables.spec import TrialSpec
+from trainables.spec import AGGREGATES, Aggregate, TrialSpec
+
+CENTRE = "centre"  # the purpose of what the private mean of the features is made of
 
 
-def pack_group(trial: TrialSpec) -> tuple[str, str, int, int]:
-    """Trials can share a pack if this is equal: same data, same client program, same rounds."""
-    return trial.problem.key, program_of(trial).name, trial.rounds, trial.evaluate_every
+PackGroup = tuple[str, str, int, int, str]
+
+
+def pack_group(trial: TrialSpec) -> PackGroup:
+    """Trials can share a pack if this is equal: same data, same client program, same rounds, same features: those that
+    are centred by a noisy mean are the same for one seed and one budget."""
+    features: str = trial.aggregate
+    if trial.preprocess.center:
+        privacy = trial.privacy.model_dump(exclude={"clip"})
+        features = f"{trial.aggregate}:{trial.preprocess!r}:{privacy}:{trial.seed}"
+    return trial.problem.key, program_of(trial).name, trial.rounds, trial.evaluate_every, features
 
 
 def program_of(trial: TrialSpec) -> ClientProgram:
@@ -34,7 +44,18 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
     method = methods.get(trial.method)
     hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
     run = Run(trial.privacy, trial.rounds, hypers, sizes if isinstance(sizes, tuple) else tuple(sizes), trial.seed)
-    return _plan(trial.privacy, method.releases(run), run.sizes)
+    events = with_centre(method.releases(run), trial)
+    return _plan(trial.privacy, events, run.sizes, trial.aggregate == "size")
+
+
+def with_centre(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
+    """A method's releases, and before them that of the mean of the features, which takes its share of the budget."""
+    share = trial.preprocess.center
+    if not share:
+        return events
+    # clients' sums are added as they are, or users' means: nobody's noise weighs more
+    centre = Event(CENTRE, 1, trial.preprocess.bound * trial.privacy.moves, share=share, even=True)
+    return (*(replace(event, share=event.share * (1 - share)) for event in events), centre)
 
 
 def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
@@ -42,14 +63,16 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     method = methods.get(trial.method)
     if trial.privacy.level not in method.levels:
         raise UserError(f"level = {trial.privacy.level!r}: {method.name} protects {' or '.join(method.levels)} level")
+    trial.preprocess.check()
+    one_of(AGGREGATES, aggregate=trial.aggregate)
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     return plan_of(trial, problem.partition.sizes)
 
 
 @lru_cache(maxsize=4096)
-def _plan(privacy, events, sizes):  # type: ignore[no-untyped-def]
-    return PrivacyPlan.calibrate(privacy, events, sizes=sizes)
+def _plan(privacy, events, sizes, by_size):  # type: ignore[no-untyped-def]
+    return PrivacyPlan.calibrate(privacy, events, sizes=sizes, by_size=by_size)
 
 
 @dataclass(frozen=True)
@@ -83,6 +106,16 @@ class ClientWork:
     """The trials' keys: whose state a client keeps."""
     assignment: tuple[tuple[int, ...], ...]
     """The clients of every host."""
+    level: Level = "record"
+    aggregate: Aggregate = "uniform"
+    bound: float | None = None
+    """Of a row in the mean that the features are centred by; none: they stay as they are."""
+    centre: NDArray[np.float32] | None = None
+    """That mean, once it is known."""
+
+    @property
+    def wants_centre(self) -> bool:
+        return self.bound is not None and self.centre is None
 
     def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Lanes that stand for every distinct noise (seed and scales), and which of them each lane has."""
@@ -129,7 +162,9 @@ def lane_groups(trials: Sequence[TrialSpec], model: Model, device: str = "cpu") 
 def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> ClientWork:
     plans = [plan_of(trial, shipment.sizes) for trial in trials]
     purposes = {event.purpose for plan in plans for event in plan.events}
-    program = program_of(trials[0])
+    program, first = program_of(trials[0]), trials[0]
+    if CENTRE in purposes and len({plan.noise_std[CENTRE] for plan in plans}) > 1:
+        raise ValueError("trials whose features are centred by different means cannot share a pack")
     return ClientWork(
         shipment=shipment,
         program=program,
@@ -145,6 +180,9 @@ def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> 
         },
         lanes=tuple(trial.key for trial in trials),
         assignment=assign(shipment.sizes, hosts),
+        level=first.privacy.level,
+        aggregate=first.aggregate,
+        bound=first.preprocess.bound if first.preprocess.center else None,
     )
 
 

@@ -53,6 +53,7 @@ class Shipment:
     key: str
     model: Model
     sizes: tuple[int, ...]
+    """|D_i|, which everybody knows and releases are divided by. A neighbour of the data has the same."""
     x: Any
     y: Any
     rows: Any

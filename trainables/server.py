@@ -9,7 +9,7 @@ import math
 import pickle
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from trainables.client_host import ClientHost, ClientStateLostError, ClientState
 from trainables.exact import from_grid
 from trainables.methods.base import State
 from trainables.models import kernels
+from trainables.models.centring import centred, for_raw_features
 from trainables.models.kernels import Kernel
 from trainables.models.shard import Shard
 from trainables.pack import (
@@ -206,7 +207,8 @@ class Server:
     # ---- the round
 
     def _round(self, diagnose: bool) -> None:
-        if self.t == 0 and self._work.program.prepares:
+        if self.t == 0:
+            self._centre()
             self._receive()
         # 1. theta goes out to every host, 2. every client's release comes back, summed per host
         replies = self.hosts.round(self._work, self.t + 1, self._message(), diagnose)
@@ -227,8 +229,17 @@ class Server:
             self._note("signal_norm", (self._sum(d.signal for d in found) / count).norm(dim=1))
             self._note("noise_norm", (self._sum(d.noise for d in found) / count).norm(dim=1))
 
+    def _centre(self) -> None:
+        """The private mean of the features, from which on they are what lies about it."""
+        if self._work.wants_centre:
+            mean = self._sum(self.hosts.prepare(self._work)).div_(len(self.shipment.sizes))
+            # one noise for all lanes: trials with other means are in other packs
+            self._work = replace(self._work, centre=mean[0].to(self.theta).cpu().numpy())
+
     def _receive(self) -> None:
         """What the clients release once."""
+        if not self._work.program.prepares:
+            return
         prepared = self._sum(self.hosts.prepare(self._work)).div_(len(self.shipment.sizes)).to(self.theta)
         which = torch.from_numpy(self._work.distinct_noises()[1]).to(self.device)
         for group, state in zip(self._groups, self._states, strict=True):
@@ -266,7 +277,7 @@ class Server:
         self._note("loss", loss)
         if self.shipment.truth is not None:
             truth = torch.from_numpy(self.shipment.truth).to(self.device).flatten()
-            self._note("squared_error", (self.theta.double() - truth).square().sum(1))
+            self._note("squared_error", (self.weights().double() - truth).square().sum(1))
         if correct is None:
             return
         # a count first: an average of single-precision ones would round
@@ -276,10 +287,16 @@ class Server:
             for trial, row in zip(self.trials, bits, strict=True):
                 self.results[trial.key].correct = row.tobytes()
 
+    def weights(self) -> torch.Tensor:
+        """The lanes' weights as they apply to features as they came."""
+        return for_raw_features(self.theta, self._work.centre, self.shipment.model.blocks[0])
+
     def _evaluation_shard(self) -> Shard:
-        if self._evaluation is None or self._evaluation[0] != self.shipment.key:
-            x, y = fetch(self.shipment.x_eval), fetch(self.shipment.y_eval)
-            self._evaluation = (self.shipment.key, Shard.build([(x, y)], self.device))
+        centre = self._work.centre
+        held = f"{self.shipment.key}:{b'' if centre is None else centre.tobytes()!r}"
+        if self._evaluation is None or self._evaluation[0] != held:
+            x, y = centred(fetch(self.shipment.x_eval), centre), fetch(self.shipment.y_eval)
+            self._evaluation = (held, Shard.build([(x, y)], self.device))
         return self._evaluation[1]
 
     # ---- lanes that end
@@ -329,6 +346,7 @@ class Server:
                 "lanes": [trial.key for trial in self.trials],
                 "groups": [group.stop - group.start for group in self._groups],
                 "theta": self.theta.cpu(),
+                "centre": None if self._work.centre is None else torch.from_numpy(self._work.centre),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
                 "results": {k: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items()},
                 "clients": vars(clients) if clients else None,
@@ -356,6 +374,8 @@ class Server:
         starts = list(itertools.accumulate(saved["groups"], initial=0))
         self.t = saved["t"]
         self.theta = saved["theta"][index].to(self.device)
+        if saved["centre"] is not None:
+            self._work = replace(self._work, centre=saved["centre"].numpy())
         self._states = []
         for group in self._groups:  # lanes of one group were neighbours there, too
             old = bisect.bisect_right(starts, index[group.start]) - 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from trainables.errors import in_range
 from trainables.privacy.plan import PrivacySettings
 
 ENGINE_VERSION = 4  # raise it when a change of the code changes results: old rows then no longer count as done
@@ -64,6 +66,27 @@ class ProblemSpec(Spec):
     model: str = "softmax"
 
 
+Aggregate = Literal["uniform", "size"]
+AGGREGATES: tuple[Aggregate, ...] = ("uniform", "size")
+
+
+class Preprocess(BaseModel):
+    """What is done to the features once, before the first round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    center: float = 0.0
+    """The part of the budget, of mu squared, that a private mean of the features may spend; 0: they stay as they are.
+    Without it one pays for the features' length, with it for their spread."""
+    bound: float = 16.0
+    """l2 bound on a row in that mean."""
+
+    def check(self) -> Preprocess:
+        in_range(0, 1, open_high=True, center=self.center)
+        in_range(0, math.inf, open_low=True, open_high=True, bound=self.bound)
+        return self
+
+
 class TrialSpec(Spec):
     """One training run."""
 
@@ -74,6 +97,9 @@ class TrialSpec(Spec):
     rounds: int
     evaluate_every: int = 10
     seed: int = 42
+    preprocess: Preprocess = Preprocess()
+    aggregate: Aggregate = "uniform"
+    """How clients weigh in the mean of their releases: all the same, or by |D_i|."""
     stop_rule: str = ""
     """Early stopping: the rule and the company it was applied in; empty where a trial always runs to its end."""
 

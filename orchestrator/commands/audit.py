@@ -9,6 +9,9 @@ import typer
 from orchestrator.commands.options import (
     Adjacency,
     AdjacencyModel,
+    Aggregate,
+    AggregateBy,
+    Center,
     Delta,
     Epsilon,
     Json,
@@ -36,8 +39,13 @@ def audit(
     release: ReleaseModel = Release.LOCAL,
     adjacency: AdjacencyModel = Adjacency.REPLACE,
     level: LevelModel = Level.RECORD,
+    center: Center = 0.0,
+    aggregate: AggregateBy = Aggregate.UNIFORM,
     model: ModelText = "softmax",
     settings: Settings = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="The method's defaults, not the settings under which most shows.")
+    ] = False,
     repetitions: Annotated[int, typer.Option(help="Runs with the planted record, and as many without.")] = 20_000,
     noise_factor: Annotated[float, typer.Option(help="Multiplies the noise: below 1 the audit should object.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
@@ -54,8 +62,10 @@ def audit(
     found = auditing.audit(
         method,
         privacy,
-        key_values(settings or []),
+        {**(auditing.defaults(method) if defaults else {}), **key_values(settings or [])},
         model=model,
+        center=center,
+        aggregate=aggregate.value,
         rounds=rounds,
         clients=clients,
         repetitions=repetitions,
@@ -73,6 +83,7 @@ def audit(
                 "epsilon": {"claimed": epsilon, "bought": bought, "at_least": found.epsilon},
                 "mu": {"claimed": found.claimed_mu, "at_least": None if found.sampled else found.mu},
                 "plain_epsilon_at_least": found.plain_epsilon,
+                "power": {"mu": found.power.mu, "epsilon": found.power.epsilon, "noise": found.power.noise},
                 "caught": found.caught,
             }
         )
@@ -86,6 +97,11 @@ def audit(
             typer.echo(f"seen       eps at least {number(found.epsilon)} (mu at least {number(found.mu)})")
             typer.echo(f"           eps at least {number(found.plain_epsilon)} without knowing that noise is Gaussian")
         typer.echo(f"           with {auditing.CONFIDENCE:.0%} confidence, from twice {repetitions} runs")
+        power = found.power
+        typer.echo(
+            f"power      would have caught eps {number(power.epsilon)} or more, or {power.noise:.2f} of the noise or "
+            f"less, {auditing.CONFIDENCE:.0%} of the time"
+        )
         verdict = "caught: the releases tell more than is claimed" if found.caught else "not seen to exceed the claim"
         if bought > epsilon * 1.001 and not found.caught:
             verdict += ", though by the account it does"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any
 
 import typer
 
@@ -33,14 +34,27 @@ def calibrate(
     clip: Clip = 10.0,
     release: ReleaseModel = Release.LOCAL,
     adjacency: AdjacencyModel = Adjacency.REPLACE,
+    search: Annotated[
+        float | None,
+        typer.Option(
+            help="The budget is that of a private search: the best of a secret, geometric number of runs with this "
+            "mean, each with noise of its own; only that one is released."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say how much noise a budget needs: one noisy gradient a round, clients of equal size."""
+    from trainables.privacy.gaussian import mu_of
     from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
+    from trainables.privacy.selection import all_released, base_for, best_released, best_released_by_renyi
 
     in_range(1, 10**6, rounds=rounds)
     in_range(1, 10**7, clients=clients)
-    epsilon = budget(epsilon, mu, delta)
+    total = epsilon = budget(epsilon, mu, delta)
+    if search is not None:
+        in_range(1, 10**9, search=search)
+        epsilon = base_for(total, search, delta)
+        in_range(0, math.inf, open_low=True, epsilon_of_a_run=epsilon)
     settings = PrivacySettings(
         epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
     ).check()
@@ -52,9 +66,22 @@ def calibrate(
         "noise_std_client": plan.noise_std["gradient"],
         "epsilon": {"claimed": epsilon, "bought": plan.bought},
     }
+    prices: dict[str, float] = {}
+    if search is not None:
+        of_a_run = mu_of(epsilon, delta)
+        prices = {
+            "best released": best_released(of_a_run, search, delta),
+            "by Renyi divergences": best_released_by_renyi(of_a_run, search, delta),
+            "all released": all_released(of_a_run, search, delta),
+        }
+        found["search"] = {"runs": search, "epsilon": total, "epsilon_of_a_run": epsilon, "prices": prices}
     if json:
         emit_json(found)
         return
+    if search is not None:
+        typer.echo(f"every run trains   at epsilon {number(epsilon)}, {number(search)} runs on average")
+    for what, price in prices.items():
+        typer.echo(f"epsilon of search  {number(price)}   {what}")
     typer.echo(f"mu                 {number(found['mu'])}")
     typer.echo(f"noise multiplier   {found['noise_multiplier']:.2f}   (sigma_g)")
     typer.echo(f"noise of the sum   {number(found['noise_std_sum'])}   (standard deviation, clip x sigma_g)")

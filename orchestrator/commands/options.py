@@ -18,12 +18,17 @@ class Release(StrEnum):
 
 class Adjacency(StrEnum):
     REPLACE = "replace-one"
-    ADD_REMOVE = "add-remove"
+    ZERO_OUT = "zero-out"
 
 
 class Level(StrEnum):
     RECORD = "record"
     USER = "user"
+
+
+class Aggregate(StrEnum):
+    UNIFORM = "uniform"
+    SIZE = "size"
 
 
 class TrainOn(StrEnum):
@@ -62,7 +67,17 @@ ReleaseModel = Annotated[
     Release,
     typer.Option(help="Who is not trusted: every client's own release is private, or only their sum."),
 ]
-AdjacencyModel = Annotated[Adjacency, typer.Option(help="What neighbouring data sets differ in.")]
+Center = Annotated[
+    float, typer.Option(help="Share of mu squared for a private mean that is taken off the features; 0: none.")
+]
+CenterBound = Annotated[float, typer.Option(help="l2 bound on a row in that mean.")]
+AggregateBy = Annotated[Aggregate, typer.Option(help="How clients weigh in the mean of their releases.")]
+AdjacencyModel = Annotated[
+    Adjacency,
+    typer.Option(
+        help="What neighbouring data sets differ in: a record exchanged, or one that counts as nothing (sizes stay)."
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(

@@ -15,6 +15,10 @@ from orchestrator.commands.options import (
     Address,
     Adjacency,
     AdjacencyModel,
+    Aggregate,
+    AggregateBy,
+    Center,
+    CenterBound,
     Clients,
     Clip,
     Delta,
@@ -63,6 +67,9 @@ def train(
     adjacency: AdjacencyModel = Adjacency.REPLACE,
     clip: Clip = 10.0,
     level: LevelModel = Level.RECORD,
+    center: Center = 0.0,
+    center_bound: CenterBound = 16.0,
+    aggregate: AggregateBy = Aggregate.UNIFORM,
     model: ModelText = "softmax",
     settings: Settings = None,
     train_on: Annotated[
@@ -91,6 +98,7 @@ def train(
     from trainables.data import features
     from trainables.data import partition as partitions
     from trainables.privacy.plan import PrivacySettings
+    from trainables.spec import Preprocess
 
     if from_file is not None:
         _refuse_others(context)
@@ -106,6 +114,7 @@ def train(
             adjacency=adjacency.value,
             level=level.value,
         ).check()
+        preprocess = Preprocess(center=center, bound=center_bound).check()
         dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
         if hosts is not None:
             in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
@@ -123,6 +132,8 @@ def train(
             rounds=rounds,
             evaluate_every=evaluate_every,
             seed=seed,
+            preprocess=preprocess,
+            aggregate=aggregate.value,
         )
     _train(training, hosts, address, json)
 
@@ -137,9 +148,11 @@ def _refuse_others(context: typer.Context) -> None:
 
 def _train(training: Training, hosts: int | None, address: str | None, json: bool) -> None:
     from orchestrator.running.training import train as run_training
+    from trainables.privacy.plan import delta_note
 
     trial, privacy = training.trial, training.trial.privacy
-    for note in training.problem.partition.notes:
+    of_delta = delta_note(privacy, training.problem.partition.sizes)
+    for note in (*training.problem.partition.notes, *([of_delta] if of_delta else [])):
         stderr.print(f"note: {note}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
@@ -176,6 +189,8 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
                 "hyperparameters": trial.hyperparameters,
                 "model": trial.problem.model,
                 "privacy": privacy.model_dump(mode="json"),
+                "preprocess": trial.preprocess.model_dump(),
+                "aggregate": trial.aggregate,
                 "accuracy": result.metrics["accuracy"],
                 "metrics": result.metrics,
                 "epsilon": {"claimed": privacy.epsilon, "bought": bought, "unsampled": unsampled},

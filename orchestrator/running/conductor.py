@@ -16,7 +16,7 @@ from orchestrator.results.ledger import Row
 from orchestrator.running.packing import Capacity, make_packs, work
 from orchestrator.search.sweep import Sweep
 from trainables.models.lanes import SHAPES
-from trainables.pack import pack_group, plan_of
+from trainables.pack import PackGroup, pack_group, plan_of
 from trainables.pack_desk import Order, Report
 from trainables.pack_slot import short_of_memory
 from trainables.pack_storage import PackStorage
@@ -82,7 +82,7 @@ class Conductor:
     def __post_init__(self) -> None:
         self._ready: list[Pack] = []
         self._queued: set[str] = set()
-        self._limits: dict[tuple[str, str, int, int], int] = {}
+        self._limits: dict[PackGroup, int] = {}
         """Lanes that there is memory for, where more were tried."""
         self._number = 0
         self._lone_failures = self._stillborn = 0

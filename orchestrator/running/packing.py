@@ -11,7 +11,7 @@ from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation import FederationSize
 from trainables.models.lanes import SHAPES
-from trainables.pack import pack_group
+from trainables.pack import PackGroup, pack_group
 from trainables.spec import TrialSpec
 from trainables.stopping import companies
 
@@ -108,7 +108,7 @@ def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
     return math.ceil(len(pack) / block) * block * pack[0].rounds * passes(pack[0]) * rows
 
 
-Limits = Mapping[tuple[str, str, int, int], int]
+Limits = Mapping[PackGroup, int]
 """Lanes that a GPU has memory for, by the groups of trials that can share a pack."""
 
 
@@ -116,7 +116,7 @@ def make_packs(
     trials: Iterable[TrialSpec], size: Capacity, limits: Limits = MappingProxyType({})
 ) -> list[list[TrialSpec]]:
     """Trials that can share a pack, cut into packs of about equal size, as many as keep all federations busy."""
-    groups: dict[tuple[str, str, int, int], list[TrialSpec]] = {}
+    groups: dict[PackGroup, list[TrialSpec]] = {}
     for trial in trials:
         groups.setdefault(pack_group(trial), []).append(trial)
     packs = []

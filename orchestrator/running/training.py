@@ -96,6 +96,8 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
             "rounds",
             "evaluate_every",
             "model",
+            "preprocess",
+            "aggregate",
         )
         return prepare(
             loaded,

@@ -14,7 +14,7 @@ from trainables.methods import METHODS
 from trainables.pack import check
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,13 @@ class Cell:
 
     @cached_property
     def _privacy(self) -> PrivacySettings:
-        return PrivacySettings(epsilon=self.epsilon, **self.study.privacy.model_dump())
+        stated = self.study.privacy.model_dump()
+        return PrivacySettings(epsilon=self.epsilon, **{**stated, "clip": self.method.clip or stated["clip"]})
+
+    @cached_property
+    def _preprocess(self) -> Preprocess:
+        own = self.method.preprocess
+        return Preprocess(**(self.study.preprocess if own is None else own).model_dump())
 
     def _clipped(self, clip: float) -> PrivacySettings:
         return self._privacy.model_copy(update={"clip": clip})
@@ -78,6 +84,8 @@ class Cell:
             rounds=int(configuration.get("rounds", study.rounds_of(self.method, stage))),
             evaluate_every=study.evaluate_every,
             seed=seed,
+            preprocess=self._preprocess,
+            aggregate=self.method.aggregate or study.aggregate,
         )
 
 

@@ -20,8 +20,8 @@ from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.objective import OBJECTIVES, Objective
 from trainables.privacy.gaussian import epsilon_of
-from trainables.privacy.plan import Adjacency, Level, Release
-from trainables.spec import HyperValue, PartitionSpec
+from trainables.privacy.plan import Adjacency, Level, Release, known_adjacency
+from trainables.spec import Aggregate, HyperValue, PartitionSpec, Preprocess
 
 LARGEST_GRID = 100_000
 """Configurations of a method in one stage: far more than anyone runs, and still planned in seconds."""
@@ -49,6 +49,13 @@ class DataSettings(Settings):
         return {"source": value} if isinstance(value, str) else value
 
 
+class PreprocessSettings(Settings):
+    """What is done to the features before the first round; trainables/spec.py says more of it."""
+
+    center: float = Field(default=0.0, ge=0, lt=1)
+    bound: float = Field(default=Preprocess().bound, gt=0, allow_inf_nan=False)
+
+
 class MethodSettings(Settings):
     """A method with what the study changes of its search space. A label tells two variants of one method apart."""
 
@@ -56,6 +63,12 @@ class MethodSettings(Settings):
     label: str = Field(default="", max_length=60)
     rounds: int | None = Field(default=None, ge=1, le=10**6)
     """Of all its stages, where they are not the study's: methods differ in how many they need."""
+    clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Where it is not the study's."""
+    preprocess: PreprocessSettings | None = None
+    """Where it is not the study's: a method can stand in a table both ways."""
+    aggregate: Aggregate | None = None
+    """Where it is not the study's."""
     fixed: dict[str, HyperValue] = {}
     coarse: dict[str, list[HyperValue]] = {}
     fine: dict[str, list[HyperValue]] = {}
@@ -106,8 +119,14 @@ class MethodSettings(Settings):
     @property
     def shown(self) -> str:
         """Its name in tables. What runs as its authors released it is always marked so."""
-        name = self.label or METHODS[self.name].title
+        name = self.label or " ".join([METHODS[self.name].title, *self._own_ways])
         return f"{name} (as released)" if self.as_released else name
+
+    @property
+    def _own_ways(self) -> list[str]:
+        """What is done to features and releases in this method's own way, for its name."""
+        centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
+        return [*centred, *(["by size"] if self.aggregate == "size" else [])]
 
     @cached_property
     def as_released(self) -> bool:
@@ -157,6 +176,8 @@ class PrivacyStudySettings(Settings):
     release: Release = "local"
     adjacency: Adjacency = "replace-one"
     level: Level = "record"
+
+    _known = field_validator("adjacency", mode="before")(known_adjacency)
 
 
 class ValidationSettings(Settings):
@@ -258,6 +279,10 @@ class Study(Settings):
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     privacy: PrivacyStudySettings = PrivacyStudySettings()
+    preprocess: PreprocessSettings = PreprocessSettings()
+    """A private mean taken off the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
+    aggregate: Aggregate = "uniform"
+    """How clients weigh in the mean of their releases: all the same (uniform), or by |D_i| (size)."""
     rounds: RoundSettings = RoundSettings()
     seeds: SeedSettings = SeedSettings()
     evaluate_every: int = Field(default=10, ge=1)

@@ -148,8 +148,9 @@ class ClientRound(Protocol):
         """The sum over the client's rows, or a sample of them, of per-example gradients clipped to the bounds. It is in
         double precision until the noise is there: rounding a large sum may tell a record."""
 
-    def gradient_mean(self, theta: torch.Tensor) -> torch.Tensor:
-        """The mean over the client's rows of per-example gradients, nothing clipped."""
+    def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """The mean over the client's rows, or a sample of as many as expected, of per-example gradients, nothing
+        clipped."""
 
     def sample(self, rate: float, step: int = 0) -> Sample:
         """Some of the client's rows: each with probability `rate`, drawn for this round and step."""
@@ -159,6 +160,9 @@ class ClientRound(Protocol):
     ) -> torch.Tensor:
         """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; taken back
         with sign -1; as long as the weights, or of the given size."""
+
+    def noise_std(self, purpose: str) -> torch.Tensor:
+        """The standard deviation of that noise, (lanes, 1)."""
 
     def zeros(self) -> torch.Tensor:
         """A state of the weights' shape."""
@@ -252,6 +256,10 @@ class Method(ABC):
         """What every client releases in the course of a run, for the privacy plan to price. What cannot be priced is
         said here, before anything starts."""
         return (Event("gradient", run.rounds, run.privacy.sensitivity),)
+
+    def bound_only(self, hypers: Hypers) -> bool:
+        """Whether its account is what can be proven, from above, where the truth may be far below."""
+        return False
 
     def resolve(self, hypers: dict[str, HyperValue], privacy: PrivacySettings) -> dict[str, HyperValue]:
         """Replace `auto` by what it stands for under this privacy budget."""

@@ -19,7 +19,7 @@ class CovarianceUpdate(PrimalUpdate):
     curvature = "the covariance"
 
     def solve(self, client: ClientRound, theta: torch.Tensor, right: torch.Tensor, bound: float) -> torch.Tensor:
-        values, vectors = client.shard.spectrum(math.sqrt(bound))  # ||x x^T||_F = ||x||^2
+        values, vectors = (part.to(right) for part in client.shard.spectrum(math.sqrt(bound)))  # ||x x^T||_F = ||x||^2
         lanes, rows = SHAPES[right.device.type].lanes, vectors.shape[1]
         classes = right.shape[-1] // rows
         blocks = to_blocks(right, rows, classes, lanes)

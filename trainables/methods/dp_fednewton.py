@@ -43,7 +43,7 @@ class FedAvgThenNewton(FedAvgStart):
         bound = client.hypers["hessian_clip"].squeeze(1)
         total = cast(GLM, client.model).clipped_hessian_sum(client.shard, theta, bound)
         noise = client.noise("hessian", size=side * side).unflatten(-1, (side, side))
-        H = (total + noise) / client.size.unsqueeze(-1)
+        H = ((total + noise) / client.size.unsqueeze(-1)).to(theta)
         return -solved(H, g, client.hypers["smallest_eigenvalue"])
 
 

@@ -62,7 +62,7 @@ class TreeGradient(ClientProgram):
             for end, level in sorted(nodes):
                 # a node's noise is addressed by the round of its last leaf and by its level
                 total = total + client.noise("tree", level, client.t - leaf + end, sign)
-        return total / client.size
+        return (total / client.size).to(theta)
 
 
 class DPFTRL(Method):

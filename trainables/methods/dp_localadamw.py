@@ -43,13 +43,20 @@ class AdamWSteps(SampledSteps):
         for step in range(self.steps):
             g = self.sampled_gradient(client, y, step)
             m = beta1 * m + (1 - beta1) * g
-            v = beta2 * v + (1 - beta2) * g * g
+            v = beta2 * v + (1 - beta2) * self.squared(client, g)
             # running products in float64: a power would round differently at the end of a vector of lanes
             power1, power2 = power1 * beta1, power2 * beta2
-            scale = (v / (1 - power2).to(v)).sqrt() + hypers["tau"]
+            scale = self.root(client, v / (1 - power2).to(v)) + hypers["tau"]
             direction = self.aligned(client, m / (1 - power1).to(m) / scale)
             y = y - eta * (direction + hypers["weight_decay"] * y)
         return y, v
+
+    def squared(self, client: ClientRound, gradient: torch.Tensor) -> torch.Tensor:
+        """What the second moment is the mean of."""
+        return gradient * gradient
+
+    def root(self, client: ClientRound, v: torch.Tensor) -> torch.Tensor:
+        return v.sqrt()
 
     def aligned(self, client: ClientRound, direction: torch.Tensor) -> torch.Tensor:
         return direction

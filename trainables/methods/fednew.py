@@ -78,7 +78,8 @@ class PrimalUpdate(ClientProgram):
         gradient = (client.clipped_gradient_sum(theta) / client.size).to(pull.dtype)
         bound = client.hypers["sum_clip"]
         right = scaled_sum(gradient, pull, bound) if self.scaled else clip_norm(gradient + pull, bound)
-        return self.solve(client, theta, right, self.hessian_clip) + client.noise("primal") / client.size
+        y = self.solve(client, theta, right, self.hessian_clip)  # in float64, until the noise is in it
+        return (y + client.noise("primal") / client.size).to(theta)
 
 
 def scaled_sum(gradient: torch.Tensor, pull: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
@@ -139,6 +140,9 @@ class FedNewMethod(Method):
             return (Event("primal", run.rounds, published, aggregated=not run.hypers["duals"]),)
         together = math.sqrt(len(run.sizes)) if run.privacy.release == "secure-aggregation" else 1.0
         return (Event("primal", run.rounds, proven, aggregated=False, noised_for=published / together),)
+
+    def bound_only(self, hypers: Hypers) -> bool:
+        return bool(hypers["as_released"])
 
     def sensitivities(self, run: Run) -> tuple[float, float]:
         """That of the paper, and what can be proven of lemma 4's scaling."""

@@ -25,7 +25,7 @@ def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torc
     c = weights.shape[1]
     pairs = pairs_of(c).to(theta)
     first, second = torch.combinations(torch.arange(c, device=theta.device)).unbind(1)
-    grams = torch.zeros(clients, len(pairs) * q, q, dtype=theta.dtype, device=theta.device)
+    grams = torch.zeros(clients, len(pairs) * q, q, dtype=torch.float64, device=theta.device)
     for start in range(0, shard.rows, ROWS):
         x = shard.x[:, start : start + ROWS]
         p = torch.softmax(x @ weights, dim=2)
@@ -34,7 +34,7 @@ def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torc
         edges *= (bound / norm).clamp(max=1).unsqueeze(2)
         weighted = edges.mT.unsqueeze(2) * x.mT.unsqueeze(1)  # (clients, pairs, q, rows)
         grams += weighted.flatten(1, 2) @ x
-    blocks = pairs.T @ grams.view(clients, len(pairs), q * q)
+    blocks = pairs.T.double() @ grams.view(clients, len(pairs), q * q)
     return blocks.view(clients, c, c, q, q).transpose(2, 3).reshape(clients, c * q, c * q)
 
 

@@ -116,7 +116,7 @@ class GLM(ABC):
         lanes, count, k = SHAPES[theta.device.type].lanes, theta.shape[-2], self.columns
         weights, bounds = self._blocks(shard, theta), vector_to_blocks(bound, lanes)
         shape = (weights.shape[0], shard.clients, lanes, self.rows, k, self.rows, k)
-        total = torch.zeros(shape, dtype=theta.dtype, device=theta.device)
+        total = torch.zeros(shape, dtype=torch.float64, device=theta.device)
         for block, W in enumerate(weights):
             for chunk in self._chunks(shard, W, self.dimension):
                 A = self.curvature(chunk.eta)

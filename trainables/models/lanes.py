@@ -81,6 +81,17 @@ def from_blocks(blocks: torch.Tensor, classes: int, lanes: int, count: int) -> t
     return whole.reshape(clients, number * lanes, rows * classes)[:, :count].contiguous()
 
 
+SUMMED = 1024  # rows whose contributions are added up in float32; such sums are added in float64
+
+
+def add_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
+    """Add x^T values of every client, (clients, rows, ...), to a total in float64. A long float32 sum would move by
+    more than what one row contributes when that row changes, for its last digits change too."""
+    for start in range(0, x.shape[1], SUMMED):
+        rows = slice(start, start + SUMMED)
+        total += torch.bmm(x[:, rows].mT, values[:, rows])
+
+
 def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:
     """One number per lane as (block, lane), filled up with ones."""
     count = -(-values.shape[0] // lanes)

@@ -21,7 +21,7 @@ CELLS = 1 << 24  # rows x weights of a chunk
 def clipped_gradient_sum(loss: Loss, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
     """For every client and lane, as the models' own: (clients, lanes, d)."""
     per_client = theta if theta.dim() == 3 else theta.expand(shard.clients, *theta.shape)
-    total = torch.zeros_like(per_client)
+    total = torch.zeros_like(per_client, dtype=torch.float64)
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))
     step = max(1, CELLS // theta.shape[-1])
     for client in range(shard.clients):

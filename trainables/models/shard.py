@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainables.models.lanes import add_products
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -27,7 +29,7 @@ class Shard:
     y: torch.Tensor
     """(clients, rows)"""
     size: torch.Tensor
-    """(clients, 1, 1): how many rows each client really has."""
+    """(clients, 1, 1): |D_i|, a public constant that releases are divided by."""
 
     @classmethod
     def build(
@@ -36,8 +38,9 @@ class Shard:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         rows: int | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> Shard:
-        """`rows`: what every client is filled up to, if not the longest."""
+        """`rows`: what every client is filled up to, if not the longest. `sizes`: the public |D_i|, if not the rows."""
         rows = rows or max(len(y) for _, y in parts)
         features = parts[0][0].shape[1]
         x = np.zeros((len(parts), rows, features + 1), dtype=np.float32)
@@ -49,7 +52,8 @@ class Shard:
         placed = torch.from_numpy(x).to(device=device, dtype=dtype)
         norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True)
         norm[norm == 0] = math.inf
-        size = torch.tensor([[[float(len(y))]] for _, y in parts], dtype=dtype, device=device)
+        public = sizes or [len(y) for _, y in parts]
+        size = torch.tensor(public, dtype=dtype, device=device).view(-1, 1, 1)
         return cls(placed, norm, torch.from_numpy(labels).to(device), size)
 
     def sample(self, chosen: Sequence[NDArray[np.int64]]) -> Shard:
@@ -67,9 +71,17 @@ class Shard:
         return replace(self, x=x, norm=norm, y=self.y[pick])
 
     def gram(self, bound: float) -> torch.Tensor:
-        """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat."""
+        """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat, in float64."""
         scaled = self.x * (bound / self.norm).clamp(max=1) if bound < math.inf else self.x
-        return (scaled.mT @ scaled).flatten(1)
+        total = torch.zeros(self.clients, self.x.shape[2], self.x.shape[2], dtype=torch.float64, device=self.x.device)
+        add_products(total, scaled, scaled)
+        return total.flatten(1)
+
+    def feature_sum(self, bound: float) -> torch.Tensor:
+        """For every client, the sum over the rows of their features, clipped to l2 norm `bound`; in float64."""
+        features = self.x[..., :-1].double()
+        norm = torch.linalg.vector_norm(features, dim=2, keepdim=True)
+        return (features * (bound / norm).clamp(max=1)).sum(1)
 
     def spectrum(self, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`: found once."""

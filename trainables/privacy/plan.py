@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from trainables.errors import UserError, in_range, name_in_range, one_of
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -17,11 +17,22 @@ from trainables.privacy.sampled import LEAST_SAMPLED_DELTA, Sampled, scaled_to
 from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 
 Release = Literal["local", "secure-aggregation"]
-Adjacency = Literal["replace-one", "add-remove"]
+Adjacency = Literal["replace-one", "zero-out"]
 Level = Literal["record", "user"]
 RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
-ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "add-remove")
+ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
 LEVELS: tuple[Level, ...] = ("record", "user")
+FAR_BEYOND = 1e4  # an eps of no privacy at all
+
+
+def known_adjacency(name: object) -> object:
+    """A record that is added or removed changes |D_i|, which every release is divided by: its noise would tell."""
+    if name == "add-remove":
+        raise ValueError(
+            "adjacency = 'add-remove' cannot be kept where releases are divided by |D_i|; zero-out can: "
+            "a record is there or counts as nothing, and |D_i| is a public constant"
+        )
+    return name
 
 
 class PrivacySettings(BaseModel):
@@ -34,8 +45,11 @@ class PrivacySettings(BaseModel):
     clip: float = 10.0
     release: Release = "local"
     adjacency: Adjacency = "replace-one"
+    """What neighbours differ in: a record is exchanged, or one counts as nothing (its sum is 0) while |D_i| stays."""
     level: Level = "record"
     """Whose privacy: one record's, or that of a client with all it holds. `clip` bounds what such a one contributes."""
+
+    _known = field_validator("adjacency", mode="before")(known_adjacency)
 
     def check(self) -> PrivacySettings:
         in_range(0, math.inf, open_low=True, epsilon=self.epsilon)
@@ -57,6 +71,16 @@ class PrivacySettings(BaseModel):
         return self.clip * self.moves
 
 
+def delta_note(settings: PrivacySettings, sizes: Sequence[int]) -> str | None:
+    """What to say where delta allows too much: a whole record (or user) published, now and then."""
+    count, what = (sum(sizes), "records") if settings.level == "record" else (len(sizes), "users")
+    if settings.delta <= 1 / count or math.isinf(settings.epsilon):
+        return None
+    return (
+        f"delta = {settings.delta:g} is above 1/N = {1 / count:.2g}, of {count} {what}: too much for a claim of privacy"
+    )
+
+
 @dataclass(frozen=True)
 class Event:
     """`count` Gaussian releases of one purpose by every client in the course of a run."""
@@ -72,6 +96,8 @@ class Event:
     client knows, as local steps after the first do: later noise of the sum then tells earlier noise."""
     sampling: float = 1.0
     """The probability with which a record takes part in one release, drawn afresh and in secret each time."""
+    even: bool = False
+    """Whether all clients' noise weighs the same in the sum of releases, however large they are."""
     noised_for: float | None = None
     """The sensitivity that the noise is made for, where a released program got it wrong; else it is the true one."""
 
@@ -81,24 +107,29 @@ class PrivacyPlan:
     """What every client adds to its own sums, by purpose, and what that costs under either release model.
 
     At record level a client releases (sum + noise) / |D_i|, at user level update + noise. Under `local` its own release
-    is seen; under `secure-aggregation` only the sum of all releases is. A record of the smallest client weighs most in
-    that sum, so with unequal sizes the account follows that client.
+    is seen; under `secure-aggregation` only the sum of all releases is, with equal weights or weighted by |D_i|. With
+    equal ones a record of the smallest client weighs most in that sum, so with unequal sizes the account follows that
+    client; weighted by size all records weigh the same, but a large client as a user weighs most.
     """
 
     settings: PrivacySettings
     weights: tuple[float, ...]
-    """Every client's factor in the sum of releases: 1/|D_i|, or 1 at user level."""
+    """Every client's factor in the sum of sums: 1/|D_i|, or 1 at user level; times |D_i| where they are so weighted."""
     events: tuple[Event, ...]
     noise_std: Mapping[str, float]
     """Standard deviation of the noise each client adds to its sum, by purpose. Zero in the non-private arm."""
 
     @classmethod
-    def calibrate(cls, settings: PrivacySettings, events: Sequence[Event], *, sizes: Sequence[int]) -> PrivacyPlan:
-        """The least noise for which the claim holds, rounded up to what float32 can hold."""
+    def calibrate(
+        cls, settings: PrivacySettings, events: Sequence[Event], *, sizes: Sequence[int], by_size: bool = False
+    ) -> PrivacyPlan:
+        """The least noise for which the claim holds, rounded up to what float32 can hold. `by_size`: releases are
+        weighted by |D_i|."""
         settings.check()
         if all(e.noised_for is None for e in events) and not math.isclose(sum(e.share for e in events), 1.0):
             raise UserError(f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
-        weights = tuple(1.0 / size if settings.level == "record" else 1.0 for size in sizes)
+        of_sums = [1.0 / size if settings.level == "record" else 1.0 for size in sizes]
+        weights = tuple(w * size if by_size else w for w, size in zip(of_sums, sizes, strict=True))
         mu = mu_of(settings.epsilon, settings.delta)
         right = {}
         for e in events:
@@ -108,7 +139,8 @@ class PrivacyPlan:
         if any(e.sampling < 1 for e in events) and not math.isinf(mu):
             name_in_range("delta of a method that samples", settings.delta, LEAST_SAMPLED_DELTA, 1)
             # what would be right without sampling is the start; the proportions stay
-            sampled = _sampled(events, right, settings, settings.release, weights)
+            believed = [replace(e, sensitivity=e.sensitivity if e.noised_for is None else e.noised_for) for e in events]
+            sampled = _sampled(believed, right, settings, settings.release, weights)
             scale = scaled_to(settings.epsilon, sampled, settings.adjacency, settings.delta)
             right = {purpose: std * scale for purpose, std in right.items()}
         noise_std = {purpose: _float32_up(std) for purpose, std in right.items()}
@@ -138,12 +170,14 @@ class PrivacyPlan:
         if not any(event.sampling < 1 for event in self.events):
             return self.unsampled
         return {
-            release: epsilon_of_samples(
+            release: known
+            if known > FAR_BEYOND  # no distribution is that wide, and samples can only make it less
+            else epsilon_of_samples(
                 _sampled(self.events, self.noise_std, self.settings, release, self.weights),
                 self.settings.adjacency,
                 self.settings.delta,
             )
-            for release in RELEASES
+            for release, known in self.unsampled.items()
         }
 
     @cached_property
@@ -177,7 +211,7 @@ def _seen(event: Event, release: Release, weights: Sequence[float]) -> float:
     max_i w_i / ||w||, which is 1/sqrt(n) for equal weights."""
     if release == "local" or not event.aggregated:
         return 1.0
-    squares = np.square(np.asarray(weights, dtype=np.float64))
+    squares = np.square(np.asarray([1.0] * len(weights) if event.even else weights, dtype=np.float64))
     return float(np.sqrt(squares.max() / squares.sum()))
 
 

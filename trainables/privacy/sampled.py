@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-GRID = 1e-3  # of the privacy loss; ten times finer changes eps in the fourth digit and takes ten times as long
+GRID = 1e-3  # of the privacy loss, at most; ten times finer changes eps in the fourth digit and takes ten times as long
+GRID_PER_LOSS = 0.2  # of what one release loses, at most: else what its discretisation adds counts in many releases
 LEAST_SAMPLED_DELTA = 1e-12  # below that the tails that are cut off count for more than delta
 CLOSE = 1e-3  # how far above the least noise, as a ratio, a calibration may end
 
@@ -34,13 +35,20 @@ def epsilon_of(releases: tuple[Sampled, ...], adjacency: str, delta: float) -> f
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
     relations = privacy_accountant.NeighboringRelation
-    relation = relations.REPLACE_ONE if adjacency == "replace-one" else relations.ADD_OR_REMOVE_ONE
-    accountant = PLDAccountant(relation, value_discretization_interval=GRID)
+    relation = relations.REPLACE_ONE if adjacency == "replace-one" else relations.REPLACE_SPECIAL
+    accountant = PLDAccountant(relation, value_discretization_interval=grid_for(releases))
     for release in releases:
         event = dp_event.GaussianDpEvent(release.multiplier)
         sampled = dp_event.PoissonSampledDpEvent(release.rate, event) if release.rate < 1 else event
         accountant.compose(dp_event.SelfComposedDpEvent(sampled, release.count))
     return float(accountant.get_epsilon(delta))
+
+
+def grid_for(releases: Sequence[Sampled]) -> float:
+    """A grid as fine as the losses: that of one release has a standard deviation of about rate / multiplier. A power
+    of two below it, so that slightly different noise is priced on the same grid."""
+    finest = min([GRID, *(GRID_PER_LOSS * r.rate / r.multiplier for r in releases if r.rate < 1)])
+    return 2.0 ** math.floor(math.log2(finest))
 
 
 def scaled_to(epsilon: float, releases: Sequence[Sampled], adjacency: str, delta: float) -> float:

@@ -43,6 +43,8 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         "method": trial.method,
         "hyperparameters": dict(trial.hyperparameters),
         **trial.privacy.model_dump(),
+        "preprocess": trial.preprocess.model_dump(),
+        "aggregate": trial.aggregate,
         "rounds": trial.rounds,
         "evaluate_every": trial.evaluate_every,
         "data": cell.data.source if cell.data else None,

@@ -13,7 +13,9 @@ from orchestrator.report.tables.common import NAMES, budget, name_columns, named
 from orchestrator.report.tables.render import NOTHING, Group, Table
 from orchestrator.report.tables.results import CellResult, Results, bought
 from orchestrator.results.ledger import Row
-from trainables.privacy.gaussian import mu_of
+from trainables.methods import METHODS
+from trainables.privacy.gaussian import epsilon_of, mu_of
+from trainables.privacy.selection import all_released
 
 WHOSE = {
     "record": ("one record of one client", "per-example gradients"),
@@ -48,15 +50,20 @@ def privacy(results: Results, setting: str) -> Table:
     caption = (
         f"The claim is (ε, {settings.delta:g})-differential privacy for {protected}, adjacency "
         f"{settings.adjacency}, as seen by one who sees the {settings.release} release; {bounded} are "
-        f"clipped to l2 norm {settings.clip:g}. ε bought is what the noise really added is worth to one who sees every "
+        f"clipped to l2 norm {_clips(results)}. ε bought is what the noise really added is worth to one who sees every "
         "client's own release (local), and to one who sees only their sum (secure aggregation); it is rounded up. "
-        "The claim holds where ε bought does not exceed it. μ is the claim in Gaussian differential privacy. "
+        "The claim holds where ε bought does not exceed it; ≤ stands where only a bound can be proven. "
+        "μ is the claim in Gaussian differential privacy. "
         "Clipped: share of the gradients that clipping shortened. "
         "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
         "means over evaluated rounds and seeds. "
+        "ε with search is what all runs of a row, those of its search and all seeds, would cost together, composed, "
+        "had each had noise of its own. "
         "The account holds for one training run alone, published alone. The search and the other seeds are not in it, "
-        "and runs that share a seed share their noise: of two of them, seen together, nothing stays private."
+        "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
+        "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
     )
+    caption += _to_a_client(results, cells)
     if sampled:
         caption += (
             " ε unsampled is what is bought in the claim's own release model to one who knows which rows were sampled; "
@@ -69,14 +76,71 @@ def privacy(results: Results, setting: str) -> Table:
         columns=[
             *name_columns(results),
             *(HEADINGS[name] for name in shown),
-            *("Claim holds for", "Clipped (%)", "Signal", "Noise"),
+            *("ε with search", "Claim holds for", "Clipped (%)", "Signal", "Noise"),
         ],
-        align="l" * len(name_columns(results)) + "r" * len(shown) + "lrrr",
+        align="l" * len(name_columns(results)) + "r" * len(shown) + "rlrrr",
         groups=groups,
         data=pd.DataFrame(
             [_record(cell) for cell in cells],
-            columns=[*NAMES, "delta", "clip", "release", "adjacency", "level", *EPSILONS, *MEASURED, "claim_holds_for"],
+            columns=[
+                *NAMES,
+                "delta",
+                "clip",
+                "release",
+                "adjacency",
+                "level",
+                "center",
+                "aggregate",
+                *EPSILONS,
+                "epsilon_with_search",
+                "mu",
+                "rho_zcdp",
+                *MEASURED,
+                "claim_holds_for",
+            ],
         ),
+    )
+
+
+def _with_search(cell: CellResult) -> float:
+    """What all runs of the cell cost together, seen in the study's release model, had each had noise of its own. Not
+    said of methods that sample: their price is no single mu."""
+    rows = list(cell.confirm.values())
+    if not rows or _is_sampled(cell):
+        return math.nan
+    worst, delta = max(map(bought, rows)), rows[0].trial.privacy.delta
+    if math.isinf(worst):
+        return math.inf
+    return all_released(mu_of(worst, delta), cell.search.trials + len(rows), delta)
+
+
+def _other_units(rows: Sequence[Row]) -> dict[str, float]:
+    """The worst run as mu-GDP and as rho-zCDP, mu^2 / 2; not for secret samples, which have neither."""
+    worst, delta = max(map(bought, rows)), rows[0].trial.privacy.delta
+    if any(row.epsilon_unsampled != bought(row) for row in rows):
+        return {"mu": math.nan, "rho_zcdp": math.nan}
+    mu = mu_of(worst, delta) if worst > 0 else 0.0
+    return {"mu": mu, "rho_zcdp": mu**2 / 2}
+
+
+def _clips(results: Results) -> str:
+    own = sorted({m.clip for m in results.study.methods if m.clip is not None})
+    others = f" (some methods: {', '.join(f'{clip:g}' for clip in own)})" if own else ""
+    return f"{results.study.privacy.clip:g}{others}"
+
+
+def _to_a_client(results: Results, cells: Sequence[CellResult]) -> str:
+    """A sentence on what a client sees that takes its own noise off the sum."""
+    stated = results.study.privacy
+    counts = [row.trial.problem.partition.clients for cell in cells for row in cell.confirm.values()]
+    budgets = [epsilon for epsilon in results.study.epsilons if not math.isinf(epsilon)]
+    if stated.release == "local" or not budgets or min(counts, default=1) < 2:
+        return ""
+    clients, claimed = min(counts), budgets[0]
+    found = epsilon_of(mu_of(claimed, stated.delta) * math.sqrt(clients / (clients - 1)), stated.delta)
+    return (
+        f" A client can take its own noise off the sum: to one of {clients} a claimed {claimed:g} is worth "
+        f"{_rounded_up(found)}."
     )
 
 
@@ -88,7 +152,11 @@ def _record(cell: CellResult) -> dict[str, object]:
     return {
         **names(cell),
         **stated.model_dump(include={"delta", "clip", "release", "adjacency", "level"}),
+        "center": rows[0].trial.preprocess.center,
+        "aggregate": rows[0].trial.aggregate,
         **_numbers(rows),
+        "epsilon_with_search": _with_search(cell),
+        **_other_units(rows),
         "claim_holds_for": _holds(_numbers(rows)),
     }
 
@@ -100,11 +168,14 @@ def _is_sampled(cell: CellResult) -> bool:
 def _row(cell: CellResult, shown: Sequence[str]) -> list[str]:
     rows = list(cell.confirm.values())
     if not rows:
-        return [NOTHING] * (len(shown) + 4)
+        return [NOTHING] * (len(shown) + 5)
     numbers = _numbers(rows)
     diagnostics = [f"{numbers[name]:.1f}" if name == "clipped_share" else f"{numbers[name]:.3g}" for name in MEASURED]
+    trial = rows[0].trial
+    at_most = "≤ " if METHODS[trial.method].bound_only(trial.hyperparameters) else ""
     return [
-        *(_rounded_up(numbers[name]) for name in shown),
+        *(("" if name == "epsilon_claimed" else at_most) + _rounded_up(numbers[name]) for name in shown),
+        NOTHING if math.isnan(priced := _with_search(cell)) else _rounded_up(priced),
         _holds(numbers),
         *(NOTHING if text == "nan" else text for text in diagnostics),
     ]

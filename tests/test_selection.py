@@ -1,0 +1,50 @@
+"""The price of a search: published numbers, two accounts against each other, and the way back."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trainables.errors import UserError
+from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
+from trainables.privacy.selection import all_released, base_for, best_released, best_released_by_renyi
+
+DELTA, MEAN = 1e-5, 195
+
+
+@pytest.mark.parametrize(
+    ("base", "profile", "renyi", "composed"),
+    [(0.5, 1.47, 1.62, 9.9), (1, 2.79, 3.06, 22.3), (5, 11.6, 12.6, 188), (10, 20.2, 21.8, 508)],
+)
+def test_known_prices(base, profile, renyi, composed):
+    mu = mu_of(base, DELTA)
+    assert best_released(mu, MEAN, DELTA) == pytest.approx(profile, rel=5e-3)
+    assert best_released_by_renyi(mu, MEAN, DELTA) == pytest.approx(renyi, rel=5e-3)
+    assert all_released(mu, MEAN, DELTA) == pytest.approx(composed, rel=5e-3)
+
+
+def test_an_honest_one_trains_at_a_third():
+    base = base_for(1.0, MEAN, DELTA)
+    assert base == pytest.approx(0.33, abs=0.005)
+    assert best_released(mu_of(base, DELTA), MEAN, DELTA) <= 1.0
+
+
+def test_one_run_is_no_search():
+    """K = 1: eps' = e + 2 min_h h = e."""
+    assert best_released(mu_of(1.0, DELTA), 1, DELTA) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_the_minimum_is_found():
+    mu = mu_of(2.0, DELTA)
+    grid = [np.logaddexp(h, math.log(49) + log_delta(h, mu)) for h in np.linspace(0, 10, 5001)]
+    assert best_released(mu, 50, DELTA) == pytest.approx(epsilon_of(mu, DELTA / 50) + 2 * min(grid), rel=1e-5)
+
+
+def test_more_runs_cost_more():
+    prices = [best_released(mu_of(1.0, DELTA), mean, DELTA) for mean in (2, 10, 100, 1000)]
+    assert prices == sorted(prices)
+
+
+def test_nonsense():
+    with pytest.raises(UserError, match="mean"):
+        best_released(1.0, 0.5, DELTA)
