@@ -208,10 +208,11 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             rate = 1.0 if sample is None else sample.rate
             return self.looked("gradients", self._lanes.clip[0], found, rate, samples[-1] if rate < 1 else ())
 
-        def gradient_mean(self, theta):
+        def gradient_mean(self, theta, sample=None):
             with self._own():
-                found = super().gradient_mean(theta)
-            return self.looked("mean gradient", np.inf, found)
+                found = super().gradient_mean(theta, sample)
+            rate = 1.0 if sample is None else sample.rate
+            return self.looked("mean gradient", np.inf, found, rate, samples[-1] if rate < 1 else ())
 
         def noise(self, purpose, step=0, t=None, sign=1, size=None):
             with self._own():

@@ -48,12 +48,11 @@ GRID = (
 )
 CLOSE = 3e-5  # of what is linear: releases are float32, good to 1e-7 of the largest
 
-MOVES = {"replace-one": 2.0, "add-remove": 1.0, "zero-out": 1.0}
-SQUARES_MOVE = {"replace-one": math.sqrt(2), "add-remove": 1.0, "zero-out": 1.0}
+MOVES = {"replace-one": 2.0, "zero-out": 1.0}
+SQUARES_MOVE = {"replace-one": math.sqrt(2), "zero-out": 1.0}
 RELATION = {
     "replace-one": privacy_accountant.NeighboringRelation.REPLACE_ONE,
-    "add-remove": privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "zero-out": privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero-out": privacy_accountant.NeighboringRelation.REPLACE_SPECIAL,
 }
 
 # ---- which options there are
@@ -81,7 +80,7 @@ AMOUNTS = {
 """Options that change how much noise there is: their defaults, and these."""
 WITHOUT_ACCOUNT = {
     *("learning_rate", "server_learning_rate", "client_learning_rate", "weight_decay", "smoothing", "mu0"),
-    *("beta", "beta1", "beta2", "tau", "gamma", "smallest_eigenvalue"),
+    *("beta", "beta1", "beta2", "tau", "gamma", "smallest_eigenvalue", "noise_floor"),
     *("direction", "bias_correction", "warmup_rounds", "blend_rounds", "variant"),
 }
 """Options that no release's price can hang on: they come after it, or say what is done with it."""
@@ -161,6 +160,9 @@ def moves_of(group: Group, trial: TrialSpec, size: int) -> float:
     if privacy.level == "user":
         assert "mean gradient" in kinds, kinds
         return privacy.clip * moves
+    if kinds == {"mean gradient"} and trial.method == "dp-fedadamw" and hypers["as_released"]:
+        # a mean over a sample, clipped layer by layer: a record can turn the whole of it, of two layers at most
+        return group.key.rate * size * privacy.clip * moves * math.sqrt(2)
     if kinds == {"gradients"}:
         return sum(query.bound for query in group.queries) * moves
     if kinds == {"curvature"}:
@@ -195,7 +197,12 @@ def structure_of(record: Record, level: str) -> Structure:
     groups = {(c, t): groups_of(record, c, t) for c, t in record.released}
     everything = [group for found in groups.values() for group in found]
     # sums over rows are moved by themselves; what is bounded only as a whole moves as the one noise that hides it does
-    movable = [g for g in everything if g.queries[0].kind == "squares" or (level == "record" and len(g.queries) == 1)]
+    movable = [
+        group
+        for group in everything
+        for kinds in [[query.kind for query in group.queries]]
+        if kinds[0] == "squares" or (level == "record" and len(kinds) == 1 and kinds[0] != "mean gradient")
+    ]
     whole = [group for group in everything if group not in movable]
     assert all(len(group.draws) == 1 for group in whole)
     told = observed.again(record)
@@ -406,6 +413,9 @@ def test_what_is_printed_is_the_price_of_what_left(method, level, options):
                 for client, size in enumerate(of.partition.sizes)
             ]
             worth = max(price(some, adjacency) for some in events)
+            if method == "dp-fedadamw" and options["as_released"]:  # of the busiest client and the largest, from above
+                assert printed >= worth * (1 - 4e-3)
+                continue
             assert printed == pytest.approx(worth, rel=4e-3), (release, adjacency, view)
             if view == release:
                 known = max(price([replace(e, rate=1.0) for e in some], adjacency) for some in events)
