@@ -207,7 +207,7 @@ def _gemm_rate(size: FederationSize) -> float:
 
 
 def _saturated(lab: _Lab, federation: Federation, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Lanes whose step size has driven the softmax to its ends, against calm ones: many powers are next to nothing then,
+    """Lanes whose step size has driven the softmax to its ends, against calm ones: many powers are next to nothing,
     and a processor that stumbles over such numbers takes several times as long."""
     taken: dict[str, float] = {}
     for name, rate in (("calm", 0.01), ("saturated", 1000.0)) * (1 if quick else 2):

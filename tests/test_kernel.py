@@ -432,3 +432,14 @@ def test_nan_and_infinity_survive_the_grid():
     out = from_grid(to_grid(torch.tensor([math.nan, math.inf, -math.inf])))
     assert math.isnan(out[0])
     assert out[1:].tolist() == [math.inf, -math.inf]
+
+
+def test_very_large_losses_add_up_exactly():
+    """Lanes that are far off have losses beyond the range of the grid's whole numbers. In single precision such numbers
+    are multiples of a coarser step, so that their sums are exact all the same."""
+    x, y, theta = random_case(40, 3, 4, 6, scale=1e7)
+    _, seen = clipped_sum(x, y, theta, [1.0] * 6, 4, diagnose=True)
+    assert seen.loss.dtype == torch.float32
+    assert seen.loss.max() > 2**53 / GRID
+    parts = [to_grid(loss / 7) for loss in seen.loss]
+    assert sum(parts[:2], start=sum(parts[2:])) == sum(parts)

@@ -128,7 +128,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What only the experimenter sees: sums over a client's rows, (clients, lanes). Not private, never a release."""
+    """What only the experimenter sees: sums over a client's rows, (clients, lanes). Not private, never a release. In
+    single precision, of which very large numbers add up exactly, too."""
 
     loss: torch.Tensor
     clipped: torch.Tensor

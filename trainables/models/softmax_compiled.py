@@ -95,7 +95,7 @@ def clipped_gradient_sum(
     gradient = torch.cat(sums, dim=1)
     if not diagnose:
         return gradient, None
-    return gradient, Diagnostics(torch.cat(losses, dim=1) * _LN2, torch.cat(cuts, dim=1))
+    return gradient, Diagnostics((torch.cat(losses, dim=1) * _LN2).float(), torch.cat(cuts, dim=1).float())
 
 
 def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

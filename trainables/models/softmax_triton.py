@@ -237,7 +237,7 @@ def clipped_gradient_sum(
     if not diagnose:
         return total, None
     loss, cut = (torch.cat(part, dim=1) for part in zip(*kept, strict=True))
-    return total, Diagnostics(loss * math.log(2), cut)
+    return total, Diagnostics((loss * math.log(2)).float(), cut.float())
 
 
 def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
