@@ -156,6 +156,19 @@ def test_a_data_label_never_changes_its_meaning(tmp_path):
         assert dict(ledger._db.execute("SELECT * FROM data")) == {"one": "sha256:1", "two": "sha256:2"}
 
 
+def test_rows_without_their_bulk(tmp_path):
+    """More of them than are asked for at once, in the order of the keys, each as it was but for metrics and bits."""
+    names = [f"k{number}" for number in range(1100)]
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add([row(name, metrics={"accuracy": {10: 1.0}}, correct=b"x") for name in names])
+        wanted = ["missing", *reversed(names)]
+        whole, brief = ledger.rows(wanted), ledger.rows(wanted, whole=False)
+    assert list(whole) == list(brief) == names[::-1]
+    assert whole["k7"].metrics == {"accuracy": {10: 1.0}}
+    for name in names:
+        assert dataclasses.replace(whole[name], metrics={}, correct=b"") == brief[name]
+
+
 def test_facts_and_failures(tmp_path):
     with Ledger.write(tmp_path) as ledger:
         ledger.add_facts({"test_rows:x": 100})

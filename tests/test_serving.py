@@ -92,12 +92,12 @@ def test_it_rests_longer_than_it_works(tmp_path, monkeypatch):
     monkeypatch.setattr(serving.page, "read", slowly)
     following = serving.Following(str(tmp_path))
     following._seen = None  # as if the ledger had changed at once
-    clock["now"] += 39.0
+    clock["now"] += 89.0
     following.current()
-    assert clock["now"] == 149.0, "40 s of rest for 10 s of work are not over"
+    assert clock["now"] == 199.0, "90 s of rest for 10 s of work are not over"
     clock["now"] += 2.0
     following.current()
-    assert clock["now"] == 161.0
+    assert clock["now"] == 211.0
 
 
 def test_a_port_in_use_is_a_sentence(server, fedsweep, tmp_path):

@@ -25,6 +25,7 @@ from trainables.errors import UserError
 from trainables.spec import TrialSpec
 
 SCHEMA_VERSION = 2
+KEYS_AT_A_TIME = 500  # in one question, fewer than SQLite allows
 INDEX_BYTES = 1 << 16  # more than SQLite's index of a small write-ahead log
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -258,14 +259,18 @@ class Ledger:
         rows = (Row.read(values) for values in self._db.execute(f"SELECT {COLUMNS} FROM trials"))
         return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
-    def rows(self, keys: Iterable[str]) -> dict[str, Row]:
-        """The rows of these trials, as far as they have ended."""
+    def rows(self, keys: Iterable[str], *, whole: bool = True) -> dict[str, Row]:
+        """The rows of these trials, as far as they have ended, in the order of the keys. Not `whole`: without metrics
+        and correctness, which are most of a row."""
+        wanted = list(dict.fromkeys(keys))
+        columns = COLUMNS if whole else COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
         found = {}
-        for key in keys:
-            values = self._db.execute(f"SELECT {COLUMNS} FROM trials WHERE key = ?", (key,)).fetchone()
-            if values is not None:
-                found[key] = Row.read(values)
-        return found
+        for start in range(0, len(wanted), KEYS_AT_A_TIME):
+            some = wanted[start : start + KEYS_AT_A_TIME]
+            marks = ", ".join("?" * len(some))
+            for values in self._db.execute(f"SELECT {columns} FROM trials WHERE key IN ({marks})", some):
+                found[values[0]] = Row.read(values)
+        return {key: found[key] for key in wanted if key in found}
 
     # ---- stages
 

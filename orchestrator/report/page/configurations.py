@@ -52,7 +52,7 @@ def grouped(ledger: Ledger, stages: Mapping[str, Sequence[str]], objective: Obje
     found: dict[str, Configuration] = {}
     seen: dict[str, Configuration] = {}
     for stage, keys in stages.items():
-        for row in _rows(ledger, [key for key in keys if key not in seen]):
+        for row in _rows(ledger, [key for key in keys if key not in seen], objective):
             trial = json.loads(row.spec)
             values = values_of(trial)
             here = found.setdefault(json.dumps(values, sort_keys=True), Configuration(values))
@@ -82,9 +82,10 @@ def varied(configurations: Sequence[Configuration]) -> list[str]:
     return [name for name, tried in values.items() if len(tried) > 1]
 
 
-def _rows(ledger: Ledger, keys: Sequence[str]) -> Iterator[Row]:
+def _rows(ledger: Ledger, keys: Sequence[str], objective: Objective) -> Iterator[Row]:
+    whole = objective.metric not in ("accuracy", "loss")  # these have columns of their own
     for start in range(0, len(keys), CHUNK):
-        yield from ledger.rows(keys[start : start + CHUNK]).values()
+        yield from ledger.rows(keys[start : start + CHUNK], whole=whole).values()
 
 
 def ranked(configurations: Iterable[Configuration], objective: Objective) -> list[int]:

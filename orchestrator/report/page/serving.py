@@ -1,4 +1,4 @@
-"""The page over HTTP on this machine alone, following a ledger that grows. It only reads, and rests four times as long
+"""The page over HTTP on this machine alone, following a ledger that grows. It only reads, and rests nine times as long
 as it works, so the sweep beside it hardly notices; the sweep need not be alive."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.report.page.data import as_json
 from trainables.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-REST = 4.0  # seconds of rest for one of work
+REST = 9.0  # seconds of rest for one of work: a tenth of a core at most
 LOCAL_EVERY_S, REMOTE_EVERY_S = 1.0, 20.0
 """How often, at most, to look for something new."""
 

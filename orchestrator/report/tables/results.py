@@ -230,7 +230,7 @@ class _Reader:
         configurations: dict[str, dict[str, HyperValue]] = {}
         seconds = []
         for start in range(0, len(ended), CHUNK):
-            for key, row in self.ledger.rows(ended[start : start + CHUNK]).items():
+            for key, row in self.ledger.rows(ended[start : start + CHUNK], whole=False).items():
                 spec = json.loads(row.spec)
                 beyond = space.run_settings(clip=spec["privacy"]["clip"], rounds=spec["rounds"])
                 configurations[key] = {**spec["hyperparameters"], **beyond}
