@@ -30,11 +30,11 @@ FINAL = {  # label: final accuracy at eps 0.5 and 1; DP-FedGD is the paper's own
 }
 
 
-def make_study(name="paper-cifar10-resnet20"):
+def make_study(name="paper-cifar10-resnet20", label="CIFAR-10"):
     return Study.model_validate(
         {
             "name": name,
-            "data": [{"source": "cifar10-resnet20.npz", "label": "CIFAR-10", "backbone": "ResNet-20"}],
+            "data": [{"source": "cifar10-resnet20.npz", "label": label, "backbone": "ResNet-20"}],
             "methods": [
                 "dp-fedgd",
                 "dp-fedavg",
@@ -50,21 +50,21 @@ def make_study(name="paper-cifar10-resnet20"):
     )
 
 
-def fill(folder, study, final=FINAL):
+def fill(folder, study, final=FINAL, setting=SETTING):
     """Accuracy rises in a straight line from 40% of the end's; every method's seeds lie 0.5 apart."""
     with Ledger.write(folder) as ledger:
         ledger.add_study(study.model_dump_json(), "by hand")
-        ledger.add_facts({f"validation_rows:{SETTING}": 5000, f"test_rows:{SETTING}": 8})
+        ledger.add_facts({f"validation_rows:{setting}": 5000, f"test_rows:{setting}": 8})
         counts = [[0] * 10 for _ in range(20)]
         for row in numbers("fedsofim-partition"):
             counts[row.client][row.__dict__["class"]] = row.rows
-        ledger.add_partitions({(SETTING, 42): counts})
+        ledger.add_partitions({(setting, 42): counts})
         for method in study.methods:
             for epsilon, end in zip(study.epsilons, final[method.shown], strict=True):
-                _cell(ledger, study, method, epsilon, end)
+                _cell(ledger, study, method, epsilon, end, setting)
 
 
-def _cell(ledger, study, method, epsilon, end):
+def _cell(ledger, study, method, epsilon, end, setting):
     keys = {"coarse": [], "confirm": []}
     for stage, seeds in (("coarse", [42]), ("confirm", SEEDS)):
         for number, seed in enumerate(seeds):
@@ -95,7 +95,7 @@ def _cell(ledger, study, method, epsilon, end):
             )
             keys[stage].append(trial.key)
     for stage, members in keys.items():
-        ledger.add_stage(f"{SETTING} / {method.shown} / eps {epsilon:g}", "grid single", stage, members)
+        ledger.add_stage(f"{setting} / {method.shown} / eps {epsilon:g}", "grid single", stage, members)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,19 @@ def test_findings_follow_from_the_numbers(ours):
     direction = found["DP-FedSOFIM as published is DP-FedSOFIM as released"]
     assert direction.verdict == "does not hold"
     assert "60.00 with the gradient" in direction.evidence[1]
+
+
+def test_other_draws_of_the_partition_are_a_finding_of_their_own(folder, tmp_path):
+    other = {name: (low + 4, high) for name, (low, high) in FINAL.items()}
+    name, label = "paper-cifar10-partition-123", "CIFAR-10 (partition 123)"
+    fill(tmp_path / name, make_study(name, label), other, SETTING.replace("CIFAR-10", label))
+    both = read([folder, tmp_path])
+    joined = join(both)
+    assert {pair.entry.study for pair in joined} == {"paper-cifar10-resnet20"}
+    found = findings(both, joined)[-1]
+    assert found.claim.startswith("Which rows the seed deals")
+    assert found.evidence[0].startswith("In 4 of 8 cells")  # eps 0.5: 4 points apart, deviation 0.5; eps 1: the same
+    assert "DP-FedGD at ε = 0.5: 58.37 to 62.37 over 2 draws" in found.evidence[1]
 
 
 def test_the_partition_and_mcnemar_have_their_counterpart(ours):

@@ -189,9 +189,14 @@ def test_a_local_file_is_checked_and_not_copied(cache, tmp_path):
 # ---- formats
 
 
+def source_of(format):
+    """The first source of a format."""
+    return next(source for source in catalogue.SOURCES.values() if source.format == format)
+
+
 def test_cifar(tmp_path):
     path, members = cifar10(tmp_path / "cifar-10-python.tar.gz")
-    raw = formats.read("cifar", {path.name: path}).arrays
+    raw = formats.read(source_of("cifar"), {path.name: path}).arrays
     assert raw["x_train"].shape == (60, 32, 32, 3)
     assert raw["x_test"].shape == (12, 32, 32, 3)
     first = pickle.loads(members["cifar-10-batches-py/data_batch_1"], encoding="bytes")[b"data"][0]
@@ -210,7 +215,7 @@ def test_a_pickle_that_wants_to_run_something_is_refused(tmp_path, monkeypatch):
     members["cifar-10-batches-py/data_batch_3"] = pickle.dumps({b"data": Malice()})
     tar_of(members, path)
     with pytest.raises(UserError, match=r"asks for builtins\.eval, which is never loaded"):
-        formats.read("cifar", {path.name: path})
+        formats.read(source_of("cifar"), {path.name: path})
     assert not (tmp_path / "pwned").exists()
 
 
@@ -245,7 +250,7 @@ def test_a_member_that_claims_too_much_is_not_read(tmp_path, monkeypatch):
 def test_idx_and_emnist(tmp_path):
     x_train, y_train, *_ = idx_folder(tmp_path / "mnist")
     paths = {file.name: tmp_path / "mnist" / file.name for file in catalogue.SOURCES["mnist"].files}
-    raw = formats.read("idx", paths).arrays
+    raw = formats.read(source_of("idx"), paths).arrays
     assert (raw["x_train"][..., 0] == x_train).all()
     assert (raw["y_train"] == y_train).all()
     with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
@@ -254,7 +259,7 @@ def test_idx_and_emnist(tmp_path):
             archive.writestr(f"gzip/emnist-digits-{part}-images-idx3-ubyte.gz", gzip.compress(idx_bytes(images)))
             labels = np.arange(rows, dtype=np.uint8)
             archive.writestr(f"gzip/emnist-digits-{part}-labels-idx1-ubyte.gz", gzip.compress(idx_bytes(labels)))
-    emnist = formats.read("emnist", {"gzip.zip": tmp_path / "gzip.zip"}).arrays
+    emnist = formats.read(source_of("emnist"), {"gzip.zip": tmp_path / "gzip.zip"}).arrays
     assert (emnist["x_test"][..., 0] == images.transpose(0, 2, 1)).all()
 
 
@@ -270,7 +275,7 @@ def test_medmnist(tmp_path):
         parts[f"{part}_images"] = RNG.integers(0, 256, (rows, 28, 28, 3), dtype=np.uint8)
         parts[f"{part}_labels"] = (np.arange(rows) % 9).astype(np.uint8)[:, None]
     np.savez(tmp_path / "pathmnist.npz", **parts)
-    raw = formats.read("medmnist", {"pathmnist.npz": tmp_path / "pathmnist.npz"}).arrays
+    raw = formats.read(source_of("medmnist"), {"pathmnist.npz": tmp_path / "pathmnist.npz"}).arrays
     assert (raw["x_test"] == parts["test_images"]).all()
     assert raw["y_train"].tolist() == [*range(9), *range(9)]
 
@@ -278,13 +283,13 @@ def test_medmnist(tmp_path):
 def test_libsvm(tmp_path):
     (tmp_path / "a9a").write_text("-1 3:1 11:1 123:1 \n+1 1:1 \n")
     (tmp_path / "a9a.t").write_text("+1 2:1 \n")
-    raw = formats.read("libsvm", {name: tmp_path / name for name in ("a9a", "a9a.t")}).arrays
+    raw = formats.read(source_of("libsvm"), {name: tmp_path / name for name in ("a9a", "a9a.t")}).arrays
     assert raw["x_train"].shape == (2, 123)
     assert np.flatnonzero(raw["x_train"][0]).tolist() == [2, 10, 122]
     assert raw["y_train"].tolist() == [0, 1]
     (tmp_path / "a9a").write_text("0 3:1\n")
     with pytest.raises(UserError, match="line 1 of a9a is not a row"):
-        formats.read("libsvm", {name: tmp_path / name for name in ("a9a", "a9a.t")})
+        formats.read(source_of("libsvm"), {name: tmp_path / name for name in ("a9a", "a9a.t")})
 
 
 def heart_paths(tmp_path):
@@ -295,7 +300,7 @@ def heart_paths(tmp_path):
 
 
 def test_heart_disease_has_a_client_for_every_hospital(tmp_path):
-    raw = formats.read("heart", heart_paths(tmp_path)).arrays
+    raw = formats.read(source_of("heart"), heart_paths(tmp_path)).arrays
     assert raw["x_train"].shape[1] == 13
     assert len(raw["y_train"]) + len(raw["y_test"]) == 4 * 10  # the row with a missing value is left out
     assert np.bincount(raw["client_train"]).tolist() == [7] * 4  # 66% of 6 healthy and of 4 ill rows
@@ -317,13 +322,13 @@ def test_tcga_brca_has_a_client_for_every_region(tmp_path):
     (tmp_path / "brca.csv").write_text("\n".join(lines))
     (tmp_path / "train_test_split.csv").write_text("\n".join(folds))
     paths = {name: tmp_path / name for name in ("brca.csv", "train_test_split.csv")}
-    raw = formats.read("tcga", paths).arrays
+    raw = formats.read(source_of("tcga"), paths).arrays
     assert raw["x_train"].shape == (18, 39)
     assert np.bincount(raw["client_train"]).tolist() == [4, 2, 4, 2, 4, 2]  # i % 4 == 3 is odd: regions 1, 3 and 5
     assert set(raw["y_train"]) == {0, 1}
     (tmp_path / "train_test_split.csv").write_text("\n".join(folds[:-1]))
     with pytest.raises(UserError, match=r"1 patients of brca\.csv are in no fold"):
-        formats.read("tcga", paths)
+        formats.read(source_of("tcga"), paths)
 
 
 # ---- feature files
@@ -392,7 +397,7 @@ def test_a_study_finds_what_was_prepared(cache, tmp_path, monkeypatch):
 def test_every_recipe_names_a_source_and_a_backbone_that_are_there():
     for each in catalogue.recipes():
         assert each.source in catalogue.SOURCES
-        assert each.backbone in ("", *backbones.BACKBONES)
+        assert each.backbone in ("", "pca100", *backbones.BACKBONES)
         assert all(file.checksum for file in catalogue.SOURCES[each.source].files) or each.source in (
             "adult",  # judged by its content
             "tcga-brca",  # at an address that names a commit
@@ -507,3 +512,13 @@ def test_adult_is_known_by_its_content(shared_data, cache, tmp_path):
     (tmp_path / "a9a").write_text(text.replace("-1 ", "+1 ", 1))
     with pytest.raises(UserError, match="do not hold the published rows"):
         preparing.prepare("adult-a9a", preparing.Options(given=(tmp_path,)))
+
+
+def test_principal_components_keep_what_varies_most(cache, tmp_path, monkeypatch):
+    without_checksums(monkeypatch, "mnist")
+    x_train, *_ = idx_folder(tmp_path / "mnist")
+    path = preparing.prepare("mnist-pca3", preparing.Options(given=(tmp_path / "mnist",)))
+    found = features.load(str(path)).x_train
+    flat = x_train.reshape(len(x_train), -1) / 255
+    singular = np.linalg.svd(flat - flat.mean(axis=0), compute_uv=False)[:3]
+    assert np.linalg.norm(found, axis=0) == pytest.approx(singular, rel=2e-3)  # kept as float16

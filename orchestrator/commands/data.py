@@ -153,7 +153,7 @@ def pretrain(
     if to.exists():
         raise UserError(f"{to} is there already; nothing finished is overwritten")
     source = catalogue.SOURCES[on]
-    raw = formats.read(source.format, {file.name: fetching.fetch(file, given or ()) for file in source.files})
+    raw = formats.read(source, {file.name: fetching.fetch(file, given or ()) for file in source.files})
 
     def told(epoch: Epoch) -> None:
         stderr.print(f"epoch {epoch.number} of {epochs}: loss {epoch.loss:.4f}, test accuracy {epoch.accuracy:.2f}%")

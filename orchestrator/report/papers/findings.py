@@ -17,6 +17,10 @@ JOINT = 0.5
 """Points within which the paper itself speaks of joint best (three of its margins are 0.03 to 0.37)."""
 
 
+OTHER_DRAW = " (partition "
+"""In the name of a data set: dealt out with another seed."""
+
+
 @dataclass(frozen=True)
 class Finding:
     claim: str
@@ -72,6 +76,8 @@ def blocks(ours: Ours) -> list[Block]:
     """Those with DP-FedSOFIM, DP-FedGD and at least one more."""
     found = []
     for study, setting in ours.settings:
+        if OTHER_DRAW in setting:
+            continue
         for way in dict.fromkeys(entry.way for entry in ours.of(study=study, setting=setting)):
             for epsilon in dict.fromkeys(entry.epsilon for entry in ours.of(study=study, setting=setting)):
                 mine = ours.of(study=study, setting=setting, way=way, epsilon=epsilon, plain=True)
@@ -84,7 +90,7 @@ def blocks(ours: Ours) -> list[Block]:
 def findings(ours: Ours, joined: Sequence[Joined]) -> list[Finding]:
     there = blocks(ours)
     makers: tuple[Callable[[Ours, list[Block], Sequence[Joined]], Finding | None], ...] = (
-        *(_early, _final, _adam, _scaffold, _ftrl, _datasets, _ablated, _direction, _account, _selection),
+        *(_early, _final, _adam, _scaffold, _ftrl, _datasets, _ablated, _direction, _account, _selection, _draws),
     )
     return [found for make in makers if (found := make(ours, there, joined)) is not None]
 
@@ -349,4 +355,35 @@ def _selection(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Find
         "One fixed seed is enough to choose a winner",
         "holds" if not moved else "holds in part" if len(moved) < len(pairs) / 4 else "does not hold",
         tuple(evidence),
+    )
+
+
+def _draws(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
+    """The same method on several draws of the same partition."""
+    evidence, wide, known = [], 0, 0
+    for entry in ours.entries:
+        if not entry.plain or not entry.papers_way or OTHER_DRAW in entry.setting or entry.mean() is None:
+            continue
+        others = [
+            other
+            for other in ours.of(method=entry.method, epsilon=entry.epsilon, plain=True, papers_way=True)
+            if other.setting.replace(other.dataset, other.dataset.split(OTHER_DRAW)[0], 1) == entry.setting
+            and OTHER_DRAW in other.dataset
+            and other.mean() is not None
+        ]
+        if not others:
+            continue
+        means = [mean for each in (entry, *others) if (mean := each.mean()) is not None]
+        known += 1
+        wide += max(means) - min(means) > 2 * max(each.std() for each in (entry, *others))
+        evidence.append(
+            f"{entry.label} at ε = {entry.epsilon:g}: {min(means):.2f} to {max(means):.2f} over {len(means)} draws; over the "
+            f"noise seeds of one draw the deviation is {entry.std():.2f}."
+        )
+    if not evidence:
+        return None
+    head = f"In {wide} of {known} cells the draws lie further apart than two deviations over noise seeds."
+    verdict = "holds" if wide > known / 2 else "holds in part" if wide else "does not hold"
+    return Finding(
+        "Which rows the seed deals to whom moves the result more than the noise does", verdict, (head, *evidence)
     )

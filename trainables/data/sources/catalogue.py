@@ -39,7 +39,7 @@ class Recipe:
     name: str
     source: str
     backbone: str = ""
-    """Images go through it; without one the source's own numbers are the features."""
+    """What images go through: a network, or pcaN. Without one the source's own numbers are the features."""
 
 
 KRIZ = "https://www.cs.toronto.edu/~kriz"
@@ -49,6 +49,11 @@ LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 UCI_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
 FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby"
 CIFAR_MODELS = "https://github.com/chenyaofo/pytorch-cifar-models/releases/download"
+
+
+EMNIST = File(
+    "gzip.zip", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "md5:58c8d27c78d21e728a6bc7b3cc06412e"
+)
 
 
 def _idx(folder: str, *md5: str) -> tuple[File, ...]:
@@ -118,14 +123,14 @@ _SOURCES = (
     Source(
         "emnist-digits",
         "emnist",
-        (
-            File(
-                "gzip.zip",
-                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-            ),
-        ),
+        (EMNIST,),
         "EMNIST, the split `digits`",
+    ),
+    Source(
+        "emnist-balanced",
+        "emnist",
+        (EMNIST,),
+        "EMNIST, the split `balanced`: 47 classes of digits and letters",
     ),
     Source(
         "adult",
@@ -188,7 +193,8 @@ def recipe(name: str) -> Recipe | None:
         return Recipe(name, name)
     for source in SOURCES:
         backbone = name.removeprefix(f"{source}-")
-        if backbone != name and SOURCES[source].format in IMAGES and (backbone in WEIGHTS or is_timm(backbone)):
+        known = backbone in WEIGHTS or is_timm(backbone) or components(backbone) is not None
+        if backbone != name and SOURCES[source].format in IMAGES and known:
             return Recipe(name, source, backbone)
     return None
 
@@ -198,10 +204,25 @@ def is_timm(backbone: str) -> bool:
     return backbone.startswith("timm.") and len(backbone) > len("timm.")
 
 
+def components(backbone: str) -> int | None:
+    """pcaN stands for the first N principal components of the train pixels; None if it is no such name."""
+    count = backbone.removeprefix("pca")
+    return int(count) if backbone.startswith("pca") and count.isdecimal() and 0 < int(count) <= 784 else None
+
+
 def recipes() -> list[Recipe]:
     """Those that the papers' studies use or that stand for themselves; any SOURCE-BACKBONE can be made."""
     names = ["cifar10-resnet20", "cifar10-vgg16", "pathmnist-resnet20", "pathmnist-vgg16"]
-    names += ["mnist", "fashion-mnist", "emnist-digits", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
+    names += [
+        "mnist",
+        "fashion-mnist",
+        "emnist-digits",
+        "emnist-balanced-pca100",
+        "cifar10-resnet44",
+        "adult-a9a",
+        "heart-disease",
+        "tcga-brca",
+    ]
     names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
     found = [recipe(name) for name in names]
     return [each for each in found if each is not None]

@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trainables.data.features import ARRAYS, READ_ERRORS
+from trainables.data.sources.catalogue import Source
 from trainables.errors import UserError
 
 LARGEST_MEMBER = 1 << 30  # no file of the catalogue has a larger one
@@ -38,8 +39,11 @@ class Raw:
     """What a user of the features should know of how they were made."""
 
 
-def read(format: str, paths: Paths) -> Raw:
+def read(source: Source, paths: Paths) -> Raw:
+    format = source.format
     try:
+        if format == "emnist":
+            return _emnist(paths, source.name.removeprefix("emnist-"))
         return _READERS[format](paths)
     except (*READ_ERRORS, ValueError, pickle.UnpicklingError, tarfile.TarError, IndexError, TypeError) as error:
         shown = ", ".join(str(path) for path in paths.values())
@@ -170,11 +174,11 @@ def _idx_files(paths: Paths) -> Raw:
     return Raw({"x_train": x_train[..., None], "y_train": y_train, "x_test": x_test[..., None], "y_test": y_test})
 
 
-def _emnist(paths: Paths) -> Raw:
-    """The split `digits`; its images are stored transposed."""
+def _emnist(paths: Paths, split: str) -> Raw:
+    """One split of the archive; images are stored transposed."""
     (path,) = paths.values()
     names = [
-        f"gzip/emnist-digits-{part}-{what}-ubyte.gz"
+        f"gzip/emnist-{split}-{part}-{what}-ubyte.gz"
         for part in ("train", "test")
         for what in ("images-idx3", "labels-idx1")
     ]
@@ -283,7 +287,6 @@ _READERS: dict[str, Callable[[Paths], Raw]] = {
     "cifar": _cifar,
     "medmnist": _medmnist,
     "idx": _idx_files,
-    "emnist": _emnist,
     "libsvm": _libsvm,
     "heart": _heart,
     "tcga": _tcga,

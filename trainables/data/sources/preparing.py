@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from trainables.data.features import READ_ERRORS
 from trainables.data.sources import fetching, formats
-from trainables.data.sources.catalogue import IMAGES, SOURCES, WEIGHTS, File, Recipe, is_timm, recipe, recipes
+from trainables.data.sources.catalogue import (
+    IMAGES,
+    SOURCES,
+    WEIGHTS,
+    File,
+    Recipe,
+    components,
+    recipe,
+    recipes,
+)
 from trainables.errors import UserError
 
 PROVENANCE = "provenance"
@@ -59,7 +68,7 @@ def prepare(name: str, options: Options) -> Path:
     source = SOURCES[wanted.source]
     paths = {file.name: fetching.fetch(file, options.given, options.fetched) for file in source.files}
     weights = _weights(wanted, options)
-    raw = formats.read(source.format, paths)
+    raw = formats.read(source, paths)
     if source.content and digest(raw.arrays) != source.content:
         raise UserError(f"the files of {source.name} do not hold the published rows: their content's checksum differs")
     try:
@@ -108,7 +117,7 @@ def provenance_of(path: Path) -> dict[str, Any] | None:
 
 
 def _weights(wanted: Recipe, options: Options) -> Path | None:
-    if not wanted.backbone or is_timm(wanted.backbone):
+    if wanted.backbone not in WEIGHTS:
         return None
     if options.weights is not None:
         if not options.weights.is_file():
@@ -129,6 +138,11 @@ def _features(
             for name, array in arrays.items()
         }
         return flat, {"features": "pixels / 255"}
+    count = components(wanted.backbone)
+    if count is not None:
+        return _principal(arrays, count), {
+            "features": f"the first {count} principal components of the train pixels / 255"
+        }
     import torch
 
     from trainables.data import backbones
@@ -166,6 +180,17 @@ def _features(
             progress=partial(options.extracted, part),
         )
     return done, {"features": f"before the last layer of {wanted.backbone}, float16", "torch": torch.__version__, **how}
+
+
+def _principal(arrays: formats.Arrays, count: int) -> formats.Arrays:
+    """Centred and turned by what the train rows say, which no privacy account covers."""
+    flat = {name: arrays[name].reshape(len(arrays[name]), -1) / np.float32(255) for name in ("x_train", "x_test")}
+    centre = flat["x_train"].mean(axis=0, dtype=np.float64)
+    centred = {name: x - centre for name, x in flat.items()}
+    _, vectors = np.linalg.eigh(centred["x_train"].T @ centred["x_train"])
+    turned = vectors[:, ::-1][:, :count]
+    turned = turned * np.sign(turned[np.abs(turned).argmax(axis=0), np.arange(count)])  # whichever way it was solved
+    return {**arrays, **{name: (x @ turned).astype(np.float16) for name, x in centred.items()}}
 
 
 def _write(target: Path, arrays: Mapping[str, NDArray]) -> None:
