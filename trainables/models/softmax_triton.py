@@ -29,6 +29,8 @@ MOST_FEATURES = 128
 MOST_CLASSES = 32
 MOST_BYTES = 1 << 30  # of the parts' sums at a time
 LOG2E = math.log2(math.e)
+# Triton would compile a kernel anew, for a second or more, when one of these turns from odd to a multiple of 16
+SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
 
 
 def fits(features: int, classes: int) -> bool:
@@ -71,11 +73,11 @@ def _weights(theta, lane, feature, label, used, features, count, wanted, classes
     return w * wanted, tl.where(used, b * wanted, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _gradient_parts(
-    X, Y, NORM, ROWS, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count, features, classes,
-    D: tl.constexpr, C: tl.constexpr, L: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr,
-    DIAGNOSE: tl.constexpr,
+    X, Y, NORM, ROWS, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count,
+    features: tl.constexpr, classes: tl.constexpr, D: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr,
 ):  # fmt: skip
     """One part of one client for L lanes, of `count` from `first` on."""
     client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
@@ -119,7 +121,7 @@ def _gradient_parts(
         tl.store(CLIPPED + slot + mine - first, cut)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _add_parts(SUMS, ROWS, TOTAL, parts, lanes, first, count, width, BLOCK: tl.constexpr, PART: tl.constexpr):
     """The parts of a client one after the other, in double precision."""
     client = tl.program_id(1)
@@ -133,9 +135,9 @@ def _add_parts(SUMS, ROWS, TOTAL, parts, lanes, first, count, width, BLOCK: tl.c
     tl.store(TOTAL + (client.to(tl.int64) * count + first) * width + at, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _evaluate(
-    X, Y, THETA, LOSS, RIGHT, rows, count, features, classes,
+    X, Y, THETA, LOSS, RIGHT, rows, count, features: tl.constexpr, classes: tl.constexpr,
     D: tl.constexpr, C: tl.constexpr, L: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(1)
@@ -163,7 +165,7 @@ def _evaluate(
     tl.store(LOSS + part * count + mine, losses, mask=mine < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _between(
     Z, Y, NORM, CLIP, LOSS, CLIPPED, rows, classes, lanes,
     C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
