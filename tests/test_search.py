@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 import search_spaces
 from orchestrator.report import status
+from orchestrator.report.tables import write_tables
+from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.running import planning
@@ -497,6 +499,35 @@ def test_the_winner_of_a_contest_is_not_told_from_the_best(rows):
 
 def _scores(found, outcomes) -> list[float]:
     return [outcomes[key][1] for key in found.contender.keys]
+
+
+# ---- partitions that vary
+
+
+@pytest.mark.parametrize(
+    ("given", "search", "contest", "confirm"),
+    [
+        (9, {1: 9, 2: 9, 3: 9}, {11: 9, 12: 9}, {42: 9, 7: 9}),
+        ("per-seed", {1: 1, 2: 2, 3: 3}, {11: 11, 12: 12}, {42: 42, 7: 7}),
+        ([5, 6], {1: 5, 2: 6, 3: 5}, {11: 5, 12: 6}, {42: 5, 7: 6}),
+    ],
+)
+def test_a_run_s_partition_follows_from_its_seed(tmp_path, given, search, contest, confirm):
+    of = study(methods=[GD], seeds={**SEEDS, "partition": given})
+    ran = drive(tmp_path, of, near(0.3))
+    for stage, expected in (("coarse", search), ("fine", search), ("contest", contest), ("confirm", confirm)):
+        assert {t.seed: t.problem.partition.seed for t in ran.of("DP-FedGD", stage)} == expected
+    with Ledger.read(tmp_path) as ledger:
+        tables = [path.name for path in write_tables(ledger, tmp_path)]
+    assert ("partitions.md" in tables) == (given != 9)
+    dealt = read_best(tmp_path / "best.yaml")[cell("DP-FedGD")]["partition_seed"]
+    assert dealt == (9 if given == 9 else confirm)
+
+
+def test_early_stopping_needs_one_partition():
+    of = study(methods=[GD], seeds={**SEEDS, "partition": "per-seed"}, search={"early_stopping": {"rounds": [2]}})
+    with pytest.raises(UserError, match="early_stopping compares within one pack"):
+        Blueprint.draw(of)
 
 
 # ---- axes that are no method's own

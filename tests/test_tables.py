@@ -21,6 +21,7 @@ from orchestrator.report.tables import render, write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
+from orchestrator.report.tables.partitions import split
 from orchestrator.report.tables.privacy import _rounded_up
 from orchestrator.report.tables.tuning import shown_value
 from orchestrator.results.ledger import Ledger, Row
@@ -505,6 +506,27 @@ def test_a_larger_budget_that_did_worse_is_pointed_out_with_its_reason(tmp_path)
     )
     assert warning in caption(tmp_path, "accuracy")
     assert warning in (tmp_path / "tables" / "README.md").read_text()
+
+
+# ---- partition and noise
+
+
+def test_the_spread_is_split_into_partition_and_noise():
+    """Balanced, two runs each: within, (0.5 + 0.5 + 0.5) / 3 = 0.5; means 0.5, 10.5, 20.5, so between is 2 * 100 = 200;
+    the partition's variance is (200 - 0.5) / 2."""
+    found = split({1: [0.0, 1.0], 2: [10.0, 11.0], 3: [20.0, 21.0]})
+    assert found.noise == pytest.approx(0.5**0.5)
+    assert found.partition == pytest.approx(99.75**0.5)
+    assert split({1: [1.0, 3.0], 2: [2.0, 2.0]}).partition == 0, "never negative"
+    assert split({1: [1.0], 2: [2.0]}) is None
+    assert split({1: [1.0, 2.0]}) is None
+
+
+def test_known_deviations_are_found_again_from_groups_of_any_size():
+    rng = np.random.default_rng(1)
+    groups = {k: (3 * rng.standard_normal() + rng.standard_normal(2 + k % 3)).tolist() for k in range(400)}
+    found = split(groups)
+    assert (found.partition, found.noise) == pytest.approx((3, 1), rel=0.1)
 
 
 # ---- how winners were chosen

@@ -81,7 +81,12 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
         privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
-        dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=entry["partition_seed"])
+        dealt_by = entry["partition_seed"]
+        if isinstance(dealt_by, dict):
+            if seed not in dealt_by:
+                raise UserError(f"seed = {seed}: the sweep dealt the rows anew for each of its seeds {list(dealt_by)}")
+            dealt_by = dealt_by[seed]
+        dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=dealt_by)
         name = source or entry["data"]
         loaded = features.load(name, entry["seeds"][0])
         if loaded.fingerprint != entry["fingerprint"]:

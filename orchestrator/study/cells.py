@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from orchestrator.study.settings import MethodSettings, Study
 from search_spaces import RUN_NAMES, Configuration, SearchSpace
@@ -130,20 +131,27 @@ class Blueprint:
                 first = ProblemSpec(
                     data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
                 )
-                judged = {"train_on": study.confirm_train_on, "evaluate_on": "test"}
                 by_seed: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
-                for role, seeds in (("search", searched), ("confirm", study.seeds.confirm)):
+                for role, seeds in (
+                    ("search", study.seeds.search),
+                    ("search", study.seeds.contest),
+                    ("confirm", study.seeds.confirm),
+                ):
                     for seed in seeds:
-                        of_draw = content.model_copy(update={"fingerprint": draws[seed].fingerprint})
-                        changes = {"data": of_draw, **(judged if role == "confirm" else {})}
-                        spec = by_seed[role][seed] = first.model_copy(update=changes)
+                        spec = by_seed[role][seed] = _of_seed(first, study, role, draws[seed], seed, seeds)
                         if spec.key not in problems:
                             problems[spec.key] = Problem.prepare(draws[seed], spec)
                 _check_objective(problems[first.key], study)
+                if study.search.early_stopping and len({by_seed["search"][s].key for s in study.seeds.search}) > 1:
+                    raise UserError("early_stopping compares within one pack, but search seeds have data of their own")
                 setting = Setting(label, data.backbone, partition.show(dealt), **by_seed)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:  # what cannot be run or priced is found before anything runs
+            some = cell.space.grid(cell.space.coarse)[0]
+            for stage, seeds in (("contest", study.seeds.contest), ("confirm", study.seeds.confirm)):
+                for seed in seeds:  # partitions may differ
+                    check(trial := cell.trial(stage, some, seed), problems[trial.problem.key])
             for stage, axes in (("coarse", cell.space.coarse), ("fine", cell.space.fine)):
                 for configuration in cell.space.grid(axes):
                     for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
@@ -157,6 +165,18 @@ class Blueprint:
     @property
     def most_clients(self) -> int:
         return max(len(problem.partition.rows) for problem in self.problems.values())
+
+
+def _of_seed(
+    first: ProblemSpec, study: Study, role: str, drawn: features.FeatureSet, seed: int, among: list[int]
+) -> ProblemSpec:
+    """What the runs of a seed have: their draw of the data, their partition, and the rows that judge them."""
+    changes: dict[str, Any] = {"data": first.data.model_copy(update={"fingerprint": drawn.fingerprint})}
+    if first.partition.kind != "explicit":  # which says itself who holds what
+        changes["partition"] = first.partition.model_copy(update={"seed": study.seeds.partition_of(seed, among)})
+    if role == "confirm":
+        changes |= {"train_on": study.confirm_train_on, "evaluate_on": "test"}
+    return first.model_copy(update=changes)
 
 
 def _check_objective(problem: Problem, study: Study) -> None:

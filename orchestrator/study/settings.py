@@ -6,6 +6,7 @@ What changes results stands in the body; what only changes how fast they come st
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -147,13 +148,22 @@ class SeedSettings(Settings):
     contest: list[int] = [11, 12, 13, 14, 15]
     """Of the best configurations of a search, when they meet again; without any, the search itself decides."""
     confirm: list[int] = Field(default=[42, 123, 7, 99, 1000], min_length=1)
-    partition: int = Field(default=42, ge=0, lt=2**32)
-    """Who holds which rows is the same for all seeds: it belongs to the data."""
+    partition: int | list[int] | Literal["per-seed"] = 42
+    """Who holds which rows: the same for all seeds; or dealt anew with each run's own seed; or with a list of seeds, of
+    which the runs of a stage take one after the other, from the beginning again after the last."""
 
     @field_validator("search", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, int) else value
+
+    @field_validator("partition")
+    @classmethod
+    def _usable(cls, value: int | list[int] | str) -> int | list[int] | str:
+        seeds = value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        if value == [] or any(not 0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) != len(seeds):
+            raise ValueError(f"partition seeds {value} must be distinct, not negative and below 2^32")
+        return value
 
     @field_validator("search", "contest", "confirm")
     @classmethod
@@ -167,7 +177,18 @@ class SeedSettings(Settings):
         both = sorted({*self.search} & {*self.contest})
         if both:
             raise ValueError(f"seed {both[0]} is both a search and a contest seed; a contest needs fresh ones")
+        largest = max(*self.search, *self.contest, *self.confirm)
+        if self.partition == "per-seed" and largest >= 2**32:
+            raise ValueError(f"partition: per-seed needs seeds below 2^32, and {largest} is not")
         return self
+
+    def partition_of(self, seed: int, among: Sequence[int]) -> int:
+        """The seed of the partition that a run with this seed has. `among`: the seeds of its stage."""
+        if isinstance(self.partition, int):
+            return self.partition
+        if self.partition == "per-seed":
+            return seed
+        return self.partition[among.index(seed) % len(self.partition)]
 
 
 class PrivacyStudySettings(Settings):
@@ -370,9 +391,11 @@ class Study(Settings):
         return self
 
     def partition(self, text: str, named: int | None = None) -> PartitionSpec:
-        """One of the partitions; `named`: how many clients the data set names."""
+        """One of the partitions, as the first search seed has it; `named`: how many clients the data set names."""
         clients = (named or 1) if self.clients == "auto" else self.clients
-        return partition.parse(text, clients=clients, seed=self.seeds.partition)
+        return partition.parse(
+            text, clients=clients, seed=self.seeds.partition_of(self.seeds.search[0], self.seeds.search)
+        )
 
     def rounds_of(self, method: MethodSettings, stage: str) -> int:
         """Where its configurations do not say it themselves."""

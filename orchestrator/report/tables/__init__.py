@@ -9,6 +9,7 @@ from orchestrator.report.tables import best, index, render
 from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
 from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
+from orchestrator.report.tables.partitions import partitions
 from orchestrator.report.tables.privacy import privacy
 from orchestrator.report.tables.results import Results
 from orchestrator.report.tables.selection import selection
@@ -24,6 +25,7 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "rounds-to-95": rounds_to_95,
     "differences": differences,
     "mcnemar": mcnemar,
+    "partitions": partitions,
     "privacy": privacy,
 }
 """By the name of their files (what a study is judged by gives the first its name); one that does not apply to the study

@@ -54,7 +54,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         "validation_seed": problem.data.validation_seed,
         "partition": _partition_text(problem.partition),
         "clients": problem.partition.clients,
-        "partition_seed": problem.partition.seed,
+        "partition_seed": _partition_seed(cell),
         "model": problem.model,
         "train_on": problem.train_on,
         "evaluate_on": problem.evaluate_on,
@@ -62,6 +62,12 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         f"validation_{metric}": choice.score if choice else None,
         f"test_{metric}": {seed: row.score(metric) for seed, row in cell.confirm.items()},
     }
+
+
+def _partition_seed(cell: CellResult) -> int | dict[int, int]:
+    """One for all, or by the seed of the run."""
+    found = {seed: row.trial.problem.partition.seed for seed, row in cell.confirm.items()}
+    return found if len(set(found.values())) > 1 else next(iter(found.values()))
 
 
 def _partition_text(spec: PartitionSpec) -> str:

@@ -50,7 +50,12 @@ def spread(results: Results) -> str:
     seeds = results.study.seeds.confirm
     if len(seeds) == 1:
         return f"a single seed ({seeds[0]})"
-    return f"mean ± sample standard deviation (ddof = 1) over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+    dealt = results.study.seeds.partition
+    over = "" if isinstance(dealt, int) else ", each with a partition of its own"
+    if isinstance(dealt, list):
+        over = f", over {min(len(dealt), len(seeds))} partitions"
+    shown = ", ".join(map(str, seeds))
+    return f"mean ± sample standard deviation (ddof = 1) over {len(seeds)} seeds ({shown}){over}"
 
 
 def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
