@@ -1,5 +1,7 @@
 """Dealing rows out to clients: the paper's table, and that no row is lost or dealt twice."""
 
+import re
+
 import numpy as np
 import pytest
 import small
@@ -44,6 +46,13 @@ def labelled(labels, clients=None) -> FeatureSet:
 
 def deal(data: FeatureSet, text: str, clients: int, seed: int = 42) -> partition.Partition:
     return partition.partition(data, partition.parse(text, clients=clients, seed=seed))
+
+
+def dealt_or_why_not(*given) -> partition.Partition | str:
+    try:
+        return deal(*given)
+    except UserError as error:
+        return str(error)
 
 
 def printed(number: int) -> str:
@@ -92,9 +101,16 @@ def test_table_14_on_any_balanced_labels():
 )
 def test_every_row_is_dealt_exactly_once(labels, text, clients, seed):
     data = labelled(labels)
-    try:
-        dealt = deal(data, text, clients, seed)
-    except UserError:
+    kind, _, k = text.partition(":")
+    if kind == "classes" and int(k) * clients < data.classes:
+        with pytest.raises(UserError, match=f"{clients} clients of {k} classes cannot hold all {data.classes}"):
+            deal(data, text, clients, seed)
+        return
+    dealt = dealt_or_why_not(data, text, clients, seed)
+    if isinstance(dealt, str):
+        assert re.search(r"leaves client \d+ of \d+ without a row", dealt)
+        rare = kind == "classes" and min(np.bincount(labels)) < -(-int(k) * clients // data.classes)
+        assert rare or (kind == "dirichlet" and clients > 1), "nobody goes without where there is enough for all"
         return
     assert len(dealt.rows) == clients
     assert np.sort(np.concatenate(dealt.rows)).tolist() == list(range(len(labels)))

@@ -1,6 +1,7 @@
 """Calibration and account: against the papers' tables, against 60-digit arithmetic, and against another library."""
 
 import dataclasses
+import itertools
 import math
 
 import dp_accounting
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables.errors import UserError
-from trainables.methods import METHODS
 from trainables.pack import plan_of
+from trainables.privacy import gaussian
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
 from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings, delta_note
 
@@ -106,27 +107,50 @@ def test_many_clients_seen_one_by_one():
     assert epsilon_of(mu, 1e-5) == pytest.approx(mu**2 / 2 + 4.2649 * mu, rel=1e-3)
 
 
-@pytest.mark.timeout(5)
+@pytest.fixture
+def asked(monkeypatch):
+    """How often delta(eps; mu) was computed: what a search costs, on any machine."""
+    counted = itertools.count()
+    plain = gaussian.log_delta
+    monkeypatch.setattr(gaussian, "log_delta", lambda *given: (next(counted), plain(*given))[1])
+    return lambda: next(counted)
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [(1e-13, 1e-5), (1e-9, 0.999), (1e-13, 1e-15), (1e12, 1e-300)])
-def test_beyond_the_range_it_answers_or_refuses(epsilon, delta):
-    """But it neither hangs nor fails in some library's words."""
-    try:
-        mu = mu_of(epsilon, delta)
-    except UserError:
-        return
+def test_beyond_the_range_it_still_answers(epsilon, delta, asked):
+    """On the safe side of 600-bit arithmetic, and within reach of the best: at most a hundredth below it, but where eps
+    drowns in the rounding of mu."""
+    mu = mu_of(epsilon, delta)
+    assert asked() < 200
     assert float(exact_log_delta(epsilon, mu)) <= math.log(delta) + 1e-3
+    nearly = mu * (1.01 if epsilon > delta else 100)
+    assert float(exact_log_delta(epsilon, nearly)) > math.log(delta)
 
 
-@pytest.mark.timeout(5)
 @pytest.mark.parametrize("above", [1e-9, 1e-7, 1e-5, 1e-3])
 @pytest.mark.parametrize("delta", DELTAS)
-def test_epsilon_next_to_zero(delta, above):
-    """Where delta alone all but covers the mechanism, eps is tiny, but found at once. delta(0; mu) = 2 Phi(mu/2) - 1,
+def test_epsilon_next_to_zero(delta, above, asked):
+    """Where delta alone all but covers the mechanism, eps is tiny, but found soon. delta(0; mu) = 2 Phi(mu/2) - 1,
     which is delta at mu = 2 Phi^-1((1 + delta) / 2)."""
     border = 2 * math.sqrt(2) * float(mpmath.erfinv(mpmath.mpf(delta)))
     epsilon = epsilon_of(border * (1 + above), delta)
+    assert asked() < 5000
     assert 0 <= epsilon < 10 * border * above + 1e-15
     assert epsilon_of(border * (1 - 1e-3), delta) == 0.0
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_never_rounded_to_the_wrong_side(delta):
+    """A root that was found is on either side of the true one. What is stated is always on the safe one: an eps that
+    covers mu, a mu that eps covers. And hardly farther than that."""
+    for k in range(60):
+        mu = 1.18**k * 1e-2
+        epsilon = epsilon_of(mu, delta)
+        assert log_delta(epsilon, mu) <= math.log(delta)
+        if epsilon > 1e-3:
+            assert log_delta(epsilon * (1 - 1e-9), mu) > math.log(delta)
+            assert log_delta(epsilon, mu_of(epsilon, delta)) <= math.log(delta)
+            assert log_delta(epsilon, mu_of(epsilon, delta) * (1 + 1e-9)) > math.log(delta)
 
 
 # ---- another library
@@ -222,17 +246,6 @@ def test_ftrl_as_released_buys_less_than_it_claims(epsilon, bought):
 def test_scaffold_as_released_adds_twice_the_noise(epsilon, bought):
     assert bought_by("dp-scaffold", epsilon, as_released=True) == pytest.approx(bought, abs=5e-3)
     assert bought_by("dp-scaffold", epsilon) == pytest.approx(epsilon, rel=1e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_buys_what_it_claims(method):
-    for release in RELEASES:
-        trial = small.trial(small.problem(), method, rounds=T, epsilon=2.0, release=release)
-        bought = plan_of(trial, [30, 10, 200]).bought[release]
-        assert bought <= 2.0
-        # secret samples are priced on a grid, and calibration stops a little above the least noise
-        sampled = "sampling_rate" in trial.hyperparameters
-        assert bought == pytest.approx(2.0, rel=5e-3 if sampled else 1e-5)
 
 
 def test_local_steps_cost_releases():
