@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python >= 3.11 and make:
 #   make run    makes .venv, installs, runs the quickstart study
 #   make test   makes .venv, installs, checks and tests everything
+#   make goldens  says which computed results have changed, and writes the new ones down
 #   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
 #   make data   fetches the papers' data and puts them through their backbones
@@ -10,13 +11,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: run test chaos nodes data reproduce peers check install lock clean
+.PHONY: run test goldens chaos nodes data reproduce peers check install lock clean
 
 run: install
 	$(BIN)/fedsweep run quickstart --results results/quickstart
 
 test: check
 	$(BIN)/python -m pytest
+
+goldens: install
+	$(BIN)/python tests/goldens.py
 
 chaos: install
 	$(BIN)/python -m pytest tests/test_faults.py -m "chaos or not chaos" --counts-into docs/faults.md

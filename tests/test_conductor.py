@@ -244,6 +244,16 @@ def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
     assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is gone"
 
 
+def test_where_something_ran_the_sweep_does_not_give_up(tmp_path):
+    """All of one method's trials fail, one by one, but the other's ran: it is not this place that is broken."""
+    with Cluster(tmp_path, study(), lanes=1) as cluster:
+        cluster.run(near(0.3), lambda pack: pack[0].method == "dp-fedsofim")
+        assert not cluster.conductor.broken
+        assert cluster.conductor.sweep.finished
+        states = Counter(state for state, _, _ in cluster.ledger.outcomes().values())
+        assert states["failed"] == 4 > GIVE_UP_AFTER
+
+
 def test_progress_is_counted_in_rounds_of_trials(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         number, pack = cluster.take()

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import signal
+import typing
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import ray
 import small
 import torch
+from pydantic import BaseModel
 
-from trainables.client_host import ClientHost
+from trainables.client_host import ClientHost, ClientStateLostError
 from trainables.errors import UserError
 from trainables.federation import Federation, FederationSize
 from trainables.methods.base import ClientProgram
@@ -20,6 +22,7 @@ from trainables.models.lanes import SHAPES, Shape
 from trainables.pack import assign, client_work, pack_group
 from trainables.problem import Shipper, in_process
 from trainables.server import HostsHere, Server
+from trainables.spec import TrialSpec
 
 ROUNDS = 30
 
@@ -211,7 +214,6 @@ class ByOneself(Shape):
 # ---- hosts that keep clients' states, without Ray
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("snapshot_at", [None, 5, 7])
 def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
     """DP-SCAFFOLD's clients keep c_i. When a host is started anew, rounds are repeated from the last snapshot, or from
@@ -231,7 +233,59 @@ def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
     assert found == outcomes(undisturbed.advance(12))
 
 
-@pytest.mark.timeout(60)
+def test_a_host_knows_which_round_its_states_are_from(small_problem):
+    """Of the round before the one that is asked for, or they are as good as lost."""
+    trial = small.trial(small_problem, "dp-scaffold")
+    work = client_work([trial], in_process(small_problem), 1)
+    sent = {"theta": small_problem.model.initial(1).unsqueeze(0), "c": torch.zeros(1, small_problem.model.dimension)}
+    host = ClientHost(0)
+    for t in (1, 2):
+        host.round(work, t, sent, False)
+    for stale in (2, 4):
+        with pytest.raises(ClientStateLostError, match=f"after round {stale - 1}"):
+            host.round(work, stale, sent, False)
+    host.round(work, 3, sent, False)
+
+
+def test_a_round_that_fails_half_way_leaves_the_states_as_they_were(small_problem, monkeypatch):
+    trial = small.trial(small_problem, "dp-scaffold")
+    work = client_work([trial], in_process(small_problem), 1)
+    sent = {"theta": small_problem.model.initial(1).unsqueeze(0), "c": torch.zeros(1, small_problem.model.dimension)}
+    host, undisturbed = ClientHost(0), ClientHost(0)
+    for t in (1, 2):
+        host.round(work, t, sent, False)
+        undisturbed.round(work, t, sent, False)
+    plain = type(work.program).round
+
+    def then_dies(self, client, theta):
+        plain(self, client, theta)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(work.program), "round", then_dies)
+        with pytest.raises(MemoryError):
+            host.round(work, 3, sent, False)
+    again, expected = host.round(work, 3, sent, False), undisturbed.round(work, 3, sent, False)
+    assert torch.equal(again.total, expected.total)
+
+
+def test_lanes_that_were_stopped_stay_stopped(small_problem):
+    """Also where a host then loses its clients' states, and rounds are repeated from the last snapshot."""
+    trials = [small.trial(small_problem, "dp-scaffold", seed=seed) for seed in (42, 7)]
+    hosts = HostsHere(2)
+    server = Server(hosts)
+    server.open(trials, in_process(small_problem))
+    server.advance(4)
+    server.snapshot()
+    server.advance(8)
+    server.stop_lanes([trials[0].key])
+    hosts._hosts[1] = ClientHost(1)
+    found = {lane.key: lane for lane in server.advance(12)}
+    assert (found[trials[0].key].state, found[trials[0].key].rounds) == ("stopped", 8)
+    assert found[trials[1].key].state == "done"
+    assert max(found[trials[0].key].metrics["loss"]) == 8
+
+
 def test_idle_hosts_do_not_speak_for_clients_of_the_pack(small_problem):
     """Five hosts served five clients; of the next pack's two clients they know nothing, or what is out of date."""
     first = small.trial(small_problem, "dp-scaffold")
@@ -301,6 +355,34 @@ def test_a_key_names_everything_that_can_change_a_result(small_problem):
     ]
     assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
     assert small.trial(small_problem, "dp-fedgd", {"learning_rate": "0.1"}).key == base.key, "0.1 is the default"
+
+
+def other_than(value, annotation):
+    """Another value of a field, whatever its type."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return next(choice for choice in typing.get_args(annotation) if choice != value)
+    if isinstance(value, dict):
+        return {**value, "another": 1}
+    return f"{value}x" if isinstance(value, str) else value + 1
+
+
+def changed_in_one_field(spec):
+    """As many copies as there are fields in it and in what it is made of."""
+    for name, field in type(spec).model_fields.items():
+        value = getattr(spec, name)
+        inner = changed_in_one_field(value) if isinstance(value, BaseModel) else [other_than(value, field.annotation)]
+        for other in inner:
+            yield spec.model_copy(update={name: other})
+
+
+def test_no_field_is_left_out_of_a_key(small_problem):
+    """Also of those that are still to come: a field that the key forgot would give one trial the row of another."""
+    base = small.trial(small_problem, "dp-fedgd")
+    others = list(changed_in_one_field(base))
+    assert len(others) > 20
+    assert len({base.key, *(other.key for other in others)}) == 1 + len(others)
+    read_back = [TrialSpec.model_validate_json(other.model_dump_json()).key for other in others]
+    assert read_back == [other.key for other in others]
 
 
 def test_only_like_trials_share_a_pack(small_problem):

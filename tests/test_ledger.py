@@ -100,6 +100,24 @@ def test_adding_again_changes_nothing(tmp_path):
         assert ledger.rows("abc") == {"a": row("a"), "b": row("b"), "c": row("c")}
 
 
+def test_what_failed_is_replaced_whole(tmp_path):
+    """Not one column of the failure is left: neither a score nor an epsilon nor a bit. What follows from the key alone
+    cannot differ."""
+    other = {
+        **{"state": "done", "reason": "second try", "rounds": 9, "accuracy": 51.0, "loss": 1.25},
+        **{"metrics": {"accuracy": {9: 51.0}}, "epsilon_local": 0.9, "epsilon_secure": 0.2, "epsilon_unsampled": 0.6},
+        **{"seconds": 0.75, "correct": b"\x0f"},
+    }
+    assert {field.name for field in dataclasses.fields(Row)} - set(other) == {"key", "spec", "epsilon_claimed"}
+    assert all(getattr(ROW, name) != value for name, value in other.items() if name != "state")
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add([row("a", state="failed")])
+        ledger.add([row("a", **other)])
+        assert ledger.rows("a") == {"a": row("a", **other)}
+        ledger.add([row("a", state="failed")])
+        assert ledger.rows("a") == {"a": row("a", **other)}, "and then it is final"
+
+
 def test_all_or_none(tmp_path):
     def rows():
         yield row("b")

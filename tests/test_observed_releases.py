@@ -32,7 +32,7 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from observed import Draw, Query, Record
 
-from orchestrator.running.runner import Conductor
+from orchestrator.running.conductor import Conductor
 from trainables import pack
 from trainables.methods import METHODS
 from trainables.privacy import sampled

@@ -24,6 +24,7 @@ from orchestrator.results.ledger import Ledger, Row
 from orchestrator.running import planning
 from orchestrator.running.planning import plan
 from orchestrator.search.contenders import contenders_of, paired
+from orchestrator.search.optuna_search import OptunaSearch
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
@@ -600,6 +601,39 @@ def test_what_failed_is_tried_again_unless_something_was_built_on_it(tmp_path):
     assert states["failed"] == 1
 
 
+@pytest.mark.parametrize("way", ["grid", "optuna"])
+def test_what_a_winner_was_chosen_without_stays_out(tmp_path, way):
+    """The winner is confirmed: a fine or an Optuna trial that failed is not tried again, it might win now."""
+    of = study(methods=[GD], search={"ways": [way], "optuna": {"batch": 3}})
+
+    def judge(trial):
+        searched = trial.rounds == 4
+        return ("failed", None, None) if searched and trial.hyperparameters["learning_rate"] < 0.09 else near(1)(trial)
+
+    first = drive(tmp_path, of, judge)
+    stages = ("fine",) if way == "grid" else ("optuna",)
+    assert any(trial.hyperparameters["learning_rate"] < 0.09 for s in stages for trial in first.of("DP-FedGD", s, way))
+    assert drive(tmp_path, of, near(0.01)).trials == []
+
+
+def test_optuna_trials_that_failed_are_not_tried_again_half_way(tmp_path):
+    """It was told of the failure and went on from there: what it asked next was asked for that reason."""
+    of = study(methods=[GD], search=OPTUNA)
+    failing = drive(tmp_path, of, lambda trial: ("failed", None, None), batch=3, stop_after=3)
+    again = drive(tmp_path, of, near(0.3))
+    assert not {trial.key for trial in failing.trials} & {trial.key for trial in again.trials}
+
+
+def test_optuna_is_told_what_is_better_whatever_the_objective():
+    """Of an error less is better: the best it knows is the trial with the least."""
+    for objective, best in (("accuracy", 2), ("loss", 0)):
+        (one,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
+        search = OptunaSearch(one, "optuna", lambda stage, some: [one.trial(stage, c) for c in some])
+        batch = search.next_batch({})
+        search.next_batch({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
+        assert search.study.best_trial.number == best
+
+
 def test_a_fine_grid_that_diverges_leaves_the_coarse_winner(tmp_path):
     def judge(trial):
         coarse = trial.hyperparameters["learning_rate"] in (0.01, 0.1, 1)
@@ -1011,6 +1045,8 @@ def stopped(*arguments, t: int = 2, **named) -> list[int]:
     [
         ("halving:2:0.5:x", (10, 40, 30, 20), [0, 3]),
         ("halving:2:0.5:x", (10, 40, 30), [0]),  # half of three, rounded up, is two
+        ("halving:2:0.5:x", (10, 40, 30, 20, 15), [0, 4]),  # of five it is three
+        ("halving:2:0.3:x", (10, 40, 30, 20), [0, 3]),  # and of 1.2 it is two
         ("halving:2:0.5:x", (10,), []),  # the last one is never stopped
         ("halving:2:0.01:x", (10, 40, 30, 20), [0, 2, 3]),
         ("halving:2:0.5:x", (None, 40, 30, 20, 10), [3, 4]),  # what has diverged does not count

@@ -74,7 +74,7 @@ class Writer:
             ),
             method=method,
             hyperparameters=methods.get(method).check(hypers),
-            privacy=PrivacySettings(epsilon=epsilon),
+            privacy=PrivacySettings(epsilon=epsilon, release=self.study.privacy.release),
             rounds=LAST,
             seed=seed,
         )
@@ -439,6 +439,43 @@ def test_rounds_to_95_percent_may_never_come_and_needs_dp_fedgd(tmp_path):
     assert not (tmp_path / "without" / "tables" / "rounds-to-95.md").exists()
 
 
+def one_budget(folder: Path, of: Study | None = None, /, **curves) -> None:
+    """A finished study at eps 1, a method's confirm curves by its name."""
+    with writing(folder, of or study(epsilons=[1])) as writer:
+        for name, came_to in curves.items():
+            method = name.replace("_", "-")
+            writer.search(method, 1, GRID)
+            writer.confirm(method, 1, {}, came_to)
+    build(folder)
+
+
+def rounds_of(folder: Path) -> list[str]:
+    return [line[1] for line in lines(folder, "rounds-to-95")[1:]]
+
+
+def test_95_percent_are_reached_exactly(tmp_path):
+    """0.95 * 40 = 38, and 38 at round 10 is enough."""
+    plain = {seed: {10: 20.0, 20: 40.0} for seed in (42, 7)}
+    one_budget(tmp_path, dp_fedgd=plain, dp_fedadam={seed: {10: 38.0, 20: 39.0} for seed in (42, 7)})
+    assert rounds_of(tmp_path) == ["38.00", "20", "**10**"]
+
+
+def test_95_percent_are_of_the_last_round_not_of_the_best(tmp_path):
+    falling = {seed: {10: 60.0, 20: 40.0} for seed in (42, 7)}
+    one_budget(tmp_path, dp_fedgd=falling, dp_fedadam={seed: {10: 39.0, 20: 70.0} for seed in (42, 7)})
+    assert rounds_of(tmp_path) == ["38.00", "**10**", "**10**"]
+
+
+def test_95_percent_need_all_seeds(tmp_path):
+    """At round 10 only one seed of DP-FedAdam has a score, a high one; DP-FedGD lacks a seed's last one."""
+    plain = {seed: {10: 20.0, 20: 40.0} for seed in (42, 7)}
+    one_budget(tmp_path / "method", dp_fedgd=plain, dp_fedadam={42: {10: 50.0, 20: 50.0}, 7: {20: 50.0}})
+    assert rounds_of(tmp_path / "method") == ["38.00", "**20**", "**20**"]
+    short = {42: {10: 20.0, 20: 40.0}, 7: ("diverged", 20, {10: 20.0, 20: 40.0})}
+    one_budget(tmp_path / "plain", dp_fedgd=short, dp_fedadam=plain)
+    assert rounds_of(tmp_path / "plain") == ["–", "–", "–"]
+
+
 # ---- paired differences over seeds
 
 
@@ -647,6 +684,68 @@ def test_privacy_sets_what_was_claimed_beside_what_was_bought(tmp_path):
     assert "adjacency replace-one" in caption(tmp_path, "privacy")
     assert "share their noise" in caption(tmp_path, "privacy")
     assert "**" not in "".join(line[1] for line in lines(tmp_path, "accuracy")[2:]), "too little noise is never best"
+
+
+def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
+    """Seeds may draw different cohorts, so what they buy may differ."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        worse = {"epsilon_local": 1.5, "epsilon_secure": 0.6, "epsilon_unsampled": 1.5}
+        for seed, bought in ((42, {"epsilon_local": 0.9, "epsilon_secure": 0.5}), (7, worse)):
+            trial = writer.trial("dp-fedgd", 1, {}, seed, confirm=True)
+            writer.ledger.add([row(trial, LOW[seed], **bought)])
+            writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "confirm", [trial.key], start=seed == 7)
+    build(tmp_path)
+    table = lines(tmp_path, "privacy")
+    shown = dict(zip(table[0], table[2], strict=True))
+    assert shown["ε bought, local"] == "1.5"
+    assert shown["ε bought, secure aggregation"] == "0.6"
+    assert shown["Claim holds for"] == "secure aggregation"
+
+
+def test_what_samples_are_credited_with_is_shown(tmp_path):
+    """In a column of its own, where some method samples; in no other study."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd", "dp-fedadamw"])) as writer:
+        for method, unsampled in (("dp-fedgd", 1.0), ("dp-fedadamw", 7.25)):
+            writer.search(method, 1, {})
+            writer.confirm(method, 1, {}, LOW, epsilon_local=1.0, epsilon_secure=0.5, epsilon_unsampled=unsampled)
+    build(tmp_path)
+    table = lines(tmp_path, "privacy")
+    assert table[0][1:5] == ["ε claimed", "ε bought, local", "ε bought, secure aggregation", "ε unsampled"]
+    assert [line[4] for line in table[2:]] == ["1", "7.25"]
+    assert "knows which rows were sampled" in caption(tmp_path, "privacy")
+
+
+@pytest.mark.parametrize("release", ["local", "secure-aggregation"])
+def test_a_claim_is_kept_or_not_as_its_own_release_is_seen(tmp_path, release):
+    """Two keep their claim locally, two in the sum. Those that do not have the better scores and are not held up."""
+    keep = {"local": ["dp-fedgd", "dp-fedsgd"], "secure-aggregation": ["dp-fedadam", "dp-fedyogi"]}
+    of = study(epsilons=[1], privacy={"release": release}, methods=[*keep["local"], *keep["secure-aggregation"]])
+    with writing(tmp_path, of) as writer:
+        for method in (method.name for method in of.methods):
+            local, secure = (1.0, 3.0) if method in keep["local"] else (3.0, 1.0)
+            writer.search(method, 1, {})
+            curves = LOW if method in keep[release] else HIGH
+            writer.confirm(method, 1, {}, curves, epsilon_local=local, epsilon_secure=secure, epsilon_unsampled=1.0)
+    build(tmp_path)
+    bold = [line[0] for line in lines(tmp_path, "accuracy")[2:] if "**" in line[1]]
+    assert bold == [methods.get(name).title for name in keep[release]]
+
+
+def test_what_runs_as_released_is_never_in_bold(tmp_path):
+    """Not even where its noise buys what is claimed: it is there to be compared with, not to win."""
+    released = {"name": "dp-scaffold", "label": "released", "fixed": {"as_released": True, "local_steps": 1}}
+    of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam", released])
+    with writing(tmp_path, of) as writer:
+        for method in ("dp-fedgd", "dp-fedadam"):
+            writer.search(method, 1, GRID)
+            writer.confirm(method, 1, {}, LOW)
+        writer.search("dp-scaffold", 1, {}, label=of.methods[2].shown)
+        writer.confirm("dp-scaffold", 1, {"as_released": True}, HIGH, label=of.methods[2].shown)
+    build(tmp_path)
+    shown = {line[0]: line[1:] for line in lines(tmp_path, "accuracy")[2:]}
+    assert all("**" in text for text in shown["DP-FedGD"])
+    assert shown[of.methods[2].shown] == ["40.00 ± 1.41", "50.50 ± 0.71"]
 
 
 def test_an_infinite_budget_is_the_non_private_arm(tmp_path):
