@@ -48,7 +48,7 @@ def exact() -> Iterator[tuple[str, Any]]:
         yield f"partition {text}, {clients} clients", [rows.tolist() for rows in dealt.rows]
     yield "validation rows", even.validation_rows(0.2, 42).tolist()
     yield "validation rows, seed 7", even.validation_rows(0.2, 7).tolist()
-    yield "participants", [sorted(participants(42, t, 10, 0.3)) for t in (1, 2, 3)]
+    yield "participants", [np.flatnonzero(participants(42, t, 10, 0.3)).tolist() for t in (1, 2, 3)]
     for purpose in ("gradient", "sample"):
         drawn = Address(42, 3, 7, 1, purpose).generator().integers(0, 2**32, 4)
         yield f"bits at an address of {purpose}", drawn.tolist()

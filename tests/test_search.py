@@ -628,7 +628,7 @@ def test_optuna_is_told_what_is_better_whatever_the_objective():
     """Of an error less is better: the best it knows is the trial with the least."""
     for objective, best in (("accuracy", 2), ("loss", 0)):
         (one,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
-        search = OptunaSearch(one, "optuna", lambda stage, some: [one.trial(stage, c) for c in some])
+        search = OptunaSearch(one, "optuna", lambda stage, some, one=one: [one.trial(stage, c) for c in some])
         batch = search.next_batch({})
         search.next_batch({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
         assert search.study.best_trial.number == best
