@@ -6,14 +6,15 @@
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
 #   make data   fetches the papers' data and puts them through their backbones
 #   make reproduce  runs the papers' studies and sets them beside the papers: a few minutes on a large GPU
+#   make docs   the documentation as a site, in site/
+#   make dist   a wheel and a source archive, tried in empty environments
 #   make peers  the same round through other simulators, each installed beside, and through ours
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
 
 .PHONY: run test goldens chaos nodes data reproduce peers check install lock clean
 
-run: install
+run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
 
 test: check
@@ -47,25 +48,42 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-install: $(INSTALLED)
+# Running needs less than testing: the second kind of install comes on top of the first.
+install: .venv/.tests
 
-$(INSTALLED): pyproject.toml requirements.lock
+.venv/.runs: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedsweep needs Python 3.11 or newer; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@echo "making .venv"
+	@$(PYTHON) -m venv .venv
+	@tools/install.sh requirements.lock
+	@touch $@
+
+.venv/.tests: .venv/.runs requirements-dev.lock
+	@tools/install.sh requirements-dev.lock
 	@touch $@
 
 # Renew the pins: resolve pyproject.toml afresh and write down what was chosen (a "+cpu" build is the same release).
+COMPILE := .venv-lock/bin/pip-compile --quiet --no-emit-index-url --no-emit-find-links --strip-extras --no-annotate --no-header
 lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet pip-tools
-	.venv-lock/bin/pip-compile --quiet --extra dev --no-emit-index-url --no-emit-find-links --strip-extras --no-annotate \
-	  --no-header --output-file .venv-lock/lock pyproject.toml
-	{ echo "# Written by 'make lock' from pyproject.toml; installed with pip by 'make install'."; \
-	  sed -e 's/+cpu//' -e '/^#/d' -e '/^$$/d' .venv-lock/lock; } > requirements.lock
+	$(COMPILE) --extra dev --output-file .venv-lock/dev pyproject.toml
+	$(COMPILE) --constraint .venv-lock/dev --output-file .venv-lock/runs pyproject.toml
+	for part in runs dev; do \
+	  test $$part = runs && file=requirements.lock || file=requirements-dev.lock; \
+	  { echo "# Written by 'make lock' from pyproject.toml; installed by tools/install.sh."; \
+	    sed -e 's/+cpu//' -e '/^#/d' -e '/^$$/d' .venv-lock/$$part; } > $$file; done
 	rm -rf .venv-lock
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	@echo "the site is in site/index.html"
+
+# A wheel and a source archive, each installed into an environment of its own that runs a study.
+dist: install
+	rm -rf dist && $(BIN)/python -m build --outdir dist .
+	for file in dist/*; do tests/installs_clean.sh $$file; done
+
 clean:
-	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache site dist build

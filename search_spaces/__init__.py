@@ -85,11 +85,23 @@ def load(method: str) -> SearchSpace:
     return _read(method)
 
 
+def file_name(method: str) -> str:
+    return f"{method.replace('-', '_')}.yaml"
+
+
+def has(method: str) -> bool:
+    """Whether there is a packaged space."""
+    return (resources.files(__name__) / file_name(method)).is_file()
+
+
 @cache
 def _read(method: str) -> SearchSpace:
-    file = resources.files(__name__) / f"{method.replace('-', '_')}.yaml"
-    if not file.is_file():
-        raise UserError(f"method {method!r} has no search space; a study must give its coarse and fine axes")
+    if not has(method):
+        raise UserError(
+            f"method {method!r} has no search space; a study must give its coarse and fine axes, or lie beside a file "
+            f"{file_name(method)}"
+        )
+    file = resources.files(__name__) / file_name(method)
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return build(method, content["coarse"], content["fine"], content.get("scale", {}), content.get("fixed", {}))
 

@@ -16,6 +16,7 @@ ROOMS = (
     "benchmarks",
     "orchestrator.commands",
     "orchestrator.cli",
+    "fedsweep",
 )
 
 
@@ -31,7 +32,7 @@ def imported(file):
             yield from (alias.name for alias in node.names)
 
 
-@pytest.mark.parametrize("top", ["orchestrator", "trainables", "search_spaces", "benchmarks"])
+@pytest.mark.parametrize("top", ["orchestrator", "trainables", "search_spaces", "benchmarks", "fedsweep"])
 def test_imports_go_one_way(repository, top):
     files = list((repository / top).rglob("*.py"))
     assert files

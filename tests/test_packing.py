@@ -8,7 +8,9 @@ import small
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.running import memory, planning
 from orchestrator.running.packing import AUTO_LANES, Capacity, capacity, make_packs
+from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation import FederationSize
@@ -235,3 +237,33 @@ def test_every_trial_is_in_one_pack(counts, lanes, federations):
     assert Counter(t.key for pack in packs for t in pack) == Counter(t.key for t in members)
     assert all(0 < len(pack) <= lanes for pack in packs)
     assert all(len({pack_group(t) for t in pack}) == 1 for pack in packs)
+
+
+def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
+    """Half of it at most; a study that says how many lanes is obeyed, and a GPU counts for itself."""
+    settings, gib = ResourceSettings(), 2**30
+    nodes = [{**cpus(2), "memory": 16.0 * gib}]
+    size = capacity(nodes, settings, 20)
+    assert memory.within_memory(size, settings, 650, nodes) == size, "a small head never notices"
+    large = memory.within_memory(size, settings, 10**7, nodes)
+    assert 1 <= large.lanes_per_pack < size.lanes_per_pack
+    assert memory.lanes_bytes(large, 10**7) <= 8 * gib
+    assert memory.within_memory(size, settings, 10**12, nodes).lanes_per_pack == 1
+    told = ResourceSettings(lanes_per_pack=128)
+    assert memory.within_memory(capacity(nodes, told, 20), told, 10**7, nodes).lanes_per_pack == 128
+    gpu = capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
+    assert memory.within_memory(gpu, ResourceSettings(gpus_per_host=1), 10**9, nodes) == gpu
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 16 * gib)
+    assert memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's"
+
+
+def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
+    text = "name: wide\ndata: ['synthetic-frozen:400,100,64,10']\nclients: 4\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    text += "model: mlp:99999\nresources: {hosts: 1, lanes_per_pack: LANES}\n"
+    monkeypatch.setattr("orchestrator.running.planning.machine_bytes", lambda: 23 * 2**30)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 23 * 2**30)
+    greedy = planning.plan(parse(text.replace("LANES", "128"), "wide.yaml", tmp_path))
+    assert "GiB of memory, more than the 23.0 it has" in greedy.as_text()
+    modest = planning.plan(parse(text.replace("LANES", "auto"), "wide.yaml", tmp_path))
+    assert modest.bytes < 23 * 2**30
+    assert "more than" not in modest.as_text()

@@ -229,6 +229,10 @@ class Federation:
     def advance(self, until: int) -> list[LaneResult]:
         return ray.get(self._server.advance.remote(until))
 
+    def weights(self) -> np.ndarray | None:
+        """Of a trial that ran to its end in a pack of its own."""
+        return ray.get(self._server.weights.remote())
+
     def progress(self, until: int) -> Progress:
         """As `advance`, but says only how it stands. A server that hangs is found, more patiently than a host."""
         patience = max(2 * PATIENCE_S, 2 * SLOWEST_TIMES * self._slowest)

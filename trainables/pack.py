@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainables import methods
+from trainables import methods, models, plugins
+from trainables.data import partition
 from trainables.errors import UserError, one_of
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
 from trainables.privacy.plan import Event, Level, PrivacyPlan
 from trainables.problem import Problem, Shipment
-from trainables.spec import AGGREGATES, Aggregate, TrialSpec
+from trainables.spec import AGGREGATES, Aggregate, ProblemSpec, TrialSpec
 
 CENTRE = "centre"  # the purpose of what the private mean of the features is made of
 
@@ -68,6 +69,16 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     return plan_of(trial, problem.partition.sizes)
+
+
+def code_of(method: str, problem: ProblemSpec) -> str:
+    """What plug-ins compute of a trial, by their code; empty where nothing is a plug-in's."""
+    makers = (
+        type(methods.get(method)),
+        models.HEADS.get(problem.model.partition(":")[0]),
+        partition.ADDED.get(problem.partition.kind),
+    )
+    return "+".join(code for maker in makers if maker and (code := plugins.code_of(maker.__module__)))
 
 
 @lru_cache(maxsize=4096)

@@ -48,7 +48,8 @@ class DataSpec(Spec):
 class PartitionSpec(Spec):
     """How the train rows are dealt out to the clients."""
 
-    kind: Literal["iid", "dirichlet", "classes", "explicit"]
+    kind: str
+    """iid, dirichlet, classes, explicit, or a plug-in's."""
     parameter: float = 0.0
     """dirichlet: alpha. classes: how many classes a client holds."""
     clients: int = 20
@@ -102,10 +103,12 @@ class TrialSpec(Spec):
     """How clients weigh in the mean of their releases: all the same, or by |D_i|."""
     stop_rule: str = ""
     """Early stopping: the rule and the company it was applied in; empty where a trial always runs to its end."""
+    code: str = ""
+    """Of a plug-in's method: what its code was."""
 
     @cached_property
     def key(self) -> str:
         """As for any specification, with the problem by its own key: there may be very many trials of a problem."""
-        rest = self.model_dump(mode="json", exclude={"problem"})
+        rest = self.model_dump(mode="json", exclude={"problem"} if self.code else {"problem", "code"})
         text = json.dumps({**rest, "problem": self.problem.key}, sort_keys=True, separators=(",", ":"))
         return _hash(text)

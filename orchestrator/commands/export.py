@@ -8,18 +8,43 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.commands.options import Folder
+from orchestrator.commands.sweep import say_if_unfinished
+from trainables.errors import UserError
+
 
 class Format(StrEnum):
     PARQUET = "parquet"
+    CSV = "csv"
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+    OPTUNA = "optuna"
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A result folder.")],
-    to: Annotated[Format, typer.Option("--to", help="The form of the table.")] = Format.PARQUET,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; default: DIR/export.")] = None,
+    folder: Folder,
+    to: Annotated[
+        Format,
+        typer.Option("--to", help="parquet: every trial by round and a data card, to test tuners on; or another tool."),
+    ] = Format.PARQUET,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: DIR/export, or a folder in it.")
+    ] = None,
 ) -> None:
-    """Write every trial by round as one table with a data card: a benchmark to test tuners on."""
+    """Hand the trials of a result folder to other tools, from its ledger; also while the sweep runs."""
     from orchestrator.report.benchmark.export import write_export
+    from orchestrator.report.export import export as write
+    from orchestrator.results.ledger import Ledger
+    from orchestrator.results.places import place
 
-    for path in write_export(folder, out or folder / "export"):
-        typer.echo(path)
+    if "://" in folder and (out is None or to is Format.PARQUET):
+        raise UserError(f"{folder} is a URL; --to {to.value} writes beside a folder on this machine")
+    if to is Format.PARQUET:
+        for path in write_export(Path(folder), out or Path(folder) / "export"):
+            typer.echo(path)
+        return
+    say_if_unfinished(folder)
+    with place(folder).to_read() as read, Ledger.read(read) as ledger:
+        for written in write(ledger, to.value, out or Path(folder) / "export" / to.value):
+            typer.echo(written)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from orchestrator.running.cluster import local_resources
+from orchestrator.running.memory import lanes_bytes, machine_bytes, within_memory
 from orchestrator.running.packing import Capacity, capacity, make_packs, passes
 from orchestrator.running.progress import expected_trials
 from orchestrator.search.cell_search import CellSearch
@@ -39,6 +40,8 @@ class Plan:
     trial_rounds: int
     seconds: float
     bytes: int
+    machine_bytes: int
+    """What this machine has."""
     federations: int
     hosts: int
     device: str
@@ -62,7 +65,12 @@ class Plan:
                 + (" on GPUs" if self.device == "cuda" else "")
                 + ", about "
                 + (f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h")
-                + f" and {self.bytes / 2**30:.1f} GiB of memory",
+                + f" and {self.bytes / 2**30:.1f} GiB of memory"
+                + (
+                    f", more than the {self.machine_bytes / 2**30:.1f} it has"
+                    if self.bytes > self.machine_bytes
+                    else ""
+                ),
             ]
         )
 
@@ -71,6 +79,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     """On this machine, or on nodes with these resources, whose processors are taken to be like ours."""
     blueprint = Blueprint.draw(study)
     size = capacity(local_resources() if nodes is None else nodes, study.resources, blueprint.most_clients)
+    size = within_memory(size, study.resources, blueprint.most_weights, nodes or ())
     searches = [
         CellSearch(cell, way, blueprint.validation_rows(cell)) for cell in blueprint.cells for way in study.ways
     ]
@@ -105,6 +114,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         rounds,
         seconds,
         _memory(blueprint, size),
+        machine_bytes() if nodes is None else sum(int(node.get("memory", 0)) for node in nodes) or 1 << 62,
         size.federations,
         size.size.hosts,
         size.size.device,
@@ -153,7 +163,6 @@ def _memory(blueprint: Blueprint, size: Capacity) -> int:
     """All processes together: features in the driver, the object store and the hosts; the lanes' weights."""
     data = {p.data.fingerprint: p.data.x_train.nbytes + p.data.x_test.nbytes for p in blueprint.problems.values()}
     largest = max(problem.data.x_train.nbytes for problem in blueprint.problems.values())
-    dimension = max(problem.model.dimension for problem in blueprint.problems.values())
-    lanes = size.lanes_per_pack * dimension * 8 * 6 * size.size.hosts
     processes = (2 + size.federations * (size.size.hosts + 2)) * PROCESS_BYTES
-    return processes + 2 * sum(data.values()) + size.federations * (largest + lanes)
+    lanes = lanes_bytes(size, blueprint.most_weights)
+    return processes + 2 * sum(data.values()) + size.federations * largest + lanes

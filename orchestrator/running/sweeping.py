@@ -20,6 +20,7 @@ from orchestrator.results.places import SCRATCH, Place, place
 from orchestrator.running import runner
 from orchestrator.running.cluster import connected, local_resources
 from orchestrator.running.conductor import Conductor
+from orchestrator.running.memory import within_memory
 from orchestrator.running.nodes import asked_for
 from orchestrator.running.packing import Capacity, capacity, smallest
 from orchestrator.running.progress import View
@@ -114,6 +115,7 @@ def _run_packs(
     where.asked_to_stop()  # a wish of yesterday is not meant
     while True:
         size = _size(resources, sweep.blueprint.most_clients, view, elastic)
+        size = within_memory(size, resources, sweep.blueprint.most_weights, runner.node_resources())
         view.started(sweep, size)
         with contextlib.suppress(runner.StartAgainError), view:
             scratch = where.folder / SCRATCH

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from orchestrator.running.cluster import connected
@@ -18,7 +20,7 @@ from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
 from trainables.federation import Federation, FederationSize
-from trainables.pack import check
+from trainables.pack import check, code_of
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.problem import Problem, Shipper
 from trainables.server import LaneResult
@@ -38,6 +40,8 @@ class Training:
 class Trained:
     result: LaneResult
     seconds_per_round: float
+    weights: NDArray[np.float32] | None
+    """As the model lays them out; None where it diverged."""
 
 
 def prepare(
@@ -60,7 +64,7 @@ def prepare(
     problem = ProblemSpec.model_validate(
         {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
     )
-    spec = TrialSpec.model_validate({"problem": problem, **trial})
+    spec = TrialSpec.model_validate({"problem": problem, "code": code_of(trial["method"], problem), **trial})
     in_range(1, 10**6, rounds=spec.rounds)
     in_range(1, 10**6, evaluate_every=spec.evaluate_every)
     in_range(0, 2**63 - 1, seed=spec.seed)
@@ -136,9 +140,12 @@ def train(
                 if result.state == "diverged":
                     break
             seconds = (time.perf_counter() - began) / max(1, result.rounds)
+            weights = federation.weights() if result.state == "done" else None
         finally:
             federation.close()
-    return Trained(result, seconds)
+    if weights is not None and hasattr(training.problem.model, "rows"):
+        weights = weights.reshape(training.problem.model.rows, -1)
+    return Trained(result, seconds, weights)
 
 
 def _size(training: Training, hosts: int | None) -> FederationSize:

@@ -12,7 +12,7 @@ from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables.data import features, partition, simulated
 from trainables.errors import UserError
 from trainables.methods import METHODS
-from trainables.pack import check
+from trainables.pack import check, code_of
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem
 from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
@@ -77,8 +77,9 @@ class Cell:
         if seed is None:
             seed = {"confirm": seeds.confirm, "contest": seeds.contest}.get(stage, seeds.search)[0]
         own = {name: value for name, value in configuration.items() if name not in RUN_NAMES}
+        problem = (self.setting.confirm if stage == "confirm" else self.setting.search)[seed]
         return TrialSpec.model_construct(  # all parts are checked already, and there may be very many
-            problem=(self.setting.confirm if stage == "confirm" else self.setting.search)[seed],
+            problem=problem,
             method=self.method.name,
             hyperparameters=METHODS[self.method.name].check(own),
             privacy=self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy,
@@ -87,6 +88,7 @@ class Cell:
             seed=seed,
             preprocess=self._preprocess,
             aggregate=self.method.aggregate or study.aggregate,
+            code=code_of(self.method.name, problem),
         )
 
 
@@ -161,6 +163,11 @@ class Blueprint:
     def validation_rows(self, cell: Cell) -> int:
         """How many rows its configurations are judged on."""
         return len(self.problems[next(iter(cell.setting.search.values())).key].y_eval)
+
+    @property
+    def most_weights(self) -> int:
+        """Of the largest model."""
+        return max(problem.model.dimension for problem in self.problems.values())
 
     @property
     def most_clients(self) -> int:

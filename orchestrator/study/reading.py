@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +12,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+import search_spaces
 from orchestrator.study.settings import DataSettings, ResourceSettings, Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
+from trainables.methods import METHODS
 
 
 def packaged() -> list[str]:
@@ -71,12 +73,47 @@ def parse(text: str, file: str, folder: Path) -> Study:
     content, marks = read_yaml(text, file)
     if not isinstance(content, dict):
         raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
+    content = _with_search_spaces(content, folder)
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
         place, sentence = said(error)
         raise UserError(f"{file}:{_line(marks, place)}: {sentence}") from None
     return study.model_copy(update={"data": [_located(data, folder) for data in study.data]})
+
+
+def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Files named after a method, beside the study, stand for its packaged search space. The study keeps what they
+    hold: it can be resumed without them."""
+    named = content.get("methods")
+    if not isinstance(named, list):
+        return content
+    found: list[Any] = []
+    for item in named:
+        single = isinstance(item, dict) and len(item) == 1 and "name" not in item
+        name = next(iter(item)) if single else item.get("name") if isinstance(item, dict) else item
+        file = folder / search_spaces.file_name(name) if isinstance(name, str) and name in METHODS else None
+        given = (item[name] or {}) if single else item if isinstance(item, dict) else {}
+        if file is None or not file.is_file() or not isinstance(given, dict) or "search_space" in given:
+            found.append(item)
+            continue
+        space, _ = read_yaml(file.read_text(encoding="utf-8"), file.name)
+        found.append({"name": name, **given, "search_space": space})
+    return {**content, "methods": found}
+
+
+def from_mapping(content: Mapping[str, Any], called: str) -> Study:
+    """A study from a program; feature files are looked for in the current folder."""
+    try:
+        study = Study.model_validate(dict(content))
+    except ValidationError as error:
+        raise UserError(f"{called}: {said(error)[1]}") from None
+    return study.model_copy(update={"data": [_located(data, Path.cwd()) for data in study.data]})
+
+
+def as_text(study: Study) -> str:
+    """A study as the file that it could have been read from."""
+    return yaml.safe_dump(study.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
 
 
 def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:

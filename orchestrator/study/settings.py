@@ -41,8 +41,11 @@ class DataSettings(Settings):
     """A data set: a feature file (relative to the study file) or a built-in set, and what to call it in tables."""
 
     source: str
+    """A file of features, or a built-in, simulated or plug-in's set."""
     label: str = Field(default="", max_length=60)
+    """What tables call it."""
     backbone: str = Field(default="", max_length=60)
+    """What made the features, for tables."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,14 +57,31 @@ class PreprocessSettings(Settings):
     """What is done to the features before the first round; trainables/spec.py says more of it."""
 
     center: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the budget (of mu squared) that a private mean, taken off the features, may cost."""
     bound: float = Field(default=Preprocess().bound, gt=0, allow_inf_nan=False)
+    """The l2 bound on a row for that mean."""
+
+
+class SpaceSettings(Settings):
+    """A search space of the study's own, in place of the packaged one: what a file of search_spaces/ holds."""
+
+    coarse: dict[str, list[HyperValue]]
+    """Axes of the wide grid and their values."""
+    fine: dict[str, list[HyperValue]]
+    """The same axes, near where winners are expected."""
+    scale: dict[str, str] = {}
+    """Of axes: log, linear or complement."""
+    fixed: dict[str, HyperValue] = {}
+    """Hyperparameters that are not tuned."""
 
 
 class MethodSettings(Settings):
     """A method with what the study changes of its search space. A label tells two variants of one method apart."""
 
     name: str
+    """As `fedsweep methods` lists it."""
     label: str = Field(default="", max_length=60)
+    """What tables call this variant."""
     rounds: int | None = Field(default=None, ge=1, le=10**6)
     """Of all its stages, where they are not the study's: methods differ in how many they need."""
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -70,9 +90,14 @@ class MethodSettings(Settings):
     """Where it is not the study's: a method can stand in a table both ways."""
     aggregate: Aggregate | None = None
     """Where it is not the study's."""
+    search_space: SpaceSettings | None = None
+    """In place of the packaged one; a file of the method's name beside the study is taken for it."""
     fixed: dict[str, HyperValue] = {}
+    """Hyperparameters that are no longer tuned."""
     coarse: dict[str, list[HyperValue]] = {}
+    """Axes of the coarse grid given anew, or added."""
     fine: dict[str, list[HyperValue]] = {}
+    """The same of the fine grid."""
     scale: dict[str, str] = {}
     """Of axes: log, linear or complement."""
 
@@ -92,7 +117,8 @@ class MethodSettings(Settings):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in METHODS:
-            raise ValueError(f"method {name!r} is unknown; it is one of: {', '.join(METHODS)}")
+            known = f"it is one of: {', '.join(METHODS)}"
+            raise ValueError(f"method {name!r} is unknown; {known}; --import MODULE loads a plug-in's")
         return name
 
     @model_validator(mode="after")
@@ -114,8 +140,14 @@ class MethodSettings(Settings):
         return self
 
     def space(self) -> SearchSpace:
-        packaged = search_spaces.load(self.name)
-        return packaged.changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine, scale=self.scale)
+        own = self.search_space
+        if own is not None:
+            space = search_spaces.build(self.name, own.coarse, own.fine, own.scale, own.fixed)
+        elif self.coarse and self.fine and not search_spaces.has(self.name):
+            space = search_spaces.build(self.name, {}, {}, {}, {})  # the study gives it all
+        else:
+            space = search_spaces.load(self.name)
+        return space.changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine, scale=self.scale)
 
     @property
     def shown(self) -> str:
@@ -135,9 +167,14 @@ class MethodSettings(Settings):
 
 
 class RoundSettings(Settings):
+    """Federated rounds of a trial, by stage."""
+
     coarse: int = Field(default=50, ge=1, le=10**6)
+    """Of the first search stage."""
     fine: int = Field(default=50, ge=1, le=10**6)
+    """Of all later ones, the contest and Optuna's."""
     confirm: int = Field(default=70, ge=1, le=10**6)
+    """Of the winners' runs that are judged on the test rows."""
 
 
 class SeedSettings(Settings):
@@ -148,6 +185,7 @@ class SeedSettings(Settings):
     contest: list[int] = [11, 12, 13, 14, 15]
     """Of the best configurations of a search, when they meet again; without any, the search itself decides."""
     confirm: list[int] = Field(default=[42, 123, 7, 99, 1000], min_length=1)
+    """With which winners are trained anew and judged."""
     partition: int | list[int] | Literal["per-seed"] = 42
     """Who holds which rows: the same for all seeds; or dealt anew with each run's own seed; or with a list of seeds, of
     which the runs of a stage take one after the other, from the beginning again after the last."""
@@ -192,46 +230,68 @@ class SeedSettings(Settings):
 
 
 class PrivacyStudySettings(Settings):
+    """What a budget is meant to promise; docs/privacy.md says what each of these means."""
+
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    """The probability that the guarantee may fail with."""
     clip: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """The l2 bound on what a record (or a user) contributes."""
     release: Release = "local"
+    """Who is not trusted: whoever sees a client's own release, or only their sum."""
     adjacency: Adjacency = "replace-one"
+    """What neighbouring data sets differ in."""
     level: Level = "record"
+    """Whose privacy: one record's, or a client's with all its records."""
 
     _known = field_validator("adjacency", mode="before")(known_adjacency)
 
 
 class ValidationSettings(Settings):
+    """Train rows that the search is judged on."""
+
     fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Of every class."""
     seed: int = Field(default=42, ge=0, lt=2**63)
+    """Of the draw."""
 
 
 class HalvingSettings(Settings):
     """Successive halving: after each of these rounds only the best `keep` of a cell's running configurations go on."""
 
     rounds: list[int] = Field(min_length=1)
+    """At which the worst are stopped; evaluations must come then."""
     keep: float = Field(default=0.5, gt=0, lt=1)
+    """The share that goes on."""
 
 
 class OptunaSettings(Settings):
     """TPE, asked and told in batches."""
 
     batch: int = Field(default=16, ge=1)
+    """How many configurations are asked for at a time."""
     seed: int = Field(default=42, ge=0, lt=2**32)
+    """Of its sampler."""
 
 
 class RandomSettings(Settings):
+    """Configurations drawn at random from the ranges of the grids."""
+
     seed: int = Field(default=42, ge=0, lt=2**32)
+    """Of the draws."""
 
 
 class SearchSettings(Settings):
+    """How winners are looked for and picked."""
+
     ways: list[Literal["grid", "optuna", "random"]] = Field(default=["grid"], min_length=1)
+    """Each is a search of its own."""
     select: list[Literal["contest", "single"]] = Field(default=["contest"], min_length=1)
     """How the winner is picked. contest: configurations are judged by their mean over the search seeds, and the best
     meet again on fresh ones. single: the best on the first search seed wins, as in the papers."""
     contenders: int = Field(default=8, ge=1, le=1000)
     """How many meet in a contest."""
     refine: Literal["table", "zoom"] = "zoom"
+    """The fine grid: as the search space prints it, or around the coarse winner."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
     """How many configurations Optuna or a random search tries; without it, as many as the coarse and the fine grid."""
     optuna: OptunaSettings = OptunaSettings()
@@ -265,6 +325,7 @@ class ResourceSettings(Settings):
     gpus_per_host: float | Literal["auto"] = Field(default="auto")
     """auto: a whole GPU where there is one, else none. Several hosts can share one: 0.5."""
     lanes_per_pack: int | Literal["auto"] = Field(default="auto")
+    """How many trials are computed side by side; auto: as many as pay, or fit."""
     federations: int | Literal["auto"] = Field(default="auto")
     """How many work side by side at most; auto: as many as the cluster has room for."""
     placement: Literal["pack", "spread"] = "pack"
@@ -286,10 +347,15 @@ class ResourceSettings(Settings):
 
 
 class Study(Settings):
+    """What to sweep over: data, methods, budgets; and how."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Letters, digits and . _ -; the result folder is called so by default."""
     description: str = ""
+    """A sentence for the report."""
     data: list[DataSettings] = Field(min_length=1)
     partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
+    """How the train rows are dealt to the clients: iid, dirichlet:ALPHA, classes:K, explicit."""
     clients: int | Literal["auto"] = 20
     """auto: as many as the data set names."""
     model: str = "softmax"
@@ -299,6 +365,7 @@ class Study(Settings):
     """The metric that configurations are chosen by and that tables show; trainables/objective.py says more of it."""
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
+    """The privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
     privacy: PrivacyStudySettings = PrivacyStudySettings()
     preprocess: PreprocessSettings = PreprocessSettings()
     """A private mean taken off the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
@@ -307,6 +374,7 @@ class Study(Settings):
     rounds: RoundSettings = RoundSettings()
     seeds: SeedSettings = SeedSettings()
     evaluate_every: int = Field(default=10, ge=1)
+    """Rounds between evaluations; the last round is always one."""
     validation: ValidationSettings = ValidationSettings()
     confirm_train_on: Literal["all", "train"] = "all"
     """Which rows the winners are trained on before they meet the test set."""

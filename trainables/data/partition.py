@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,14 +14,17 @@ from trainables.errors import UserError, in_range, name_in_range
 from trainables.spec import PartitionSpec
 
 MIN_ROWS = 10  # a client with fewer is topped up from the largest
+ADDED: dict[str, Callable[[FeatureSet, PartitionSpec], list[Rows]]] = {}
+"""Plug-ins' partitions by the word before the colon: the train rows of every client."""
 FORMS = ("iid", "dirichlet:ALPHA", "classes:K", "explicit")
 
 
 def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     """`iid`, `dirichlet:0.5`, `classes:2` or `explicit`."""
     kind, _, parameter = text.partition(":")
-    if kind not in ("iid", "dirichlet", "classes", "explicit") or bool(parameter) != (kind in ("dirichlet", "classes")):
-        raise UserError(f"partition = {text!r} is unknown; it is one of: {', '.join(FORMS)}")
+    fitting = kind in ADDED or (kind in _DEALERS and bool(parameter) == (kind in ("dirichlet", "classes")))
+    if not fitting:
+        raise UserError(f"partition = {text!r} is unknown; it is one of: {', '.join([*FORMS, *ADDED])}")
     try:
         value = float(parameter or 0)
     except ValueError:
@@ -33,12 +37,13 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
         name_in_range("classes per client", value, 1, 1e5)
         if value != int(value):
             raise UserError(f"partition = {text!r}: {parameter!r} is not a whole number of classes")
-    return PartitionSpec(kind=kind, parameter=value, clients=clients, seed=seed)  # type: ignore[arg-type]
+    return PartitionSpec(kind=kind, parameter=value, clients=clients, seed=seed)
 
 
 def show(spec: PartitionSpec) -> str:
     """The text that `parse` reads."""
-    return f"{spec.kind}:{spec.parameter:g}" if spec.kind in ("dirichlet", "classes") else spec.kind
+    bare = spec.kind in ("iid", "explicit") or (spec.kind in ADDED and spec.parameter == 0)
+    return spec.kind if bare else f"{spec.kind}:{spec.parameter:g}"
 
 
 class Sizes(tuple[int, ...]):
@@ -81,7 +86,7 @@ def partition(data: FeatureSet, spec: PartitionSpec) -> Partition:
     total = len(data.y_train)
     if spec.clients > total:
         raise UserError(f"clients = {spec.clients} is more than the {total} train rows")
-    dealt = _DEALERS[spec.kind](data, spec)
+    dealt = _dealt_by_plugin(data, spec) if spec.kind in ADDED else _DEALERS[spec.kind](data, spec)
     empty = [client for client, rows in enumerate(dealt) if len(rows) == 0]
     if empty:
         raise UserError(
@@ -90,6 +95,18 @@ def partition(data: FeatureSet, spec: PartitionSpec) -> Partition:
         )
     notes = _top_up(dealt, min(MIN_ROWS, total // spec.clients), spec)
     return Partition(tuple(np.sort(rows) for rows in dealt), tuple(notes))
+
+
+def _dealt_by_plugin(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
+    """Privacy is accounted by record: every row is to be dealt out, and to one client only."""
+    dealt = [np.asarray(rows, dtype=np.int64) for rows in ADDED[spec.kind](data, spec)]
+    rows = np.sort(np.concatenate(dealt)) if dealt else np.empty(0, np.int64)
+    if len(dealt) != spec.clients or not np.array_equal(rows, np.arange(len(data.y_train))):
+        raise UserError(
+            f"partition {show(spec)}: its plug-in must deal each of the {len(data.y_train)} train rows to exactly one "
+            f"of {spec.clients} clients"
+        )
+    return dealt
 
 
 def _iid(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from trainables import plugins
 from trainables.errors import UserError, name_in_range
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.mlp import MLPHead
@@ -13,6 +15,10 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
 
 FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson")
+
+
+HEADS: dict[str, Callable[[str, int, int], Model]] = {}
+"""Plug-ins' heads by the word before the colon: made from what stands behind it, the features and the classes."""
 
 
 class Model(Protocol):
@@ -59,4 +65,8 @@ def parse(text: str, *, features: int, classes: int) -> Model:
         return Multinomial(features, classes)
     if text == "poisson":
         return Poisson(features)
-    raise UserError(f"model = {text!r} is unknown; it is one of: {', '.join(FORMS)}")
+    if kind not in HEADS:
+        plugins.load_all()
+    if kind in HEADS:
+        return HEADS[kind](parameter, features, classes)
+    raise UserError(f"model = {text!r} is unknown; it is one of: {', '.join([*FORMS, *HEADS])}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.report.tables import best, index, render
+from orchestrator.report.tables import best, frames, index, render
 from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
 from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
@@ -45,6 +45,9 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
                 stem = render.slug(results.study.objective) if build is accuracy else kind
                 entries.append(index.Entry(setting, stem + endings[setting], table))
                 written += render.write_table(table, tables, stem + endings[setting])
+    for name, frame in (("trials", frames.trials(ledger, results)), ("seeds", frames.seeds(ledger, results))):
+        repeatable = frame.drop(columns="seconds", errors="ignore")  # which differ from run to run; timing/ has them
+        written.append(render.write_text(tables / f"{name}.csv", render.frame_to_csv(repeatable)))
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
     written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))

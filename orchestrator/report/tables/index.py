@@ -11,9 +11,10 @@ from orchestrator.report.tables.render import Table, markdown_rows, markdown_tex
 from orchestrator.report.tables.results import Results
 
 ELSEWHERE = """\
-The CSV files hold the same numbers unrounded, one observation per line. The LaTeX files are for `\\input` in a document
-with `\\usepackage{booktabs}`. The chosen configurations are in [best.yaml](../best.yaml), ready for
-`fedsweep train --from`; seconds per round are in [timing](../timing/). All of this is computed from the ledger, and
+The CSV files hold the same numbers unrounded, one observation per line; [trials.csv](trials.csv) has every trial with
+its hyperparameters and how it ended, [seeds.csv](seeds.csv) every confirm run round by round. The LaTeX files are for
+`\\input` in a document with `\\usepackage{booktabs}`. The chosen configurations are in [best.yaml](../best.yaml), ready
+for `fedsweep train --from`; seconds per round are in [timing](../timing/). All of this is computed from the ledger, and
 `fedsweep tables` builds it again.
 """
 WORDS = """\

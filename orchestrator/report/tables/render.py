@@ -138,7 +138,11 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def to_csv(table: Table) -> str:
-    return table.data.map(_csv_cell).to_csv(index=False, lineterminator="\n", float_format="%.10g")
+    return frame_to_csv(table.data)
+
+
+def frame_to_csv(data: pd.DataFrame) -> str:
+    return data.map(_csv_cell).to_csv(index=False, lineterminator="\n", float_format="%.10g")
 
 
 def _csv_cell(value: object) -> object:

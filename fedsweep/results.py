@@ -1,0 +1,72 @@
+"""The results of a study as pandas data frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.report import status as standing
+from orchestrator.report.tables import frames
+from orchestrator.report.tables import results as tables
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.places import place
+from orchestrator.study.settings import Study
+
+
+class Results:
+    """A result folder. The frames are read when they are asked for, anew each time: a sweep may be running."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = str(folder)
+        self.status  # noqa: B018  a folder without results is refused here, not at the first look
+
+    def __repr__(self) -> str:
+        status = self.status
+        state = "finished" if status["finished"] else "not finished"
+        return f"<fedsweep.Results of {status['study']} in {self.folder}: {state}>"
+
+    @property
+    def study(self) -> Study:
+        """The study as last run."""
+        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+            return tables.Results.read(ledger).study
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How far it has come, as `fedsweep status --json` says it."""
+        return standing.read(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.status["finished"])
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """Every trial that has ended: its cell, stage, seed, hyperparameters, state, scores and privacy account."""
+        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+            return frames.trials(ledger, tables.Results.read(ledger))
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """Every trial round by round, a column a metric."""
+        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+            return frames.rounds(ledger, tables.Results.read(ledger))
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """Every cell: its search, its test score over the seeds (mean, sample standard deviation), the eps bought."""
+        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+            return frames.cells(tables.Results.read(ledger))
+
+    @property
+    def winners(self) -> pd.DataFrame:
+        """The chosen hyperparameters of every cell that has a winner."""
+        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+            return frames.winners(tables.Results.read(ledger))
+
+
+def load_results(folder: str | Path) -> Results:
+    """The results in a folder or at a URL, finished or not; `UserError` where there are none."""
+    return Results(folder)

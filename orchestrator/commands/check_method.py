@@ -1,0 +1,67 @@
+"""`fedsweep check-method`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.commands.options import Json, Settings, key_values
+from orchestrator.console import emit_json, stderr
+from trainables.errors import UserError
+
+
+def check_method(
+    method: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A method of your own, or a packaged name.")],
+    twin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="The server's step written for reading, twin(W, G, t, state, **hyperparameters), to hold it against.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    repetitions: Annotated[int, typer.Option(help="Runs of the audit with the planted record.")] = 4_000,
+    json: Json = False,
+) -> None:
+    """Run on a method what every packaged one is tested for: lanes, hosts, restarts, account, audit; exit with 1 if it
+    breaks something."""
+    from trainables import contract, methods
+
+    if ":" in method:
+        made = _named(method)
+        if not (isinstance(made, type) and issubclass(made, methods.Method)):
+            raise UserError(f"{method} is not a class derived from Method")
+        examined = methods.METHODS.get(getattr(made, "name", ""))
+        if not isinstance(examined, made):
+            raise UserError(f"{method} is abstract, has no name, or was not found in its module")
+    else:
+        examined = methods.get(method)
+    reference = _named(twin) if twin else None
+    findings = []
+    for finding in contract.examine(examined, key_values(settings or []), reference, repetitions):
+        findings.append(finding)
+        stderr.print(f"{'broken' if finding.complaint else 'holds '}  {finding.check}", end="")
+        stderr.print(f": {finding.complaint}" if finding.complaint else "", markup=False)
+    broken = [finding for finding in findings if finding.complaint]
+    if json:
+        emit_json({"method": examined.name, "findings": [vars(finding) for finding in findings]})
+    else:
+        typer.echo(f"{examined.name}: {len(findings) - len(broken)} of {len(findings)} checks hold")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _named(text: str) -> Any:
+    """What MODULE:NAME stands for; the module is loaded as a plug-in."""
+    from trainables import plugins
+
+    module, _, name = text.rpartition(":")
+    if not module or not name:
+        raise UserError(f"{text!r} is not MODULE:NAME")
+    plugins.use(module)
+    found = getattr(importlib.import_module(plugins.module_of(module)), name, None)
+    if found is None:
+        raise UserError(f"module {module} has no {name!r}")
+    return found

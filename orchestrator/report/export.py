@@ -1,0 +1,195 @@
+"""Results for other tools, from the ledger alone: also while a sweep runs, and again at any time."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.report.tables import frames, render
+from orchestrator.report.tables.results import Results
+from orchestrator.results.ledger import Ledger
+from trainables.errors import UserError
+
+
+def export(ledger: Ledger, form: str, folder: Path) -> list[str]:
+    """Write what the ledger holds in this form; where it went."""
+    results = Results.read(ledger)
+    return _WRITERS[form](ledger, results, folder)
+
+
+# ---- tables
+
+
+def _all_frames(ledger: Ledger, results: Results) -> dict[str, pd.DataFrame]:
+    return {
+        "trials": frames.trials(ledger, results),
+        "rounds": frames.rounds(ledger, results),
+        "cells": frames.cells(results),
+        "winners": frames.winners(results),
+    }
+
+
+def _csv(ledger: Ledger, results: Results, folder: Path) -> list[str]:
+    written = _all_frames(ledger, results).items()
+    return [str(render.write_text(folder / f"{name}.csv", render.frame_to_csv(frame))) for name, frame in written]
+
+
+# ---- trackers of experiments
+
+
+class _Run:
+    """A trial as trackers see it."""
+
+    def __init__(self, results: Results, line: dict[str, Any], curve: pd.DataFrame) -> None:
+        known = ("reason", "rounds", "accuracy", "loss", "seconds", *frames.TRIAL)
+        self.cell = " / ".join([line["setting"], line["method"], f"eps {line['epsilon']:g}"])
+        self.stage, self.key, self.line = line["stage"], line["key"], line
+        self.name = f"{self.stage}-{self.key[:10]}"
+        self.study = results.study.name
+        self.account = {name: line[name] for name in line if name.startswith("epsilon_")}
+        self.hyperparameters = {
+            name: value
+            for name, value in line.items()
+            if name not in known and name not in self.account and not _absent(value)
+        }
+        measured = [name for name in curve.columns if name not in (*frames.TRIAL, "round")]
+        self.curve = [
+            (int(point["round"]), {name: float(point[name]) for name in measured if not _absent(point[name])})
+            for point in curve.to_dict("records")
+        ]
+
+    @property
+    def group(self) -> str:
+        """Everything except the seed."""
+        values = ", ".join(f"{name}={value}" for name, value in self.hyperparameters.items())
+        return f"{self.cell} / {self.stage} / {values}"
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _runs(ledger: Ledger, results: Results) -> Iterator[_Run]:
+    curves = dict(iter(frames.rounds(ledger, results).groupby(["search", "stage", "key"], sort=False)))
+    for line in frames.trials(ledger, results).to_dict("records"):
+        curve = curves.get((line["search"], line["stage"], line["key"]), pd.DataFrame(columns=[*frames.TRIAL, "round"]))
+        yield _Run(results, {str(name): value for name, value in line.items()}, curve)
+
+
+def _tensorboard(ledger: Ledger, results: Results, folder: Path) -> list[str]:
+    """A folder a trial, in a folder a cell; what was written before is replaced."""
+    import shutil
+
+    from tensorboardX import SummaryWriter
+
+    for run in _runs(ledger, results):
+        place = folder / render.slug(run.cell) / run.name
+        shutil.rmtree(place, ignore_errors=True)
+        with SummaryWriter(str(place)) as writer:
+            writer.add_text("configuration", ", ".join(f"{k}={v}" for k, v in run.hyperparameters.items()))
+            for t, values in run.curve:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, t)
+    return [str(folder)]
+
+
+def _mlflow(ledger: Ledger, results: Results, folder: Path) -> list[str]:
+    mlflow = _module("mlflow")
+    mlflow.set_experiment(results.study.name)
+    count = 0
+    for run in _runs(ledger, results):
+        tags = {"cell": run.cell, "stage": run.stage, "key": run.key, "group": run.group, "state": run.line["state"]}
+        with mlflow.start_run(run_name=run.name, tags=tags):
+            mlflow.log_params({**run.hyperparameters, "seed": run.line["seed"], "epsilon": run.line["epsilon"]})
+            for t, values in run.curve:
+                mlflow.log_metrics({name: v for name, v in values.items() if math.isfinite(v)}, step=t)
+            mlflow.log_metrics({name: v for name, v in run.account.items() if math.isfinite(v)})
+        count += 1
+    return [f"{count} runs in the MLflow experiment {results.study.name}"]
+
+
+def _wandb(ledger: Ledger, results: Results, folder: Path) -> list[str]:
+    wandb = _module("wandb")
+    count = 0
+    for run in _runs(ledger, results):
+        config = {**run.hyperparameters, **run.account, "seed": run.line["seed"], "cell": run.cell}
+        names = {"project": results.study.name, "group": run.group[:128], "job_type": run.stage, "name": run.name}
+        started = wandb.init(**names, id=f"{run.stage}-{run.key}", config=config, reinit=True, resume="allow")
+        for t, values in run.curve:
+            wandb.log(values, step=t)
+        started.finish()
+        count += 1
+    return [f"{count} runs in the W&B project {results.study.name}"]
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"{name} is not installed; pip install 'fedsweep[{name}]'") from None
+
+
+# ---- Optuna
+
+
+def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
+    """One Optuna study a cell, for optuna-dashboard: the configurations of its search and how they scored."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "optuna.db"
+    file.unlink(missing_ok=True)
+    storage = f"sqlite:///{file}"
+    metric = results.study.objective
+    directions = optuna.study.StudyDirection
+    direction = directions.MINIMIZE if results.study.judged_by.lower_is_better else directions.MAXIMIZE
+    studies: dict[str, Any] = {}
+    for run in _runs(ledger, results):
+        if run.stage == "confirm":
+            continue
+        name = run.cell if run.line["search"] == "grid" else f"{run.cell} ({run.line['search']})"
+        if name not in studies:
+            studies[name] = optuna.create_study(study_name=name, storage=storage, direction=direction)
+        score = run.curve[-1][1].get(metric) if run.curve else None
+        done = run.line["state"] == "done" and score is not None
+        studies[name].add_trial(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.COMPLETE if done else optuna.trial.TrialState.FAIL,
+                value=score if done else None,
+                params=run.hyperparameters,
+                distributions={key: _distribution(value) for key, value in run.hyperparameters.items()},
+                user_attrs={"stage": run.stage, "key": run.key, "seed": run.line["seed"], **_finite(run.account)},
+                intermediate_values={t: values[metric] for t, values in run.curve if metric in values},
+            )
+        )
+    return [storage]
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _distribution(value: Any) -> Any:
+    """A single value has no range: wide enough that all of them fit, so that Optuna sees one axis."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(value, bool | str):
+        return CategoricalDistribution(sorted({str(value)} | {"True", "False"}) if isinstance(value, bool) else [value])
+    if isinstance(value, int):
+        return IntDistribution(-(10**9), 10**9)
+    return FloatDistribution(-1e30, 1e30)
+
+
+_WRITERS: dict[str, Callable[[Ledger, Results, Path], list[str]]] = {
+    "csv": _csv,
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+    "optuna": _optuna,
+}

@@ -1,0 +1,272 @@
+"""The package `fedsweep`: the same as the commands, from Python, with data frames."""
+
+import json
+import os
+import subprocess
+import sys
+from unittest.mock import MagicMock
+
+import numpy as np
+import pandas as pd
+import pytest
+import small
+
+import fedsweep
+from orchestrator.study.reading import parse
+from trainables.data import features
+
+STUDY = {
+    "name": "from-python",
+    "data": [small.SMALL],
+    "partitions": ["iid"],
+    "clients": 5,
+    "methods": [{"dp-fedgd": {"coarse": {"learning_rate": [0.5, 1, 2]}, "fine": {"learning_rate": [2, 4]}}}],
+    "epsilons": [8],
+    "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
+    "evaluate_every": 2,
+    "seeds": {"confirm": [42, 7]},
+}
+
+
+@pytest.fixture(scope="module")
+def results(local_ray, tmp_path_factory):
+    return fedsweep.run_study(STUDY, tmp_path_factory.mktemp("api") / "results")
+
+
+@pytest.mark.ray
+def test_a_study_from_a_dict(results):
+    assert results.finished
+    assert results.study.name == "from-python"
+    assert "finished" in repr(results)
+    found = fedsweep.load_results(results.folder)
+    pd.testing.assert_frame_equal(found.trials, results.trials)
+
+
+@pytest.mark.ray
+def test_trials(results):
+    trials = results.trials
+    confirm = trials[trials["stage"] == "confirm"]
+    assert sorted(confirm["seed"]) == [7, 42]
+    assert set(trials["state"]) == {"done"}
+    assert set(trials["method"]) == {"DP-FedGD"}
+    assert {0.5, 1, 2, 4} == set(trials["learning_rate"])
+    assert (trials["epsilon_local"] <= trials["epsilon_claimed"] * (1 + 1e-6)).all()
+
+
+@pytest.mark.ray
+def test_rounds_lead_to_the_scores(results):
+    """The last line of every trial's rounds is its accuracy, and the cell's score is the mean over the seeds."""
+    rounds, trials = results.rounds, results.trials
+    last = rounds.sort_values("round").groupby(["stage", "key"])["accuracy"].last()
+    assert last.loc[list(zip(trials["stage"], trials["key"], strict=True))].tolist() == trials["accuracy"].tolist()
+    (cell,) = results.cells.to_dict("records")
+    confirm = trials[trials["stage"] == "confirm"]["accuracy"]
+    assert cell["test_accuracy"] == pytest.approx(confirm.mean())
+    assert cell["std"] == pytest.approx(confirm.std())
+    assert cell["seeds"] == 2
+    assert cell["missing"] == 0
+
+
+@pytest.mark.ray
+def test_winners_are_what_was_confirmed(results):
+    (winner,) = results.winners.to_dict("records")
+    confirm = results.trials[results.trials["stage"] == "confirm"]
+    assert set(confirm["learning_rate"]) == {winner["learning_rate"]}
+
+
+@pytest.mark.ray
+def test_the_files_beside_the_tables(results):
+    """They hold what the frames hold, but for the seconds."""
+    trials = pd.read_csv(f"{results.folder}/tables/trials.csv")
+    assert trials["key"].tolist() == results.trials["key"].tolist()
+    assert trials["accuracy"].tolist() == pytest.approx(results.trials["accuracy"].tolist())
+    assert "seconds" not in trials
+    seeds = pd.read_csv(f"{results.folder}/tables/seeds.csv")
+    assert sorted(set(seeds["seed"])) == [7, 42]
+    assert sorted(set(seeds["round"])) == [2, 4, 6]
+
+
+@pytest.mark.ray
+def test_again_nothing_runs(results, monkeypatch):
+    monkeypatch.setattr("orchestrator.running.sweeping._run_packs", lambda *a: pytest.fail("something ran"))
+    again = fedsweep.run_study(STUDY, results.folder)
+    pd.testing.assert_frame_equal(again.trials, results.trials)
+
+
+@pytest.mark.ray
+def test_weights_are_those_that_were_judged(local_ray):
+    """From arrays: scoring the test rows by hand gives the accuracy that the run reports."""
+    data = features.load(small.SMALL)
+    arrays = {name: getattr(data, name) for name in ("x_train", "y_train", "x_test", "y_test")}
+    model = fedsweep.train(
+        arrays,
+        method="dp-fedgd",
+        epsilon=8,
+        hyperparameters={"learning_rate": 1},
+        partition="iid",
+        clients=5,
+        rounds=4,
+        evaluate_every=4,
+        hosts=1,
+    )
+    assert model.state == "done"
+    assert model.weights.shape == (13, 4)
+    scores = np.hstack([data.x_test, np.ones((len(data.x_test), 1))]) @ model.weights
+    assert 100 * (scores.argmax(1) == data.y_test).mean() == pytest.approx(model.accuracy)
+    assert model.account.claimed == 8
+    assert model.account.bought["local"] <= 8
+    assert model.account.noise_multiplier > 0
+
+
+def test_a_study_given_in_any_way_is_the_same(tmp_path):
+    from fedsweep.studies import read_study
+
+    study, text = read_study(STUDY)
+    assert parse(text, "again.yaml", tmp_path) == study
+    file = tmp_path / "study.yaml"
+    file.write_text(text)
+    assert read_study(file)[0] == read_study(study)[0] == study
+    assert fedsweep.plan_study(STUDY).cells == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epsilon": 3}, "the study: epsilon: there is no such setting; did you mean epsilons?"),
+        ({"methods": ["dp-nope"]}, "methods.0.name: method 'dp-nope' is unknown"),
+        ({"clients": 0}, "clients: 0 is less than 1"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(changes, said):
+    with pytest.raises(fedsweep.UserError) as caught:
+        fedsweep.run_study({**STUDY, **changes})
+    assert said in str(caught.value)
+
+
+def test_bad_arrays_are_named():
+    with pytest.raises(fedsweep.UserError, match="lacks the array 'y_train'"):
+        fedsweep.train({"x_train": np.ones((4, 2))}, method="dp-fedgd", epsilon=1)
+
+
+def test_a_folder_without_results(tmp_path):
+    with pytest.raises(fedsweep.UserError, match=r"ledger\.sqlite"):
+        fedsweep.load_results(tmp_path)
+
+
+def test_everything_promised_is_there_and_documented():
+    for name in fedsweep.__all__:
+        value = getattr(fedsweep, name)
+        assert name == "__version__" or value.__doc__, name
+
+
+# ---- for other tools
+
+
+@pytest.mark.ray
+def test_export_to_files(results, fedsweep, tmp_path):
+    code, out, err = fedsweep("export", results.folder, "--to", "csv", "--out", tmp_path)
+    assert code == 0, err
+    assert len(out.splitlines()) == 4
+    trials = pd.read_csv(tmp_path / "trials.csv")
+    assert trials["key"].tolist() == results.trials["key"].tolist()
+    assert trials["accuracy"].tolist() == pytest.approx(results.trials["accuracy"].tolist())
+    assert len(pd.read_csv(tmp_path / "rounds.csv")) == len(results.rounds)
+    assert fedsweep("export", results.folder, "--to", "parquet", "--out", tmp_path / "parquet")[0] == 0
+    assert list((tmp_path / "parquet").glob("*.parquet"))
+
+
+@pytest.mark.ray
+def test_export_to_tensorboard(results, fedsweep, tmp_path):
+    """A log a trial, whose events are the rounds."""
+    for _ in range(2):  # again, it is replaced
+        code, _, err = fedsweep("export", results.folder, "--to", "tensorboard", "--out", tmp_path)
+        assert code == 0, err
+    logs = sorted(tmp_path.rglob("events.out.tfevents*"))
+    assert len(logs) == len(results.trials)
+    assert {log.parent.name for log in logs} == {f"{t.stage}-{t.key[:10]}" for t in results.trials.itertuples()}
+    assert all(b"accuracy" in log.read_bytes() for log in logs)
+
+
+@pytest.mark.ray
+def test_export_to_optuna(results, fedsweep, tmp_path):
+    import optuna
+
+    code, out, err = fedsweep("export", results.folder, "--to", "optuna", "--out", tmp_path)
+    assert code == 0, err
+    (name,) = optuna.get_all_study_names(out.strip())
+    study = optuna.load_study(study_name=name, storage=out.strip())
+    searched = results.trials[results.trials["stage"] != "confirm"]
+    assert len(study.trials) == len(searched)
+    assert study.best_value == searched["accuracy"].max()
+    assert {trial.params["learning_rate"] for trial in study.trials} == set(searched["learning_rate"])
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("form", ["mlflow", "wandb"])
+def test_a_tool_that_is_not_there_is_named(results, fedsweep, form, monkeypatch):
+    monkeypatch.setitem(sys.modules, form, None)
+    code, _, err = fedsweep("export", results.folder, "--to", form)
+    assert code == 2
+    assert f"{form} is not installed; pip install 'fedsweep[{form}]'" in err
+
+
+@pytest.mark.ray
+def test_what_mlflow_is_told(results, fedsweep, monkeypatch):
+    mlflow = MagicMock()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    assert fedsweep("export", results.folder, "--to", "mlflow")[0] == 0
+    mlflow.set_experiment.assert_called_once_with("from-python")
+    runs = [call.kwargs["tags"] for call in mlflow.start_run.call_args_list]
+    assert [tags["key"] for tags in runs] == results.trials["key"].tolist()
+    params = [call.args[0] for call in mlflow.log_params.call_args_list]
+    assert [p["learning_rate"] for p in params] == results.trials["learning_rate"].tolist()
+    steps = [call.kwargs["step"] for call in mlflow.log_metrics.call_args_list if "step" in call.kwargs]
+    assert steps == results.rounds["round"].tolist()
+
+
+@pytest.mark.ray
+def test_what_wandb_is_told(results, fedsweep, monkeypatch):
+    wandb = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert fedsweep("export", results.folder, "--to", "wandb")[0] == 0
+    started = [call.kwargs for call in wandb.init.call_args_list]
+    assert [run["config"]["seed"] for run in started] == results.trials["seed"].tolist()
+    confirm = {run["group"] for run in started if run["job_type"] == "confirm"}
+    assert len(confirm) == 1, "seeds of one configuration are one group"
+    assert len(wandb.log.call_args_list) == len(results.rounds)
+
+
+def test_doctor(fedsweep):
+    code, out, _ = fedsweep("doctor", "--json")
+    found = {line["what"]: line for line in json.loads(out)}
+    assert code == 0
+    assert {"fedsweep", "Python", "ray", "torch", "memory", "cores", "compiler", "plug-ins"} <= set(found)
+    assert found["torch"]["found"].startswith("2.")
+
+
+def test_doctor_finds_what_is_missing(fedsweep, monkeypatch):
+    monkeypatch.setattr("orchestrator.commands.doctor.LEAST_MEMORY", 1 << 60)
+    code, out, _ = fedsweep("doctor")
+    assert code == 1
+    assert "PROBLEM: memory" in out
+
+
+def test_the_version(fedsweep):
+    code, out, err = fedsweep("--version")
+    assert (code, out, err) == (0, f"fedsweep {fedsweep_version()}\n", "")
+
+
+def fedsweep_version() -> str:
+    return fedsweep.__version__
+
+
+def test_the_shell_completes_commands():
+    environment = {
+        **os.environ,
+        "_FEDSWEEP_COMPLETE": "complete_bash",
+        "COMP_WORDS": "fedsweep chec",
+        "COMP_CWORD": "1",
+    }
+    program = "import sys; sys.argv = ['fedsweep']; from orchestrator.cli import main; main()"
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert found.stdout.split() == ["check-method"], found.stderr

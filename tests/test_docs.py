@@ -1,0 +1,171 @@
+"""The documentation: its links, its commands, its examples; whatever it shows is run or held against the code."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from conftest import REPOSITORY
+from test_examples import check_fedsweep
+
+from orchestrator.cli import app
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.reading import load, parse, setting_paths
+from orchestrator.study.settings import Study
+from trainables.methods import METHODS
+
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+NEW = ("first-study", "install", "bring-your-data", "gpu", "python", "write-a-method", "integrations")
+
+
+def blocks(page: Path, language: str = "") -> list[str]:
+    """The code blocks of a page, of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built strictly: a link that leads nowhere fails."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return folder
+
+
+def test_the_site_has_every_page_and_fetches_nothing(site):
+    for page in PAGES:
+        html = (site / f"{page.stem}.html").read_text()
+        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', html)
+        assert not [url for url in fetched if "rel" not in url and "canonical" not in url], page.name
+
+
+def test_the_reference_names_everything(site):
+    """Commands, keys of a study, hyperparameters: all that the code has, each with a text."""
+    commands = (DOCS / "reference" / "commands.md").read_text()
+    for name in typer.main.get_command(app).commands:
+        assert f"## fedsweep {name}" in commands
+    keys = (DOCS / "reference" / "study.md").read_text()
+    for path in setting_paths(Study):
+        section, _, name = path.rpartition(".")
+        assert f"| `{name}` |" in keys, path
+        assert not section or f"## {section}\n" in keys, path
+    assert re.findall(r"^\| `\w+` \|  \|", keys, flags=re.MULTILINE) == [], "a key without a text"
+    methods = (DOCS / "reference" / "methods.md").read_text()
+    for method in METHODS.values():
+        for h in method.hyperparameters:
+            assert f"| `{h.name}` |" in methods
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_commands_that_pages_show(name):
+    """Every command and every flag is there."""
+    for block in blocks(DOCS / f"{name}.md"):
+        for line in block.splitlines():
+            words = line.partition("#")[0].strip()
+            words = re.sub(r"--import \S+ ", "", words)
+            if not words.startswith("fedsweep ") or words in ("fedsweep doctor",):
+                continue
+            if words.split()[1] in ("run", "plan") and words.split()[2].endswith(".yaml"):
+                words = words.replace(words.split()[2], "STUDY")
+            check_fedsweep(words)
+
+
+def test_the_first_study_is_one():
+    """The file that the page shows, and the plan that it promises."""
+    (text,) = blocks(DOCS / "first-study.md", "yaml")
+    blueprint = Blueprint.draw(parse(text, "mine.yaml", REPOSITORY))
+    assert len(blueprint.cells) == 4
+
+
+def test_the_page_on_methods_shows_the_example_itself():
+    """What stands there is what the tests run, to the letter."""
+    source = (REPOSITORY / "examples" / "plugin" / "heavy_ball.py").read_text()
+    shown = blocks(DOCS / "write-a-method.md", "python")
+    assert len(shown) == 4
+    for block in shown:
+        assert block in source
+    (space,) = blocks(DOCS / "write-a-method.md", "yaml")
+    assert yaml.safe_load(space) == yaml.safe_load((REPOSITORY / "examples/plugin/dp_heavy_ball.yaml").read_text())
+
+
+def test_data_of_one_s_own(tmp_path, monkeypatch, fedsweep):
+    """The page's few lines make a file that the commands and the example study take."""
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks(DOCS / "bring-your-data.md", "python")
+    exec(compile(program, "bring-your-data.md", "exec"), {})
+    code, out, _ = fedsweep("partition", "--data", "mine.npz", "--clients", 10)
+    assert code == 0
+    assert "total" in out
+    study, _ = load(str(REPOSITORY / "examples" / "studies" / "own-data.yaml"))
+    assert len(Blueprint.draw(study).cells) == 2 * 3 * 3
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "examples" / "studies").glob("*.yaml")), ids=lambda f: f.stem)
+def test_example_studies_can_be_run(file):
+    study, _ = load(str(file))
+    if study.name != "own-data":  # whose data are the user's own
+        assert Blueprint.draw(study).cells
+
+
+@pytest.mark.ray
+def test_the_notebook_runs(tmp_path, monkeypatch, local_ray):
+    """Cell by cell, as a person would."""
+    notebook = json.loads((REPOSITORY / "examples" / "notebooks" / "first-study.ipynb").read_text())
+    assert notebook["nbformat"] == 4
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert names["results"].finished
+    assert names["model"].weights.shape == (9, 3)
+    assert names["model"].state == "done"
+
+
+def test_the_readme_leads_to_the_words_it_uses():
+    text = (REPOSITORY / "README.md").read_text()
+    assert "docs/glossary.md" in text
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert links
+    for link in links:
+        assert (REPOSITORY / link).exists(), link
+
+
+def test_the_workflows_run_what_the_readme_promises():
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "test.yml").read_text())
+    machines = workflow["jobs"]["test"]["strategy"]["matrix"]["machine"]
+    assert any(machine.endswith("-arm") for machine in machines)
+    assert any(not machine.endswith("-arm") for machine in machines)
+    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    for step in steps:
+        program, *words = shlex.split(step)
+        assert set(words) <= targets if program == "make" else (REPOSITORY / program).exists()
+
+
+def test_versions_agree():
+    import tomllib
+
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == version
+    assert f"## {version}" in (REPOSITORY / "CHANGELOG.md").read_text()
+    assert f"fedsweep-{version}-py3" in (DOCS / "install.md").read_text()
+
+
+def test_what_runs_is_pinned_alike_for_tests():
+    """The two files of pins agree, and the shorter one holds nothing of testing."""
+    pins = [
+        {line.partition("==")[0]: line for line in (REPOSITORY / name).read_text().splitlines() if "==" in line}
+        for name in ("requirements.lock", "requirements-dev.lock")
+    ]
+    runs, tests = pins
+    assert {name: tests.get(name) for name in runs} == runs
+    assert not {"pytest", "ruff", "mypy", "moto", "hypothesis", "mkdocs", "selenium"} & set(runs)
+    assert {"pytest", "ruff", "mypy", "moto", "hypothesis", "mkdocs"} <= set(tests)

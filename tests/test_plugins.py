@@ -1,0 +1,274 @@
+"""Methods, data, partitions and heads from outside, and the contract that shows a broken method for what it is."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.reading import load, parse
+from trainables import contract, methods, models, plugins
+from trainables.data import features, partition
+from trainables.errors import UserError
+from trainables.methods.base import Method, learning_rate
+from trainables.privacy.plan import Event
+
+EXAMPLE = REPOSITORY / "examples" / "plugin" / "heavy_ball.py"
+STUDY = EXAMPLE.with_name("study.yaml")
+REGISTRIES = (methods.METHODS, models.HEADS, features.SOURCES, partition.ADDED, plugins._loaded)
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """Whatever is added is gone after the test."""
+    before = [set(registry) for registry in REGISTRIES]
+    modules = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    yield
+    for registry, known in zip(REGISTRIES, before, strict=True):
+        for name in set(registry) - known:
+            if registry is plugins._loaded and name not in modules:
+                sys.modules.pop(name, None)
+            del registry[name]
+    plugins.code_of.cache_clear()
+
+
+@pytest.fixture
+def example(clean):
+    plugins.use(str(EXAMPLE))
+
+
+def module(folder, name, text):
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    return str(file)
+
+
+# ---- the example
+
+
+def test_the_example_method_keeps_the_contract(clean, fedsweep):
+    where = f"{EXAMPLE}:DPHeavyBall"
+    code, out, err = fedsweep("check-method", where, "--twin", f"{EXAMPLE}:twin", "--repetitions", 2000, "--json")
+    assert code == 0, err
+    findings = json.loads(out)["findings"]
+    assert len(findings) == 10
+    assert not any(finding["complaint"] for finding in findings)
+
+
+def test_the_example_study_takes_everything_from_the_plug_in(example):
+    study, _ = load(str(STUDY))
+    space = study.methods[1].space()
+    assert space.coarse == {"learning_rate": (0.1, 1.0, 10.0), "momentum": (0.0, 0.5, 0.9)}
+    assert space.scale == {"learning_rate": "log", "momentum": "complement"}
+    blueprint = Blueprint.draw(study)
+    assert {cell.setting.id for cell in blueprint.cells} == {"two-moons:600 / by-first-feature"}
+    again = type(study).model_validate_json(study.model_dump_json())
+    assert again.methods[1].space() == space, "a result folder needs no file beside the study"
+
+
+@pytest.mark.ray
+def test_the_example_runs_with_workers_that_know_it(tmp_path):
+    """As a user runs it: another process, a Ray of its own."""
+    folder = tmp_path / "results"
+    text = STUDY.read_text().replace("epsilons: [1, 8]", "epsilons: [8]").replace("[42, 7]", "[42]")
+    (tmp_path / "study.yaml").write_text(text)
+    (tmp_path / "dp_heavy_ball.yaml").write_text("coarse: {learning_rate: [1, 2]}\nfine: {learning_rate: [1]}\n")
+    command = [sys.executable, "-m", "orchestrator.cli", "--import", EXAMPLE, "run", "study.yaml", "--results", folder]
+    found = subprocess.run([*map(str, command), "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout.splitlines()[-1])["failed"] == 0
+    assert "DP-HeavyBall" in (folder / "tables" / "accuracy.md").read_text()
+
+
+# ---- how they are found
+
+
+def test_by_entry_point(clean, tmp_path, monkeypatch):
+    module(tmp_path, "installed_plugin", "from fedsweep.plugins import *\n\nclass M(Method):\n"
+           "    name = 'dp-installed'\n    title = 'Installed'\n    paper = 'none'\n"
+           "    hyperparameters = (learning_rate(1),)\n"
+           "    def step(self, t, theta, G, state, hypers):\n        return theta\n")  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("mine", "installed_plugin", plugins.GROUP)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == plugins.GROUP else [])
+    assert methods.get("dp-installed").title == "Installed"
+
+
+def test_a_worker_hears_of_them_through_its_environment(clean):
+    text = "from trainables import methods; print(methods.get('dp-heavy-ball').title)"
+    plugins.use(str(EXAMPLE))
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert found.stdout == "DP-HeavyBall\n", found.stderr
+
+
+BROKEN = {
+    "not there": (lambda folder: "no_such_plugin", "plug-in no_such_plugin cannot be imported: ModuleNotFoundError"),
+    "no such file": (lambda folder: "nowhere.py", "plug-in nowhere.py: there is no such file"),
+    "raises": (lambda folder: module(folder, "raising", "1 / 0\n"), "ZeroDivisionError"),
+    "takes a name": (
+        lambda folder: module(
+            folder,
+            "thief",
+            "from trainables.methods.dp_fedgd import DPFedGD\nclass Mine(DPFedGD):\n    pass\n",
+        ),
+        "a method 'dp-fedgd' is there already, in trainables.methods.dp_fedgd",
+    ),
+    "takes a head": (
+        lambda folder: module(folder, "head", "from fedsweep.plugins import head\nhead('mlp')(print)\n"),
+        "a head cannot be called 'mlp'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(clean, fedsweep, tmp_path, name):
+    make, said = BROKEN[name]
+    code, out, err = fedsweep("methods", "--import", make(tmp_path))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+# ---- what they may do
+
+
+def test_a_study_may_give_the_grid_of_a_method_that_has_none(example, tmp_path):
+    grids = "{coarse: {learning_rate: [1, 2]}, fine: {learning_rate: [3]}}"
+    text = "name: own\ndata: ['two-moons:200']\npartitions: [iid]\nclients: 4\nepsilons: [1]\nmethods:\n  - "
+    study = parse(f"{text}dp-heavy-ball: {grids}\n", "own.yaml", tmp_path)
+    assert study.methods[0].space().coarse == {"learning_rate": (1.0, 2.0)}
+    inline = parse(f"{text}dp-heavy-ball: {{search_space: {grids}}}\n", "own.yaml", tmp_path)
+    assert inline.methods[0].space().coarse == study.methods[0].space().coarse
+    with pytest.raises(
+        UserError, match=r"own\.yaml:7: methods\.0: method 'dp-heavy-ball' has no search space; .*dp_heavy_ball\.yaml"
+    ):
+        parse(f"{text}dp-heavy-ball\n", "own.yaml", tmp_path)
+
+
+def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path):
+    (tmp_path / "dp_fedgd.yaml").write_text("coarse: {learning_rate: [7]}\nfine: {learning_rate: [8]}\n")
+    (tmp_path / "study.yaml").write_text(
+        "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    )
+    study, _ = load(str(tmp_path / "study.yaml"))
+    assert study.methods[0].space().coarse == {"learning_rate": (7.0,)}
+
+
+def test_a_changed_plug_in_is_another_method(clean, tmp_path):
+    """Its old results do not count as those of the new code; a packaged method's key knows of none."""
+    text = EXAMPLE.read_text()
+    keys = []
+    for factor in ("", "2 * "):
+        file = module(tmp_path, f"changing{len(keys)}", text.replace("return theta +", f"return theta + {factor}"))
+        for registry in REGISTRIES:
+            for name in [
+                n for n, v in registry.items() if getattr(v, "__module__", type(v).__module__).startswith("changing")
+            ]:
+                del registry[name]
+        plugins.use(file)
+        study, _ = load(str(STUDY))
+        _, own = (cell for cell in Blueprint.draw(study).cells if cell.epsilon == 1)
+        keys.append(own.trial("coarse", {}).key)
+        assert own.trial("coarse", {}).code
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("fault", ["rows[:-1]", "rows + rows[:1]", "[np.concatenate(rows)]"])
+def test_a_partition_that_loses_or_doubles_rows_is_refused(clean, tmp_path, fault):
+    """Privacy is accounted by record: a row held twice would be paid for once."""
+    text = EXAMPLE.read_text().replace(
+        "return list(np.array_split(order, spec.clients))",
+        "rows = list(np.array_split(order, spec.clients))\n    return " + fault,
+    )
+    plugins.use(module(tmp_path, "careless", text))
+    spec = partition.parse("by-first-feature", clients=5, seed=1)
+    with pytest.raises(UserError, match="must deal each of the 480 train rows to exactly one of 5 clients"):
+        partition.partition(features.load("two-moons:600"), spec)
+
+
+# ---- the contract can fail
+
+
+class Faulty(Method):
+    name = "dp-faulty"
+    title = "Faulty"
+    paper = "none"
+    hyperparameters = (learning_rate(0.5),)
+
+    def step(self, t, theta, G, state, hypers):
+        return theta - hypers["learning_rate"] * G
+
+
+class Mixing(Faulty):
+    def step(self, t, theta, G, state, hypers):
+        return theta - hypers["learning_rate"] * G.mean(0, keepdim=True)
+
+
+class Forgetful(Faulty):
+    """Keeps its state where no snapshot finds it."""
+
+    def step(self, t, theta, G, state, hypers):
+        self.last = G if t == 1 else self.last[: len(G)]
+        return theta - hypers["learning_rate"] * self.last
+
+
+class Leaky(Faulty):
+    """Releases a gradient every round and owns up to one."""
+
+    def releases(self, run):
+        return (Event("gradient", 1, run.privacy.sensitivity),)
+
+
+class Wild(Faulty):
+    def step(self, t, theta, G, state, hypers):
+        return theta + float("inf") * G
+
+
+FAULTS = {
+    "one lane is many lanes": Mixing,
+    "a restart from a snapshot": Forgetful,
+    "releases tell no more than is claimed": Leaky,
+    "runs to its end": Wild,
+}
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_a_broken_method_is_found_out(clean, monkeypatch, check):
+    made = FAULTS[check]()
+    monkeypatch.setitem(methods.METHODS, made.name, made)
+    broken = [finding.check for finding in contract.examine(made, {}, repetitions=2000) if finding.complaint]
+    assert any(name.startswith(check) for name in broken), broken
+
+
+def test_a_step_unlike_its_twin_is_found_out(clean, monkeypatch):
+    made = Faulty()
+    monkeypatch.setitem(methods.METHODS, made.name, made)
+    twins = {
+        "": lambda W, G, t, state, *, learning_rate: W - learning_rate * G,
+        "off by": lambda W, G, t, state, *, learning_rate: W - 1.001 * learning_rate * G,
+    }
+    for said, twin in twins.items():
+        (last,) = [f for f in contract.examine(made, {}, twin, 200) if f.check == "steps as its twin does"]
+        assert (said in last.complaint) if said else last.complaint == ""
+
+
+def test_packaged_methods_keep_the_contract_too():
+    """One of each kind of client program that is quick; tests/test_methods.py asks more of all of them."""
+    for name in ("dp-fedgd", "dp-scaffold"):
+        broken = [f for f in contract.examine(methods.get(name), {}, repetitions=2000) if f.complaint]
+        assert broken == []
+
+
+def test_not_a_method(clean, fedsweep):
+    code, _, err = fedsweep("check-method", f"{EXAMPLE}:two_moons")
+    assert code == 2
+    assert "two_moons is not a class derived from Method" in err
+    assert np.isfinite(features.load("two-moons:200").x_train).all()

@@ -1,0 +1,86 @@
+"""What others add without a fork: methods, heads, data sources and partitions.
+
+A plug-in is a Python module. It is loaded because an installed package names it as an entry point of the group
+`fedsweep.plugins`, or because it was asked for: `fedsweep --import MODULE`, or the variable FEDSWEEP_IMPORT, through
+which Ray's workers hear of it too. Loading it adds every method that it defines; heads, data sources and partitions add
+themselves with the decorators of `fedsweep.plugins`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from trainables.errors import UserError
+
+GROUP = "fedsweep.plugins"
+VARIABLE = "FEDSWEEP_IMPORT"
+_loaded: dict[str, ModuleType] = {}
+
+
+def use(name: str) -> None:
+    """Load a plug-in by module name or .py file, here and in every process that is started from here."""
+    known = [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
+    module = module_of(name)
+    if name.endswith(".py") and not Path(name).is_file():
+        raise UserError(f"plug-in {name}: there is no such file")
+    _find_in(str(Path(name).resolve().parent) if name.endswith(".py") else os.getcwd())
+    _load(module)
+    if module not in known:
+        os.environ[VARIABLE] = os.pathsep.join([*known, module])
+
+
+def loaded() -> list[str]:
+    return list(_loaded)
+
+
+def module_of(name: str) -> str:
+    """A plug-in's module, also where it was named by its file."""
+    return Path(name).stem if name.endswith(".py") else name
+
+
+def load_all() -> None:
+    """What is installed, and what the variable names. Called again, it does nothing."""
+    for entry in entry_points(group=GROUP):
+        _load(entry.value.partition(":")[0], f" (the entry point {entry.name!r})")
+    for name in os.environ.get(VARIABLE, "").split(os.pathsep):
+        if name:
+            _load(name)
+
+
+@cache
+def code_of(module: str) -> str:
+    """What a plug-in computes, as far as can be told: the hash of its file; empty for what comes with fedsweep. It is
+    part of a trial's key, so that a changed plug-in never takes up the results of another."""
+    if module not in _loaded:
+        return ""
+    return hashlib.sha256(inspect.getsource(_loaded[module]).encode()).hexdigest()[:16]
+
+
+def _find_in(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if folder not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, folder])
+
+
+def _load(name: str, why: str = "") -> None:
+    if name in _loaded:
+        return
+    from trainables import methods  # which looks here for what it does not know
+
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # whatever the plug-in does wrong
+        raise UserError(f"plug-in {name}{why} cannot be imported: {type(error).__name__}: {error}") from error
+    _loaded[name] = module
+    code_of.cache_clear()
+    methods.add_all(module)
