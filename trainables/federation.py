@@ -229,9 +229,9 @@ class Federation:
     def advance(self, until: int) -> list[LaneResult]:
         return ray.get(self._server.advance.remote(until))
 
-    def weights(self) -> np.ndarray | None:
+    def final_weights(self) -> np.ndarray | None:
         """Of a trial that ran to its end in a pack of its own."""
-        return ray.get(self._server.weights.remote())
+        return ray.get(self._server.final_weights.remote())
 
     def progress(self, until: int) -> Progress:
         """As `advance`, but says only how it stands. A server that hangs is found, more patiently than a host."""

@@ -127,7 +127,7 @@ class Server:
         self._opened = (list(trials), shipment)
         self._kept = snapshot
         self._noted: dict[str, torch.Tensor] = {}
-        self._weights: np.ndarray | None = None
+        self._final: np.ndarray | None = None
         self.trials = order_lanes(trials)
         self.shipment = shipment
         self.results = {trial.key: LaneResult(trial.key) for trial in self.trials}
@@ -186,9 +186,9 @@ class Server:
     def pickled_results(self) -> bytes:
         return pickle.dumps(list(self.results.values()))
 
-    def weights(self) -> np.ndarray | None:
+    def final_weights(self) -> np.ndarray | None:
         """Of a trial that ran to its end in a pack of its own; those of many lanes nobody asks for."""
-        return None if self._weights is None else self._weights[0]
+        return None if self._final is None else self._final[0]
 
     def stop_lanes(self, keys: Iterable[str]) -> None:
         """End some trials before their last round; the pack goes on without them."""
@@ -313,7 +313,7 @@ class Server:
             if last and result.state == "running":
                 result.state = "done"
         if last and len(self.results) == 1:
-            self._weights = self.theta.cpu().numpy()
+            self._final = self.weights().cpu().numpy()
         self._compact()
 
     def _compact(self) -> None:

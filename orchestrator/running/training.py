@@ -140,7 +140,7 @@ def train(
                 if result.state == "diverged":
                     break
             seconds = (time.perf_counter() - began) / max(1, result.rounds)
-            weights = federation.weights() if result.state == "done" else None
+            weights = federation.final_weights() if result.state == "done" else None
         finally:
             federation.close()
     if weights is not None and hasattr(training.problem.model, "rows"):
