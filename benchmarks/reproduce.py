@@ -1,7 +1,8 @@
 """Run the papers' studies, set them beside the papers, and collect what is kept in the repository.
 
-    python -m benchmarks.reproduce                 all studies whose data are there, into build/reproduction
-    python -m benchmarks.reproduce --only NAME     one of them; the rest of the comparison is from what is there
+    python -m benchmarks.reproduce                    run all studies whose data are there, compare, collect
+    python -m benchmarks.reproduce run --only NAME --pack DIR    run some, on another machine say; pack what is needed
+    python -m benchmarks.reproduce collect DIR/*.tar.gz          take packed studies in, compare, collect
 
 Needs no network: data files are found as studies find them (`fedsweep data prepare`, $FEDSWEEP_DATA). What has run is
 not run again. Collected are tables, figures, chosen values and the comparison, never ledgers or data, together with
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -29,74 +31,95 @@ STUDIES = {
     "cifar10-resnet20": "table 3, searched our way",
     "paper-cifar10-iid": "table 8",
     "paper-cifar10-ablation": "tables 10 and 12",
-    "paper-cifar10-vgg16": "tables 5 and 15",
     "paper-crc5-resnet20": "in place of table 4",
-    "paper-pathmnist-resnet20": "tables 4, 13 and 16",
+    "paper-adult": "table 8 of the DP-FedNew paper",
+    "paper-cifar10-partition-123": "another draw of the partition",
+    "paper-cifar10-partition-7": "another draw of the partition",
+    "paper-cifar10-vgg16": "tables 5 and 15",
+    "m-estimation": "error curves of the M-estimation paper",
+    "sampled-cifar10-resnet20": "methods that sample rows",
+    "paper-heart-disease": "heart disease, four hospitals",
+    "paper-pathmnist-resnet20": "tables 4 and 16",
     "paper-pathmnist-iid": "table 9",
     "paper-pathmnist-ablation": "tables 11 and 12",
     "paper-pathmnist-vgg16": "tables 6 and 16",
-    "paper-cifar10-partition-123": "another draw of the partition",
-    "paper-cifar10-partition-7": "another draw of the partition",
-    "paper-adult": "table 8 of the DP-FedNew paper",
     "paper-fednew-femnist": "table 5 of the DP-FedNew paper",
     "paper-fednew-fashion-mnist": "table 10 of the DP-FedNew paper",
     "paper-fednew-emnist-digits": "table 11 of the DP-FedNew paper",
     "paper-fednew-cifar10": "figure 4 of the DP-FedNew paper",
-    "sampled-cifar10-resnet20": "methods that sample rows",
-    "m-estimation": "error curves of the M-estimation paper",
-    "paper-heart-disease": "heart disease, four hospitals",
 }
+"""The most wanted first: with --seconds the last ones may have to wait."""
 MISSING = ("is not there; make it with", "is neither a file nor a built-in set")
 """How a study says that its data are missing."""
-KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml")
+KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml", "made.json")
+PACKED = ("ledger.sqlite", "study.yaml", "made.json")
+DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")
+"""Where a data file lay on the machine is nobody's business."""
 
 
 def main() -> int:
     options = _options()
-    work, keep = options.work.resolve(), options.keep.resolve()
-    log: list[dict[str, Any]] = []
-    for name in options.only or STUDIES:
-        log.append(_run(name, work))
-        _say(f"{name}: {log[-1]['came_to']}, {log[-1]['seconds']:.0f} s")
-    made = {"commit": options.commit or _commit(), "device": _device(), "versions": _versions(), "studies": log}
-    _merge_log(work / "made.json", made)
-    _fedsweep("compare", work, "--to", work / "compare", "--page", work / "reproduction.md", "--made", _sentence(made))
-    _collect(work, keep)
-    if options.page:
-        shutil.copyfile(work / "reproduction.md", options.page)
-    if options.archive:
-        with tarfile.open(options.archive, "w:gz") as archive:
-            archive.add(keep, arcname="reproduction")
-            archive.add(work / "reproduction.md", arcname="reproduction.md")
-    return 1 if any(entry["came_to"] == "failed" for entry in log) else 0
+    failed = False
+    if options.what in ("all", "run"):
+        failed = _run_all(options)
+    if options.what in ("all", "collect"):
+        for file in options.packed:
+            with tarfile.open(file) as archive:
+                archive.extractall(options.work, filter="data")
+        _collect(options.work, options.keep, options.page)
+    return 1 if failed else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run the papers' studies and set them beside the papers.")
+    parser.add_argument("what", nargs="?", choices=("all", "run", "collect"), default="all")
+    parser.add_argument("packed", nargs="*", type=Path, help="collect: packed studies to take in first")
     parser.add_argument("--only", action="append", choices=STUDIES, help="a study; may be repeated")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further study after so many")
+    parser.add_argument("--pack", type=Path, help="put every finished study into a .tar.gz of this folder")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "reproduction", help="where ledgers go")
     parser.add_argument("--keep", type=Path, default=ROOT / "results" / "reproduction", help="what is to be committed")
     parser.add_argument("--page", type=Path, help="also write the page of the documentation here")
-    parser.add_argument("--archive", type=Path, help="also put all that is kept into one .tar.gz")
     parser.add_argument("--commit", default="", help="where there is no git: the commit that runs")
     return parser.parse_args()
 
 
-def _run(name: str, work: Path) -> dict[str, Any]:
-    """Run a study to its end, unless its data are not there; then draw its figures."""
+# ---- running
+
+
+def _run_all(options: argparse.Namespace) -> bool:
+    """Whether any study failed."""
+    made = {"commit": options.commit or _commit(), "device": _device(), "versions": _versions()}
+    start, failed = time.monotonic(), False
+    for name in options.only or STUDIES:
+        if time.monotonic() - start > options.seconds:
+            _say(f"{name}: not begun, {options.seconds:g} s are over")
+            continue
+        came_to = _run(name, options.work / name, made)
+        failed |= came_to == "failed"
+        _say(f"{name}: {came_to} ({time.monotonic() - start:.0f} s so far)")
+        if options.pack and came_to == "done":
+            options.pack.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(options.pack / f"{name}.tar.gz", "w:gz") as archive:
+                for each in PACKED:
+                    archive.add(options.work / name / each, arcname=f"{name}/{each}")
+    return failed
+
+
+def _run(name: str, folder: Path, made: dict[str, Any]) -> str:
+    """Run a study to its end, unless its data are not there. What made it is written beside its ledger, once."""
     start = time.monotonic()
-    command = ["run", name, "--results", str(work / name)]
-    done = _fedsweep(*command, "--json", check=False)
-    reason = (done.stderr.strip().splitlines() or [""])[-1]
-    if done.returncode == 2 and any(words in reason for words in MISSING):  # said before anything starts
-        return {"study": name, "came_to": "left out", "reason": reason, "seconds": time.monotonic() - start}
-    came_to = "done" if done.returncode == 0 else "failed"
-    if came_to == "done":
-        _fedsweep("figures", work / name, check=False)
-    else:
-        _say(done.stderr[-2000:])
-    shown = f"fedsweep {' '.join(command[:2])}"
-    return {"study": name, "command": shown, "came_to": came_to, "seconds": time.monotonic() - start}
+    done = _fedsweep("run", name, "--results", folder, "--json", check=False)
+    sentence = (done.stderr.strip().splitlines() or [""])[-1]
+    if done.returncode == 2 and any(words in sentence for words in MISSING):  # said before anything starts
+        return f"left out, {sentence}"
+    if done.returncode != 0:
+        _say(done.stderr[-3000:])
+        return "failed"
+    record = {"command": f"fedsweep run {name}", "seconds": round(time.monotonic() - start, 1), **made}
+    if not (folder / "made.json").is_file():
+        (folder / "made.json").write_text(json.dumps(record, indent=1) + "\n")
+    return "done"
 
 
 def _fedsweep(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -110,70 +133,12 @@ def _fedsweep(*arguments: object, check: bool = True) -> subprocess.CompletedPro
     return done
 
 
-def _merge_log(path: Path, made: dict[str, Any]) -> None:
-    """What earlier calls ran stays on record, with what they ran on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(path.read_text()) if path.is_file() else []
-    again = {entry["study"] for entry in made["studies"]}
-    kept = [{**run, "studies": [e for e in run["studies"] if e["study"] not in again]} for run in before]
-    path.write_text(json.dumps([*(run for run in kept if run["studies"]), made], indent=1) + "\n")
-
-
-def _collect(work: Path, keep: Path) -> None:
-    if keep.exists():
-        shutil.rmtree(keep)
-    for folder in sorted(path.parent for path in work.glob("*/ledger.sqlite")):
-        for pattern in KEPT:
-            for path in sorted(folder.glob(pattern)):
-                target = keep / folder.name / path.relative_to(folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                text = path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".md") else None
-                if text is None:
-                    shutil.copyfile(path, target)
-                else:  # where a data file lay on the machine is nobody's business
-                    target.write_text(text.replace(os.environ.get("FEDSWEEP_DATA", "\0"), "."), encoding="utf-8")
-    shutil.copytree(work / "compare", keep / "compare", dirs_exist_ok=True)
-    shutil.copyfile(work / "made.json", keep / "made.json")
-    (keep / "README.md").write_text(_readme(json.loads((work / "made.json").read_text())), encoding="utf-8")
-
-
-def _readme(runs: list[dict[str, Any]]) -> str:
-    lines = ["# What the papers' studies come to here\n"]
-    lines.append("Made by `make reproduce`; nothing in this folder is typed. [Beside the papers](compare/README.md),")
-    lines.append("[findings](compare/findings.md), and by study:\n")
-    lines.append("| study | for | command | seconds | on | commit |\n|---|---|---|---|---|---|")
-    for run in runs:
-        for entry in run["studies"]:
-            name, what = entry["study"], STUDIES.get(entry["study"], "")
-            shown = f"[{name}]({name}/tables/README.md)" if entry["came_to"] == "done" else name
-            how = (
-                f"`{entry['command']}`"
-                if entry["came_to"] == "done"
-                else f"{entry['came_to']}: {entry.get('reason', '')}"
-            )
-            seconds, device = f"{entry['seconds']:.0f}", run["device"]
-            lines.append(f"| {shown} | {what} | {how} | {seconds} | {device} | {run['commit'][:12]} |")
-    return "\n".join(lines) + "\n"
-
-
-def _sentence(made: dict[str, Any]) -> str:
-    done = [entry for entry in made["studies"] if entry["came_to"] == "done"]
-    left = [entry["study"] for entry in made["studies"] if entry["came_to"] == "left out"]
-    seconds = sum(entry["seconds"] for entry in done)
-    text = f"{len(done)} studies ran in {seconds:.0f} s on {made['device']}, at commit {made['commit'][:12]}."
-    return f"{text} Left out, since their data are not there: {', '.join(left)}." if left else text
-
-
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no"], cwd=ROOT, capture_output=True, text=True
-    )
-    return (
-        f"{done.stdout.strip()}{' with changes' if changed.stdout.strip() else ''}"
-        if done.returncode == 0
-        else "unknown"
-    )
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return f"{git('rev-parse', 'HEAD')[:12] or 'unknown'}{changed}"
 
 
 def _device() -> str:
@@ -189,6 +154,75 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "ray", "numpy")}}
+
+
+# ---- collecting
+
+
+def _collect(work: Path, keep: Path, page: Path | None) -> None:
+    """All of it is rebuilt from the ledgers."""
+    there = [name for name in STUDIES if (work / name / "ledger.sqlite").is_file()]
+    if not there:
+        raise SystemExit(f"no study has been run in {work}")
+    for name in there:
+        _fedsweep("tables", work / name)
+        _fedsweep("figures", work / name)
+    made = {name: json.loads((work / name / "made.json").read_text()) for name in there}
+    left = {name: _why_left(name) for name in STUDIES if name not in there}
+    compared = (*(work / name for name in there), "--to", work / "compare", "--made", _sentence(made, left))
+    _fedsweep("compare", *compared, *(("--page", page) if page else ()))
+    shutil.rmtree(keep, ignore_errors=True)
+    for folder in [work / name for name in there]:
+        for pattern in KEPT:
+            for path in sorted(folder.glob(pattern)):
+                _copy(path, keep / folder.name / path.relative_to(folder))
+    for path in sorted((work / "compare").iterdir()):
+        _copy(path, keep / "compare" / path.name)
+    (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")
+
+
+def _copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".png":
+        shutil.copyfile(path, target)
+    else:
+        target.write_text(DATA_PATH.sub(r"\1", path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _why_left(name: str) -> str:
+    from orchestrator.study import reading
+    from trainables.data.sources.catalogue import recipe
+
+    study, _ = reading.load(name)
+    wanted = [data.source for data in study.data if data.source.endswith(".npz") and not Path(data.source).is_file()]
+    known = [file for file in wanted if recipe(Path(file).stem) is not None]
+    if known:
+        return f"needs {known[0]}, which `fedsweep data prepare {Path(known[0]).stem}` makes where there is a network"
+    return f"needs {wanted[0]}" if wanted else "not run"
+
+
+def _sentence(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
+    devices = " and ".join(dict.fromkeys(f"{each['device']} at commit {each['commit']}" for each in made.values()))
+    seconds = sum(each["seconds"] for each in made.values())
+    text = f"{len(made)} studies ran in {seconds:.0f} s on {devices}."
+    return f"{text} Not run here: {'; '.join(f'{name} ({why})' for name, why in left.items())}." if left else text
+
+
+def _readme(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
+    lines = [
+        "# What the papers' studies come to here\n",
+        "Made by `make reproduce`; nothing in this folder is typed. [Beside the papers](compare/README.md),",
+        "[findings](compare/findings.md), and by study:\n",
+        "| study | for | made by | seconds | on | commit |\n|---|---|---|---|---|---|",
+    ]
+    for name, what in STUDIES.items():
+        if name in made:
+            each = made[name]
+            how = f"`{each['command']}` | {each['seconds']:.0f} | {each['device']} | {each['commit']}"
+            lines.append(f"| [{name}]({name}/tables/README.md) | {what} | {how} |")
+        else:
+            lines.append(f"| {name} | {what} | not run here: {left[name]} | | | |")
+    return "\n".join(lines) + "\n"
 
 
 def _say(text: str) -> None:

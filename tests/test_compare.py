@@ -1,7 +1,10 @@
 """The papers beside ours: a small ledger in, the same bytes out, and findings that follow from its numbers."""
 
+import json
 import math
 import re
+import shutil
+import tarfile
 
 import numpy as np
 import pytest
@@ -207,23 +210,49 @@ def test_the_command_writes_a_page(folder, tmp_path, fedsweep):
     assert str(tmp_path / "findings.md") in out
 
 
-def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch):
-    """A study whose data are not there is left out and said; tables and comparison are kept, the ledger is not."""
+def reproduce(monkeypatch, *arguments):
     from benchmarks import reproduce
 
-    fill(tmp_path / "work" / "paper-cifar10-resnet20", make_study())
+    monkeypatch.setattr("sys.argv", ["reproduce", *map(str, arguments)])
+    return reproduce.main()
+
+
+@pytest.fixture
+def nothing_prepared(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    options = ("--only", "paper-pathmnist-iid", "--commit", "abc", "--archive", tmp_path / "all.tar.gz")
-    places = ("--work", tmp_path / "work", "--keep", tmp_path / "keep", "--page", tmp_path / "page.md")
-    monkeypatch.setattr("sys.argv", ["reproduce", *map(str, options + places)])
-    assert reproduce.main() == 0
-    readme = (tmp_path / "keep" / "README.md").read_text(encoding="utf-8")
-    assert "left out: fedsweep: data 'pathmnist-resnet20.npz' is not there; make it with" in readme
-    assert (tmp_path / "keep" / "compare" / "findings.md").is_file()
-    assert "Left out, since their data are not there: paper-pathmnist-iid." in (tmp_path / "page.md").read_text()
-    assert not list((tmp_path / "keep").rglob("*.sqlite*"))
+
+
+def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch, nothing_prepared):
+    """From a packed study: tables, figures, values, comparison and what made them; no ledger, no places of data."""
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "made.json").write_text(
+        json.dumps({"command": "fedsweep run x", "seconds": 3, "device": "an abacus", "commit": "abc"})
+    )
+    (tmp_path / "elsewhere" / "study.yaml").write_text("name: x")
+    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "elsewhere", arcname="paper-cifar10-resnet20")
+    keep = tmp_path / "keep"
+    places = ("--work", tmp_path / "work", "--keep", keep, "--page", tmp_path / "page.md")
+    assert reproduce(monkeypatch, "collect", tmp_path / "packed.tar.gz", *places) == 0
+    readme = (keep / "README.md").read_text(encoding="utf-8")
+    assert "| `fedsweep run x` | 3 | an abacus | abc |" in readme
+    assert (
+        "not run here: needs pathmnist-resnet20.npz, which `fedsweep data prepare pathmnist-resnet20` makes" in readme
+    )
+    assert "1 studies ran in 3 s on an abacus at commit abc." in (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert (keep / "compare" / "findings.md").is_file()
+    assert (keep / "paper-cifar10-resnet20" / "figures" / "score-by-round.png").is_file()
+    assert not list(keep.rglob("*.sqlite*"))
+    assert "data: cifar10-resnet20.npz" in (keep / "paper-cifar10-resnet20" / "best.yaml").read_text(encoding="utf-8")
+
+
+def test_a_study_without_data_is_left_out(tmp_path, monkeypatch, capsys, nothing_prepared):
+    options = ("run", "--only", "paper-pathmnist-iid", "--work", tmp_path / "work", "--pack", tmp_path / "packed")
+    assert reproduce(monkeypatch, *options) == 0
+    assert "left out, fedsweep: data 'pathmnist-resnet20.npz' is not there; make it with" in capsys.readouterr().err
+    assert not (tmp_path / "packed").exists()
 
 
 def test_every_study_of_the_reproduction_is_packaged():

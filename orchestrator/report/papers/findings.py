@@ -377,8 +377,8 @@ def _draws(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding 
         known += 1
         wide += max(means) - min(means) > 2 * max(each.std() for each in (entry, *others))
         evidence.append(
-            f"{entry.label} at ε = {entry.epsilon:g}: {min(means):.2f} to {max(means):.2f} over {len(means)} draws; over the "
-            f"noise seeds of one draw the deviation is {entry.std():.2f}."
+            f"{entry.label} at ε = {entry.epsilon:g}: {min(means):.2f} to {max(means):.2f} over {len(means)} draws; "
+            f"over the noise seeds of one draw the deviation is {entry.std():.2f}."
         )
     if not evidence:
         return None
