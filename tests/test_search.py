@@ -4,6 +4,7 @@ Trials are "run" by a pure function of their configuration, so every winner can 
 """
 
 import itertools
+import json
 import math
 import statistics
 import time
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import search_spaces
+from benchmarks import regret
 from orchestrator.report import status
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
@@ -1082,6 +1084,32 @@ def test_companies_do_not_compete():
     good, bad = company("halving:2:0.5:good", 90, 80), company("halving:2:0.5:bad", 20, 10)
     found = lanes_to_stop([*good[0], *bad[0]], [*good[1], *bad[1]], 2)
     assert found == [good[0][1].key, bad[0][1].key]
+
+
+# ---- how good a search is
+
+
+def test_regret_is_measured_against_the_best_that_was_judged(tmp_path, capsys):
+    """Three learning rates, of which one hardly learns: both rules choose, and no regret is below zero."""
+    space = {"coarse": {"learning_rate": [1e-6, 0.1, 1]}, "fine": {"learning_rate": [0.1]}}
+    regret.main(
+        [
+            *("--data", "synthetic-frozen:300,200,6,3", "--clients", "3", "--partition", "iid"),
+            *("--methods", "dp-fedgd", "--epsilons", "40", "--refine", "table", "--space", json.dumps(space)),
+            *("--repetitions", "2", "--search-seeds", "2", "--contest-seeds", "2", "--judges", "2"),
+            *("--json", str(tmp_path / "found.json")),
+        ]
+    )
+    (found,) = json.loads((tmp_path / "found.json").read_text())
+    assert found["judged"] == 3
+    assert set(found["ways"]) == {"grid", "grid single"}
+    assert found["best"]["configuration"]["learning_rate"] in (0.1, 1.0)
+    # three configurations, one of them in both grids; two seeds, or one; two contest seeds of 70 rounds
+    assert found["ways"]["grid single"]["trial_rounds"] == 3 * 50
+    assert found["ways"]["grid"]["trial_rounds"] == 2 * 3 * 50 + 3 * 2 * 70
+    for way in found["ways"].values():
+        assert 0 <= way["mean"] <= way["p95"] <= way["worst"] < found["best"]["mean"]
+    assert "| synthetic-frozen:300,200,6,3, dp-fedgd, 40 |" in capsys.readouterr().out
 
 
 # ---- very many trials

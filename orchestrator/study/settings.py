@@ -137,6 +137,8 @@ class MethodSettings(Settings):
                 )
         if self.rounds is not None and "rounds" in {*space.coarse, *space.fixed}:
             raise ValueError(f"rounds of {self.name} are both set and in its search space")
+        if self.clip is not None and "clip" in {*space.coarse, *space.fixed}:
+            raise ValueError(f"clip of {self.name} is both set and in its search space")
         return self
 
     def space(self) -> SearchSpace:

@@ -20,8 +20,9 @@ for `fedsweep train --from`; seconds per round are in [timing](../timing/). All 
 WORDS = """\
 - **ε** is the privacy budget: the smaller, the more private, and the more noise. ε = ∞ is training without noise.
 - A **cell** is one method at one budget in one setting (data, backbone, partition of the data over the clients).
-- Every cell is **searched** on a validation split; its winner is then trained anew with several seeds and judged on the
-  test set (**confirm**), which the search never sees.
+- Every cell is **searched** on a validation split; the best configurations may meet again there, on fresh seeds
+  (**contest**); the winner is then trained anew with several seeds and judged on the test set (**confirm**), which the
+  search never sees.
 - A trial can end as *done*, *diverged* (its weights became infinite), *stopped* early, or *failed* (it could not run).
 """
 

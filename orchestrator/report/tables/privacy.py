@@ -124,8 +124,10 @@ def _other_units(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _clips(results: Results) -> str:
-    own = sorted({m.clip for m in results.study.methods if m.clip is not None})
-    others = f" (some methods: {', '.join(f'{clip:g}' for clip in own)})" if own else ""
+    own = {m.clip for m in results.study.methods if m.clip is not None}
+    searched = [c.search.chosen for c in results.cells if c.search.chosen and "clip" in c.search.chosen]
+    shown = sorted(own | {float(chosen["clip"]) for chosen in searched})
+    others = f" (some methods: {', '.join(f'{clip:g}' for clip in shown)})" if shown else ""
     return f"{results.study.privacy.clip:g}{others}"
 
 
