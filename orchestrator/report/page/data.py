@@ -15,12 +15,12 @@ from orchestrator.report.page.configurations import Configuration, grouped, rank
 from orchestrator.report.page.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
+from orchestrator.report.tables.privacy import with_search
 from orchestrator.report.tables.results import CellResult, Results, Score, bought
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.ways import SEARCH_STAGES, Way
 from trainables.data.partition import divergence_from_uniform
-from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.spec import ENGINE_VERSION
 
 MOST_CONFIGURATIONS = 30_000  # of a page: about 2 MB
@@ -124,7 +124,7 @@ class _Cell:
             "final": _score(cell.curve.get(cell.last)),
             "keeps_its_claim": cell.keeps_its_claim,
             "bought": max((bought(row) for row in cell.confirm.values()), default=None),
-            "with_search": self._with_search(),
+            "with_search": with_search(cell),
             "chosen": cell.search.chosen,
             "validation": cell.search.choice.score if cell.search.choice else None,
             "near": cell.search.choice.within_standard_error if cell.search.choice else None,
@@ -208,17 +208,6 @@ class _Cell:
                     }
                 )
         return shares
-
-    def _with_search(self) -> float | None:
-        """Eps of all the cell's trials together, had each had noise of its own and were all published: Gaussian
-        releases compose by the squares of mu. Methods that sample rows get no credit for it here."""
-        rows = list(self.cell.confirm.values())
-        if not rows:
-            return None
-        delta = rows[0].trial.privacy.delta
-        worth = max(max(bought(row), row.epsilon_unsampled) for row in rows)
-        trials = self.cell.search.states.total() + len(rows)
-        return math.inf if math.isinf(worth) else epsilon_of(mu_of(worth, delta) * math.sqrt(trials), delta)
 
 
 def _run(seed: int, row: Row, *, only: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, short_name, unfinished
-from orchestrator.report.tables.differences import counts, difference
+from orchestrator.report.tables.differences import counts, difference, tied_for_best
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.report.tables.tuning import edges
 
@@ -43,22 +43,27 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
     text = f"{at} {_name(best, results)} {'leads' if others else 'is alone'} with {_shown(best)}{unit and ' ' + unit}"
     if not others:
         return {"epsilon": epsilon, "text": text + ".", "winner": best.id}
-    apart: list[str] = []
-    tied: list[str] = []
-    for other in others:
-        found = difference(best, other, len(others))
-        (apart if found and found.clear else tied).append(_name(other, results))
-    second, gap = others[0], difference(best, others[0], len(others))
-    if gap is not None:
-        interval = "" if math.isinf(gap.high) else f" ({_number(gap.low)} to {_number(gap.high)})"
-        text += f", {_number(abs(gap.mean))} {_better(results)} than {_name(second, results)}{interval}"
+    marked = tied_for_best(order, [cell.last for cell in order])  # as bold in the tables
+    single = len(best.seeds) < 2  # which tells nothing apart
+    tied = [_name(other, results) for other, mark in zip(others, marked[1:], strict=True) if mark or single]
+    text += _lead(best, others[0], results)
     if not tied:
         text += ", and every other method is clearly behind."
-    elif not apart:
+    elif len(tied) == len(others):
         text += f"; no other method can be told from it by {_seeds(best)}."
     else:
         text += f"; {_listed(tied)} cannot be told from it by {_seeds(best)}, the others are clearly behind."
     return {"epsilon": epsilon, "text": text, "winner": best.id}
+
+
+def _lead(best: CellResult, second: CellResult, results: Results) -> str:
+    """By how much, in the direction that is better."""
+    gap, objective = difference(best, second), results.study.judged_by
+    if gap is None:
+        return ""
+    low, high = (gap.low, gap.high) if not objective.lower_is_better else (-gap.high, -gap.low)
+    interval = "" if math.isinf(high) else f" ({_number(low)} to {_number(high)})"
+    return f", {_number(abs(gap.mean))} {_better(results)} than {_name(second, results)}{interval}"
 
 
 def _shown(cell: CellResult) -> str:

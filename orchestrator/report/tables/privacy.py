@@ -102,7 +102,7 @@ def privacy(results: Results, setting: str) -> Table:
     )
 
 
-def _with_search(cell: CellResult) -> float:
+def with_search(cell: CellResult) -> float:
     """What all runs of the cell cost together, seen in the study's release model, had each had noise of its own. Not
     said of methods that sample: their price is no single mu."""
     rows = list(cell.confirm.values())
@@ -157,7 +157,7 @@ def _record(cell: CellResult) -> dict[str, object]:
         "center": rows[0].trial.preprocess.center,
         "aggregate": rows[0].trial.aggregate,
         **_numbers(rows),
-        "epsilon_with_search": _with_search(cell),
+        "epsilon_with_search": with_search(cell),
         **_other_units(rows),
         "claim_holds_for": _holds(_numbers(rows)),
     }
@@ -177,7 +177,7 @@ def _row(cell: CellResult, shown: Sequence[str]) -> list[str]:
     at_most = "≤ " if METHODS[trial.method].bound_only(trial.hyperparameters) else ""
     return [
         *(("" if name == "epsilon_claimed" else at_most) + _rounded_up(numbers[name]) for name in shown),
-        NOTHING if math.isnan(priced := _with_search(cell)) else _rounded_up(priced),
+        NOTHING if math.isnan(priced := with_search(cell)) else _rounded_up(priced),
         _holds(numbers),
         *(NOTHING if text == "nan" else text for text in diagnostics),
     ]

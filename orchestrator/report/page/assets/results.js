@@ -14,7 +14,7 @@ function inWords(study) {
     !study.words.length && el("p", {}, "Nothing has been started yet."),
     bestSoFar(study),
     study.words.some((part) => part.sentences.some((sentence) => sentence.winner)) && el("p", { class: "note" }, "± is one standard deviation between seeds. A difference comes with the interval that holds it with 95% confidence, " +
-      "from runs with the same seeds (Student's t), wide enough for all comparisons of its sentence together."),
+      "from runs with the same seeds (Student's t). Who cannot be told from the leader follows from the same test with Holm's correction for all comparisons at that budget, as the bold figures of the tables."),
     study.distrust.length > 0 && el("div", { class: "distrust" }, el("h3", {}, "What to distrust"), el("ul", {}, study.distrust.map((text) => el("li", {}, text)))),
   ];
 }
@@ -112,10 +112,10 @@ function byBudget(study) {
   if (!cells.length) return [el("p", {}, "No winner has been confirmed yet.")];
   const draw = () => {
     const price = recall("budget-price"), setting = recall("budget-setting");
-    const mine = cells.filter((cell) => cell.setting === setting && shown(cell));
+    const mine = cells.filter((cell) => cell.setting === setting && shown(cell) && cell[price] !== null);
     holder.replaceChildren(drawn((width) => budgetPanel(study, mine, price, width), { class: "chart wide" }),
       el("p", { class: "note" }, price === "with_search"
-        ? "ε of all trials of the cell together: what it would cost to publish every score of the search, had each trial had noise of its own (squares of μ add up). Trials that share a seed share their noise, so of a table of a sweep as it stands nothing is private: this axis says what an honest search would have to pay, not what this one guarantees."
+        ? "ε of all trials of the cell together: what it would cost to publish every score of the search, had each trial had noise of its own (squares of μ add up). Trials that share a seed share their noise, so of a table of a sweep as it stands nothing is private: this axis says what an honest search would have to pay, not what this one guarantees. Methods that sample rows are left out: their price is no single μ."
         : price === "bought" ? "ε that the noise really buys, in the release model of the study." : "ε as the study claims it.",
       " Whiskers are one standard deviation between seeds. ∞ is training without noise."));
   };
