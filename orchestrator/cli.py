@@ -26,6 +26,7 @@ from orchestrator.commands import (
     methods,
     partition,
     plan,
+    predict,
     report,
     resume,
     run,
@@ -46,7 +47,7 @@ app = typer.Typer(
 for command in (
     *(run.run, resume.resume, cancel.cancel, merge.merge, status.status, plan.plan, tables.tables),
     *(figures.figures, report.report, serve.serve, best.best, compare.compare, export.export, lookup.lookup),
-    *(methods.methods, calibrate.calibrate, partition.partition, train.train, audit.audit),
+    *(methods.methods, calibrate.calibrate, partition.partition, train.train, predict.predict, audit.audit),
     *(check_method.check_method, doctor.doctor, bench.bench),
 ):
     app.command()(command)

@@ -52,6 +52,7 @@ SETTINGS = {
         CALM,
         {"learning_rate": 0.2, "restart_every": 6},
         {"learning_rate": 0.2, "as_released": True},
+        {"learning_rate": 0.2, "noise": "independent"},
     ],
     "dp-fedfc": [
         {},

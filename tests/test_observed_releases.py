@@ -64,6 +64,7 @@ STRUCTURE = {
     "duals": (False, True),
     "as_released": (False, True),
     "restart_every": (0, 2),
+    "noise": ("tree", "independent"),
     "fedavg_rounds": (1, 2),
 }
 """Options that change how often something is released or what it follows: all combinations are run."""

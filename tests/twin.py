@@ -194,7 +194,7 @@ def prefix_sum(client, W, t, hypers, server):
 def ftrl_release(client, W, t, hypers, server):
     return (
         one_gradient(client, W, t, hypers, server)
-        if hypers["as_released"]
+        if hypers["as_released"] or hypers["noise"] == "independent"
         else prefix_sum(client, W, t, hypers, server)
     )
 
@@ -272,10 +272,11 @@ def dp_scaffold(W, G, t, state, *, server_learning_rate, clients, **client_side)
     return W + server_learning_rate * G
 
 
-def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every):
+def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every, noise):
     """W_0 - eta * prefix sum / t. In the honest mode the clients release prefix sums, as released single gradients."""
     start = state.setdefault("W_0", W)
-    total = state["sum"] = state.get("sum", 0.0) + G if as_released else G
+    single = as_released or noise == "independent"
+    total = state["sum"] = state.get("sum", 0.0) + G if single else G
     return start - learning_rate * total / t
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the comm
     from trainables.server import LaneResult
 
 
-WITH_A_CELL = ("from_file", "cell", "seed", "data", "hosts", "address", "json")
+WITH_A_CELL = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise")
 """Options that count with --from; everything else the cell itself says."""
 
 
@@ -84,12 +85,22 @@ def train(
             "--from",
             metavar="FILE",
             help="Train a winner of a sweep again, from its best.yaml or the URL of it; of the other options only "
-            "--cell, --seed, --data, --hosts, --address and --json count then.",
+            "--cell, --seed, --data, --hosts, --address, --save, --secret-noise and --json count then.",
         ),
     ] = None,
     cell: Annotated[str | None, typer.Option(help="With --from: which cell; default: the only one.")] = None,
     hosts: Annotated[int | None, typer.Option(help="Client hosts; default: one per core.")] = None,
     address: Address = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Keep the model, with where it is from and its account.")
+    ] = None,
+    secret_noise: Annotated[
+        bool,
+        typer.Option(
+            "--secret-noise",
+            help="Draw the seed of noise and weights from the operating system; nobody is told it and it is not kept.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train one federation and print its accuracy and its privacy account."""
@@ -100,6 +111,10 @@ def train(
     from trainables.privacy.plan import PrivacySettings
     from trainables.spec import Preprocess
 
+    if save is not None and save.exists():
+        raise UserError(f"--save {save} is there already; choose another name")
+    if save is not None and not save.resolve().parent.is_dir():
+        raise UserError(f"--save {save}: there is no folder {save.resolve().parent}")
     if from_file is not None:
         _refuse_others(context)
         training = trainings.from_best(from_file, cell, seed, data)
@@ -135,7 +150,9 @@ def train(
             preprocess=preprocess,
             aggregate=aggregate.value,
         )
-    _train(training, hosts, address, json)
+    if secret_noise:
+        training = trainings.with_secret_seed(training)
+    _train(training, hosts, address, json, save, secret_noise)
 
 
 def _refuse_others(context: typer.Context) -> None:
@@ -146,7 +163,10 @@ def _refuse_others(context: typer.Context) -> None:
             raise UserError(f"{option.opts[0]} does not go with --from: the cell is trained as the sweep trained it")
 
 
-def _train(training: Training, hosts: int | None, address: str | None, json: bool) -> None:
+def _train(
+    training: Training, hosts: int | None, address: str | None, json: bool, save: Path | None, secret: bool
+) -> None:
+    from orchestrator.running.training import saved_model
     from orchestrator.running.training import train as run_training
     from trainables.privacy.plan import delta_note
 
@@ -180,11 +200,14 @@ def _train(training: Training, hosts: int | None, address: str | None, json: boo
             + ", ".join(f"{number(value)} as {model}" for model, value in unsampled.items())
         )
     out.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
+    if save is not None:
+        saved_model(training, trained, secret=secret).save(save)
+        out.print(f"saved in {save}")
     if json:
         emit_json(
             {
                 "method": trial.method,
-                "key": trial.key,
+                "key": None if secret else trial.key,
                 "state": result.state,
                 "hyperparameters": trial.hyperparameters,
                 "model": trial.problem.model,

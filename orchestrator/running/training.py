@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from trainables.federation import Federation, FederationSize
 from trainables.pack import check, code_of
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.problem import Problem, Shipper
+from trainables.saved import SavedModel
 from trainables.server import LaneResult
-from trainables.spec import DataSpec, PartitionSpec, ProblemSpec, TrialSpec
+from trainables.spec import ENGINE_VERSION, DataSpec, PartitionSpec, ProblemSpec, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,12 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
         raise UserError(f"cell {cell!r} of {file} is not as a sweep writes it: {error!r}".replace("\n", " ")) from None
 
 
+def with_secret_seed(training: Training) -> Training:
+    """The same run with noise that nobody can draw again."""
+    trial = training.trial.model_copy(update={"seed": secrets.randbelow(2**63)})
+    return Training(trial, training.problem, check(trial, training.problem))
+
+
 def train(
     training: Training,
     *,
@@ -146,6 +154,24 @@ def train(
     if weights is not None and hasattr(training.problem.model, "rows"):
         weights = weights.reshape(training.problem.model.rows, -1)
     return Trained(result, seconds, weights)
+
+
+def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
+    """What came of a run, with where it is from. A secret seed is not in it, nor is what would give it away."""
+    if trained.weights is None:
+        raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
+    trial, plan, data = training.trial, training.plan, training.problem.data
+    told = trial.model_dump(mode="json", exclude={"seed"} if secret else None)
+    last = {name: values[max(values)] for name, values in trained.result.metrics.items() if values}
+    provenance = {
+        "trial": told,
+        "secret_noise": secret,
+        "epsilon": {"claimed": trial.privacy.epsilon, "bought": plan.bought, "unsampled": plan.unsampled},
+        "delta": trial.privacy.delta,
+        "metrics": {name: last[name] for name in ("accuracy", "loss") if name in last},
+        "engine_version": ENGINE_VERSION,
+    }
+    return SavedModel(trained.weights.reshape(-1), trial.problem.model, data.features, data.classes, provenance)
 
 
 def _size(training: Training, hosts: int | None) -> FederationSize:

@@ -2,7 +2,10 @@
 
 Honest mode: one noise per tree node that some prefix uses. With full participation a record is under every node, so a
 node of m leaves moves by m times what one gradient moves by, and the sensitivity is that of all used nodes together.
-`as_released`: independent noise every round, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
+`noise: independent`: noise of its own every round, for all T of them. With every record in every round no tree does
+better: the best factorisation of any such workload is diagonal, a schedule of noises over rounds, and the even one is
+within 0.2 points of the best. At 70 rounds prefix sums through the tree have seven times the squared error.
+`as_released`: independent noise too, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
 """
 
 from __future__ import annotations
@@ -74,17 +77,23 @@ class DPFTRL(Method):
         Hyperparameter(
             "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, whole=True, shared=True
         ),
+        Hyperparameter(
+            "noise", "tree", "tree, as published, or independent from round to round", choices=("tree", "independent")
+        ),
         as_released("noise for ceil(log2 T) + 1 releases although all T are released"),
     )
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
-        return super().program(hypers, level) if hypers["as_released"] else TreeGradient(int(hypers["restart_every"]))
+        independent = hypers["as_released"] or hypers["noise"] == "independent"
+        return super().program(hypers, level) if independent else TreeGradient(int(hypers["restart_every"]))
 
     def releases(self, run: Run) -> tuple[Event, ...]:
         moves = run.privacy.sensitivity
         if run.hypers["as_released"]:
             factor = math.sqrt((math.ceil(math.log2(run.rounds)) + 1) / run.rounds) if run.rounds > 1 else 1.0
             return (Event("gradient", run.rounds, moves, noised_for=moves * factor),)
+        if run.hypers["noise"] == "independent":
+            return (Event("gradient", run.rounds, moves),)
         nodes = used_nodes(run.rounds, int(run.hypers["restart_every"]))
         return (Event("tree", 1, moves * math.sqrt(sum(4**level for _, _, level in nodes))),)
 

@@ -46,6 +46,10 @@ class Model(Protocol):
         double precision.
         """
 
+    def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the model says of rows (rows, features and the constant), by weights (d,): a score for every class, the
+        higher the likelier, or of counts the logarithm of their mean."""
+
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows); None where labels
         are no classes."""

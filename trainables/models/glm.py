@@ -129,6 +129,9 @@ class GLM(ABC):
                         total[block][:, :, :, b, :, a] += gram
         return total.movedim(0, 1).flatten(1, 2)[:, :count].flatten(4, 5).flatten(2, 3)
 
+    def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return x @ weights.view(self.rows, self.columns)
+
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         lanes, count = SHAPES[theta.device.type].lanes, theta.shape[0]
         losses, correct = [], []
@@ -190,6 +193,11 @@ class Multinomial(GLM):
         scores = self._scores(eta)
         label = y.expand(-1, -1, 1, eta.shape[3])
         return self._of_label(scores, y) > scores.scatter(2, label, -torch.inf).amax(2)
+
+    def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The reference class has the score 0."""
+        eta = super().scores(x, weights)
+        return torch.cat([torch.zeros_like(eta[:, :1]), eta], dim=1)
 
     def _probabilities(self, eta: torch.Tensor) -> torch.Tensor:
         """Of all classes but the reference."""

@@ -94,6 +94,10 @@ class MLPHead:
         loss, cut = (part.movedim(0, 1).flatten(1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss, cut)
 
+    def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        W1, W2 = self._layers(weights)
+        return torch.tanh(x @ W1) @ W2[:-1] + W2[-1]
+
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As the linear head: a tie for the highest score counts as wrong."""
         shape, count = SHAPES[theta.device.type], theta.shape[0]

@@ -95,6 +95,9 @@ class SoftmaxHead:
         loss, cut = (part.movedim(0, 1).reshape(shard.clients, -1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss * math.log(2), cut)
 
+    def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return x @ weights.view(self.rows, self.classes)
+
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows).
 

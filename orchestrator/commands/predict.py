@@ -1,0 +1,41 @@
+"""`fedsweep predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands.options import Json
+from orchestrator.console import emit_json, number
+from trainables.errors import UserError
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.npz", help="A model that `fedsweep train --save` kept.")],
+    data: Annotated[Path, typer.Argument(metavar="FEATURES.npz", help="A feature file; its test rows are predicted.")],
+    output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where the predictions go, a line for every row.")],
+    json: Json = False,
+) -> None:
+    """Predict the classes of the test rows of a feature file, and say how often that is right."""
+    import numpy as np
+
+    from trainables.data import features
+    from trainables.saved import SavedModel
+
+    saved = SavedModel.load(model)
+    if output.exists():
+        raise UserError(f"--output {output} is there already; choose another name")
+    loaded = features.load(str(data))
+    if saved.model == "poisson":
+        raise UserError(f"{model} is a model of counts: it has no classes to predict")
+    predicted = saved.scores(loaded.x_test).argmax(1)
+    np.savetxt(output, predicted, fmt="%d", header="class", comments="")
+    accuracy = 100 * float((predicted == loaded.y_test).mean())
+    epsilon = saved.provenance["epsilon"]["claimed"]
+    if json:
+        emit_json({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance})
+        return
+    typer.echo(f"{len(predicted)} rows predicted in {output}, {accuracy:.2f}% of them as labelled")
+    typer.echo(f"the model was trained at epsilon {number(float(epsilon))}, delta {saved.provenance['delta']:g}")

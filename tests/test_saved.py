@@ -1,0 +1,82 @@
+"""A model comes out: it says of features as they came what the server said of them, and it knows its account."""
+
+import json
+
+import numpy as np
+import pytest
+import small
+from test_cli import assert_one_sentence
+
+from orchestrator.running.training import Trained, Training, saved_model, with_secret_seed
+from trainables.errors import UserError
+from trainables.pack import check
+from trainables.problem import in_process
+from trainables.saved import SavedModel
+from trainables.server import HostsHere, Server
+from trainables.spec import Preprocess
+
+BETTER = {"preprocess": Preprocess(center=0.1, bound=3.0), "aggregate": "size"}
+
+
+def trained(model="softmax", epsilon=8.0, **update):
+    of = small.problem(model=model)
+    trial = small.trial(of, "dp-fedgd", epsilon=epsilon).model_copy(update=update)
+    server = Server(HostsHere(1))
+    server.open([trial], in_process(of))
+    (result,) = server.advance(trial.rounds)
+    return Training(trial, of, check(trial, of)), Trained(result, 0.0, server.final_weights())
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp:3", "multinomial"])
+@pytest.mark.parametrize("update", [{}, BETTER], ids=["plain", "centred"])
+def test_it_predicts_as_it_was_judged(model, update, tmp_path):
+    run, came = trained(model, **update)
+    saved_model(run, came, secret=False).save(tmp_path / "m.npz")
+    saved = SavedModel.load(tmp_path / "m.npz")
+    of = run.problem
+    accuracy = 100 * (saved.scores(of.x_eval).argmax(1) == of.y_eval).mean()
+    assert accuracy == pytest.approx(came.result.metrics["accuracy"][run.trial.rounds], abs=1.0), (
+        "one row on the border"
+    )
+    assert saved.provenance["epsilon"]["bought"]["local"] == pytest.approx(8.0, rel=1e-5)
+    assert saved.provenance["trial"]["seed"] == 42
+
+
+def test_a_secret_seed_is_nowhere(tmp_path):
+    run, came = trained()
+    secret = with_secret_seed(run)
+    assert secret.trial.seed != with_secret_seed(run).trial.seed
+    saved_model(secret, came, secret=True).save(tmp_path / "m.npz")
+    about = json.dumps(SavedModel.load(tmp_path / "m.npz").provenance)
+    assert str(secret.trial.seed) not in about
+    assert secret.trial.key not in about
+
+
+def test_nothing_is_overwritten_and_no_other_file_is_taken_for_a_model(tmp_path):
+    run, came = trained()
+    model = saved_model(run, came, secret=False)
+    model.save(tmp_path / "m.npz")
+    with pytest.raises(UserError, match="there already"):
+        model.save(tmp_path / "m.npz")
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    (tmp_path / "text.npz").write_text("no archive")
+    for name in ("other.npz", "text.npz", "nowhere.npz"):
+        with pytest.raises(UserError, match=name):
+            SavedModel.load(tmp_path / name)
+    with pytest.raises(UserError, match="features of shape"):
+        model.scores(np.zeros((2, 5), dtype=np.float32))
+
+
+def test_the_command(fedsweep, tmp_path):
+    run, came = trained()
+    saved_model(run, came, secret=False).save(tmp_path / "m.npz")
+    data = run.problem.data
+    np.savez(tmp_path / "d.npz", x_train=data.x_train, y_train=data.y_train, x_test=data.x_test, y_test=data.y_test)
+    code, out, _ = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")
+    assert code == 0
+    assert "100 rows predicted" in out
+    assert "epsilon 8" in out
+    assert len((tmp_path / "p.csv").read_text().split()) == 101
+    again = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")
+    assert_one_sentence(again, "p.csv")
+    assert_one_sentence(fedsweep("train", "--epsilon", 1, "--save", tmp_path / "m.npz"), "--save")

@@ -1,0 +1,60 @@
+"""A trained model as a file: weights for features as they came, where they are from, and the privacy account."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainables import models
+from trainables.errors import UserError
+from trainables.models.shard import Shard
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    weights: NDArray[np.float32]
+    """(d,), of the model on features without any preprocessing."""
+    model: str
+    features: int
+    classes: int
+    provenance: dict[str, Any]
+    """The trial and its account, as it was claimed and as it was bought."""
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all; a file that is there already is not overwritten."""
+        if path.exists():
+            raise UserError(f"{path} is there already; choose another name")
+        about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
+        scratch = path.with_name(path.name + ".part")
+        with scratch.open("wb") as file:
+            np.savez(file, weights=self.weights, about=json.dumps({**about, "provenance": self.provenance}))
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> SavedModel:
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                weights, about = content["weights"], json.loads(str(content["about"]))
+            found = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
+        if len(weights) != models.parse(found.model, features=found.features, classes=found.classes).dimension:
+            raise UserError(f"{path} has {len(weights)} weights, which is not what its model has")
+        return found
+
+    def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(rows, classes): the higher, the likelier. Of a model of counts, the logarithm of their mean."""
+        if x.ndim != 2 or x.shape[1] != self.features:
+            raise UserError(f"features of shape {x.shape} are not (rows, {self.features}), as the model wants them")
+        rows = Shard.build([(x, np.zeros(len(x), dtype=np.int64))]).x[0]
+        head = models.parse(self.model, features=self.features, classes=self.classes)
+        return head.scores(rows, torch.from_numpy(self.weights)).numpy()
