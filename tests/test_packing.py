@@ -74,6 +74,8 @@ def test_never_more_hosts_than_clients():
         ({"CPU": 16, "GPU": 2}, {}, (2, 1)),  # by itself it takes whole devices, where there are any
         ({"CPU": 16, "GPU": 0.5}, {}, (4, 4)),
         ({"CPU": 16, "GPU": 2}, {"gpus_per_host": 0.4, "hosts": 2}, (2, 2)),  # two hosts on each device
+        ({"CPU": 16, "GPU": 4, "accelerator_type:H200": 1}, {"accelerator": "H200"}, (4, 1)),
+        ({"CPU": 16, "memory": 17 * 2**30}, {"memory_gib_per_host": 2, "gpus_per_host": 0}, (2, 4)),
         ({"CPU": 16, "GPU": 4}, {"federations": 3}, (3, 1)),  # no more than was said
         ({"CPU": 16, "GPU": 4}, {"federations": 5}, (4, 1)),
         ({"CPU": 16, "GPU": 2}, {"gpus_per_host": 0}, (4, 4)),  # and leaves them alone when told so
@@ -92,6 +94,8 @@ def test_how_many_federations_fit_on_gpus(node, settings, expected):
         ([cpus(8)], {"gpus_per_host": 1}, "needs 1 CPU and 1 GPU on one node"),
         ([{"CPU": 8, "GPU": 1}], {"gpus_per_host": 0.5, "hosts": 3}, "needs 3 CPU and 1.5 GPU on one node"),
         ([{"CPU": 8, "GPU": 2}], {"gpus_per_host": 0.4, "hosts": 5}, "needs 5 CPU and 2 GPU on one node"),
+        ([cpus(8)], {"hosts": 2, "memory_gib_per_host": 4}, "needs 2 CPU and 8 GiB of memory on one node"),
+        ([{"CPU": 8, "GPU": 2}], {"accelerator": "H200"}, "needs 1 CPU and 1 GPU and an accelerator H200 on one node"),
         ([], {}, "needs 1 CPU on one node"),
     ],
 )

@@ -45,6 +45,10 @@ class FederationSize:
     hosts: int = 1
     cpus_per_host: float = 1.0
     gpus_per_host: float = 0.0
+    memory_per_host: int = 0
+    """Bytes that Ray is to set aside."""
+    accelerator: str = ""
+    """The kind of GPU, as Ray calls it."""
 
     @property
     def device(self) -> str:
@@ -62,8 +66,13 @@ class FederationSize:
 
     @property
     def host_bundle(self) -> dict[str, float]:
-        bundle = {"CPU": self.cpus_per_host}
-        return {**bundle, "GPU": self.gpus_per_host} if self.gpus_per_host else bundle
+        bundle = {
+            "CPU": self.cpus_per_host,
+            "GPU": self.gpus_per_host,
+            "memory": self.memory_per_host,
+            f"accelerator_type:{self.accelerator}": 0.001 if self.accelerator else 0.0,  # a node has 1 of its kind
+        }
+        return {name: amount for name, amount in bundle.items() if amount}
 
     @property
     def bundles(self) -> list[dict[str, float]]:

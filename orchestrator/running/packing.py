@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from orchestrator.study.settings import ResourceSettings
@@ -49,10 +49,11 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
     elif gpus > 0:
         size = FederationSize(1, 1.0, gpus)
     else:
-        size = _fitting(nodes, settings.placement, clients)
+        size = _fitting(nodes, settings.placement, clients, _memory(settings))
+    size = replace(size, memory_per_host=_memory(settings), accelerator=settings.accelerator)
     federations = room(nodes, size, settings.placement)
     if federations == 0:
-        need = " and ".join(f"{amount * size.hosts:g} {name}" for name, amount in size.host_bundle.items())
+        need = " and ".join(_shown(name, amount * size.hosts) for name, amount in size.host_bundle.items())
         part = f" ({size.gpus_per_host:g} of one device for each)" if 0 < size.gpus_per_host < 1 else ""
         raise UserError(
             f"resources: a federation of {size.hosts} hosts needs {need} on "
@@ -63,10 +64,18 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
     return Capacity(size, min(federations, most or federations), lanes, settings.placement, most)
 
 
+def _shown(name: str, amount: float) -> str:
+    if name == "memory":
+        return f"{amount / 2**30:g} GiB of memory"
+    kind = name.removeprefix("accelerator_type:")
+    return f"{amount:g} {name}" if kind == name else f"an accelerator {kind}"
+
+
 def smallest(settings: ResourceSettings) -> FederationSize:
     """The smallest federation that the study may have, on whatever nodes."""
     hosts = 1 if settings.hosts == "auto" else settings.hosts
-    return FederationSize(hosts, 1.0, 0.0 if settings.gpus_per_host == "auto" else settings.gpus_per_host)
+    gpus = 0.0 if settings.gpus_per_host == "auto" else settings.gpus_per_host
+    return FederationSize(hosts, 1.0, gpus, _memory(settings), settings.accelerator)
 
 
 def room(nodes: Sequence[dict[str, float]], size: FederationSize, placement: str) -> int:
@@ -75,9 +84,15 @@ def room(nodes: Sequence[dict[str, float]], size: FederationSize, placement: str
     return sum(slots) // size.hosts if placement == "spread" else sum(slot // size.hosts for slot in slots)
 
 
-def _fitting(nodes: Sequence[dict[str, float]], placement: str, clients: int) -> FederationSize:
+def _memory(settings: ResourceSettings) -> int:
+    return int(settings.memory_gib_per_host * 2**30)
+
+
+def _fitting(nodes: Sequence[dict[str, float]], placement: str, clients: int, memory: int) -> FederationSize:
     """The largest federation that leaves few cores idle, on nodes that may be of many sizes."""
-    sizes = [FederationSize(hosts) for hosts in range(min(HOSTS_PER_FEDERATION, clients), 0, -1)]
+    sizes = [
+        FederationSize(hosts, memory_per_host=memory) for hosts in range(min(HOSTS_PER_FEDERATION, clients), 0, -1)
+    ]
     cores = sum(_slots(node, sizes[-1]) for node in nodes)
     return next(
         (size for size in sizes if 0 < BUSY_ENOUGH * cores <= size.hosts * room(nodes, size, placement)), sizes[-1]

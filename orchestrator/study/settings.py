@@ -330,6 +330,10 @@ class ResourceSettings(Settings):
     """How many trials are computed side by side; auto: as many as pay, or fit."""
     federations: int | Literal["auto"] = Field(default="auto")
     """How many work side by side at most; auto: as many as the cluster has room for."""
+    memory_gib_per_host: float = Field(default=0.0, ge=0, le=1e5)
+    """What Ray is to set aside for a host; 0: nothing."""
+    accelerator: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,64}$")
+    """The kind of GPU, as Ray calls it (H200, A100): only nodes that have it are used."""
     placement: Literal["pack", "spread"] = "pack"
     """Whether a federation's hosts share a node or are spread over nodes."""
 

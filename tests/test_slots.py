@@ -1,0 +1,94 @@
+"""Slots on a real Ray and Tune, with federations that only wait: all work at once, and stay."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from test_search import GD, SOFIM, drive, study
+
+from benchmarks.waiting import WaitingFederation, _result
+from orchestrator.results.ledger import Ledger
+from orchestrator.running import runner
+from orchestrator.running.packing import Capacity
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from trainables.federation import FederationSize
+from trainables.pack_storage import PackStorage
+
+pytestmark = pytest.mark.ray
+
+SLOTS = 6
+STUDY = study(methods=[GD, SOFIM], epsilons=[8, 4])
+
+
+def judge(trial):
+    metrics = _result(trial).metrics
+    return "done", metrics["accuracy"][trial.rounds], metrics["loss"][trial.rounds]
+
+
+def swept(folder: Path, start) -> tuple[dict, dict]:
+    """Outcomes and stages of a study whose trials are packs of their own."""
+    with Ledger.write(folder / "results") as ledger:
+        sweep = Sweep(Blueprint.draw(STUDY), ledger)
+        size = Capacity(FederationSize(1, cpus_per_host=0.25), SLOTS, lanes_per_pack=1)
+        runner.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
+        assert sweep.finished
+        return ledger.outcomes(), ledger.stages()
+
+
+def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
+    """No pack ends before six processes have one: so if it ends at all, six have worked at once. Over three stages of
+    four cells no federation is started twice, and what comes out is what one after the other comes out."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    outcomes, stages = swept(tmp_path, functools.partial(WaitingFederation, 0.05, SLOTS, str(seen)))
+    assert len(list(seen.glob("up-*"))) == len(list(seen.glob("began-*"))) == SLOTS
+    packs = [json.loads(line) for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
+    assert len(packs) == len(outcomes)
+    first_end = min(end for _, end in packs)
+    assert sum(began < first_end for began, _ in packs) == SLOTS, "distinct processes, since none has two at a time"
+    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    assert not (tmp_path / "tune").exists(), "Tune's scratch is thrown away"
+    assert not (tmp_path / "packs").exists()
+
+
+class DiesOnce(WaitingFederation):
+    """Its process is killed in the middle of its third pack, but for the first one that this happens to."""
+
+    def progress(self, until):
+        done = self._folder / f"packs-{os.getpid()}"
+        if done.exists() and len(done.read_text().splitlines()) == 2:
+            try:
+                (self._folder / "died").touch(exist_ok=False)
+            except FileExistsError:
+                return super().progress(until)
+            os._exit(1)
+        return super().progress(until)
+
+
+def test_a_slot_that_dies_comes_back_and_its_pack_is_not_lost(local_ray, tmp_path):
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    outcomes, stages = swept(tmp_path, functools.partial(DiesOnce, 0.05, 2, str(seen)))
+    assert (seen / "died").exists()
+    assert {state for state, _, _ in outcomes.values()} == {"done"}
+    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    with Ledger.read(tmp_path / "results") as ledger:
+        (failure,) = ledger.failures()
+    assert failure[0] == 1
+
+
+def test_what_tune_keeps_does_not_grow_with_the_trials(local_ray, tmp_path, monkeypatch):
+    """Its whole state, as it would write it: a few kilobytes for every slot."""
+    sizes = []
+
+    def weigh(path, *arguments, **named):
+        sizes.append(sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file()))
+
+    monkeypatch.setattr(runner.shutil, "rmtree", weigh)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    swept(tmp_path, functools.partial(WaitingFederation, 0.0, 1, str(seen)))
+    assert 0 < sizes[0] < SLOTS * 20_000
