@@ -167,6 +167,23 @@ def test_ended_while_ray_starts(end, folder, undisturbed, tally):
 
 
 @pytest.mark.chaos
+def test_a_pack_goes_on_from_its_checkpoint_when_the_driver_was_killed(folder, undisturbed, tally):
+    """Not from round 0: the checkpoint is named by what it holds, and outlives whoever wrote it."""
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
+        for _ in range(20):  # a pack may end between the look and the kill, and its checkpoint with it
+            driver.wait_until(lambda: chaos.checkpoints(folder), "there is a checkpoint")
+            with driver.held():
+                if chaos.checkpoints(folder):
+                    kill(driver)
+                    break
+        tally.add("driver, SIGKILL", chaos.current_stage(folder))
+    assert chaos.checkpoints(folder)
+    with Driver.resume(folder) as driver:
+        finished(driver, undisturbed)
+    assert "goes on from its last checkpoint" in chaos.log(folder)
+
+
+@pytest.mark.chaos
 def test_a_client_host_that_hangs(folder, undisturbed, tally):
     """It is there and does not answer, as behind a dead mount: it is named, and its pack is taken up elsewhere."""
     with Driver.run(folder, chaos.study(), patience_s=5.0, checkpoint_every_s=0.2) as driver:

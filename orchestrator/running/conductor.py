@@ -197,7 +197,7 @@ class Conductor:
             self._record(rows)
         for report in reports:
             self._hear(report)
-        if reports:
+        if any(report.kind != "began" for report in reports):
             self.on_change(self)
 
     def _of(self, report: Report) -> Pack | None:
