@@ -19,7 +19,7 @@ from trainables.pack_storage import PackStorage
 
 pytestmark = pytest.mark.ray
 
-SLOTS = 6
+SLOTS = 8  # of a quarter of a core each: all that a Ray of two has room for
 STUDY = study(methods=[GD, SOFIM], epsilons=[8, 4])
 
 
@@ -39,7 +39,7 @@ def swept(folder: Path, start) -> tuple[dict, dict]:
 
 
 def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
-    """No pack ends before six processes have one: so if it ends at all, six have worked at once. Over three stages of
+    """No pack ends before eight processes have one: if it ends at all, eight have worked at once. Over three stages of
     four cells no federation is started twice, and what comes out is what one after the other comes out."""
     seen = tmp_path / "seen"
     seen.mkdir()
