@@ -72,7 +72,7 @@ class PackSlot(tune.Trainable):
                 self._open(order)
             self._advance()
             patience = 0.0  # whoever has ended a pack and finds no other wakes the driver by returning
-            if time.monotonic() > end and self._order is not None:
+            if time.monotonic() > end:
                 break
         return {"packs": self._ended}
 
