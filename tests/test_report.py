@@ -220,19 +220,19 @@ def test_a_clear_lead(tmp_path):
     assert part["heading"] == SETTING
     assert part["sentences"][0]["text"] == (
         "At ε = 8 DP-FedAdam leads with 62.50 ± 1.50 %, 10.50 higher than DP-FedGD (9.26 to 11.74), "
-        "and every other method is clearly behind."
+        "which is clearly behind."
     )
 
 
 def test_a_lead_that_is_none(tmp_path):
     found = two_methods(tmp_path, {1: {20: 50.0}, 2: {20: 60.0}, 3: {20: 55.0}}, {k: {20: 56.0} for k in (1, 2, 3)})
     (part,) = words.summary(found)
-    assert part["sentences"][0]["text"].endswith("; no other method can be told from it by 3 seeds.")
+    assert part["sentences"][0]["text"].endswith("; the two cannot be told apart by 3 seeds.")
 
 
 def test_a_single_seed_tells_nothing_apart(tmp_path):
     found = two_methods(tmp_path, {1: {20: 50.0}}, {1: {20: 90.0}}, seeds=(1,))
-    assert "no other method can be told from it by 1 seed." in words.summary(found)[0]["sentences"][0]["text"]
+    assert "; the two cannot be told apart by 1 seed." in words.summary(found)[0]["sentences"][0]["text"]
     assert "Winners were confirmed with 1 seed only." in words.distrust(found)
 
 

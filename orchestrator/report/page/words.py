@@ -48,9 +48,10 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
     tied = [_name(other, results) for other, mark in zip(others, marked[1:], strict=True) if mark or single]
     text += _lead(best, others[0], results)
     if not tied:
-        text += ", and every other method is clearly behind."
+        text += ", which is clearly behind." if len(others) == 1 else ", and every other method is clearly behind."
     elif len(tied) == len(others):
-        text += f"; no other method can be told from it by {_seeds(best)}."
+        text += "; the two" if len(others) == 1 else "; it and the others"
+        text += f" cannot be told apart by {_seeds(best)}."
     else:
         text += f"; {_listed(tied)} cannot be told from it by {_seeds(best)}, the others are clearly behind."
     return {"epsilon": epsilon, "text": text, "winner": best.id}
