@@ -96,9 +96,10 @@ def findings(ours: Ours, joined: Sequence[Joined]) -> list[Finding]:
 
 
 def _verdict(holds: int, of: int) -> str:
+    """The paper speaks of the majority of regimes."""
     if not of:
         return "cannot be said"
-    return "holds" if holds > of / 2 and holds >= 0.75 * of else "holds in part" if holds > of / 4 else "does not hold"
+    return "holds" if holds > of / 2 else "holds in part" if holds > of / 4 else "does not hold"
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
