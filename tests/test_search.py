@@ -422,6 +422,21 @@ def test_the_best_meet_again_on_fresh_seeds(tmp_path):
     assert found["cells"][0]["stages"]["contest"] == {"done": 6, "total": 6}
 
 
+def test_status_names_who_won_and_not_the_best_mean(tmp_path):
+    """0.3 is ahead of 0.1 in the contest by 10 and -8: a tie, and 0.1 has the smaller spread."""
+    contest = {(0.3, 11): 60.0, (0.3, 12): 42.0, (0.1, 11): 50.0, (0.1, 12): 50.0}
+
+    def judge(trial):
+        if trial.rounds == 6:
+            return "done", contest.get((trial.hyperparameters["learning_rate"], trial.seed), 20.0), 1.0
+        return near(0.2)(trial)
+
+    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS), judge)
+    assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
+    (found,) = status.read(tmp_path)["cells"]
+    assert (found["best_validation_accuracy"], found["best_hyperparameters"]) == (50.0, {"learning_rate": 0.1})
+
+
 def test_a_configuration_enters_a_contest_once(tmp_path):
     """0.1 runs twice in the search, with 3 rounds and with 4."""
     of = study(methods=[GD], seeds=SEEDS, rounds={"coarse": 3, "fine": 4, "confirm": 6})

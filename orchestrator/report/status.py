@@ -12,7 +12,8 @@ from typing import Any
 from orchestrator.results.ledger import Ledger, Session
 from orchestrator.results.places import place
 from orchestrator.search import extent
-from orchestrator.search.contenders import Contender, Outcome, Standing, contenders_of
+from orchestrator.search.contenders import Contender, Outcome, contenders_of
+from orchestrator.search.selection import Choice, leader
 from orchestrator.study.settings import MethodSettings, Study
 from orchestrator.study.ways import SEARCH_STAGES, STAGES, Way
 from search_spaces import SearchSpace
@@ -69,8 +70,8 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
                 "ended": ended,
                 "stages": {stage: {"done": done[stage], "total": counts[stage]} for stage in opened},
                 "expected": expected,
-                f"best_validation_{study.objective}": best[1] if best else None,
-                "best_hyperparameters": _tuned(ledger, best[0], spaces[method.shown]) if best else None,
+                f"best_validation_{study.objective}": best.score if best else None,
+                "best_hyperparameters": _tuned(ledger, best.contender, spaces[method.shown]) if best else None,
             }
         )
     not_begun = _cells_in(study) * len(ways) - len(cells)
@@ -114,21 +115,15 @@ def _named(cell: str, study: Study) -> tuple[str, MethodSettings, float] | None:
     return cell.removesuffix(ending), *endings[ending]
 
 
-def _best(
-    way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], study: Study
-) -> tuple[Contender, float] | None:
-    """The best configuration by its mean over seeds: of the contest once it has results."""
-    for stages in (("contest",), SEARCH_STAGES[way.search]):
-        found = [
-            (Standing.of(contender, outcomes, study.judged_by), contender)
-            for stage in stages
-            for contender in contenders_of(opened.get(stage, []), len(study.seeds_of(way, stage)))
-            if contender.ended(outcomes)
-        ]
-        standing, best = min(found, key=lambda pair: pair[0], default=(None, None))
-        if standing is not None and best is not None and not standing.lost:
-            return best, study.judged_by.cost(standing.cost)  # what a cost is to a score, the score is to its cost
-    return None
+def _best(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], study: Study) -> Choice | None:
+    """The configuration that leads."""
+
+    def of(*stages: str) -> list[Contender]:
+        found = (contenders_of(opened.get(stage, []), len(study.seeds_of(way, stage))) for stage in stages)
+        return list(dict.fromkeys(contender for members in found for contender in members))
+
+    choice = leader(of("contest"), of(*SEARCH_STAGES[way.search]), outcomes, study.judged_by)
+    return None if choice is None or choice.lost else choice
 
 
 def _tuned(ledger: Ledger, best: Contender, space: SearchSpace) -> dict[str, HyperValue]:

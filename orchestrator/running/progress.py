@@ -16,7 +16,7 @@ from orchestrator.console import emit_json, stderr
 from orchestrator.running.packing import Capacity
 from orchestrator.search import extent
 from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.contenders import Standing as Judged
+from orchestrator.search.selection import leader
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.ways import SEARCH_STAGES, STAGES
 
@@ -219,12 +219,8 @@ def standing_table(sweep: Sweep) -> Table:
 
 
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
-    """The best mean over the seeds of a configuration, of the contest once it has results."""
+    """Of the configuration that leads: its mean over seeds."""
     objective = sweep.blueprint.study.judged_by
-    for stages in (("contest",), SEARCH_STAGES[search.way.search]):
-        ended = [c for c in search.contenders(*stages) if all(key in sweep.outcomes for key in c.keys)]
-        judged = [found for c in ended if not (found := Judged.of(c, sweep.outcomes, objective)).lost]
-        if judged:
-            # what a cost is to a score, the score is to the cost
-            return objective.shown(objective.cost(min(judged).cost))
-    return "·"
+    searched = search.contenders(*SEARCH_STAGES[search.way.search])
+    choice = leader(search.contenders("contest"), searched, sweep.outcomes, objective)
+    return "·" if choice is None or choice.lost else objective.shown(choice.score)

@@ -69,6 +69,19 @@ def win_contest(
     return _choice(winner, outcomes, len(tied))
 
 
+def leader(
+    met: Sequence[Contender],
+    searched: Sequence[Contender],
+    outcomes: Mapping[str, Outcome],
+    objective: Objective = ACCURACY,
+) -> Choice | None:
+    """Who wins as it stands, among those that have ended: of the contest once it has results, else of the search."""
+    ended = [contender for contender in met if contender.ended(outcomes)]
+    if ended:
+        return win_contest(ended, outcomes, objective)
+    return choose([c for c in searched if c.ended(outcomes)], outcomes, 1, objective)
+
+
 def told_apart(
     ours: Contender, theirs: Contender, outcomes: Mapping[str, Outcome], rows: int, objective: Objective = ACCURACY
 ) -> bool:
