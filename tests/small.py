@@ -1,13 +1,17 @@
 """Small problems and trials, and how to run them: what most tests start from."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from trainables import methods
 from trainables.data import features
 from trainables.data import partition as partitions
+from trainables.models import kernels
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem, in_process
 from trainables.server import HostsHere, Server
@@ -100,3 +104,16 @@ def weights_after(rounds: int, trials, of: Problem, hosts: int = 1, device: str 
     server.advance(rounds)
     rows = {t.key: row for t, row in zip(server.trials, server.theta.cpu().numpy(), strict=True)}
     return np.stack([rows[t.key].reshape(of.model.rows, -1) for t in trials]), server
+
+
+def kernels_of(device: str) -> list[str]:
+    """Those that this machine has."""
+    own = kernels.OWN[device]
+    return [own, "torch"] if kernels._to_be_had(device) else ["torch"]
+
+
+@contextlib.contextmanager
+def computed_with(kernel: str, device: str = "cpu") -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kernels._chosen, device, kernel)
+        yield

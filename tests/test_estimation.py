@@ -5,26 +5,21 @@ import math
 from pathlib import Path
 
 import pytest
+import whole_study
 import yaml
 
 from orchestrator import cli
 from orchestrator.report.status import as_text, read
-from orchestrator.report.tables import write_tables
 from orchestrator.results.ledger import Ledger
-from orchestrator.running.conductor import Conductor
-from orchestrator.running.packing import Capacity, make_packs
-from orchestrator.running.sweeping import _enter_study
 from orchestrator.running.training import from_best
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import contenders_of
 from orchestrator.search.selection import choose, ranked
-from orchestrator.search.sweep import Sweep
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import Way
 from trainables.errors import UserError
-from trainables.federation import FederationSize
 from trainables.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
 from trainables.privacy.gaussian import epsilon_of
 from trainables.problem import in_process
@@ -68,24 +63,10 @@ def changed(old: str, new: str) -> str:
     return TEXT.replace(old, new)
 
 
-def run(text: str, folder: Path) -> None:
-    """The whole study in this process, as the runner would record it."""
-    blueprint, size = Blueprint.draw(study(text)), Capacity(FederationSize(1), 1, 128)
-    with Ledger.write(folder) as ledger:
-        _enter_study(ledger, blueprint, text, folder)
-        sweep = Sweep(blueprint, ledger)
-        conductor = Conductor(sweep, size, lambda _: None)
-        while not sweep.finished:
-            for pack in make_packs(list(sweep.waiting.values()), size):
-                lanes = run_here(pack, in_process(blueprint.problems[pack[0].problem.key]))
-                conductor._record([conductor._row(trial, lanes[trial.key]) for trial in pack])
-        write_tables(ledger, folder)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("estimates")
-    run(TEXT, folder)
+    whole_study.run(TEXT, folder)
     return folder
 
 
@@ -274,7 +255,7 @@ def test_a_study_that_does_not_vary_the_clients_has_one_figure(tmp_path):
     pytest.importorskip("matplotlib")
     from orchestrator.report.figures import write_figures
 
-    run(changed("  - source: simulated:logistic,3,40,equal,2\n", ""), tmp_path)
+    whole_study.run(changed("  - source: simulated:logistic,3,40,equal,2\n", ""), tmp_path)
     assert [path.stem for path in write_figures(tmp_path)] == ["score-by-round"] * 2
 
 

@@ -150,12 +150,18 @@ def twin_of(trial, of, train=None):
     return train(clients, of.data.classes, trial.method, hypers, rounds=ROUNDS, diagnose_at=(10, 20))
 
 
-def assert_agrees(fast: np.ndarray, server, trial, of, train=None) -> None:
-    """`train`: another twin's."""
+def assert_agrees(trial, of, train=None, device="cpu") -> None:
+    """With our own kernel and with torch's. `train`: another twin's."""
     slow = twin_of(trial, of, train)
+    for kernel in small.kernels_of(device):
+        with small.computed_with(kernel, device):
+            weights, server = small.weights_after(ROUNDS, [trial], of, device=device)
+        assert_as(slow, weights[0], server.results[trial.key].metrics, of)
+
+
+def assert_as(slow, fast: np.ndarray, metrics, of) -> None:
     scale = np.abs(slow.weights[-1]).max()
     np.testing.assert_allclose(fast, slow.weights[-1], rtol=0, atol=1e-5 * scale)
-    metrics = server.results[trial.key].metrics
     assert len(slow.diagnostics) >= 6
     for (name, t), value in slow.diagnostics.items():
         assert metrics[name][t] == pytest.approx(value, rel=1e-4), (name, t)
@@ -170,8 +176,7 @@ def assert_agrees(fast: np.ndarray, server, trial, of, train=None) -> None:
 def test_agrees_with_the_twin(name, hypers, small_problem):
     """20 rounds with noise on; the run is planned for 25, since the server lets go of lanes that are done."""
     trial = small.trial(small_problem, name, hypers, rounds=25, every=10)
-    weights, server = small.weights_after(ROUNDS, [trial], small_problem)
-    assert_agrees(weights[0], server, trial, small_problem)
+    assert_agrees(trial, small_problem)
 
 
 @every_method_of_softmax
@@ -187,8 +192,7 @@ def test_agrees_with_the_twin(name, hypers, small_problem):
 )
 def test_agrees_with_the_twin_under_other_privacy(name, privacy, small_problem):
     trial = small.trial(small_problem, name, SETTINGS[name][0], rounds=25, every=10, seed=7, **privacy)
-    weights, server = small.weights_after(ROUNDS, [trial], small_problem)
-    assert_agrees(weights[0], server, trial, small_problem)
+    assert_agrees(trial, small_problem)
 
 
 @every_method_of_softmax
@@ -209,8 +213,7 @@ def test_these_settings_are_far_from_the_edge_of_stability(name, small_problem, 
 @without_cuda
 def test_agrees_with_the_twin_on_cuda(name, small_problem):
     trial = small.trial(small_problem, name, SETTINGS[name][0], rounds=25, every=10)
-    weights, server = small.weights_after(ROUNDS, [trial], small_problem, device="cuda")
-    assert_agrees(weights[0], server, trial, small_problem)
+    assert_agrees(trial, small_problem, device="cuda")
 
 
 def test_auto_follows_the_budget():
