@@ -1,9 +1,12 @@
 """The package `fedsweep`: the same as the commands, from Python, with data frames."""
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -12,8 +15,12 @@ import pytest
 import small
 
 import fedsweep
+from orchestrator.running.conductor import Conductor
 from orchestrator.study.reading import parse
 from trainables.data import features
+from trainables.pack import pack_group
+from trainables.problem import in_process
+from trainables.server import run_here
 
 STUDY = {
     "name": "from-python",
@@ -24,16 +31,29 @@ STUDY = {
     "epsilons": [8],
     "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
     "evaluate_every": 2,
-    "seeds": {"confirm": [42, 7]},
+    "seeds": {"search": [1, 2], "contest": [11, 12], "confirm": [42, 7]},
+    "search": {"refine": "table"},
 }
 
 
+def packs_here(sweep, *arguments, **options):
+    """Every pack in this process, without Ray; what becomes of it is written down as ever."""
+    scribe = SimpleNamespace(sweep=sweep)
+    while sweep.waiting:
+        groups = itertools.groupby(sorted(sweep.waiting.values(), key=pack_group), key=pack_group)
+        for trials in [list(members) for _, members in groups]:
+            lanes = run_here(trials, in_process(sweep.blueprint.problems[trials[0].problem.key]))
+            Conductor._record(scribe, [Conductor._row(scribe, trial, lanes[trial.key]) for trial in trials])
+
+
 @pytest.fixture(scope="module")
-def results(local_ray, tmp_path_factory):
-    return fedsweep.run_study(STUDY, tmp_path_factory.mktemp("api") / "results")
+def results(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
+        patch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
+        return fedsweep.run_study(STUDY, tmp_path_factory.mktemp("api") / "results")
 
 
-@pytest.mark.ray
 def test_a_study_from_a_dict(results):
     assert results.finished
     assert results.study.name == "from-python"
@@ -42,7 +62,6 @@ def test_a_study_from_a_dict(results):
     pd.testing.assert_frame_equal(found.trials, results.trials)
 
 
-@pytest.mark.ray
 def test_trials(results):
     trials = results.trials
     confirm = trials[trials["stage"] == "confirm"]
@@ -53,7 +72,6 @@ def test_trials(results):
     assert (trials["epsilon_local"] <= trials["epsilon_claimed"] * (1 + 1e-6)).all()
 
 
-@pytest.mark.ray
 def test_rounds_lead_to_the_scores(results):
     """The last line of every trial's rounds is its accuracy, and the cell's score is the mean over the seeds."""
     rounds, trials = results.rounds, results.trials
@@ -67,14 +85,12 @@ def test_rounds_lead_to_the_scores(results):
     assert cell["missing"] == 0
 
 
-@pytest.mark.ray
 def test_winners_are_what_was_confirmed(results):
     (winner,) = results.winners.to_dict("records")
     confirm = results.trials[results.trials["stage"] == "confirm"]
     assert set(confirm["learning_rate"]) == {winner["learning_rate"]}
 
 
-@pytest.mark.ray
 def test_the_files_beside_the_tables(results):
     """They hold what the frames hold, but for the seconds."""
     trials = pd.read_csv(f"{results.folder}/tables/trials.csv")
@@ -86,7 +102,6 @@ def test_the_files_beside_the_tables(results):
     assert sorted(set(seeds["round"])) == [2, 4, 6]
 
 
-@pytest.mark.ray
 def test_again_nothing_runs(results, monkeypatch):
     monkeypatch.setattr("orchestrator.running.sweeping._run_packs", lambda *a: pytest.fail("something ran"))
     again = fedsweep.run_study(STUDY, results.folder)
@@ -162,7 +177,6 @@ def test_everything_promised_is_there_and_documented():
 # ---- for other tools
 
 
-@pytest.mark.ray
 def test_export_to_files(results, fedsweep, tmp_path):
     code, out, err = fedsweep("export", results.folder, "--to", "csv", "--out", tmp_path)
     assert code == 0, err
@@ -175,7 +189,6 @@ def test_export_to_files(results, fedsweep, tmp_path):
     assert list((tmp_path / "parquet").glob("*.parquet"))
 
 
-@pytest.mark.ray
 def test_export_to_tensorboard(results, fedsweep, tmp_path):
     """A log a trial, whose events are the rounds."""
     for _ in range(2):  # again, it is replaced
@@ -187,7 +200,6 @@ def test_export_to_tensorboard(results, fedsweep, tmp_path):
     assert all(b"accuracy" in log.read_bytes() for log in logs)
 
 
-@pytest.mark.ray
 def test_export_to_optuna(results, fedsweep, tmp_path):
     import optuna
 
@@ -201,7 +213,6 @@ def test_export_to_optuna(results, fedsweep, tmp_path):
     assert {trial.params["learning_rate"] for trial in study.trials} == set(searched["learning_rate"])
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("form", ["mlflow", "wandb"])
 def test_a_tool_that_is_not_there_is_named(results, fedsweep, form, monkeypatch):
     monkeypatch.setitem(sys.modules, form, None)
@@ -210,7 +221,6 @@ def test_a_tool_that_is_not_there_is_named(results, fedsweep, form, monkeypatch)
     assert f"{form} is not installed; pip install 'fedsweep[{form}]'" in err
 
 
-@pytest.mark.ray
 def test_what_mlflow_is_told(results, fedsweep, monkeypatch):
     mlflow = MagicMock()
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
@@ -224,7 +234,6 @@ def test_what_mlflow_is_told(results, fedsweep, monkeypatch):
     assert steps == results.rounds["round"].tolist()
 
 
-@pytest.mark.ray
 def test_what_wandb_is_told(results, fedsweep, monkeypatch):
     wandb = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
