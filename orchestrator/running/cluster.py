@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 # Ray reads these when it is imported: no usage report, no progress tables of its own, no metrics agent
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -18,6 +19,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 import ray
 from ray.exceptions import AuthenticationError
 
+from trainables import plugins
 from trainables.errors import UserError
 
 LOCAL_OBJECT_STORE = 1 << 30  # bytes; features are megabytes, weights kilobytes
@@ -92,13 +94,19 @@ def _join(address: str) -> None:
     _show_token()
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **_with_plugins())
     except (ConnectionError, OSError, ValueError, AuthenticationError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
             f"no Ray cluster answers at address = {address!r}: {reason}; one that is up wants its token, from "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
+
+
+def _with_plugins() -> dict[str, Any]:
+    """Workers of a cluster that is there already do not inherit what this process was told."""
+    names = os.environ.get(plugins.VARIABLE)
+    return {"runtime_env": {"env_vars": {plugins.VARIABLE: names}}} if names else {}
 
 
 def _knock(address: str) -> None:
