@@ -321,3 +321,12 @@ def test_a_package_that_is_not_installed_is_named():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == ("fedsweep: s3://b/f needs a package that is not installed: pip install 'fedsweep[s3]'.\n")
+
+
+def test_a_lock_that_is_just_being_renewed_is_read_again(tmp_path, monkeypatch):
+    """A file is empty for a moment while it is written: that does not mean that nobody holds it."""
+    with place(f"file://{tmp_path}/results").to_write() as held:
+        whole = held._files.cat_file
+        answers = iter([b" ", b'{"holder": "pro'])
+        monkeypatch.setattr(type(held._files), "cat_file", lambda self, path: next(answers, None) or whole(path))
+        assert held.holder() == held._me

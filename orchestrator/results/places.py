@@ -252,10 +252,14 @@ class RemotePlace(Place):
         return found["holder"] if found and _counts(found) else None
 
     def _read_lock(self) -> dict[str, Any] | None:
-        try:
-            return json.loads(self._files.cat_file(f"{self._root}/{LOCK}"))
-        except (FileNotFoundError, ValueError):
-            return None
+        for _ in range(5):
+            try:
+                return json.loads(self._files.cat_file(f"{self._root}/{LOCK}"))
+            except FileNotFoundError:
+                return None
+            except ValueError:
+                time.sleep(0.05)  # half written: on some storage it is for a moment, whenever it is renewed
+        return None
 
     def _sign(self) -> bytes:
         return json.dumps({"holder": self._me, "token": self._token, "alive": time.time()}).encode()
