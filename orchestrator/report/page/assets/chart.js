@@ -60,13 +60,14 @@ function frame({ width, height, x, y, label, left = 52, bottom = 40, top = 10, r
   const sx = scale(x.domain, [inner.left, inner.right - (x.room || 0)], x.kind);
   const sy = scale(y.domain, [inner.bottom, inner.top], y.kind);
   const xTicks = x.ticks || (x.kind === "log" ? logTicks(...x.domain) : niceTicks(...x.domain, Math.max(2, width / 90)));
+  const kept = x.whole ? xTicks.filter(Number.isInteger) : xTicks;
   const yTicks = y.ticks || (y.kind === "log" ? logTicks(...y.domain) : niceTicks(...y.domain, Math.max(2, height / 55)));
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const value of yTicks) {
     root.append(svg("line", { class: "grid", x1: inner.left, x2: inner.right, y1: sy(value), y2: sy(value) }),
       svg("text", { class: "tick", x: inner.left - 6, y: sy(value) + 4, "text-anchor": "end" }, y.text ? y.text(value) : short(value)));
   }
-  for (const value of xTicks) {
+  for (const value of kept) {
     root.append(svg("text", { class: "tick", x: sx(value), y: inner.bottom + 16, "text-anchor": "middle" }, x.text ? x.text(value) : short(value)));
   }
   root.append(svg("line", { class: "axis", x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom }),

@@ -76,7 +76,7 @@ function curvePanel(study, series, { width, metric, band, traces, kind, range, l
   if (!series.length || !range) return el("p", { class: "note" }, "Nothing to show.");
   const rounds = extent(series.flatMap(({ points }) => points.map((p) => p.round)));
   const { root, sx, sy } = frame({ width, height, label: `${study.metrics[metric]} by round: ${series.map(({ cell }) => cellName(study, cell)).join(", ")}`,
-    x: { domain: rounds, kind, label: kind === "log" ? "round (logarithmic)" : "round" },
+    x: { domain: rounds, kind, whole: true, label: kind === "log" ? "round (logarithmic)" : "round" },
     y: { domain: log ? [range[0] / 1.1, range[1] * 1.1] : padded(range), kind: log ? "log" : "linear", label: study.metrics[metric] } });
   const points = [];
   for (const { cell, points: curve } of series) {

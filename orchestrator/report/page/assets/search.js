@@ -250,7 +250,7 @@ function searchCurves(study, cell) {
   return el("section", { class: "sub" }, el("h3", {}, "Validation curves of the best configurations"), drawn((width) => {
     const range = extent(traces.flatMap((trace) => trace.curves[metric])), log = study.objective.lower && range[0] > 0;
     const { root, sx, sy } = frame({ width, height: 260, label: `Validation curves of ${count} configurations`,
-      x: { domain: extent(traces.flatMap((trace) => trace.rounds)), label: "round" },
+      x: { domain: extent(traces.flatMap((trace) => trace.rounds)), whole: true, label: "round" },
       y: { domain: log ? range : padded(range), kind: log ? "log" : "linear", label: `validation ${study.objective.title}` } });
     const points = [];
     for (const trace of traces.toReversed()) {
