@@ -1,6 +1,8 @@
 # Two commands on a fresh machine with Python >= 3.11 and make:
 #   make run    makes .venv, installs, runs the quickstart study
 #   make test   makes .venv, installs, checks and tests everything
+#   make fuzz   throws ten thousand bad inputs of every kind at what reads them
+#   make mutants  puts small faults into the code and counts those that the fast tests do not notice
 #   make goldens  says which computed results have changed, and writes the new ones down
 #   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
@@ -12,13 +14,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test goldens chaos nodes data reproduce peers check install lock clean
+.PHONY: run test fuzz mutants goldens chaos nodes data reproduce peers check install lock clean
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
 
 test: check
 	$(BIN)/python -m pytest
+
+# Ten thousand of each kind of what comes from outside.
+fuzz: install
+	FEDSWEEP_FUZZ=10000 $(BIN)/python -m pytest tests/test_fuzz.py -o timeout=0
+
+# Small deliberate faults, and whether the fast tests notice; MUTANTS names modules or folders.
+mutants: install .venv/.mutants
+	$(BIN)/python tests/mutants.py $(MUTANTS)
+
+.venv/.mutants: tests/mutants.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 goldens: install
 	$(BIN)/python tests/goldens.py

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from trainables.errors import UserError
 from trainables.spec import TrialSpec
 
@@ -183,6 +185,9 @@ class Ledger:
                 raise UserError(f"the ledger in {folder} is empty: its driver ended before it had begun")
             ledger._check_version(folder)
             yield ledger
+        except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError) as error:
+            # of several lines the first says what, the others say where in a structure that nobody wrote by hand
+            raise UserError(f"the ledger in {folder} is damaged: {str(error).splitlines()[0]}") from None
         finally:
             connection.close()
 
