@@ -1,0 +1,53 @@
+"""Slots on a real Ray and Tune, with federations that only wait: all work at once, and stay."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from test_search import GD, SOFIM, drive, study
+
+from benchmarks.waiting import WaitingFederation, _result
+from orchestrator.results.ledger import Ledger
+from orchestrator.running import runner
+from orchestrator.running.packing import Capacity
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from trainables.federation import FederationSize
+from trainables.pack_storage import PackStorage
+
+pytestmark = pytest.mark.ray
+
+SLOTS = 8  # of a quarter of a core each: all that a Ray of two has room for
+STUDY = study(methods=[GD, SOFIM], epsilons=[8, 4])
+
+
+def judge(trial):
+    metrics = _result(trial).metrics
+    return "done", metrics["accuracy"][trial.rounds], metrics["loss"][trial.rounds]
+
+
+def swept(folder: Path, start) -> tuple[dict, dict]:
+    """Outcomes and stages of a study whose trials are packs of their own."""
+    with Ledger.write(folder / "results") as ledger:
+        sweep = Sweep(Blueprint.draw(STUDY), ledger)
+        size = Capacity(FederationSize(1, cpus_per_host=0.25), SLOTS, lanes_per_pack=1)
+        runner.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
+        assert sweep.finished
+        return ledger.outcomes(), ledger.stages()
+
+
+def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
+    """No pack ends before eight processes have one: if it ends at all, eight have worked at once. Over three stages of
+    four cells no federation is started twice, and what comes out is what one after the other comes out."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    outcomes, stages = swept(tmp_path, functools.partial(WaitingFederation, 0.05, SLOTS, str(seen)))
+    assert len(list(seen.glob("up-*"))) == len(list(seen.glob("began-*"))) == SLOTS
+    packs = [json.loads(line) for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
+    assert len(packs) == len(outcomes)
+    first_end = min(end for _, end in packs)
+    assert sum(began < first_end for began, _ in packs) == SLOTS, "distinct processes, since none has two at a time"
+    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    assert not (tmp_path / "tune").exists(), "Tune's scratch is thrown away"
+    assert not (tmp_path / "packs").exists()
