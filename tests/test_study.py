@@ -532,7 +532,7 @@ def test_resources_of_a_run_replace_those_of_the_study():
         ("hosts=none", "Input should be a valid integer"),
         ("hosts=0", "0 is less than 1"),
         ("placement=far", "Input should be 'pack' or 'spread'"),
-        ("rounds=5", "is not KEY=VALUE with a key of: hosts, gpus_per_host, lanes_per_pack, federations, placement"),
+        ("rounds=5", "is not KEY=VALUE with a key of: hosts, gpus_per_host, lanes_per_pack"),
     ],
 )
 def test_bad_resources_are_named(text, said):
