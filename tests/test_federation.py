@@ -128,7 +128,7 @@ def test_lanes_that_are_stopped_leave_the_others_alone(federation, trials, expec
     stopped = {trials[0].key, trials[4].key}
     federation.open(trials, Shipper().ship(small_problem))
     federation.advance(10)
-    federation.stop_lanes(sorted(stopped))
+    ray.get(federation._server.stop_lanes.remote(sorted(stopped)))
     found = outcomes(federation.advance(ROUNDS))
     for key, outcome in found.items():
         if key in stopped:

@@ -266,6 +266,7 @@ def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
     text += "model: mlp:99999\nresources: {hosts: 1, lanes_per_pack: LANES}\n"
     monkeypatch.setattr("orchestrator.running.planning.machine_bytes", lambda: 23 * 2**30)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 23 * 2**30)
+    monkeypatch.setattr("orchestrator.running.planning.local_resources", lambda: [{"CPU": 2.0}])
     greedy = planning.plan(parse(text.replace("LANES", "128"), "wide.yaml", tmp_path))
     assert "GiB of memory, more than the 23.0 it has" in greedy.as_text()
     modest = planning.plan(parse(text.replace("LANES", "auto"), "wide.yaml", tmp_path))

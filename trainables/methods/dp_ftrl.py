@@ -78,7 +78,11 @@ class DPFTRL(Method):
             "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, whole=True, shared=True
         ),
         Hyperparameter(
-            "noise", "tree", "tree, as published, or independent from round to round", choices=("tree", "independent")
+            "noise",
+            "tree",
+            "tree, as published, or independent from round to round",
+            choices=("tree", "independent"),
+            shared=True,
         ),
         as_released("noise for ceil(log2 T) + 1 releases although all T are released"),
     )

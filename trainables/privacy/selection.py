@@ -57,4 +57,7 @@ def base_for(epsilon: float, mean: float, delta: float) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if best_released(middle, mean, delta) <= epsilon else (low, middle)
-    return epsilon_of(low, delta) if low > 0 else 0.0
+    base = epsilon_of(low, delta) if low > 0 else 0.0
+    while base > 0 and best_released(mu_of(base, delta), mean, delta) > epsilon:  # what rounding has added
+        base *= 1 - 1e-12
+    return base
