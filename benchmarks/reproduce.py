@@ -29,6 +29,7 @@ STUDIES = {
     "paper-cifar10-resnet20": "tables 3, 7, 14 and 15",
     "paper-cifar10-as-released": "table 3, as released and as published",
     "cifar10-resnet20": "table 3, searched our way",
+    "beyond-two": "at the same budgets: features centred in private, clients weighted by size, a smaller clip",
     "paper-cifar10-iid": "table 8",
     "paper-cifar10-ablation": "tables 10 and 12",
     "paper-crc5-resnet20": "in place of table 4",
@@ -52,6 +53,9 @@ STUDIES = {
 MISSING = ("is not there; make it with", "is neither a file nor a built-in set")
 """How a study says that its data are missing."""
 KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml", "made.json")
+NOT_KEPT = ("trials.csv",)  # every trial of a search is many megabytes, and what a ledger is for
+BEYOND = ("beyond-two",)
+"""What no paper has: kept, but not set beside one."""
 PACKED = ("ledger.sqlite", "study.yaml", "made.json")
 DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")
 """Where a data file lay on the machine is nobody's business."""
@@ -169,12 +173,13 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
         _fedsweep("figures", work / name)
     made = {name: json.loads((work / name / "made.json").read_text()) for name in there}
     left = {name: _why_left(name) for name in STUDIES if name not in there}
-    compared = (*(work / name for name in there), "--to", work / "compare", "--made", _sentence(made, left))
+    beside = [work / name for name in there if name not in BEYOND]
+    compared = (*beside, "--to", work / "compare", "--made", _sentence(made, left))
     _fedsweep("compare", *compared, *(("--page", page) if page else ()))
     shutil.rmtree(keep, ignore_errors=True)
     for folder in [work / name for name in there]:
         for pattern in KEPT:
-            for path in sorted(folder.glob(pattern)):
+            for path in sorted(path for path in folder.glob(pattern) if path.name not in NOT_KEPT):
                 _copy(path, keep / folder.name / path.relative_to(folder))
     for path in sorted((work / "compare").iterdir()):
         _copy(path, keep / "compare" / path.name)
