@@ -21,7 +21,7 @@ run: .venv/.runs
 
 # Two files at a time: most of them wait for processes of their own, or use one core.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Ten thousand of each kind of what comes from outside.
 fuzz: install
