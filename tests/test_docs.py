@@ -88,7 +88,7 @@ def test_the_page_on_methods_shows_the_example_itself():
     """What stands there is what the tests run, to the letter."""
     source = (REPOSITORY / "examples" / "plugin" / "heavy_ball.py").read_text()
     shown = blocks(DOCS / "write-a-method.md", "python")
-    assert len(shown) == 4
+    assert len(shown) == 5
     for block in shown:
         assert block in source
     (space,) = blocks(DOCS / "write-a-method.md", "yaml")

@@ -552,3 +552,11 @@ def test_what_runs_as_released_is_always_marked(given):
 def test_as_released_is_not_searched_over():
     with pytest.raises(UserError, match="as_released"):
         read(f"{FTRL}{{coarse: {{as_released: [true, false]}}}}\n")
+
+
+def test_a_study_whose_plug_in_is_not_loaded_is_not_called_damaged():
+    text = "name: away\ndata: [synthetic-frozen]\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    kept = parse(text, "away.yaml", Path()).model_dump_json()
+    assert Study.recorded(kept).methods[0].name == "dp-fedgd"
+    with pytest.raises(UserError, match=r"cannot be read without its plug-ins: method 'dp-away' is unknown.*--import"):
+        Study.recorded(kept.replace("dp-fedgd", "dp-away"))

@@ -35,7 +35,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
     recorded, stages = ledger.study(), ledger.stages()
     if recorded is None:
         raise UserError(f"result folder {results} holds no study yet")
-    study = Study.model_validate_json(recorded[0])
+    study = Study.recorded(recorded[0])
     outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
     failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
     reasons = {key: row.reason for key, row in ledger.rows(failed).items()}

@@ -39,7 +39,7 @@ def _take(part: Ledger, into: Ledger, name: str) -> None:
     else:
         for old, new in ((ours, theirs), (theirs, ours)):
             try:
-                check_extension(Study.model_validate_json(old[0]), Study.model_validate_json(new[0]))
+                check_extension(Study.recorded(old[0]), Study.recorded(new[0]))
             except UserError as error:
                 raise UserError(f"result folder {name} is of another study: {error}") from None
     into.add_data(part.fingerprints())

@@ -158,9 +158,9 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
     """The study that a result folder holds."""
     with place(results).to_read() as folder, Ledger.read(folder) as ledger:
         found = ledger.study()
-    if found is None:
-        raise UserError(f"result folder {results} holds no study yet")
-    return found_again(Study.model_validate_json(found[0])), found[1]
+        if found is None:
+            raise UserError(f"result folder {results} holds no study yet")
+        return found_again(Study.recorded(found[0])), found[1]
 
 
 def rebuild_tables(results: Path | str) -> list[str]:
@@ -193,7 +193,7 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
     """Write the study into its folder, or see that it goes with the one that is there."""
     study, before = blueprint.study, ledger.study()
     if before is not None:
-        old = Study.model_validate_json(before[0])
+        old = Study.recorded(before[0])
         check_extension(old, study)
         study = carried_over(old, study)
     text = study.model_dump_json()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 import search_spaces
@@ -493,6 +493,20 @@ class Study(Settings):
     def last_round(self) -> int:
         """Of the confirm runs that last longest."""
         return max(self.rounds_of(method, "confirm") for method in self.methods)
+
+    @classmethod
+    def recorded(cls, text: str) -> Study:
+        """As a ledger keeps it. A plug-in that is not loaded is no damage."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            for wrong_here in error.errors():
+                if "--import" in wrong_here["msg"]:
+                    sentence = wrong_here["msg"].removeprefix("Value error, ")
+                    raise UserError(
+                        f"the study of this folder cannot be read without its plug-ins: {sentence}"
+                    ) from None
+            raise
 
     @property
     def judged_by(self) -> Objective:

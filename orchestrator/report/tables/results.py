@@ -162,7 +162,7 @@ class Results:
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
-        study = Study.model_validate_json(recorded[0])
+        study = Study.recorded(recorded[0])
         reader = _Reader(ledger, study)
         cells = tuple(
             reader.cell(setting, method, epsilon, way)
