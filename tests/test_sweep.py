@@ -6,6 +6,7 @@ import io
 import json
 import math
 import shutil
+import sqlite3
 from collections import Counter
 from pathlib import Path
 
@@ -280,6 +281,42 @@ def test_a_changed_setting_is_refused_and_nothing_is_touched(copied, nothing_run
     assert shown(copied) == before
     assert (copied / "ledger.sqlite").read_bytes() == ledger
     assert (copied / "study.yaml").read_text() == study_text()
+
+
+# ---- a contest
+
+
+def contest_text(resources: str) -> str:
+    """Two ways to pick the winner, partitions that vary, zoom: small, but with every stage there is."""
+    sofim = TEXT[TEXT.index("  - dp-fedsofim") : TEXT.index("epsilons")]
+    return (
+        TEXT.replace(sofim, "")
+        .replace("[0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1.0e+38]", "[0.1, 1]")
+        .replace("search: 42, contest: []", "search: [1, 2], contest: [3, 4], partition: [5, 6]")
+        .replace("search: {refine: table, ", "search: {refine: zoom, contenders: 3, select: [contest, single], ")
+        + f"resources: {{gpus_per_host: 0, {resources}}}\n"
+    )
+
+
+def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(local_ray, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(whole, contest_text("hosts: 2")).complete
+    run(cut, contest_text("hosts: 1, lanes_per_pack: 2"))
+    assert shown(cut) == shown(whole)
+    assert {"tables/selection.md", "tables/partitions.md", "tables/search-ways.md"} <= set(shown(whole))
+    contest = stage(whole, GD, "contest")
+    assert len(contest) == 3 * 2
+    assert {(row.rounds, row.trial.problem.evaluate_on, bool(row.correct)) for row in contest} == {
+        (6, "validation", False)
+    }
+    # a driver that died in the middle of the contest: half of its rows and all that came after are not there
+    lost = [row.key for row in contest[::2]]
+    with contextlib.closing(sqlite3.connect(cut / "ledger.sqlite")) as ledger, ledger:
+        ledger.executemany("DELETE FROM trials WHERE key = ?", [(key,) for key in lost])
+        ledger.execute("DELETE FROM stages WHERE stage = 'confirm' AND way = 'grid'")
+    assert run(cut, contest_text("hosts: 2, lanes_per_pack: 4")).complete
+    assert shown(cut) == shown(whole)
+    assert stages(cut) == stages(whole)
 
 
 # ---- early stopping
