@@ -81,7 +81,8 @@ def train(
     address: str | None = None,
     on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
 ) -> Model:
-    """Train one federation; the arguments are those of `fedsweep train`.
+    """Train one federation; the arguments are named as the options of `fedsweep train`, which has more of them: centred
+    features, weights by size and secret noise are the command's alone.
 
     `data`: a feature file, the name of a built-in set, or the arrays themselves (x_train, y_train, x_test, y_test and,
     if rows belong to clients, client_train).

@@ -7,6 +7,7 @@ The bits of a lane are the same in either.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 
 import torch
@@ -95,7 +96,7 @@ def clipped_gradient_sum(
     gradient = torch.cat(sums, dim=1)
     if not diagnose:
         return gradient, None
-    return gradient, Diagnostics((torch.cat(losses, dim=1) * _LN2).float(), torch.cat(cuts, dim=1).float())
+    return gradient, Diagnostics((torch.cat(losses, dim=1) * math.log(2)).float(), torch.cat(cuts, dim=1).float())
 
 
 def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,9 +118,6 @@ def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[t
         losses.append(loss.flatten()[:count])
         rights.append(right.flatten(0, 1)[:count])
     return torch.cat(losses), torch.cat(rights)
-
-
-_LN2 = 0.6931471805599453
 
 
 def _library() -> ctypes.CDLL:
