@@ -216,8 +216,8 @@ def _sentence(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
 def _readme(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
     lines = [
         "# What the papers' studies come to here\n",
-        "Made by `make reproduce`; nothing in this folder is typed. [Beside the papers](compare/README.md),",
-        "[findings](compare/findings.md), and by study:\n",
+        "Made by `python -m benchmarks.reproduce run` and `collect`; no number in the tables is typed.",
+        "[Beside the papers](compare/README.md), [findings](compare/findings.md), and by study:\n",
         "| study | for | made by | seconds | on | commit |\n|---|---|---|---|---|---|",
     ]
     for name, what in STUDIES.items():
