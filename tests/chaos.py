@@ -256,19 +256,27 @@ class Driver:
 
     # ---- when and what to strike
 
+    def _patiently(self, condition: Callable[[], object], what: str) -> None:
+        """Until it happens or the driver ends. Where neither comes, all that could tell why is said."""
+        try:
+            wait_until(lambda: not self.alive or condition(), what)
+        except TimeoutError as error:
+            there = "\n".join(f"{pid} {title[:100]}" for pid, title in sorted(session(self.process.pid).items()))
+            raise AssertionError(f"{error}\n{self.said}\n{log(self.folder)}\n{there}") from None
+
     def reach(self, moment: Moment, kind: str = "server") -> int | None:
         """Wait for the moment; the process of that kind that is there then, or None: the study was over before."""
 
         def there() -> list[int]:
             return self.processes(kind) if moment.has_come(current_stage(self.folder)) else []
 
-        wait_until(lambda: not self.alive or there(), f"a {kind} works on {moment.stage}")
+        self._patiently(there, f"a {kind} works on {moment.stage}")
         self._look()
         found = there()
         if not found:
             return None
         until = cpu_seconds(found[0]) + moment.after_cpu_s
-        wait_until(lambda: not self.alive or cpu_seconds(found[0]) >= until, f"the {kind} has worked")
+        self._patiently(lambda: cpu_seconds(found[0]) >= until, f"the {kind} has worked")
         return found[0] if self.alive and running_stages(self.folder) else None
 
     def strike(self, kind: str, moment: Moment) -> str:

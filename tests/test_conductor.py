@@ -281,6 +281,22 @@ def test_a_slot_that_dies_costs_its_pack_a_try_and_a_node_that_goes_does_not(tmp
         assert len(cluster.ledger.failures()) == 5 + 2
 
 
+def test_a_pack_that_never_reached_its_slot_is_laid_out_again(tmp_path):
+    """The slot died first and was given up with no pack; then the desk, which could not know, handed it one."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        cluster.conductor.slot_failed("slot", "killed")
+        number, pack = cluster.take()
+        cluster.report(number, "lost")
+        assert cluster.conductor.in_flight == {}
+        cluster.report(number, "lost")  # and of what is no longer in flight, nothing
+        again, same = cluster.take()
+        assert same == pack
+        cluster.complete(again, pack, near(0.3))
+        cluster.run(near(0.3))
+        assert cluster.conductor.sweep.finished
+        assert cluster.ledger.failures() == []
+
+
 def test_what_a_slot_says_after_it_was_given_up_counts_for_nothing(tmp_path):
     """Its pack has gone to another, which says the same."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:

@@ -30,7 +30,8 @@ class Report:
 
     slot: str
     number: int
-    kind: Literal["began", "went on", "ended", "too large"]
+    kind: Literal["began", "went on", "ended", "too large", "lost"]
+    """lost: says the desk, of a pack that its slot never got."""
     round: int = 0
     running: int = 0
     computing_s: float = 0.0
@@ -50,31 +51,48 @@ class PackDesk:
         self._orders: deque[Order] = deque()
         self._reports: list[Report] = []
         self._shunned: set[str] = set()
+        self._held: dict[str, int] = {}
+        """The pack that a slot has."""
+        self._asked: dict[str, int] = {}
+        """How often a slot has come."""
         self._closed = False
         self._changed = asyncio.Condition()
 
     # ---- slots
 
     async def take(self, slot: str, node: str, patience_s: float) -> Order | None:
-        """The next pack, as soon as there is one; none, if for so long there was none."""
+        """The next pack, as soon as there is one; none, if for so long there was none.
+
+        Whoever comes has nothing: if a pack was handed out to that slot, then to a process that had died meanwhile, and
+        nobody works on it."""
+        self._asked[slot] = asked = self._asked.get(slot, 0) + 1
+        if (lost := self._held.pop(slot, None)) is not None:
+            self._reports.append(Report(slot, lost, "lost"))
+
+        def superseded() -> bool:
+            return self._asked[slot] != asked
 
         def answered() -> bool:
-            return self._closed or (bool(self._orders) and node not in self._shunned)
+            return self._closed or superseded() or (bool(self._orders) and node not in self._shunned)
 
         async with self._changed:
+            self._changed.notify_all()
             if not answered() and patience_s > 0:
                 try:
                     await asyncio.wait_for(self._changed.wait_for(answered), patience_s)
                 except TimeoutError:
                     return None
-            if self._closed or not answered():
+            if self._closed or superseded() or not answered():
                 return None
             order = self._orders.popleft()
+            self._held[slot] = order.number
             self._reports.append(Report(slot, order.number, "began", node=node))
             return order
 
     async def tell(self, report: Report) -> None:
         self._reports.append(report)
+        if report.kind in ("ended", "too large") and self._held.get(report.slot) == report.number:
+            del self._held[report.slot]
 
     # ---- the driver
 

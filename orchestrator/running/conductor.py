@@ -211,6 +211,10 @@ class Conductor:
         if report.kind == "began":
             self._begin(report, pack)
             return
+        if report.kind == "lost":
+            log.warning("pack of %d trials was handed to a process that had died, and is laid out again", len(pack))
+            self._ready.insert(0, self.in_flight.pop(report.number))
+            return
         for note in report.notes:
             log.warning("%s", note)
         if report.saved and report.saved != pack.saved:
