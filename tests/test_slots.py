@@ -51,3 +51,24 @@ def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
     assert stages == drive(tmp_path / "plain", STUDY, judge).stages
     assert not (tmp_path / "tune").exists(), "Tune's scratch is thrown away"
     assert not (tmp_path / "packs").exists()
+
+
+@pytest.mark.timeout(300)
+def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
+    """More often than there are slots, so one of them twice."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+
+    def stumbling():
+        for number in range(SLOTS + 1):
+            try:
+                (seen / f"failed-{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            raise RuntimeError("it does not start")
+        return WaitingFederation(0.01, 1, str(seen))
+
+    outcomes, stages = swept(tmp_path, stumbling)
+    assert len(list(seen.glob("failed-*"))) == SLOTS + 1
+    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    assert len(outcomes) == len({key for keys in stages.values() for key in keys})

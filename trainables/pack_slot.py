@@ -143,14 +143,15 @@ class PackSlot(tune.Trainable):
             self._tell("went on", **state)
 
     def _close(self, kind: Any, **said: Any) -> None:
-        self._tell(kind, **said)
+        """Waits until it was heard: whoever comes for the next pack before that would seem to have lost this one."""
+        ray.get(self._tell(kind, **said))
         self._order = None
 
-    def _tell(self, kind: Any, **said: Any) -> None:
+    def _tell(self, kind: Any, **said: Any) -> Any:
         assert self._order is not None
         notes, self._notes = tuple(self._notes), []
         report = Report(self._slot, self._order.number, kind, saved=self._saved, notes=notes, **said)
-        self._desk.tell.remote(report)
+        return self._desk.tell.remote(report)
 
     # ---- checkpoints
 
