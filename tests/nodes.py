@@ -68,7 +68,7 @@ class Node:
     def processes(self, title: str = "") -> list[int]:
         """The processes of this node whose command line begins so."""
         mine = [pid for pid, fields in _running().items() if int(fields[3]) == self._process.pid]
-        return [pid for pid in mine if _title(pid).startswith(title)]
+        return [pid for pid in mine if title_of(pid).startswith(title)]
 
     def freeze_in_a_round(self) -> None:
         """Stops a client host of this node while it works on a round, which then cannot end."""
@@ -77,7 +77,7 @@ class Node:
             for pid in self.processes(IN_A_ROUND):
                 os.kill(pid, signal.SIGSTOP)
                 wait_for(lambda pid=pid: _state(pid) == "T", "the host had stopped")
-                if _title(pid).startswith(IN_A_ROUND):
+                if title_of(pid).startswith(IN_A_ROUND):
                     return True
                 os.kill(pid, signal.SIGCONT)  # the round had just ended
             return False
@@ -161,11 +161,20 @@ def family() -> set[int]:
     return found
 
 
-def _title(pid: int) -> str:
+def title_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has ever had; nothing of one that is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 def _signal(pid: int, number: int) -> None:

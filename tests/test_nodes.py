@@ -5,15 +5,18 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
 import small
-from nodes import Cluster, free_port, wait_for
+from nodes import Cluster, free_port, peak_bytes, title_of, wait_for
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from orchestrator.results.ledger import Ledger
 from orchestrator.running import runner, sweeping
 from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
@@ -90,6 +93,10 @@ class Driver:
             stdout=folder.with_suffix(".out").open("w"),
             stderr=self._err.open("w"),
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -254,6 +261,64 @@ def test_shards_go_once_to_every_node(cluster, repository):
 
 
 # ---- with one node, which pretends to be several
+
+
+@pytest.fixture
+def large(tmp_path) -> Path:
+    """1.1 GB of features in a file; three classes that are not hard to tell apart."""
+    rng = np.random.default_rng(5)
+    rows, features = 280_000, 1000
+    y = rng.integers(0, 3, rows)
+    x = np.empty((rows, features), np.float32)
+    for first in range(0, rows, 20_000):
+        part = rng.standard_normal((20_000, features), np.float32)
+        part[np.arange(20_000), y[first : first + 20_000]] += 3
+        x[first : first + 20_000] = part
+    path = tmp_path / "large.npz"
+    np.savez(path, x_train=x, y_train=y, x_test=x[:500], y_test=y[:500])
+    return path
+
+
+def test_data_larger_than_any_node_holds(large, tmp_path, tmp_path_factory):
+    """Eleven times an object store, spread over four nodes: every host reads its clients' rows from the file, and
+    no process has ever held as much as there is."""
+    study = tmp_path / "large.yaml"
+    study.write_text(
+        f"""\
+name: large
+data: [{{source: {large}, label: large}}]
+partitions: [iid]
+clients: 8
+methods: [dp-fedgd: {{coarse: {{learning_rate: [0.1, 1]}}, fine: {{learning_rate: [0.3]}}}}]
+epsilons: [40]
+privacy: {{clip: 10}}
+rounds: {{coarse: 3, fine: 3, confirm: 5}}
+seeds: {{search: 42, contest: [], confirm: [7]}}
+search: {{refine: table}}
+validation: {{fraction: 0.01, seed: 1}}
+resources: {{gpus_per_host: 0, hosts: 4, placement: spread}}
+"""
+    )
+    cluster = Cluster(tmp_path_factory.mktemp("c"), (1, 1, 1, 1), "--include-dashboard=false")
+    driver = Driver(cluster, study, tmp_path / "results", "--address", cluster.address)
+    most: dict[str, int] = {}
+    try:
+        wait_for(lambda: hosts(cluster) == [1, 1, 1, 1], "a host was on every node", driver.alive)
+        while driver.alive():
+            for pid in [driver.pid, *(pid for node in cluster.nodes for pid in node.processes())]:
+                name = title_of(pid).partition(".")[0][:40]
+                most[name] = max(most.get(name, 0), peak_bytes(pid))
+            time.sleep(0.5)
+        assert driver.finished()["finished"]
+    finally:
+        driver.end()
+        cluster.close()
+    assert any(name.startswith(HOST) for name in most)
+    too_much = {name: peak for name, peak in most.items() if peak > 280_000 * 1000 * 4}
+    assert not too_much, most
+    with Ledger.read(tmp_path / "results") as ledger:
+        confirmed = [row.accuracy for row in ledger.rows(ledger.outcomes()).values() if row.rounds == 5]
+    assert min(confirmed) > 60, "a third would be chance"
 
 
 def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_path, monkeypatch, expected):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from trainables.data.stored import StoredRows
 from trainables.exact import to_grid
 from trainables.methods.base import Parts, Sample, State
 from trainables.models import Model
@@ -198,11 +201,19 @@ class ClientHost:
         self._batches, self._states = [], None
         x, y, rows = (fetch(part) for part in (work.shipment.x, work.shipment.y, work.shipment.rows))
         shape, sizes = SHAPES[self.device], work.shipment.sizes
+        features_of = _picker(x, {client: rows[client] for client in mine})
         for clients, length in shape.batches(mine, sizes, apart):
-            parts = [(centred(x[rows[client]], work.centre), y[rows[client]]) for client in clients]
+            parts = [(centred(features_of(client), work.centre), y[rows[client]]) for client in clients]
             shard = Shard.build(parts, self.device, rows=length, sizes=[sizes[client] for client in clients])
             self._batches.append(Batch.load(clients, shard, work.shipment.model))
         self._held = held
+
+
+def _picker(x: NDArray[np.float32] | StoredRows, rows: Mapping[int, NDArray[np.int64]]) -> Callable[[int], Any]:
+    """Gives every client's features, once. What lies in a file is read in one pass for all of them."""
+    if isinstance(x, StoredRows):
+        return dict(zip(rows, x.parts(list(rows.values())), strict=True)).pop
+    return lambda client: x[rows[client]]
 
 
 def _weights(size: torch.Tensor, sizes: Sequence[int], aggregate: Aggregate) -> torch.Tensor:

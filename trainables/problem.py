@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainables import models
 from trainables.data.features import FeatureSet
 from trainables.data.partition import Partition, partition
+from trainables.data.stored import StoredRows
 from trainables.models import Model
 from trainables.spec import ProblemSpec
 
@@ -47,8 +48,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Shipment:
-    """A problem on its way to actors. The arrays are held by the object store, once per node; `fetch` takes either a
-    reference or the array itself."""
+    """A problem on its way to actors. The arrays are held by the object store, once per node, or lie in their file;
+    `fetch` takes either a reference or the array itself."""
 
     key: str
     model: Model
@@ -78,7 +79,8 @@ class Shipper:
         if key not in self._shipped:
             data = problem.data
             if data.fingerprint not in self._features:
-                self._features[data.fingerprint] = (ray.put(data.x_train), ray.put(data.y_train))
+                x_train = data.x_train if isinstance(data.x_train, StoredRows) else ray.put(data.x_train)
+                self._features[data.fingerprint] = (x_train, ray.put(data.y_train))
             x, y = self._features[data.fingerprint]
             self._shipped[key] = Shipment(
                 key,

@@ -29,6 +29,7 @@ from typing import Any
 from orchestrator.results.ledger import Ledger
 from trainables.errors import UserError
 from trainables.pack_storage import PackStorage
+from trainables.urls import opened, said
 
 SIGN_OF_LIFE_S = 20.0
 LOCK_COUNTS_S = 120.0  # longer than a few signs of life and the sending of a large ledger take
@@ -101,8 +102,8 @@ def read_text(where: str | Path) -> str:
     """A file's text, of this machine or at a URL."""
     if isinstance(where, Path) or "://" not in where:
         return Path(where).read_text(encoding="utf-8")
-    files, path = _opened(where)
-    with _said(f"{where} cannot be read"):
+    files, path = opened(where)
+    with said(f"{where} cannot be read"):
         return files.cat_file(path).decode()
 
 
@@ -110,7 +111,7 @@ class RemotePlace(Place):
     """A result folder at a URL."""
 
     def __init__(self, url: str) -> None:
-        self._files, self._root = _opened(url)
+        self._files, self._root = opened(url)
         self.url = url.rstrip("/")
         self._me = f"process {os.getpid()} on {socket.gethostname()}"
         self._token = secrets.token_hex(8)
@@ -158,7 +159,7 @@ class RemotePlace(Place):
             self._hand_over()
 
     def _fetch(self, *names: str) -> None:
-        with _said(f"the results at {self.url} cannot be read"):
+        with said(f"the results at {self.url} cannot be read"):
             for name in names:
                 if self._files.exists(f"{self._root}/{name}"):
                     self._files.get_file(f"{self._root}/{name}", str(self.folder / name))
@@ -166,7 +167,7 @@ class RemotePlace(Place):
     # ---- while the study runs
 
     def ask_to_stop(self) -> None:
-        with _said(f"the results at {self.url} cannot be written"):
+        with said(f"the results at {self.url} cannot be written"):
             self._files.pipe_file(f"{self._root}/{CANCEL}", self._sign())
 
     def asked_to_stop(self) -> bool:
@@ -201,7 +202,7 @@ class RemotePlace(Place):
     def _hand_over(self) -> None:
         """Send all there is and let go of the lock. If that cannot be done, the working copy stays and is named."""
         if not self._lost:
-            with _said(
+            with said(
                 f"the results could not be sent to {self.url}; they are in {self.folder}, where "
                 f"'fedsweep resume {self.folder}' goes on"
             ):
@@ -211,7 +212,7 @@ class RemotePlace(Place):
 
     def _let_go(self) -> None:
         if not self._lost:
-            with _said(f"the lock at {self.url} could not be taken away"):
+            with said(f"the lock at {self.url} could not be taken away"):
                 self._files.rm_file(f"{self._root}/{LOCK}")
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -236,7 +237,7 @@ class RemotePlace(Place):
                     self._files.rm_file(found)  # the study has grown and calls it otherwise
 
     def send_tables(self) -> None:
-        with _said(f"the tables could not be sent to {self.url}"):
+        with said(f"the tables could not be sent to {self.url}"):
             self._send_files()
 
     def _send(self, file: Path, name: str) -> None:
@@ -265,7 +266,7 @@ class RemotePlace(Place):
         return json.dumps({"holder": self._me, "token": self._token, "alive": time.time()}).encode()
 
     def _take_lock(self) -> None:
-        with _said(f"the results at {self.url} cannot be written"):
+        with said(f"the results at {self.url} cannot be written"):
             try:
                 self._files.pipe_file(f"{self._root}/{LOCK}", self._sign(), mode="create")
                 return
@@ -289,32 +290,3 @@ class RemotePlace(Place):
 
 def _counts(lock: dict[str, Any]) -> bool:
     return time.time() - lock["alive"] < LOCK_COUNTS_S
-
-
-def _opened(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    kind = url.partition("://")[0]
-    options = {"auto_mkdir": True} if kind == "file" else {}  # object storage has no folders; a bucket is never made
-    try:
-        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-    except ImportError:
-        package = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}.get(kind, f"what fsspec needs for {kind}://")
-        raise UserError(f"{url} needs a package that is not installed: pip install {package}") from None
-    except ValueError as error:
-        raise UserError(f"{url} cannot be opened: {error}") from None
-    if not root.strip("/"):
-        raise UserError(f"{url} names no folder")
-    return files, root.rstrip("/")
-
-
-@contextlib.contextmanager
-def _said(what: str) -> Iterator[None]:
-    """Every kind of storage has errors of its own; here they become one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{error}".split()) or type(error).__name__
-        raise UserError(f"{what}: {reason.rstrip('.')}") from error

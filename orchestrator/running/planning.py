@@ -18,6 +18,7 @@ from orchestrator.search.cell_search import CellSearch
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import STAGES
+from trainables.data.stored import StoredRows
 from trainables.models import kernels
 from trainables.spec import TrialSpec
 
@@ -161,7 +162,11 @@ def _gemm_rate() -> float:
 
 def _memory(blueprint: Blueprint, size: Capacity) -> int:
     """All processes together: features in the driver, the object store and the hosts; the lanes' weights."""
-    data = {p.data.fingerprint: p.data.x_train.nbytes + p.data.x_test.nbytes for p in blueprint.problems.values()}
+    data = {
+        p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
+        + p.data.x_test.nbytes
+        for p in blueprint.problems.values()
+    }
     largest = max(problem.data.x_train.nbytes for problem in blueprint.problems.values())
     processes = (2 + size.federations * (size.size.hosts + 2)) * PROCESS_BYTES
     lanes = lanes_bytes(size, blueprint.most_weights)

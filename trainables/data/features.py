@@ -11,13 +11,16 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
 from trainables.data.sources.catalogue import recipe
+from trainables.data.stored import StoredRows, left_lying, open_file
 from trainables.errors import UserError, in_range
+from trainables.urls import said
 
 Rows = NDArray[np.int64]
 
@@ -49,7 +52,7 @@ class FeatureSet:
     name: str
     fingerprint: str
     """Names the content: the file's SHA-256, or the generator with all its settings."""
-    x_train: NDArray[np.float32]
+    x_train: NDArray[np.float32] | StoredRows
     y_train: NDArray[np.int64]
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
@@ -88,8 +91,8 @@ class FeatureSet:
 
 
 def load(name: str, seed: int = 42) -> FeatureSet:
-    """`synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]`, `synthetic:ALPHA,BETA`, a simulation, or the path of an npz
-    file. Only simulations without a seed of their own look at `seed`."""
+    """`synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]`, `synthetic:ALPHA,BETA`, a simulation, or the path or URL of an
+    npz file. Only simulations without a seed of their own look at `seed`."""
     simulation = simulated.parse(name, seed)
     if simulation is not None:
         found = _checked(name, simulation.fingerprint, simulation.draw(), counts=simulation.task == "poisson")
@@ -101,10 +104,16 @@ def load(name: str, seed: int = 42) -> FeatureSet:
     kind = name.partition(":")[0]
     if kind in SOURCES:
         return from_arrays(SOURCES[kind](name.partition(":")[2]), name)
-    path = Path(name)
-    if not os.path.isfile(path):  # unlike Path.is_file, false for a name that no file can have
+    if "://" in name:
+        with said(f"data {name} cannot be read"):
+            return _from_file(name)
+    if not os.path.isfile(name):  # unlike Path.is_file, false for a name that no file can have
         raise UserError(_missing(name))
-    return _checked(path.stem, f"sha256:{_sha256(path)}", _read_npz(path))
+    return _from_file(name)
+
+
+def _from_file(source: str) -> FeatureSet:
+    return _checked(Path(source).stem, f"sha256:{_sha256(source)}", _read_npz(source))
 
 
 def _missing(name: str) -> str:
@@ -129,25 +138,30 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
     return _checked(name, f"sha256-arrays:{digest.hexdigest()}", held)
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_file(path) as file:
+            while content := file.read(1 << 20):
+                digest.update(content)
     except OSError as error:
-        raise UserError(f"data file {path} cannot be read: {error.strerror}") from None
+        raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
+    return digest.hexdigest()
 
 
-def _read_npz(path: Path) -> dict[str, NDArray]:
+def _read_npz(path: str) -> dict[str, NDArray | StoredRows]:
     try:
-        opened = np.load(path, allow_pickle=False)  # a pickle in a data file could run anything
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise UserError(f"data file {path} is not an npz archive")
-        with opened as file:
+        with open_file(path) as content:
+            file = np.load(content, allow_pickle=False)  # a pickle in a data file could run anything
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise UserError(f"data file {path} is not an npz archive")
             missing = [name for name in ARRAYS if name not in file]
             if missing:
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
             wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
-            return {name: file[name] for name in wanted}
+            whole = left_lying(path, content, "x_train")
+            found: dict[str, NDArray | StoredRows] = {name: file[name] for name in wanted[whole is not None :]}
+            return found if whole is None else {ARRAYS[0]: whole, **found}
     except UserError:
         raise
     except ValueError as error:
@@ -158,9 +172,15 @@ def _read_npz(path: Path) -> dict[str, NDArray]:
         raise UserError(f"data file {path} is not a whole npz archive: {error}") from None
 
 
-def _checked(name: str, fingerprint: str, arrays: dict[str, NDArray], *, counts: bool = False) -> FeatureSet:
+def _checked(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:
     """`counts`: labels need not be 0 to classes - 1."""
-    x_train, x_test = (_features(name, key, arrays[key]) for key in ("x_train", "x_test"))
+    x_train = arrays["x_train"]
+    if isinstance(x_train, StoredRows):
+        for first, block in x_train.blocks():
+            _features(name, "x_train", block, first)
+    else:
+        x_train = _features(name, "x_train", x_train)
+    x_test = _features(name, "x_test", arrays["x_test"])
     if x_train.shape[1] != x_test.shape[1]:
         raise UserError(f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}")
     y_train, y_test = (_labels(name, key, arrays[key], len(x)) for key, x in (("y_train", x_train), ("y_test", x_test)))
@@ -187,7 +207,7 @@ def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int
         )
 
 
-def _features(name: str, key: str, x: NDArray) -> NDArray[np.float32]:
+def _features(name: str, key: str, x: NDArray, first: int = 0) -> NDArray[np.float32]:
     if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
         raise UserError(
             f"data {name}: {key} must be a table of numbers, rows x features, but is {x.dtype} of shape {x.shape}"
@@ -195,7 +215,7 @@ def _features(name: str, key: str, x: NDArray) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # too large for float32 is infinite, which is refused below
         converted = np.ascontiguousarray(x, dtype=np.float32)
     if not np.isfinite(converted).all():
-        row = int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
+        row = first + int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
         raise UserError(f"data {name}: {key} has a value that is nan or infinite in row {row}")
     if np.abs(converted).max() > LARGEST_FEATURE:
         raise UserError(f"data {name}: {key} has a value above {LARGEST_FEATURE:g}; scale the features")
