@@ -2,15 +2,17 @@
 
 cosmic-ray makes the faults. Its own way to run them starts Python anew for each, which takes longer than the tests:
 instead everything that is not ours is imported once, and every fault lives and dies in a fork, where an import hook
-gives the faulty module out in place of the real one. No file is touched. A fault that makes a program go on for ever is
-stopped by the seconds of processor it has used, in units of what the faultless run took: how loaded a machine is does
-not matter.
+gives the faulty module out in place of the real one. No file is touched. A first run without a fault learns which lines
+each test runs: a fault is shown to those that run its line, the quickest first. One that makes a program go on for ever
+is stopped by the seconds of processor it has used, in units of what the faultless run took: how loaded a machine is
+does not matter.
 
     python tests/mutants.py                           all modules
     python tests/mutants.py trainables/privacy        what lies there
     python tests/mutants.py --every 10                a tenth of the faults
 
-Survivors that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`.
+Survivors that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`. What
+was counted, and how many lines the tests run, is kept in `mutants.md`.
 """
 
 from __future__ import annotations
@@ -20,46 +22,51 @@ import difflib
 import importlib
 import importlib.util
 import io
+import itertools
 import json
 import os
+import pickle
 import resource
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
-ALL_OF_THEM = ("tests/test_methods.py", "tests/test_observed_releases.py", "tests/test_goldens.py")
+COUNTED = Path(__file__).with_name("mutants.md")
+OF_METHODS = (
+    *("tests/test_goldens.py", "tests/test_methods.py", "tests/test_observed_releases.py", "tests/test_user_level.py"),
+    *("tests/test_fednew.py", "tests/test_tree.py", "tests/test_glm.py", "tests/test_sampling.py"),
+)
+OF_SEARCH = ("tests/test_search.py", "tests/test_tables.py")
+
+
+def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {str(path.relative_to(ROOT)): tests for path in sorted((ROOT / folder).glob("*.py")) if path.read_text()}
+
+
 TESTS: dict[str, tuple[str, ...]] = {
-    "trainables/privacy/gaussian.py": ("tests/test_privacy.py",),
-    "trainables/privacy/noise.py": ("tests/test_noise.py",),
+    **_of("trainables/privacy", ("tests/test_privacy.py",)),
+    "trainables/privacy/noise.py": ("tests/test_noise.py", "tests/test_goldens.py"),
     "trainables/privacy/plan.py": (
         "tests/test_privacy.py",
         "tests/test_sampling.py",
+        "tests/test_preprocess.py",
         "tests/test_observed_releases.py",
     ),
     "trainables/privacy/sampled.py": ("tests/test_sampling.py",),
+    "trainables/privacy/selection.py": ("tests/test_selection.py",),
     "trainables/data/partition.py": ("tests/test_partition.py", "tests/test_goldens.py"),
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
-    "orchestrator/search/selection.py": ("tests/test_search.py", "tests/test_tables.py"),
-    "orchestrator/search/sweep.py": ("tests/test_search.py",),
-    "orchestrator/search/cell_search.py": ("tests/test_search.py",),
-    **dict.fromkeys(
-        (str(path.relative_to(ROOT)) for path in sorted((ROOT / "trainables" / "methods").glob("[a-z]*.py"))),
-        (
-            "tests/test_user_level.py",
-            "tests/test_fednew.py",
-            "tests/test_glm.py",
-            "tests/test_sampling.py",
-            *ALL_OF_THEM,
-        ),
-    ),
-    **dict.fromkeys(
-        (str(path.relative_to(ROOT)) for path in sorted((ROOT / "orchestrator/report/tables").glob("[a-z]*.py"))),
-        ("tests/test_tables.py",),
-    ),
+    **_of("orchestrator/search", OF_SEARCH),
+    **_of("trainables/methods", OF_METHODS),
+    **_of("orchestrator/report/tables", ("tests/test_tables.py",)),
 }
 """Which tests are to notice a fault in a module; those that start Ray are left out."""
 FAST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
@@ -114,6 +121,10 @@ class Fault:
     def name(self) -> str:
         return f"{self.module}: {self.change}"
 
+    def alike(self, known: dict[str, str]) -> bool:
+        """Whether it is listed, for its module or for all, as one that makes no difference."""
+        return self.name in known or f"everywhere: {self.change}" in known
+
 
 def faults(module: str) -> Iterator[Fault]:
     from cosmic_ray.mutating import mutate_code
@@ -158,54 +169,171 @@ class _Finder:
         return importlib.util.spec_from_file_location(name, self.path, loader=_Instead(name, self.path, self.code))
 
 
-def in_a_fork(module: str, code: str, tests: tuple[str, ...], seconds: float | None = None) -> tuple[bool, float]:
-    """Whether the tests pass, and the seconds of processor that took."""
+@dataclass(frozen=True)
+class Learnt:
+    """What a faultless run of some tests showed."""
+
+    seconds: dict[str, float]
+    """Of every test."""
+    lines: dict[str, dict[int, list[str]]]
+    """By module and line, the tests that run it."""
+    share: dict[str, float]
+    """The share of a module's lines that the tests run, in percent."""
+
+    def tests_of(self, module: str, line: int) -> list[str]:
+        """Those that run the line, the quickest first; of a line that runs on import those that run any of it."""
+        runs = self.lines[module]
+        mine = set(runs.get(line, ())) or {test for tests in runs.values() for test in tests} or set(self.seconds)
+        return sorted(mine, key=lambda test: self.seconds[test])
+
+
+class _Learning:
+    """Which lines every test runs, and how long it takes."""
+
+    def __init__(self, modules: list[str]) -> None:
+        import coverage
+
+        self.modules, self.seconds = modules, {}
+        self.measure = coverage.Coverage(include=[str(ROOT / module) for module in modules], data_file=None)
+        self.measure.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.measure.switch_context(item.nodeid)
+        began = time.process_time()
+        found = yield
+        self.seconds[item.nodeid] = time.process_time() - began
+        self.measure.switch_context("")
+        return found
+
+    def learnt(self) -> Learnt:
+        self.measure.stop()
+        data = self.measure.get_data()
+        lines = {
+            module: {
+                line: [test for test in tests if test]
+                for line, tests in data.contexts_by_lineno(str(ROOT / module)).items()
+            }
+            for module in self.modules
+        }
+        share = {m: self.measure.report(include=[str(ROOT / m)], file=io.StringIO()) for m in self.modules}
+        return Learnt(self.seconds, lines, share)
+
+
+class _Chosen:
+    """Some of the tests, in this order."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.place = {test: i for i, test in enumerate(tests)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.place), key=lambda item: self.place[item.nodeid]
+        )
+
+
+def _forked(work, seconds: float | None = None) -> tuple[int, bytes]:
+    """What comes of it in a process of its own: its exit code, none if it was ended, and what it has to say."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             if seconds is not None:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
+            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
-            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            sys.meta_path.insert(0, _Finder(module, code))
-            import pytest
-
-            os._exit(int(pytest.main([*FAST, *tests])))
+            os.close(reading)
+            code, said = work()
+            with open(writing, "wb") as out:
+                out.write(said)
+            os._exit(code)
         finally:
             os._exit(99)
-    _, status, used = os.wait4(child, 0)
-    return status == 0, used.ru_utime + used.ru_stime
-
-
-def covered(module: str, tests: tuple[str, ...]) -> float:
-    """The share of the module's lines that its tests run, in percent."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
-        import coverage
-        import pytest
-
-        measure = coverage.Coverage(include=[str(ROOT / module)], data_file=None)
-        measure.start()
-        pytest.main([*FAST, *tests])
-        measure.stop()
-        share = measure.report(file=io.StringIO())
-        os.write(writing, f"{share:.1f}".encode())
-        os._exit(0)
     os.close(writing)
-    os.wait4(child, 0)
-    return float(os.read(reading, 100) or "nan")
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    return os.waitpid(child, 0)[1], said
+
+
+def learn(modules: list[str], tests: tuple[str, ...]) -> Learnt | None:
+    """None if the tests fail without any fault."""
+
+    def work():
+        learning = _Learning(modules)
+        failed = pytest.main([*FAST, *tests], plugins=[learning])
+        return int(failed), pickle.dumps(learning.learnt())
+
+    failed, said = _forked(work)
+    return None if failed else pickle.loads(said)
+
+
+def survives(fault: Fault, learnt: Learnt) -> bool:
+    tests = learnt.tests_of(fault.module, fault.line)
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+
+    def work():
+        sys.meta_path.insert(0, _Finder(fault.module, fault.code))
+        return int(pytest.main([*FAST, *files], plugins=[_Chosen(tests)])), b""
+
+    seconds = sum(learnt.seconds[test] for test in tests)
+    return _forked(work, LONGEST * seconds + 30)[0] == 0
+
+
+# ---- what came of it, kept beside
+
+
+@dataclass(frozen=True)
+class Row:
+    module: str
+    faults: int
+    noticed: int
+    alike: int
+    lines: str
+    commit: str
+    date: str
+
+
+def kept() -> dict[str, Row]:
+    rows = [line.strip("| \n").split(" | ") for line in COUNTED.read_text().splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): Row(row[0].strip("`"), *map(int, row[1:4]), *row[4:]) for row in rows}
+
+
+def keep(row: Row) -> None:
+    rows = kept() if COUNTED.exists() else {}
+    rows = {name: some for name, some in (rows | {row.module: row}).items() if name in TESTS}
+    found = [rows[name] for name in TESTS if name in rows]
+    COUNTED.write_text(
+        "# Faults that the fast tests notice\n\n"
+        f"Written by `make mutants`: {verdict(found)}\n\n"
+        "| module | faults | noticed | make no difference | lines run | module as of | counted |\n"
+        "|---|---|---|---|---|---|---|\n"
+        + "".join(
+            f"| `{r.module}` | {r.faults} | {r.noticed} | {r.alike} | {r.lines} | {r.commit} | {r.date} |\n"
+            for r in found
+        )
+    )
+
+
+def share_of(rows: list[Row]) -> float:
+    return sum(r.noticed for r in rows) / max(1, sum(r.faults - r.alike for r in rows))
+
+
+def verdict(rows: list[Row]) -> str:
+    noticed, alike = sum(r.noticed for r in rows), sum(r.alike for r in rows)
+    noticeable = sum(r.faults for r in rows) - alike
+    return (
+        f"{noticed} of {noticeable} faults noticed ({100 * share_of(rows):.1f}%), {noticeable - noticed} survived, "
+        f"{alike} more make no difference."
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("where", nargs="*", help="modules or folders; all, if none is named")
-    parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault")
+    parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault; then nothing is kept")
     parser.add_argument("--tests", nargs="*", help="instead of the module's own")
     given = parser.parse_args()
     os.chdir(ROOT)
@@ -215,32 +343,33 @@ def main() -> int:
         importlib.import_module(name)
     known = json.loads(EQUIVALENT.read_text())
     modules = [m for m in TESTS if not given.where or any(m.startswith(place.rstrip("/")) for place in given.where)]
-    total = killed = equivalent = 0
-    for module in modules:
-        tests = tuple(given.tests or TESTS[module])
-        right, seconds = in_a_fork(module, (ROOT / module).read_text(), tests)
-        if not right:
-            print(f"{module}: its tests fail without any fault")
+    rows = []
+    for tests, some in itertools.groupby(modules, lambda module: tuple(given.tests or TESTS[module])):
+        together = list(some)
+        learnt = learn(together, tests)
+        if learnt is None:
+            print(f"{' '.join(tests)}: fail without any fault")
             return 2
-        mine = list(faults(module))[:: given.every]
-        noticed = 0
-        for fault in mine:
-            passes, _ = in_a_fork(module, fault.code, tests, LONGEST * seconds + 5)
-            noticed += not passes
-            if passes and fault.name in known:
-                equivalent += 1
-            elif passes:
-                print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
-        total, killed = total + len(mine), killed + noticed
-        share = covered(module, tests)
-        print(f"{module}: {noticed} of {len(mine)} noticed; {share:.0f}% of its lines run", flush=True)
-    left = total - killed - equivalent
-    noticeable = total - equivalent
-    print(
-        f"{killed} of {noticeable} faults noticed ({100 * killed / max(1, noticeable):.1f}%), {left} survived, "
-        f"{equivalent} more make no difference"
-    )
-    return int(killed < 0.95 * noticeable)
+        for module in together:
+            mine = list(faults(module))[:: given.every]
+            left = []
+            for fault in mine:
+                if survives(fault, learnt):
+                    left.append(fault)
+                    if not fault.alike(known):
+                        print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
+            commit, date = (
+                subprocess.check_output(words, text=True).strip()
+                for words in (("git", "log", "-1", "--format=%h", "--", module), ("date", "-u", "+%Y-%m-%d"))
+            )
+            alike = sum(fault.alike(known) for fault in left)
+            row = Row(module, len(mine), len(mine) - len(left), alike, f"{learnt.share[module]:.0f}%", commit, date)
+            rows.append(row)
+            print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
+            if given.every == 1:
+                keep(row)
+    print(verdict(rows))
+    return int(share_of(rows) < 0.95)
 
 
 if __name__ == "__main__":

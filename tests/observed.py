@@ -25,6 +25,9 @@ from trainables.problem import Problem, in_process
 from trainables.server import HostsHere, Server
 from trainables.spec import TrialSpec
 
+CENTRE, ONCE = -1, 0
+"""When a thing is released before the first round: the mean of the features, then what a method prepares."""
+
 Vectors = Mapping[Any, np.ndarray]
 """What is added, by query or by draw."""
 
@@ -66,8 +69,9 @@ class Record:
     sent: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     """By round, what the server said."""
     released: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
-    """By client and round, 0 for what is released once."""
-    work: ClientWork | None = None
+    """By client and round."""
+    work: dict[int, ClientWork] = field(default_factory=dict)
+    """By round, what the clients were told to do."""
 
     @property
     def clients(self) -> int:
@@ -109,10 +113,11 @@ def again(record: Record, noise: Vectors | None = None, sums: Vectors | None = N
     told = Record()
     with _watching(told, noise or {}, sums or {}):
         hosts = _Hosts(record.clients, told)
-        if 0 in record.rounds:
-            hosts.prepare(record.work)
-        for t, sent in record.sent.items():
-            hosts.round(record.work, t, sent, False)
+        for t, work in record.work.items():
+            if t in (CENTRE, ONCE):
+                hosts.prepare(work)
+            else:
+                hosts.round(work, t, record.sent[t], False)
     return told.released
 
 
@@ -123,7 +128,7 @@ class _Hosts(HostsHere):
 
     def prepare(self, work):
         totals = super().prepare(work)
-        self._note(work, 0, totals)
+        self._note(work, CENTRE if work.wants_centre else ONCE, totals)
         return totals
 
     def round(self, work, t, sent, diagnose):
@@ -133,7 +138,7 @@ class _Hosts(HostsHere):
         return replies
 
     def _note(self, work, t, totals):
-        self.record.work = work
+        self.record.work[t] = work
         for held, total in zip(work.assignment, totals, strict=True):
             (client,) = held
             self.record.released[client, t] = from_grid(total)[0].numpy()
@@ -162,10 +167,11 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
     class Watched(client_host._Clients):
         """What a program sees of its one client."""
 
-        def __init__(self, batch, t, *rest):
+        def __init__(self, batch, t, work, *rest):
             self._unseen = 1
-            super().__init__(batch, t, *rest)
+            super().__init__(batch, t, work, *rest)
             (self._client,) = batch.clients
+            self._when = CENTRE if t == ONCE and work.wants_centre else t
             self._unseen = 0
 
         @contextlib.contextmanager
@@ -191,8 +197,8 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             self._model = value
 
         def looked(self, kind, bound, found, rate=1.0, sample=()):
-            number = sum(isinstance(one, Query) for one in record.of(self._client, self.t))
-            query = Query(self._client, self.t, number, kind, float(bound), rate, sample)
+            number = sum(isinstance(one, Query) for one in record.of(self._client, self._when))
+            query = Query(self._client, self._when, number, kind, float(bound), rate, sample)
             record.seen.append(query)
             if query in sums:
                 found = found + torch.from_numpy(sums[query]).to(found).view(found.shape)
@@ -228,7 +234,7 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             length = standard.astype(np.float64) @ standard
             std = sign * flat @ standard / length if length else 0.0
             assert np.abs(flat - sign * std * standard).max() <= 1e-5 * abs(std) * np.abs(standard).max()
-            record.seen.append(Draw(self._client, self.t, address, float(std), float(sign), standard.size))
+            record.seen.append(Draw(self._client, self._when, address, float(std), float(sign), standard.size))
             return value
 
     class WatchedRows:
@@ -238,6 +244,9 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
         @property
         def x(self):
             return OnlyShape(self._shard.x)
+
+        def feature_sum(self, bound):
+            return self._client.looked("features", bound, self._shard.feature_sum(bound))
 
         def gram(self, bound):
             return self._client.looked("squares", bound, self._shard.gram(bound))

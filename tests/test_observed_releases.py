@@ -6,10 +6,10 @@ record, hidden by which noise. dp-accounting prices them. Nothing of `trainables
 
 What one record moves, with C the bound that was used and m = 2 if one is replaced, 1 if one is there or not:
 
-* a sum of clipped gradients by m C;
+* a sum of clipped gradients, or of clipped features, by m C;
 * a sum of squares x x^T clipped to C, or of Hessians, positive semi-definite as well, by C, and by sqrt(2) C if one is
   replaced;
-* a user's clipped move by m C; a user's mean of squares as one square;
+* a user's clipped move by m C; a user's mean of squares as one square, and of features as one row;
 * DP-FedNew's |D_i| y_i by m (C1 / gamma + H C2 / (gamma^2 - gamma H / |D_i|)), lemma 3 of its paper.
 
 One who sees every client's release sees at most every noisy sum that went into it. One who sees only the sum of all
@@ -39,7 +39,7 @@ from trainables.privacy import sampled
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import ADJACENCIES, RELEASES
 from trainables.server import LaneResult
-from trainables.spec import TrialSpec
+from trainables.spec import Preprocess, TrialSpec
 
 ROUNDS, CLIENTS = 3, 3
 DELTA = 1e-5
@@ -105,6 +105,20 @@ def cases() -> list:
     return found
 
 
+def centred_cases() -> list:
+    """Every method and level: the options as they are first (and weighted by size), each of them otherwise, and all."""
+    found = []
+    for method in METHODS.values():
+        structure = {h.name: STRUCTURE[h.name] for h in method.hyperparameters if h.name in STRUCTURE}
+        first, last = ({name: values[at] for name, values in structure.items()} for at in (0, -1))
+        for level in method.levels:
+            some = {name: (first | {name: last[name]}, "uniform") for name in structure}
+            some |= {"first": (first, "uniform"), "by size": (first, "size")}
+            some |= {"last": (last, "uniform")} if len(structure) > 1 else {}
+            found += [pytest.param(method.name, level, *of, id=f"{method.name}-{level}-{n}") for n, of in some.items()]
+    return found
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_is_known_here(method):
     """A new option must be put into one of the three lists above: otherwise nobody has asked whether it costs."""
@@ -158,6 +172,9 @@ def moves_of(group: Group, trial: TrialSpec, size: int) -> float:
     if kinds == {"squares"}:
         (query,) = group.queries
         return query.bound**2 * squares_move * (size if privacy.level == "user" else 1)
+    if kinds == {"features"}:
+        (query,) = group.queries
+        return query.bound * moves * (size if privacy.level == "user" else 1)
     if privacy.level == "user":
         assert "mean gradient" in kinds, kinds
         return privacy.clip * moves
@@ -202,7 +219,8 @@ def structure_of(record: Record, level: str) -> Structure:
         group
         for group in everything
         for kinds in [[query.kind for query in group.queries]]
-        if kinds[0] == "squares" or (level == "record" and len(kinds) == 1 and kinds[0] != "mean gradient")
+        if kinds[0] in ("squares", "features")
+        or (level == "record" and len(kinds) == 1 and kinds[0] != "mean gradient")
     ]
     whole = [group for group in everything if group not in movable]
     assert all(len(group.draws) == 1 for group in whole)
@@ -275,10 +293,13 @@ def structure_of(record: Record, level: str) -> Structure:
     if None in local.values():  # then noise must enter as what it hides does, and hide nothing else
         addresses = [draw.address for group in everything for draw in group.draws]
         assert len(set(addresses)) == len(everything), "every noise hides one thing"
-        pairs = {group.key: group.draws[0] for group in movable}
+        pairs = {group.key: group.draws[0] for group in movable if group.key.t != observed.CENTRE}
         by, answers = measured[False][0]
         same = observed.again(record, noise={draw.address: draw.sign * by[key] for key, draw in pairs.items()})
         for place, answer in answers.items():
+            if place[1] == observed.CENTRE:
+                assert local[place] is not None, "a mean is a sum of noisy sums"
+                continue
             assert np.abs(same[place] - told[place] - answer).max() <= 0.02 * np.abs(answer).max(), f"at {place}"
     return Structure(local, summed)
 
@@ -385,25 +406,34 @@ def bounds_hold(record: Record, trial: TrialSpec, sizes) -> bool:
 
 @pytest.mark.parametrize(("method", "level", "options"), cases())
 def test_what_is_printed_is_the_price_of_what_left(method, level, options):
-    assert_priced(method, level, options, "uniform")
+    assert_priced(method, level, options)
 
 
 @pytest.mark.parametrize(("method", "level"), [(m.name, level) for m in METHODS.values() for level in m.levels])
 def test_weights_by_size_are_priced_too(method, level):
     """In a sum a record of a large client weighs as much as one of a small one, and a large user more."""
     names = {h.name for h in METHODS[method].hyperparameters}
-    assert_priced(method, level, {name: values[0] for name, values in STRUCTURE.items() if name in names}, "size")
+    options = {name: values[0] for name, values in STRUCTURE.items() if name in names}
+    assert_priced(method, level, options, aggregate="size")
+
+
+@pytest.mark.parametrize(("method", "level", "options", "aggregate"), centred_cases())
+def test_the_mean_of_the_features_is_priced_too(method, level, options, aggregate):
+    """It is released before the first round, and what comes then has only the rest of the budget."""
+    record = assert_priced(method, level, options, preprocess=Preprocess(center=0.3, bound=0.8), aggregate=aggregate)
+    looks = sorted((query.client, query.t) for query in record.queries() if query.kind == "features")
+    assert looks == [(client, observed.CENTRE) for client in range(CLIENTS)]
 
 
 def test_what_a_trial_has_beside_hyperparameters_is_known_here():
-    """A new field must be asked whether the account hangs on it. `preprocess` is held to the twin, the audit and the
-    plan's own tests (test_preprocess.py): its release before the first round is not overheard here yet."""
+    """A new field must be asked whether the account hangs on it."""
     asked = {"problem", "method", "hyperparameters", "privacy", "rounds", "aggregate", "preprocess", "seed"}
     of_no_release = {"evaluate_every", "stop_rule", "code"}
     assert set(TrialSpec.model_fields) <= asked | of_no_release, set(TrialSpec.model_fields) - asked - of_no_release
 
 
-def assert_priced(method, level, options, aggregate):
+def assert_priced(method, level, options, **beside) -> Record:
+    """`beside`: what the trial has beside hyperparameters and privacy."""
     of = problem_for(method)
     if level == "user" and options.get("as_released") and method == "dp-fedfc":
         pytest.skip("there is no such mode")
@@ -421,7 +451,7 @@ def assert_priced(method, level, options, aggregate):
             release=release,
             adjacency=adjacency,
             level=level,
-        ).model_copy(update={"aggregate": aggregate})
+        ).model_copy(update=beside)
         record = observed.run(trial, of)
         if structure is None:
             structure = structure_of(record, level)
@@ -443,6 +473,7 @@ def assert_priced(method, level, options, aggregate):
                 assert row.epsilon_unsampled == pytest.approx(known, rel=4e-3), (release, adjacency)
                 if not options.get("as_released"):
                     assert printed <= trial.privacy.epsilon == row.epsilon_claimed
+    return record
 
 
 def row_of(trial: TrialSpec, of):
