@@ -1,44 +1,56 @@
 """Small deliberate faults, one at a time, and whether the fast tests notice: `make mutants`.
 
 cosmic-ray makes the faults. Its own way to run them starts Python anew for each, which takes longer than the tests:
-instead everything that is not ours is imported once, and every fault lives and dies in a fork, where an import hook
-gives the faulty module out in place of the real one. No file is touched. A first run without a fault learns which lines
-each test runs: a fault is shown to those that run its line, the quickest first. One that makes a program go on for ever
-is stopped by the seconds of processor it has used, in units of what the faultless run took: how loaded a machine is
-does not matter.
+instead the tests are read once, and every fault lives and dies in a fork, where the faulty function takes the real
+one's place; what runs on import is imported anew, from an import hook that gives the faulty module out. No file is
+touched. A first run without a fault learns which lines each test runs: a fault is shown to those that run its line, the
+quickest first. One that makes a program go on for ever is stopped by the seconds of processor it has used, in units of
+what the faultless run took: how loaded a machine is does not matter.
 
     python tests/mutants.py                           all modules
     python tests/mutants.py trainables/privacy        what lies there
     python tests/mutants.py --every 10                a tenth of the faults
+    python tests/mutants.py --named                   faults that once passed unnoticed, and which test notices now
 
 Survivors that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`. What
-was counted, and how many lines the tests run, is kept in `mutants.md`.
+was counted, and how many lines the tests run, is kept in `mutants.md`. Faults that somebody once put in by hand and
+that no test noticed are in `mutants_named.json`; they come first, and each must be noticed.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import difflib
+import gc
 import importlib
 import importlib.util
+import inspect
 import io
 import itertools
 import json
+import math
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import _lru_cache_wrapper
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
+NAMED = Path(__file__).with_name("mutants_named.json")
 COUNTED = Path(__file__).with_name("mutants.md")
 OF_METHODS = (
     *("tests/test_goldens.py", "tests/test_methods.py", "tests/test_observed_releases.py", "tests/test_user_level.py"),
@@ -107,7 +119,7 @@ OPERATORS = (
     ),
 )
 LONGEST = 10
-"""How many times the faultless run's seconds of processor a faulty one may use."""
+"""How many times the seconds of processor of the faultless run a faulty one may use."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,8 @@ class _Instead(importlib.machinery.SourceFileLoader):
 
 class _Finder:
     def __init__(self, module: str, code: str) -> None:
-        self.name, self.path = module.removesuffix(".py").replace("/", "."), str(ROOT / module)
+        self.name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self.path = str(ROOT / module)
         self.code = code
 
     def find_spec(self, name: str, path=None, target=None):
@@ -221,10 +234,10 @@ class _Learning:
 
 
 class _Chosen:
-    """Some of the tests, in this order."""
+    """Some of the tests, in this order, each for at most so many seconds of processor."""
 
-    def __init__(self, tests: list[str]) -> None:
-        self.place = {test: i for i, test in enumerate(tests)}
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.place = seconds, {test: i for i, test in enumerate(seconds)}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -232,15 +245,103 @@ class _Chosen:
             (item for item in items if item.nodeid in self.place), key=lambda item: self.place[item.nodeid]
         )
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid):
+        _end_after(LONGEST * self.seconds[nodeid] + 2)
 
-def _forked(work, seconds: float | None = None) -> tuple[int, bytes]:
-    """What comes of it in a process of its own: its exit code, none if it was ended, and what it has to say."""
+
+def _end_after(seconds: float) -> None:
+    """Of processor, from now on; then this process is ended."""
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), resource.RLIM_INFINITY))
+
+
+class _InPlace:
+    """Faults inside functions: the tests are read once, and in a fork of their own the faulty function takes the place
+    of the real one, wherever it is known."""
+
+    def __init__(self, module: str, faults: list[Fault], learnt: Learnt) -> None:
+        self.module, self.faults, self.learnt = module, faults, learnt
+        self.survivors: list[int] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session):
+        by_name = {item.nodeid: item for item in session.items}
+        self.place = _Place(ROOT / self.module)
+        for number, fault in enumerate(self.faults):
+            tests = [by_name[test] for test in self.learnt.tests_of(fault.module, fault.line) if test in by_name]
+            if not _noticed(_forked(lambda tests=tests, fault=fault: self._shown(fault, tests))[0]):
+                self.survivors.append(number)
+        return True
+
+    def _shown(self, fault: Fault, tests: list[pytest.Item]) -> tuple[int, bytes]:
+        self.place.taken_by(fault.code)
+        chosen, noticing = _Chosen({test.nodeid: self.learnt.seconds[test.nodeid] for test in tests}), _Noticing()
+        for plugin in (chosen, noticing):
+            tests[0].config.pluginmanager.register(plugin)
+        for test, following in itertools.zip_longest(tests, tests[1:]):
+            test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+            if noticing.test:
+                return int(pytest.ExitCode.TESTS_FAILED), b""
+        return 0, b""
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _codes(part)
+
+
+def _is_function(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def only_in_functions(fault: Fault) -> bool:
+    """Whether nothing that runs on import is another than it was."""
+    real, faulty = (
+        [code for code in _codes(compile(text, fault.module, "exec")) if not _is_function(code)]
+        for text in ((ROOT / fault.module).read_text(), fault.code)
+    )
+
+    def said(code: CodeType) -> tuple:
+        plain = tuple(repr(part) for part in code.co_consts if not isinstance(part, CodeType))
+        return code.co_qualname, code.co_code, plain, code.co_names
+
+    return [said(code) for code in real] == [said(code) for code in faulty]
+
+
+class _Place:
+    """The functions of a module, by whatever name they are held, and all that remembers what functions said."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, everything = path, gc.get_objects()
+        self.held = [
+            one for one in everything if isinstance(one, FunctionType) and one.__code__.co_filename == str(path)
+        ]
+        self.remembering = [one for one in everything if isinstance(one, _lru_cache_wrapper)]
+
+    def taken_by(self, code: str) -> None:
+        real, faulty = (
+            [found for found in _codes(compile(text, str(self.path), "exec")) if _is_function(found)]
+            for text in (self.path.read_text(), code)
+        )
+        instead = {
+            (old.co_qualname, old.co_firstlineno): new for old, new in zip(real, faulty, strict=True) if old != new
+        }
+        for function in self.held:
+            place = function.__code__.co_qualname, function.__code__.co_firstlineno
+            if place in instead:
+                function.__code__ = instead[place]
+        for one in self.remembering:
+            one.cache_clear()
+
+
+def _forked(work) -> tuple[int, bytes]:
+    """What comes of it in a process of its own: its exit code, or minus what ended it, and what it has to say."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            if seconds is not None:
-                resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
             signal.signal(signal.SIGXCPU, signal.SIG_DFL)
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
@@ -255,7 +356,7 @@ def _forked(work, seconds: float | None = None) -> tuple[int, bytes]:
     os.close(writing)
     with open(reading, "rb") as pipe:
         said = pipe.read()
-    return os.waitpid(child, 0)[1], said
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 
 
 def learn(modules: list[str], tests: tuple[str, ...]) -> Learnt | None:
@@ -270,16 +371,82 @@ def learn(modules: list[str], tests: tuple[str, ...]) -> Learnt | None:
     return None if failed else pickle.loads(said)
 
 
-def survives(fault: Fault, learnt: Learnt) -> bool:
+def survivors_of(module: str, mine: list[Fault], learnt: Learnt) -> list[Fault]:
+    inside = [fault for fault in mine if only_in_functions(fault)]
+    tests = sorted({test for fault in inside for test in learnt.tests_of(module, fault.line)})
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+
+    def work():
+        hunt = _InPlace(module, inside, learnt)
+        code = pytest.main([*FAST, "-s", *files], plugins=[hunt])
+        return int(code), pickle.dumps(hunt.survivors)
+
+    left = set()
+    if inside:
+        code, said = _forked(work)
+        if code:
+            raise SystemExit(f"the tests of {module} cannot be read: exit code {code}")
+        left = {inside[number].code for number in pickle.loads(said)}
+    left |= {fault.code for fault in mine if fault not in inside and survives_import(fault, learnt)}
+    return [fault for fault in mine if fault.code in left]
+
+
+def survives_import(fault: Fault, learnt: Learnt) -> bool:
     tests = learnt.tests_of(fault.module, fault.line)
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
 
     def work():
+        _end_after(30)  # to import it
         sys.meta_path.insert(0, _Finder(fault.module, fault.code))
-        return int(pytest.main([*FAST, *files], plugins=[_Chosen(tests)])), b""
+        chosen = _Chosen({test: learnt.seconds[test] for test in tests})
+        return int(pytest.main([*FAST, *files], plugins=[chosen])), b""
 
-    seconds = sum(learnt.seconds[test] for test in tests)
-    return _forked(work, LONGEST * seconds + 30)[0] == 0
+    return not _noticed(_forked(work)[0])
+
+
+def _noticed(code: int) -> bool:
+    """Tests failed, could not even be read, or never came to an end. Tests that are gone notice nothing."""
+    if code == pytest.ExitCode.USAGE_ERROR:
+        raise SystemExit("pytest does not understand what it is asked for")
+    return code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+class _Noticing:
+    """Which test failed."""
+
+    def __init__(self) -> None:
+        self.test = ""
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.test = self.test or report.nodeid
+
+
+def noticed_by(named: dict[str, Any]) -> str:
+    """The test that fails with this fault; nothing if none does."""
+    module, source = named["module"], (ROOT / named["module"]).read_text()
+    if named["old"] not in source:
+        raise SystemExit(f"{NAMED.name}: {module} has no {named['old']!r} any more")
+
+    def work():
+        sys.meta_path.insert(0, _Finder(module, source.replace(named["old"], named["new"], 1)))
+        noticing = _Noticing()
+        code = pytest.main([*FAST, *named["tests"]], plugins=[noticing])
+        return int(code), noticing.test.encode()
+
+    code, test = _forked(work)
+    return (test.decode() or "the tests cannot be read") if _noticed(code) else ""
+
+
+def all_named_are_noticed(where: list[str]) -> bool:
+    every = True
+    for named in json.loads(NAMED.read_text()):
+        if not where or any(named["module"].startswith(place.rstrip("/")) for place in where):
+            test = noticed_by(named)
+            every &= bool(test)
+            change = " ".join(f"{named['old']}  ->  {named['new'] or 'nothing'}".split())
+            print(f"  {f'noticed by {test}' if test else 'SURVIVED'}  {named['module']}  {change}", flush=True)
+    return every
 
 
 # ---- what came of it, kept beside
@@ -335,12 +502,18 @@ def main() -> int:
     parser.add_argument("where", nargs="*", help="modules or folders; all, if none is named")
     parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault; then nothing is kept")
     parser.add_argument("--tests", nargs="*", help="instead of the module's own")
+    parser.add_argument("--named", action="store_true", help="only the faults that have a name")
     given = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mutants-")
+    atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
     for name in NOT_OURS:
         importlib.import_module(name)
+    every = all_named_are_noticed(given.where)
+    if given.named:
+        return int(not every)
     known = json.loads(EQUIVALENT.read_text())
     modules = [m for m in TESTS if not given.where or any(m.startswith(place.rstrip("/")) for place in given.where)]
     rows = []
@@ -352,12 +525,10 @@ def main() -> int:
             return 2
         for module in together:
             mine = list(faults(module))[:: given.every]
-            left = []
-            for fault in mine:
-                if survives(fault, learnt):
-                    left.append(fault)
-                    if not fault.alike(known):
-                        print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
+            left = survivors_of(module, mine, learnt)
+            for fault in left:
+                if not fault.alike(known):
+                    print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
             commit, date = (
                 subprocess.check_output(words, text=True).strip()
                 for words in (("git", "log", "-1", "--format=%h", "--", module), ("date", "-u", "+%Y-%m-%d"))
@@ -369,7 +540,7 @@ def main() -> int:
             if given.every == 1:
                 keep(row)
     print(verdict(rows))
-    return int(share_of(rows) < 0.95)
+    return int(share_of(rows) < 0.95 or not every)
 
 
 if __name__ == "__main__":

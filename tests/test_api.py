@@ -277,5 +277,5 @@ def test_the_shell_completes_commands():
         "COMP_CWORD": "1",
     }
     program = "import sys; sys.argv = ['fedsweep']; from orchestrator.cli import main; main()"
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert found.stdout.split() == ["check-method"], found.stderr

@@ -26,8 +26,6 @@ from trainables.models.shard import Shard
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import ADJACENCIES, LEVELS, RELEASES, PrivacySettings
 
-pytestmark = pytest.mark.timeout(300)
-
 CLAIM = PrivacySettings(epsilon=1.0)
 EASY = PrivacySettings(epsilon=5.0)  # the larger mu, the fewer runs tell it
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -128,11 +126,13 @@ def test_a_hidden_layer():
 
 
 def test_secret_samples_have_the_plain_bound_alone():
-    options = {"hyperparameters": {"sampling_rate": 0.5}, "rounds": 1, "repetitions": 500}
-    honest = audit("dp-fedavg-ls", CLAIM, **options)
+    """Weak as it is, half the noise is caught by it, where delta allows a test that errs often."""
+    claim = PrivacySettings(epsilon=1.0, delta=0.05)
+    options = {"hyperparameters": {"sampling_rate": 0.9}, "rounds": 1, "repetitions": 1200}
+    honest = audit("dp-fedavg-ls", claim, **options)
     assert honest.sampled
-    assert honest.epsilon == honest.plain_epsilon < 1.0
-    assert audit("dp-fedavg-ls", CLAIM, noise_factor=0.1, **options).caught
+    assert 0 < honest.epsilon == honest.plain_epsilon < 1.0
+    assert audit("dp-fedavg-ls", claim, noise_factor=0.5, **options).caught
 
 
 def test_a_run_can_be_repeated():

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -140,11 +139,11 @@ def test_an_option_that_a_winner_would_ignore_is_refused(fedsweep, no_actors, fl
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "localhost:9"])
-def test_a_dead_cluster_is_one_sentence_at_once(fedsweep, address):
-    began = time.monotonic()
+def test_a_dead_cluster_is_one_sentence_at_once(fedsweep, address, monkeypatch):
+    """Nobody asks Ray itself, which would try for ten minutes."""
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was asked"))
     result = fedsweep("train", "--data", TINY, "--partition", "iid", "--epsilon", 1, "--address", address)
     assert_one_sentence(result, f"no Ray cluster answers at address = '{address}'")
-    assert time.monotonic() - began < 30, "Ray itself would try for ten minutes"
 
 
 BAD_STUDIES = {
@@ -203,7 +202,6 @@ def test_bad_input_from_outside():
         [sys.executable, "-m", "orchestrator.cli", "train", "--epsilon", "-3"],
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert_one_sentence((found.returncode, found.stdout, found.stderr), "epsilon = -3")
 
@@ -333,9 +331,7 @@ def test_train_from_outside():
         "--method dp-fedsofim --epsilon 8 --clip 5 --rounds 20 --clients 5 --partition dirichlet:1 --seed 42"
         " --release local --set learning_rate=0.5 --set rho=1 --hosts 2 --json"
     )
-    found = subprocess.run(
-        [script, "train", "--data", small.SMALL, *flags.split()], capture_output=True, text=True, timeout=120
-    )
+    found = subprocess.run([script, "train", "--data", small.SMALL, *flags.split()], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 1
     report = json.loads(found.stdout)

@@ -34,7 +34,7 @@ def site(tmp_path_factory):
     """The site, built strictly: a link that leads nowhere fails."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     return folder
 

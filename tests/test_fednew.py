@@ -21,8 +21,6 @@ from trainables.pack import check, plan_of, program_of
 
 BOTH = pytest.mark.parametrize("name", ["dp-fednew", "dp-fednew-fc"])
 SECURE = {"release": "secure-aggregation", "adjacency": "zero-out"}
-pytestmark = pytest.mark.timeout(180)
-
 
 # ---- the Hessian
 

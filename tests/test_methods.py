@@ -19,8 +19,6 @@ from trainables.models import kernels
 from trainables.pack import pack_group, plan_of
 
 ROUNDS = 20
-pytestmark = pytest.mark.timeout(60)
-
 CALM = {"learning_rate": 0.2}  # steps of the default size would multiply rounding errors, too
 
 # A few settings per method; what is not named stays at the method's default.

@@ -23,8 +23,6 @@ from trainables.privacy.noise import Address
 from trainables.problem import in_process
 from trainables.server import HostsHere, Server
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def case(head, sizes, lanes, seed=0, scale=1.0, dtype=torch.float64):
     """Rows of some clients, and weights and clips of some lanes."""

@@ -14,7 +14,7 @@ from scipy import stats
 
 from trainables.client_host import ClientHost
 from trainables.pack import client_work
-from trainables.privacy.noise import Address
+from trainables.privacy.noise import SERVER, Address
 from trainables.problem import in_process
 
 HOME = Address(seed=42, client=3, round=7, step=0, purpose="gradient")
@@ -53,6 +53,11 @@ def test_independent_across_addresses(name):
     for a, b in ((here, there), (here[1:], there[:-1]), (here[:-1], there[1:]), (here**2, there**2)):
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(COUNT)
     assert np.mean(here == there) < 1e-3
+
+
+def test_the_server_is_no_client():
+    """And what it draws, initial weights for example, stays what it is: results hang on it."""
+    assert SERVER == -1
 
 
 def test_fields_do_not_run_into_each_other():

@@ -82,7 +82,7 @@ def test_the_example_runs_with_workers_that_know_it(tmp_path):
     (tmp_path / "study.yaml").write_text(text)
     (tmp_path / "dp_heavy_ball.yaml").write_text("coarse: {learning_rate: [1, 2]}\nfine: {learning_rate: [1]}\n")
     command = [sys.executable, "-m", "orchestrator.cli", "--import", EXAMPLE, "run", "study.yaml", "--results", folder]
-    found = subprocess.run([*map(str, command), "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    found = subprocess.run([*map(str, command), "--json"], cwd=tmp_path, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout.splitlines()[-1])["failed"] == 0
     assert "DP-HeavyBall" in (folder / "tables" / "accuracy.md").read_text()
@@ -105,7 +105,7 @@ def test_by_entry_point(clean, tmp_path, monkeypatch):
 def test_a_worker_hears_of_them_through_its_environment(clean):
     text = "from trainables import methods; print(methods.get('dp-heavy-ball').title)"
     plugins.use(str(EXAMPLE))
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=os.environ, timeout=60)
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=os.environ)
     assert found.stdout == "DP-HeavyBall\n", found.stderr
 
 

@@ -98,6 +98,22 @@ def test_the_ends():
     assert epsilon_of(1e-9, 1e-5) == 0.0, "so much noise that delta alone covers it"
     assert epsilon_of(math.inf, 1e-5) == math.inf
     assert mu_of(math.inf, 1e-5) == math.inf
+    assert log_delta(1.0, math.inf) == 0.0, "without noise everything is seen, with certainty"
+
+
+@pytest.mark.parametrize("delta", [-0.5, 0.0, 1.0, 1.5, math.nan])
+def test_a_delta_that_is_no_probability_is_refused(delta):
+    for function in (epsilon_of, mu_of):
+        with pytest.raises(UserError, match="delta = "):
+            function(1.0, delta)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(UserError, match="mu = -0.5"):
+        epsilon_of(-0.5, 1e-5)
+    for epsilon in (-0.5, 0.0):
+        with pytest.raises(UserError, match=f"epsilon = {epsilon:g}"):
+            mu_of(epsilon, 1e-5)
 
 
 def test_many_clients_seen_one_by_one():

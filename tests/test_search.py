@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import statistics
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from orchestrator.search.contenders import contenders_of, paired
 from orchestrator.search.optuna_search import OptunaSearch
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.sweep import Sweep
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.extension import check_extension
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
@@ -1139,11 +1138,13 @@ def test_a_plan_for_a_cluster():
     assert "on a cluster of 8 nodes: 64 federation(s) of 1 client host(s) on GPUs, about" in gpus.as_text()
 
 
-def test_planning_20_000_trials_takes_seconds():
-    axis = [0.001 * (k + 1) for k in range(100)]
-    axes = {"learning_rate": axis, "rho": [1 + k for k in range(10)], "beta": [0.05 * k for k in range(10)]}
+def test_planning_makes_a_trial_a_few_times_at_most(monkeypatch):
+    """However many there are: nothing grows with their square."""
+    made = []
+    plain = Cell.trial
+    monkeypatch.setattr(Cell, "trial", lambda *given: (made.append(1), plain(*given))[1])
+    axes = {"learning_rate": [0.001 * (k + 1) for k in range(100)], "rho": [1 + k for k in range(10)], "beta": [0.9]}
     method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [21 + k for k in range(10)]}}
-    began = time.process_time()
     planned = plan(study(methods=[method]))
-    assert planned.trials == {"coarse": 10_000, "fine": 10_000, "confirm": 2}
-    assert time.process_time() - began < 30
+    assert planned.trials == {"coarse": 1000, "fine": 1000, "confirm": 2}
+    assert len(made) < 4 * 2002

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
-from orchestrator.report.tables import render, write_tables
+from orchestrator.report.tables import Results, frames, render, write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
@@ -690,8 +690,9 @@ def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
     """Seeds may draw different cohorts, so what they buy may differ."""
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
+        better = {"epsilon_local": 0.9, "epsilon_secure": 0.5, "epsilon_unsampled": 0.9}
         worse = {"epsilon_local": 1.5, "epsilon_secure": 0.6, "epsilon_unsampled": 1.5}
-        for seed, bought in ((42, {"epsilon_local": 0.9, "epsilon_secure": 0.5}), (7, worse)):
+        for seed, bought in ((42, better), (7, worse)):
             trial = writer.trial("dp-fedgd", 1, {}, seed, confirm=True)
             writer.ledger.add([row(trial, LOW[seed], **bought)])
             writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "confirm", [trial.key], start=seed == 7)
@@ -701,6 +702,12 @@ def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
     assert shown["ε bought, local"] == "1.5"
     assert shown["ε bought, secure aggregation"] == "0.6"
     assert shown["Claim holds for"] == "secure aggregation"
+    together = epsilon_of(mu_of(1.5, 1e-5) * math.sqrt(3 + 2), 1e-5)
+    found = frame(tmp_path, "privacy")
+    assert found["epsilon_with_search"].tolist() == pytest.approx([together])
+    assert found["mu"].tolist() == pytest.approx([mu_of(1.5, 1e-5)])
+    with Ledger.read(tmp_path) as ledger:
+        assert frames.cells(Results.read(ledger))["epsilon_bought"].tolist() == [1.5]
 
 
 def test_what_samples_are_credited_with_is_shown(tmp_path):

@@ -14,8 +14,6 @@ from trainables.pack import check, pack_group, plan_of
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import RELEASES, PrivacySettings
 
-pytestmark = pytest.mark.timeout(120)
-
 # beside the defaults
 SETTINGS = {
     "dp-fedsofim": [{"direction": "gradient", "learning_rate": 0.05, "rho": 1.0}],
