@@ -109,7 +109,7 @@ def test_a_delta_that_is_no_probability_is_refused(delta):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="mu = -0.5"):
+    with pytest.raises(UserError, match=r"mu = -0\.5"):
         epsilon_of(-0.5, 1e-5)
     for epsilon in (-0.5, 0.0):
         with pytest.raises(UserError, match=f"epsilon = {epsilon:g}"):
