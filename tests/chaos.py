@@ -59,7 +59,7 @@ evaluate_every: 10
 """
 STAGE_OF_ROUNDS = {100: "coarse", 110: "fine", 120: "confirm"}
 LANES = 4
-PATIENCE_S = 300.0  # for whatever a loaded machine may be slow at; a test that waits so long fails
+PATIENCE_S = 400.0  # longer than a federation is given to start; a test that waits so long fails
 ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
     **os.environ,
     "PYTHONPATH": str(TESTS),

@@ -14,6 +14,7 @@ import small
 import torch
 from pydantic import BaseModel
 
+from trainables import federation as federations
 from trainables.client_host import ClientHost, ClientStateLostError
 from trainables.errors import UserError
 from trainables.federation import Federation, FederationSize
@@ -136,6 +137,18 @@ def test_lanes_that_are_stopped_leave_the_others_alone(federation, trials, expec
             assert list(outcome[2]["accuracy"]) == [10]
         else:
             assert outcome == expected[key]
+
+
+@pytest.mark.ray
+def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, monkeypatch):
+    """Here because no node has so many processors. Nothing waits for it without end."""
+    monkeypatch.setattr(federations, "START_PATIENCE_S", 0.5)
+    made = Federation(FederationSize(hosts=1, cpus_per_host=1000))
+    try:
+        with pytest.raises(federations.HungError, match=r"(client host 0|the server) has not started within 0 s"):
+            made.open(trials, Shipper().ship(small_problem))
+    finally:
+        made.close()
 
 
 def test_no_address_answers(monkeypatch):

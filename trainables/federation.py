@@ -29,6 +29,7 @@ HOST_RESTARTS = 8  # how often a host may die before its federation is given up,
 ROUND_RETRIES = 2  # how often a host that dies in a round is asked again: whoever dies three times dies for a reason
 
 
+START_PATIENCE_S = 240.0  # for a process to be there: one that is killed while it starts may be waited for without end
 PATIENCE_S = 900.0  # for a host's first answer, before which it loads its rows and may be started again
 SLOWEST_TIMES = 20.0  # whoever takes so many times as long as the slowest round so far hangs
 LEAST_PATIENCE_S = 120.0  # but a host that died is started again meanwhile
@@ -193,6 +194,7 @@ class Federation:
         self._name = f"{name} {secrets.token_hex(3)}"  # one that died may still be in the list
         self.size, self._kernel = size, kernel or kernels.chosen(size.device)
         self._slowest = 0.0
+        self._all_there = False
         self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
         self._server = (
             ray.remote(Server)
@@ -228,14 +230,15 @@ class Federation:
         if self.size.device != "cuda" or len(companies(trials)) == 1:
             return None
         stateful = program_of(trials[0]).stateful
-        fits = ray.get(self._server.lanes_that_fit.remote(shipment, stateful, self.size.gpus_per_host))
+        fits = self._answer(self._server.lanes_that_fit.remote(shipment, stateful, self.size.gpus_per_host))
         # an estimate; whether even a block of lanes, which is always computed whole, is too much is seen by trying
         return max(SHAPES["cuda"].lanes, fits) if fits is not None else None
 
     def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
-        ray.get(self._server.open.remote(list(trials), shipment, snapshot))
+        self._answer(self._server.open.remote(list(trials), shipment, snapshot))
 
     def advance(self, until: int) -> list[LaneResult]:
+        """However long it takes."""
         return ray.get(self._server.advance.remote(until))
 
     def final_weights(self) -> np.ndarray | None:
@@ -243,26 +246,38 @@ class Federation:
         return ray.get(self._server.final_weights.remote())
 
     def progress(self, until: int) -> Progress:
-        """As `advance`, but says only how it stands. A server that hangs is found, more patiently than a host."""
-        patience = max(2 * PATIENCE_S, 2 * SLOWEST_TIMES * self._slowest)
+        """As `advance`, but says only how it stands."""
         began = time.monotonic()
-        try:
-            found = ray.get(self._server.progress.remote(until), timeout=patience)
-        except ray.exceptions.GetTimeoutError:
-            raise HungError(f"the server has not answered for {patience:.0f} s") from None
+        found = self._answer(self._server.progress.remote(until))
         self._slowest = max(self._slowest, time.monotonic() - began)
         return found
 
     def stop_hopeless(self) -> Progress:
         """End the lanes that their rule ends here."""
-        return ray.get(self._server.stop_hopeless.remote())
+        return self._answer(self._server.stop_hopeless.remote())
 
     def results(self) -> bytes:
         """What is known of every lane, pickled: whoever passes it on need not open it."""
-        return ray.get(self._server.pickled_results.remote())
+        return self._answer(self._server.pickled_results.remote())
 
     def snapshot(self) -> bytes:
-        return ray.get(self._server.snapshot.remote())
+        return self._answer(self._server.snapshot.remote())
+
+    def _answer(self, call: Any) -> Any:
+        """The server's. One that hangs is found, more patiently than a host; a process that never starts, sooner."""
+        if not self._all_there:
+            starting = [actor.__ray_ready__.remote() for actor in (self._server, *self._hosts)]
+            _, missing = ray.wait(starting, num_returns=len(starting), timeout=START_PATIENCE_S)
+            if missing:
+                index = starting.index(missing[0])
+                name = f"client host {index - 1}" if index else "the server"
+                raise HungError(f"{name} has not started within {START_PATIENCE_S:.0f} s")
+            self._all_there = True
+        patience = max(2 * PATIENCE_S, 2 * SLOWEST_TIMES * self._slowest)
+        try:
+            return ray.get(call, timeout=patience)
+        except ray.exceptions.GetTimeoutError:
+            raise HungError(f"the server has not answered for {patience:.0f} s") from None
 
     def close(self) -> None:
         for actor in (self._server, *self._hosts):
