@@ -71,13 +71,15 @@ class Bench:
         """What every way chose for the one cell, and all that met in a contest."""
         with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
             sweep = Sweep(blueprint, ledger)
+            rounds: dict[str, int] = {}
             while not sweep.finished:
                 waiting = list(sweep.waiting.values())
+                rounds.update((trial.key, trial.rounds) for trial in waiting)
                 search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
                 chosen = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
                 sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in chosen})  # that is the judges' part
                 sweep.ended(self.run(search, blueprint.problems))
-            found = [_chosen(search, sweep) for search in sweep.searches]
+            found = [_chosen(search, sweep, rounds) for search in sweep.searches]
             finalists = [c for search in sweep.searches for c in search.finalists(sweep.outcomes)]
         return [choice for choice in found if choice is not None], finalists
 
@@ -90,12 +92,12 @@ class Bench:
         return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
 
 
-def _chosen(search: CellSearch, sweep: Sweep) -> Chosen | None:
+def _chosen(search: CellSearch, sweep: Sweep, rounds: Mapping[str, int]) -> Chosen | None:
     choice = search.choice(sweep.outcomes)
     if choice is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
-    return Chosen(search.way.name, search.configuration(choice.contender), sum(sweep.known[key].rounds for key in keys))
+    return Chosen(search.way.name, search.configuration(choice.contender), sum(rounds[key] for key in keys))
 
 
 def study(options: argparse.Namespace, method: str, epsilon: float, repetition: int) -> Study:

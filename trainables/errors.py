@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 
 class UserError(Exception):
@@ -30,9 +30,8 @@ def _shown(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
-def one_of(allowed: Iterable[str], **named: str) -> None:
+def one_of(allowed: Collection[str], **named: str) -> None:
     """Raise unless every named value is among the allowed ones, which the message lists."""
-    options = list(allowed)
     for name, value in named.items():
-        if value not in options:
-            raise UserError(f"{name} = {value!r} is unknown; it is one of: {', '.join(options)}")
+        if value not in allowed:
+            raise UserError(f"{name} = {value!r} is unknown; it is one of: {', '.join(allowed)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Problem:
             return cls(spec, data, dealt, data.x_test, data.y_test)
         return cls(spec, data, dealt, data.x_train[held_out], data.y_train[held_out])
 
-    @property
+    @cached_property
     def model(self) -> Model:
         return models.parse(self.spec.model, features=self.data.features, classes=self.data.classes)
 

@@ -386,3 +386,4 @@ class Conductor:
         metric = self.sweep.blueprint.study.objective
         self.sweep.ledger.add(rows)  # on the disk first, then in the plan
         self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
+        self._queued.difference_update(row.key for row in rows)  # they no longer wait: there may be very many

@@ -21,8 +21,8 @@ class Sweep:
 
     def __init__(self, blueprint: Blueprint, ledger: Ledger) -> None:
         self.blueprint, self.ledger = blueprint, ledger
-        self.known: dict[str, TrialSpec] = {}
-        """Every trial of every stage that has been opened."""
+        self.known: set[str] = set()
+        """Every trial of every stage that has been opened: of what has ended, the ledger keeps the rest."""
         self.waiting: dict[str, TrialSpec] = {}
         """Trials to run, in the order they should be."""
         self._open: dict[str, list[CellSearch]] = defaultdict(list)
@@ -70,7 +70,7 @@ class Sweep:
             self._record(search, stage, trials, start=len(search.stages.get(stage, [])))
             search.open(stage, trials)
             left = {trial.key: trial for trial in trials if trial.key not in self.outcomes}
-            self.known.update({trial.key: trial for trial in trials})
+            self.known.update(trial.key for trial in trials)
             if left:
                 self._left[id(search)] = len(left)
                 for key, trial in left.items():

@@ -17,6 +17,8 @@ from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem
 from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 
+ALL_FIELDS = set(TrialSpec.model_fields)  # one set for all trials: a set of its own is a quarter of a trial's memory
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -69,7 +71,7 @@ class Cell:
     def configuration(self, trial: TrialSpec) -> Configuration:
         """What `trial` made of it: all hyperparameters, and what the search space says beyond them."""
         beyond = self.space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)
-        return {**trial.hyperparameters, **beyond}
+        return {**trial.hyperparameters, **beyond} if beyond else trial.hyperparameters  # there may be very many
 
     def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
         """A configuration as a trial of a stage, by default with the stage's first seed."""
@@ -79,6 +81,7 @@ class Cell:
         own = {name: value for name, value in configuration.items() if name not in RUN_NAMES}
         problem = (self.setting.confirm if stage == "confirm" else self.setting.search)[seed]
         return TrialSpec.model_construct(  # all parts are checked already, and there may be very many
+            ALL_FIELDS,
             problem=problem,
             method=self.method.name,
             hyperparameters=METHODS[self.method.name].check(own),

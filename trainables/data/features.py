@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class FeatureSet:
     truth: NDArray[np.float64] | None = None
     """That model's weights: (features + 1, columns)."""
 
-    @property
+    @cached_property
     def classes(self) -> int:
         return int(self.y_train.max()) + 1
 

@@ -45,5 +45,5 @@ def add_all(module: ModuleType) -> None:
 def get(name: str) -> Method:
     if name not in METHODS:
         plugins.load_all()  # in a Ray worker nobody has asked for them yet
-    one_of(METHODS, method=name)
+        one_of(METHODS, method=name)
     return METHODS[name]
