@@ -14,10 +14,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz mutants goldens chaos nodes data reproduce peers check install lock clean
+.PHONY: run test fuzz mutants goldens chaos nodes data reproduce peers check install lock docs dist clean
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
+	@echo "the command is $(BIN)/fedsweep; in a shell after '. $(BIN)/activate' it is fedsweep"
 
 # Two files at a time: most of them wait for processes of their own, or use one core.
 test: check

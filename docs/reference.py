@@ -168,12 +168,19 @@ def _documented(name: str, value: Any) -> str:
         return f"## {name}\n\n```python\n{name.rpartition('.')[2]}{_signature(value)}\n```\n\n{_doc(value)}\n"
     if issubclass(value, BaseModel):
         return f"## {name}\n\nA study as [Study keys](study.md) describes it; `Study.model_validate(dict)` makes one.\n"
-    members = [(name, member) for name, member in vars(value).items() if isinstance(member, property)]
-    rows = [f"| `{name}` | {_cell(_doc(member.fget))} |" for name, member in members]
-    fields = getattr(value, "__dataclass_fields__", {})
+    public = {name: member for name, member in vars(value).items() if not name.startswith("_")}
+    rows = [f"| `{n}` | {_cell(_doc(m.fget))} |" for n, m in public.items() if isinstance(m, property)]
+    rows += [
+        f"| `{n}({', '.join(_takes(m))})` | {_cell(_doc(m))} |" for n, m in public.items() if inspect.isfunction(m)
+    ]
+    fields = [name for name in getattr(value, "__dataclass_fields__", {}) if not name.startswith("_")]
     rows += [f"| `{attribute}` | {_cell(_under(value, attribute))} |" for attribute in fields]
     table = "\n".join(["| | |", "| --- | --- |", *rows, ""]) if rows else ""
     return f"## {name}\n\n{_doc(value)}\n\n{table}"
+
+
+def _takes(method: Any) -> list[str]:
+    return [name for name in inspect.signature(method).parameters if name != "self"]
 
 
 def _signature(value: Any) -> str:

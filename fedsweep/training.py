@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.running import training
-from trainables import methods
-from trainables.data import features
-from trainables.data import partition as partitions
-from trainables.privacy.plan import Adjacency, Level, PrivacySettings, Release
+from trainables.errors import UserError
+from trainables.privacy.plan import Adjacency, Level, Release
+from trainables.saved import SavedModel
 from trainables.server import LaneResult
-from trainables.spec import HyperValue
+from trainables.spec import Aggregate, HyperValue
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,9 @@ class Model:
     account: Account
     hyperparameters: Mapping[str, HyperValue]
     seconds_per_round: float
-    key: str
-    """Names everything that can change this result."""
+    key: str | None
+    """Names everything that can change this result; None of a run with secret noise."""
+    _saved: SavedModel | None = field(repr=False)
 
     @property
     def accuracy(self) -> float | None:
@@ -56,18 +56,29 @@ class Model:
         found = self.metrics.get("accuracy") or {}
         return found[max(found)] if found else None
 
+    def save(self, path: str | Path) -> None:
+        """Keep it in an .npz file, with where it is from and its account, as `fedsweep train --save` does; `fedsweep
+        predict` reads it."""
+        if self._saved is None:
+            raise UserError(f"the run ended as {self.state!r}: there is no model to save")
+        self._saved.save(Path(path))
+
 
 def train(
     data: str | Path | Mapping[str, NDArray[Any]],
     *,
     method: str,
-    epsilon: float,
+    epsilon: float | None = None,
+    mu: float | None = None,
     hyperparameters: Mapping[str, HyperValue] | None = None,
     delta: float = 1e-5,
     clip: float = 10.0,
     release: Release = "local",
     adjacency: Adjacency = "replace-one",
     level: Level = "record",
+    center: float = 0.0,
+    center_bound: float = 16.0,
+    aggregate: Aggregate = "uniform",
     model: str = "softmax",
     partition: str = "dirichlet:0.5",
     clients: int = 20,
@@ -76,44 +87,59 @@ def train(
     evaluate_every: int = 10,
     train_on: str = "all",
     evaluate_on: str = "test",
+    validation_fraction: float = 0.1,
     seed: int = 42,
+    secret_noise: bool = False,
     hosts: int | None = None,
     address: str | None = None,
     on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
 ) -> Model:
-    """Train one federation; the arguments are named as the options of `fedsweep train`, which has more of them: centred
-    features, weights by size and secret noise are the command's alone.
+    """Train one federation; the arguments are the options of `fedsweep train`, by the same names and with the same
+    defaults. The budget is stated as `epsilon` or as `mu`.
 
     `data`: a feature file, the name of a built-in set, or the arrays themselves (x_train, y_train, x_test, y_test and,
     if rows belong to clients, client_train).
+    `center`: the share of mu squared for a private mean that is taken off the features; weights are those for features
+    as they came.
+    `secret_noise`: the seed of noise and weights comes from the operating system, and nobody is told it.
     """
-    privacy = PrivacySettings(
-        epsilon=epsilon, delta=delta, clip=clip, release=release, adjacency=adjacency, level=level
-    ).check()
-    dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
-    chosen = methods.get(method).check(hyperparameters or {})
-    loaded = features.from_arrays(data) if isinstance(data, Mapping) else features.load(str(data), seed)
-    prepared = training.prepare(
-        loaded,
-        partition=dealt,
-        model=model,
-        train_on=train_on,
-        evaluate_on=evaluate_on,
+    prepared = training.set_up(
+        data if isinstance(data, Mapping) else str(data),
         method=method,
-        hyperparameters=chosen,
-        privacy=privacy,
+        hyperparameters=hyperparameters or {},
+        epsilon=epsilon,
+        mu=mu,
+        delta=delta,
+        clip=clip,
+        release=release,
+        adjacency=adjacency,
+        level=level,
+        center=center,
+        center_bound=center_bound,
+        aggregate=aggregate,
+        model=model,
+        partition=partition,
+        clients=clients,
+        partition_seed=partition_seed,
         rounds=rounds,
         evaluate_every=evaluate_every,
+        train_on=train_on,
+        evaluate_on=evaluate_on,
+        validation_fraction=validation_fraction,
         seed=seed,
+        secret_noise=secret_noise,
+        hosts=hosts,
+        address=address,
     )
     trained = training.train(prepared, address=address, hosts=hosts, on_round=on_round)
-    plan = prepared.plan
+    trial, plan = prepared.trial, prepared.plan
     return Model(
         state=trained.result.state,
         weights=trained.weights,
         metrics=trained.result.metrics,
-        account=Account(epsilon, plan.bought, plan.unsampled, delta, plan.noise_multiplier),
-        hyperparameters=chosen,
+        account=Account(trial.privacy.epsilon, plan.bought, plan.unsampled, delta, plan.noise_multiplier),
+        hyperparameters=trial.hyperparameters,
         seconds_per_round=trained.seconds_per_round,
-        key=prepared.trial.key,
+        key=None if secret_noise else trial.key,
+        _saved=None if trained.weights is None else training.saved_model(prepared, trained, secret=secret_noise),
     )

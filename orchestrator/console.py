@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-stderr = Console(stderr=True, highlight=False)
+# a command that is told may be copied: no line is broken, and brackets in a path are brackets
+stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def emit_json(value: Any) -> None:

@@ -183,6 +183,14 @@ def refined_size(space: SearchSpace, rule: str) -> int:
     )
 
 
+def kept_in_zoom(space: SearchSpace) -> int:
+    """How many of them stand in the coarse grid too, at most: every second place of an axis."""
+    return math.prod(
+        min(len(axis), 2 * (_zoom_steps(space) // 2) + 1) if is_numeric(axis) else len(axis)
+        for axis in space.coarse.values()
+    )
+
+
 def _zoom_steps(space: SearchSpace) -> int:
     """A grid grows with the power of its axes: 5^3 = 125, 3^4 = 81."""
     return 2 if sum(map(is_numeric, space.coarse.values())) <= 3 else 1

@@ -1,6 +1,7 @@
 """The package `fedsweep`: the same as the commands, from Python, with data frames."""
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -15,11 +16,13 @@ import pytest
 import small
 
 import fedsweep
+from orchestrator.commands.train import train as train_command
 from orchestrator.running.conductor import Conductor
 from orchestrator.study.reading import parse
 from trainables.data import features
 from trainables.pack import pack_group
 from trainables.problem import in_process
+from trainables.saved import SavedModel
 from trainables.server import run_here
 
 STUDY = {
@@ -109,8 +112,9 @@ def test_again_nothing_runs(results, monkeypatch):
 
 
 @pytest.mark.ray
-def test_weights_are_those_that_were_judged(local_ray):
-    """From arrays: scoring the test rows by hand gives the accuracy that the run reports."""
+@pytest.mark.parametrize("more", [{}, {"center": 0.1, "aggregate": "size", "secret_noise": True}])
+def test_weights_are_those_that_were_judged(more, local_ray, tmp_path):
+    """From arrays: scoring the test rows by hand gives the accuracy that the run reports, and so does the file."""
     data = features.load(small.SMALL)
     arrays = {name: getattr(data, name) for name in ("x_train", "y_train", "x_test", "y_test")}
     model = fedsweep.train(
@@ -123,6 +127,7 @@ def test_weights_are_those_that_were_judged(local_ray):
         rounds=4,
         evaluate_every=4,
         hosts=1,
+        **more,
     )
     assert model.state == "done"
     assert model.weights.shape == (13, 4)
@@ -131,6 +136,30 @@ def test_weights_are_those_that_were_judged(local_ray):
     assert model.account.claimed == 8
     assert model.account.bought["local"] <= 8
     assert model.account.noise_multiplier > 0
+    assert (model.key is None) == bool(more), "what a secret seed gives away is not told"
+    model.save(tmp_path / "model.npz")
+    saved = SavedModel.load(tmp_path / "model.npz")
+    assert saved.scores(data.x_test).argmax(1).tolist() == scores.argmax(1).tolist()
+    assert saved.provenance["trial"]["preprocess"]["center"] == more.get("center", 0)
+    assert saved.provenance["trial"]["aggregate"] == more.get("aggregate", "uniform")
+    assert ("seed" in saved.provenance["trial"]) == (not more)
+
+
+def test_the_function_takes_what_the_command_takes():
+    """By the same names, with the same defaults; but data and a method must be said, and files are the command's."""
+    options = {name: p.default for name, p in inspect.signature(train_command).parameters.items()}
+    taken = {name: p.default for name, p in inspect.signature(fedsweep.train).parameters.items()}
+    assert set(options) - set(taken) == {"context", "settings", "from_file", "cell", "save", "json"}
+    assert set(taken) - set(options) == {"hyperparameters", "on_round"}
+    different = {name for name in set(options) & set(taken) if options[name] != taken[name]}
+    assert different == {"data", "method"}
+
+
+def test_a_budget_is_stated_once():
+    with pytest.raises(fedsweep.UserError, match="the budget is missing"):
+        fedsweep.train(small.SMALL, method="dp-fedgd")
+    with pytest.raises(fedsweep.UserError, match="epsilon = 1 and mu = 2 state the budget twice"):
+        fedsweep.train(small.SMALL, method="dp-fedgd", epsilon=1, mu=2)
 
 
 def test_a_study_given_in_any_way_is_the_same(tmp_path):

@@ -1,5 +1,6 @@
 """Methods, data, partitions and heads from outside, and the contract that shows a broken method for what it is."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from test_api import packs_here
 
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.reading import load, parse
@@ -60,6 +62,7 @@ def test_the_example_method_keeps_the_contract(clean, fedsweep):
     assert code == 0, err
     findings = json.loads(out)["findings"]
     assert len(findings) == 10
+    assert err.splitlines() == [f"{finding['check']}: holds" for finding in findings]
     assert not any(finding["complaint"] for finding in findings)
 
 
@@ -86,6 +89,28 @@ def test_the_example_runs_with_workers_that_know_it(tmp_path):
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout.splitlines()[-1])["failed"] == 0
     assert "DP-HeavyBall" in (folder / "tables" / "accuracy.md").read_text()
+
+
+def test_a_folder_says_which_plug_ins_it_needs(clean, fedsweep, tmp_path, monkeypatch):
+    """Nothing is imported because a folder names it: it may be anybody's. What to say is said."""
+    monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
+    monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
+    folder = tmp_path / "results"
+    code, _, err = fedsweep("run", STUDY, "--results", folder, "--import", EXAMPLE)
+    assert code == 0, err
+    assert f"fedsweep report {folder} --import {EXAMPLE}" in err
+
+    def alone(*words):
+        command, environment = [sys.executable, "-m", "orchestrator.cli"], {**os.environ, plugins.VARIABLE: ""}
+        return subprocess.run([*command, *words], capture_output=True, text=True, timeout=100, env=environment)
+
+    for command in ("status", "resume"):
+        found = alone(command, folder)
+        assert found.returncode == 2, found.stdout
+        assert f"say --import {EXAMPLE}" in found.stderr
+        assert found.stderr.count("\n") == 1
+    told = alone("status", folder, "--import", EXAMPLE)
+    assert "study heavy-ball: finished" in told.stdout, told.stderr
 
 
 # ---- how they are found
@@ -265,6 +290,12 @@ def test_packaged_methods_keep_the_contract_too():
     for name in ("dp-fedgd", "dp-scaffold"):
         broken = [f for f in contract.examine(methods.get(name), {}, repetitions=2000) if f.complaint]
         assert broken == []
+
+
+def test_a_check_is_named_before_it_runs():
+    begun = []
+    found = contract.examine(methods.get("dp-fedgd"), {}, begins=begun.append)
+    assert [next(found).check, next(found).check] == begun
 
 
 def test_not_a_method(clean, fedsweep):

@@ -85,7 +85,7 @@ def test_a_finished_study_has_nothing_left(tmp_path):
     found = read(tmp_path)
     assert found["finished"]
     assert found["time"]["left_s"] == 0.0
-    assert found["trials_expected"] == len(FEDGD) + 1 + 2, "a stage counts its trials, shared or not"
+    assert found["trials_expected"] == len(FEDGD) + 2, "each trial once: the fine one is a coarse one, too"
     assert found["confirm"] == {"done": 2, "total": 2}
     assert "best: toy / iid, eps 8" in status.as_text(found)
 

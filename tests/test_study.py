@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from orchestrator.study import extension
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
+from orchestrator.study.notes import notes
 from orchestrator.study.reading import changed_resources, found_again, load, packaged, parse
 from orchestrator.study.settings import MethodSettings, ResourceSettings, Study
 from trainables.errors import UserError
@@ -178,7 +179,15 @@ WRONG = {
     "epsilon 0": (changed("- 8", "- 0"), 10, "epsilons", "epsilon 0 is not above 0"),
     "epsilon nan": (changed("- 8", "- .nan"), 10, "epsilons", "epsilon nan is not above 0"),
     "epsilon twice": (changed("- 8", "- 1.0"), 10, "epsilons", "named twice"),
-    "no epsilons": (changed("epsilons:\n  - 1\n  - 8\n", ""), 1, "epsilons", "required"),
+    "no epsilons": (changed("epsilons:\n  - 1\n  - 8\n", ""), 1, "epsilons", "it is missing"),
+    "a key that must be there, misspelt": (changed("epsilons:", "epsilon:"), 10, "epsilon: ", "did you mean epsilons?"),
+    "the same, cut short": (changed("epsilons:", "eps:"), 10, "eps: ", "did you mean epsilons?"),
+    "the same, deeper": (
+        changed('["synth', '[{sorce: "synth').replace('6,3"]', '6,3"}]'),
+        2,
+        "data.0.sorce",
+        "data.source?",
+    ),
     "clients is no number": (changed("clients: 4", "clients: four"), 4, "clients", "(found 'four')"),
     "no clients": (changed("clients: 4", "clients: 0"), 4, "clients", "(found 0)"),
     "seed in search and contest": (
@@ -221,6 +230,48 @@ def test_wrong_files_are_refused_with_file_and_line(name):
     assert message.startswith(f"tiny.yaml:{line}: {key}"), message
     assert sentence in message
     assert "\n" not in message
+
+
+FOUND_LATER = {
+    "data that are not there": (
+        changed('["synthetic-frozen:400,100,6,3"]', "\n  - gone.npz"),
+        3,
+        "data 'gone.npz' is neither",
+    ),
+    "more clients than rows": (changed("clients: 4", "clients: 500").replace("iid", "\n  iid"), 4, "clients = 500"),
+    "more classes than there are": (changed("[iid]", "\n  - iid\n  - classes:9"), 5, "the data has only 3 classes"),
+    "clients that the data do not name": (changed("[iid]", "[explicit]"), 3, "has no client_train column"),
+    "head": (TEXT + "model: logistic\n", 15, "model = 'logistic' is for two classes"),
+    "validation": (TEXT + "validation:\n  fraction: 1.0e-9\n", 16, "leaves no validation row"),
+    "objective": (TEXT + "objective: squared_error\n", 15, "has no truth"),
+    "method": (changed("- dp-fedgd", "- dp-ftrl") + "privacy: {level: user}\n", 6, "dp-ftrl protects record level"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_LATER)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_is_found_once_data_are_there_has_file_and_line_too(name, command, tmp_path, fedsweep):
+    text, line, sentence = FOUND_LATER[name]
+    (tmp_path / "tiny.yaml").write_text(text)
+    results = ["--results", tmp_path / "results"] if command == "run" else []
+    code, out, err = fedsweep(command, tmp_path / "tiny.yaml", *results)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"fedsweep: {tmp_path}/tiny.yaml:{line}: "), err
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_what_has_no_effect_is_said(tmp_path, fedsweep):
+    fine = "- dp-fedgd: {fine: {learning_rate: [1, 2]}}"
+    (tmp_path / "tiny.yaml").write_text(changed("- dp-fedgd", fine) + "evaluate_every: 60\n")
+    code, out, _ = fedsweep("plan", tmp_path / "tiny.yaml")
+    assert code == 0
+    assert "note: the fine grid of DP-FedGD is not used: search.refine = 'zoom'" in out
+    assert "note: evaluate_every = 60, but runs have 50 rounds: only the last is judged" in out
+    assert notes(read(TEXT)) == []
+    assert notes(read(changed("- dp-fedgd", fine) + "search: {refine: table}\n")) == []
+    assert notes(read(changed("- dp-fedgd", fine) + "search: {ways: [grid, random]}\n")) == [], "ranges come of both"
 
 
 @pytest.mark.parametrize(

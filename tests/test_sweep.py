@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import yaml
 
+from orchestrator.report import status
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.running import runner, sweeping
-from orchestrator.running.progress import JsonView, View
+from orchestrator.running import planning, runner, sweeping
+from orchestrator.running.progress import JsonView, Standing, View
 from orchestrator.study.reading import parse
 from trainables.errors import UserError
 
@@ -106,6 +107,50 @@ def nothing_runs(monkeypatch):
 
 
 # ---- what a sweep leaves
+
+
+class Told(View):
+    """Keeps what it is told, and how many trials there were at every look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every = 0.0
+        self.sentences: list[str] = []
+        self.looks: list[tuple[int, int]] = []
+
+    def say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+    def show(self, running) -> None:
+        standing = Standing.of(running.sweep)
+        self.looks.append((standing.trials_done, standing.trials_total))
+
+
+@pytest.mark.parametrize("select", ["[contest]", "[single]"])
+def test_plan_run_status_and_readme_count_the_same_trials(select, local_ray, tmp_path):
+    """Of the fine grids' learning rates one stands in the coarse grid as well, and so do two of DP-FedSOFIM's points:
+    such a trial is one, whoever counts."""
+    text = study_text().replace("fine: {learning_rate: [0.3, 2]", "fine: {learning_rate: [0.1, 1, 2]")
+    text = text.replace("search: 42, contest: []", "search: [1, 2], contest: [3, 4]")
+    text = text.replace("refine: table", f"refine: table, contenders: 2, select: {select}")
+    planned = planning.plan(parse(text, "tiny.yaml", Path.cwd()))
+    total = sum(planned.trials.values())
+    assert planned.exact
+    assert f"trials: {total} (" in planned.as_text()
+    told = Told()
+    page = run(tmp_path, text, told).page
+    assert told.sentences[0].startswith(f"{total} trials to run, 0 done before")
+    assert {of for _, of in told.looks} == {total}, "no stage that opens changes it"
+    assert told.looks[-1] == (total, total)
+    assert f"{total} trials have ended" in page
+    found = status.read(tmp_path)
+    assert found["trials_ended"] == found["trials_expected"] == sum(found["trials"].values()) == total
+    assert len(rows(tmp_path)) == total
+
+
+def test_where_results_decide_what_comes_next_a_plan_says_about(tmp_path):
+    study = parse(study_text().replace("refine: table", "refine: zoom"), "tiny.yaml", Path.cwd())
+    assert "trials: about " in planning.plan(study).as_text()
 
 
 def test_every_stage_is_in_the_ledger(swept):

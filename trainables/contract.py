@@ -41,10 +41,14 @@ class Finding:
 
 
 def examine(
-    method: Method, hyperparameters: Mapping[str, HyperValue], twin: Twin | None = None, repetitions: int = 4_000
+    method: Method,
+    hyperparameters: Mapping[str, HyperValue],
+    twin: Twin | None = None,
+    repetitions: int = 4_000,
+    begins: Callable[[str], None] = lambda check: None,
 ) -> Iterator[Finding]:
     """Every check, one after the other; the method must be known by its name (`methods.add_all`). `hyperparameters`: a
-    setting under which it is stable, from which the checks vary it."""
+    setting under which it is stable, from which the checks vary it. `begins`: told of a check before it runs."""
     base = method.check(hyperparameters)
     problem = _problem(method)
     trials = _varied(method, problem, base)
@@ -62,6 +66,7 @@ def examine(
     if twin is not None:
         checks["steps as its twin does"] = lambda: _agrees(method, problem, base, twin)
     for name, run in checks.items():
+        begins(name)
         try:
             yield Finding(name, run())
         except (UserError, NotImplementedError) as error:

@@ -12,7 +12,9 @@ import hashlib
 import importlib
 import inspect
 import os
+import shlex
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,6 +25,8 @@ from trainables.errors import UserError
 GROUP = "fedsweep.plugins"
 VARIABLE = "FEDSWEEP_IMPORT"
 _loaded: dict[str, ModuleType] = {}
+_asked_for: dict[str, str] = {}
+"""By module: how it was named, a file by its whole path."""
 
 
 def use(name: str) -> None:
@@ -33,12 +37,28 @@ def use(name: str) -> None:
         raise UserError(f"plug-in {name}: there is no such file")
     _find_in(str(Path(name).resolve().parent) if name.endswith(".py") else os.getcwd())
     _load(module)
+    _asked_for[module] = str(Path(name).resolve()) if name.endswith(".py") else name
     if module not in known:
         os.environ[VARIABLE] = os.pathsep.join([*known, module])
 
 
 def loaded() -> list[str]:
     return list(_loaded)
+
+
+def asked_for() -> list[str]:
+    """What `--import` must name to have them again. Installed ones come by themselves."""
+    variable = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name in _loaded]
+    return [_asked_for.get(module, module) for module in dict.fromkeys([*variable, *_asked_for])]
+
+
+def options(names: Iterable[str] | None = None) -> str:
+    """The same as words of a command line, to be put behind it."""
+    return "".join(f" --import {shlex.quote(name)}" for name in (asked_for() if names is None else names))
+
+
+def not_loaded(names: Iterable[str]) -> list[str]:
+    return [name for name in names if module_of(name) not in _loaded]
 
 
 def module_of(name: str) -> str:

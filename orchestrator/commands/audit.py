@@ -23,7 +23,6 @@ from orchestrator.commands.options import (
     ReleaseModel,
     Rounds,
     Settings,
-    budget,
     key_values,
 )
 from orchestrator.console import emit_json, number
@@ -53,9 +52,10 @@ def audit(
 ) -> None:
     """Try to tell from the releases whether a planted record is there; exit with 1 if that goes beyond the claim."""
     from trainables import audit as auditing
+    from trainables.privacy.gaussian import budget
     from trainables.privacy.plan import PrivacySettings
 
-    epsilon = budget(epsilon, mu, delta, default=1.0)
+    epsilon = 1.0 if epsilon is None and mu is None else budget(epsilon, mu, delta)
     privacy = PrivacySettings(
         epsilon=epsilon, delta=delta, release=release.value, adjacency=adjacency.value, level=level.value
     ).check()

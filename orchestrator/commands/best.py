@@ -10,6 +10,7 @@ import typer
 from orchestrator.commands.options import Folder, Json
 from orchestrator.commands.sweep import say_if_unfinished
 from orchestrator.console import emit_json
+from trainables import plugins
 from trainables.objective import OBJECTIVES, Objective
 
 
@@ -26,7 +27,8 @@ def best(folder: Folder, json: Json = False) -> None:
         values = ", ".join(f"{name}={value}" for name, value in chosen["hyperparameters"].items())
         typer.echo(f"{cell}\n    {values}\n    {_scores(chosen)}")
     if cells:
-        typer.echo(f"\nto train one again: fedsweep train --from {folder}/best.yaml --cell NAME --seed 42")
+        again = f"fedsweep train --from {folder}/best.yaml --cell NAME --seed 42{plugins.options()}"
+        typer.echo(f"\nto train one again: {again}")
 
 
 def _scores(chosen: dict[str, Any]) -> str:

@@ -19,7 +19,6 @@ from orchestrator.commands.options import (
     Release,
     ReleaseModel,
     Rounds,
-    budget,
 )
 from orchestrator.console import emit_json, number
 from trainables.errors import in_range
@@ -44,7 +43,7 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Say how much noise a budget needs: one noisy gradient a round, clients of equal size."""
-    from trainables.privacy.gaussian import mu_of
+    from trainables.privacy.gaussian import budget, mu_of
     from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
     from trainables.privacy.selection import all_released, base_for, best_released, best_released_by_renyi
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.commands.options import Folder
 from orchestrator.console import stderr
+from trainables import plugins
 
 
 def cancel(folder: Folder) -> None:
@@ -16,4 +17,4 @@ def cancel(folder: Folder) -> None:
     if holder is None:
         raise UserError(f"nobody runs the study in {folder}")
     place(folder).ask_to_stop()
-    stderr.print(f"{holder} was asked to stop; to go on later: fedsweep resume {folder}")
+    stderr.print(f"{holder} was asked to stop; to go on later: fedsweep resume {folder}{plugins.options()}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.commands.options import Json, Settings, key_values
-from orchestrator.console import emit_json, stderr
+from orchestrator.console import emit_json
 from trainables.errors import UserError
 
 
@@ -40,10 +40,10 @@ def check_method(
         examined = methods.get(method)
     reference = _named(twin) if twin else None
     findings = []
-    for finding in contract.examine(examined, key_values(settings or []), reference, repetitions):
+    hypers = key_values(settings or [])
+    for finding in contract.examine(examined, hypers, reference, repetitions, lambda check: _say(f"{check}: ", json)):
         findings.append(finding)
-        stderr.print(f"{'broken' if finding.complaint else 'holds '}  {finding.check}", end="")
-        stderr.print(f": {finding.complaint}" if finding.complaint else "", markup=False)
+        _say(f"broken: {finding.complaint}\n" if finding.complaint else "holds\n", json)
     broken = [finding for finding in findings if finding.complaint]
     if json:
         emit_json({"method": examined.name, "findings": [vars(finding) for finding in findings]})
@@ -51,6 +51,11 @@ def check_method(
         typer.echo(f"{examined.name}: {len(findings) - len(broken)} of {len(findings)} checks hold")
     if broken:
         raise typer.Exit(1)
+
+
+def _say(text: str, json: bool) -> None:
+    """At once: a check may take a while. What was asked for is on standard output."""
+    typer.echo(text, nl=False, err=json)
 
 
 def _named(text: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.console import stderr
+from trainables import plugins
 
 
 def merge(
@@ -17,4 +18,5 @@ def merge(
     from orchestrator.running.merging import merge as put_together
 
     put_together(parts, results)
-    stderr.print(f"{len(parts)} result folders are merged into {results}; what is missing: fedsweep resume {results}")
+    to_go_on = f"fedsweep resume {results}{plugins.options()}"
+    stderr.print(f"{len(parts)} result folders are merged into {results}; what is missing: {to_go_on}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -131,21 +130,6 @@ def seconds_of(text: str | None) -> float | None:
         raise UserError(f"stop-after = {text!r} is not a time like 30s, 90m, 2h or 1.5d") from None
     in_range(0, 1e8, open_low=True, stop_after=found)
     return found
-
-
-def budget(epsilon: float | None, mu: float | None, delta: float, default: float | None = None) -> float:
-    """The budget, stated as eps or as mu."""
-    if mu is not None:
-        from trainables.privacy.gaussian import epsilon_of
-
-        if epsilon is not None:
-            raise UserError(f"epsilon = {epsilon:g} and mu = {mu:g} state the budget twice")
-        in_range(0, math.inf, open_low=True, mu=mu)
-        return epsilon_of(mu, delta)
-    stated = default if epsilon is None else epsilon
-    if stated is None:
-        raise UserError("the budget is missing; state it with --epsilon or --mu")
-    return stated
 
 
 def key_values(pairs: list[str]) -> dict[str, Any]:

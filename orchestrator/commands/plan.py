@@ -22,8 +22,9 @@ def plan(
     from orchestrator.running import planning
     from orchestrator.study import reading
 
-    loaded, _ = reading.load(study)
-    found = planning.plan(loaded, _nodes(address) if address else None)
+    loaded, text = reading.load(study)
+    with reading.pointing(text, study):
+        found = planning.plan(loaded, _nodes(address) if address else None)
     if json:
         emit_json(found.as_dict())
     else:

@@ -26,4 +26,6 @@ def run(
     from orchestrator.study import reading
 
     loaded, text = reading.load(study)
-    sweep.run(loaded, text, results or str(Path("results") / loaded.name), address, resource, stop_after, shard, json)
+    folder = results or str(Path("results") / loaded.name)
+    with reading.pointing(text, study):
+        sweep.run(loaded, text, folder, address, resource, stop_after, shard, json)

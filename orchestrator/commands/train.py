@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,11 +36,10 @@ from orchestrator.commands.options import (
     Rounds,
     Settings,
     TrainOn,
-    budget,
     key_values,
 )
 from orchestrator.console import emit_json, number, stderr
-from trainables.errors import UserError, in_range
+from trainables.errors import UserError
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the command line should not cost them
     from orchestrator.running.training import Training
@@ -105,11 +103,6 @@ def train(
 ) -> None:
     """Train one federation and print its accuracy and its privacy account."""
     from orchestrator.running import training as trainings
-    from trainables import methods
-    from trainables.data import features
-    from trainables.data import partition as partitions
-    from trainables.privacy.plan import PrivacySettings
-    from trainables.spec import Preprocess
 
     if save is not None and save.exists():
         raise UserError(f"--save {save} is there already; choose another name")
@@ -118,40 +111,39 @@ def train(
     if from_file is not None:
         _refuse_others(context)
         training = trainings.from_best(from_file, cell, seed, data)
+        if secret_noise:
+            training = trainings.with_secret_seed(training)
     else:
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
-        privacy = PrivacySettings(
-            epsilon=budget(epsilon, mu, delta),
+        training = trainings.set_up(
+            data or "synthetic-frozen",
+            method=method,
+            hyperparameters=key_values(settings or []),
+            epsilon=epsilon,
+            mu=mu,
             delta=delta,
             clip=clip,
             release=release.value,
             adjacency=adjacency.value,
             level=level.value,
-        ).check()
-        preprocess = Preprocess(center=center, bound=center_bound).check()
-        dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
-        if hosts is not None:
-            in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
-        chosen = methods.get(method).check(key_values(settings or []))  # cheap mistakes first: data take a while
-        training = trainings.prepare(
-            features.load(data or "synthetic-frozen", seed),
-            partition=dealt,
+            center=center,
+            center_bound=center_bound,
+            aggregate=aggregate.value,
             model=model,
-            validation_fraction=validation_fraction,
-            train_on=train_on.value,
-            evaluate_on=evaluate_on.value,
-            method=method,
-            hyperparameters=chosen,
-            privacy=privacy,
+            partition=partition,
+            clients=clients,
+            partition_seed=partition_seed,
             rounds=rounds,
             evaluate_every=evaluate_every,
+            train_on=train_on.value,
+            evaluate_on=evaluate_on.value,
+            validation_fraction=validation_fraction,
             seed=seed,
-            preprocess=preprocess,
-            aggregate=aggregate.value,
+            secret_noise=secret_noise,
+            hosts=hosts,
+            address=address,
         )
-    if secret_noise:
-        training = trainings.with_secret_seed(training)
     _train(training, hosts, address, json, save, secret_noise)
 
 
@@ -172,7 +164,9 @@ def _train(
 
     trial, privacy = training.trial, training.trial.privacy
     of_delta = delta_note(privacy, training.problem.partition.sizes)
-    for note in (*training.problem.partition.notes, *([of_delta] if of_delta else [])):
+    seldom = f"evaluate_every = {trial.evaluate_every} is more than the {trial.rounds} rounds: only the last is judged"
+    notes = [of_delta or "", seldom if trial.evaluate_every > trial.rounds else ""]
+    for note in (*training.problem.partition.notes, *filter(None, notes)):
         stderr.print(f"note: {note}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:

@@ -35,13 +35,14 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
     recorded, stages = ledger.study(), ledger.stages()
     if recorded is None:
         raise UserError(f"result folder {results} holds no study yet")
-    study = Study.recorded(recorded[0])
+    study = Study.recorded(recorded[0], ledger.plugins())
     outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
     failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
     reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
     spaces = {method.shown: method.space() for method in study.methods}
     cells: list[dict[str, Any]] = []
-    rounds_left = 0
+    known: set[str] = set()
+    rounds_left = more = 0
     ways = {way.name: way for way in study.ways}
     for cell, name in dict.fromkeys((cell, way) for cell, way, _ in stages):
         opened = {stage: stages[cell, name, stage] for stage in STAGES if (cell, name, stage) in stages}
@@ -53,11 +54,13 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         counts = {stage: len(keys) for stage, keys in opened.items()}
         expected = extent.expected_trials(study, spaces[method.shown], way, counts)
         ended = _has_ended(way, opened, outcomes, expected)
+        known.update(key for keys in opened.values() for key in keys)
+        to_come = {} if ended else extent.yet_to_open(study, method, spaces[method.shown], way, counts)
         if ended:
             expected = counts
-        rounds_left += sum(
-            (count - done.get(stage, 0)) * study.rounds_of(method, stage) for stage, count in expected.items()
-        )
+        more += sum(to_come.values())
+        for stage, count in (*((s, counts[s] - done[s]) for s in opened), *to_come.items()):
+            rounds_left += count * study.rounds_of(method, stage)
         best = _best(way, opened, outcomes, study)
         cells.append(
             {
@@ -75,7 +78,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
             }
         )
     not_begun = _cells_in(study) * len(ways) - len(cells)
-    states = Counter(state for state, _, _ in outcomes.values())
+    states = Counter(outcomes[key][0] for key in known if key in outcomes)
     return {
         "study": study.name,
         "objective": study.objective,
@@ -84,8 +87,8 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         "cells_ended": sum(cell["ended"] for cell in cells),
         "cells_total": _cells_in(study) * len(ways),
         "trials": dict(sorted(states.items())),
-        "trials_ended": len(outcomes),
-        "trials_expected": sum(sum(cell["expected"].values()) for cell in cells) if not not_begun else None,
+        "trials_ended": len(known & outcomes.keys()),
+        "trials_expected": len(known) + more if not not_begun else None,
         "confirm": {
             "done": sum(cell["stages"].get("confirm", {"done": 0})["done"] for cell in cells),
             "total": sum(cell["expected"].get("confirm", 0) for cell in cells),

@@ -215,6 +215,15 @@ class Ledger:
         """The study as last run (JSON) and its text."""
         return self._db.execute("SELECT study, source FROM studies ORDER BY number DESC LIMIT 1").fetchone()
 
+    def add_plugins(self, names: Iterable[str]) -> None:
+        """What the study was run with, as `--import` names it. A reader is told; nothing of it is loaded unasked."""
+        kept = list(dict.fromkeys([*self.plugins(), *names]))
+        if kept != self.plugins():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('plugins', ?)", (json.dumps(kept),))
+
+    def plugins(self) -> list[str]:
+        return json.loads(self._meta("plugins") or "[]")
+
     def add_facts(self, facts: Mapping[str, int]) -> None:
         """Numbers about the data that tables need, such as how many rows there are to judge on."""
         with self._transaction():

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.results.ledger import Ledger
+from trainables import plugins
 from trainables.errors import UserError
 from trainables.pack_storage import PackStorage
 from trainables.urls import opened, said
@@ -204,7 +205,7 @@ class RemotePlace(Place):
         if not self._lost:
             with said(
                 f"the results could not be sent to {self.url}; they are in {self.folder}, where "
-                f"'fedsweep resume {self.folder}' goes on"
+                f"'fedsweep resume {self.folder}{plugins.options()}' goes on"
             ):
                 self._send_ledger()
                 self._send_files()

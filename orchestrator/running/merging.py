@@ -39,9 +39,10 @@ def _take(part: Ledger, into: Ledger, name: str) -> None:
     else:
         for old, new in ((ours, theirs), (theirs, ours)):
             try:
-                check_extension(Study.recorded(old[0]), Study.recorded(new[0]))
+                check_extension(Study.recorded(old[0], part.plugins()), Study.recorded(new[0], part.plugins()))
             except UserError as error:
                 raise UserError(f"result folder {name} is of another study: {error}") from None
+    into.add_plugins(part.plugins())
     into.add_data(part.fingerprints())
     into.add_facts(part.facts())
     into.add_partitions(part.partitions())

@@ -13,9 +13,11 @@ import torch
 from orchestrator.running.cluster import local_resources
 from orchestrator.running.memory import lanes_bytes, machine_bytes, within_memory
 from orchestrator.running.packing import Capacity, capacity, make_packs, passes
-from orchestrator.running.progress import expected_trials
+from orchestrator.running.progress import yet_to_open
 from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.extent import is_exact
 from orchestrator.study.cells import Blueprint
+from orchestrator.study.notes import notes
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import STAGES
 from trainables.data.stored import StoredRows
@@ -36,7 +38,9 @@ class Plan:
     ways: int
     """How many ways every cell is searched in."""
     trials: dict[str, int]
-    """By stage, without those that another cell or stage runs too."""
+    """By stage, without those that another cell or stage runs too: as many as `run` begins with."""
+    exact: bool
+    """Whether that many will run if nothing diverges; where results decide what is tried next, about as many."""
     packs: dict[str, int]
     trial_rounds: int
     seconds: float
@@ -47,6 +51,8 @@ class Plan:
     hosts: int
     device: str
     where: str
+    notes: list[str]
+    """What the study says that will not have the effect one might expect."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,19 +65,20 @@ class Plan:
             [
                 f"study {self.study}: {self.cells} cells"
                 + (f", each searched in {self.ways} ways" if self.ways > 1 else ""),
-                f"trials: {sum(self.trials.values())} ({stages})",
+                f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})",
                 f"packs: {sum(self.packs.values())} ({packs})",
                 f"trial-rounds: {self.trial_rounds}",
                 f"on {self.where}: {self.federations} federation(s) of {self.hosts} client host(s)"
                 + (" on GPUs" if self.device == "cuda" else "")
                 + ", about "
                 + (f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h")
-                + f" and {self.bytes / 2**30:.1f} GiB of memory"
+                + f" with Ray's start, and {self.bytes / 2**30:.1f} GiB of memory"
                 + (
                     f", more than the {self.machine_bytes / 2**30:.1f} it has"
                     if self.bytes > self.machine_bytes
                     else ""
                 ),
+                *(f"note: {sentence}" for sentence in self.notes),
             ]
         )
 
@@ -95,7 +102,8 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         known.update(trial.key for trial in members)
         if not members:
             continue
-        trials[stage] = len(members)
+        # coarse grids are opened at once, so those that cells share are known by their keys, as in a sweep that begins
+        trials[stage] = len(members) if stage == "coarse" else sum(yet_to_open(s).get(stage, 0) for s in searches)
         packs[stage] = len(make_packs(members, size))
         for trial in members:
             rounds += trial.rounds
@@ -111,6 +119,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         len(blueprint.cells),
         len(study.ways),
         dict(trials),
+        is_exact(study),
         dict(packs),
         rounds,
         seconds,
@@ -120,19 +129,23 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         size.size.hosts,
         size.size.device,
         "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
+        notes(study),
     )
 
 
 def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
     """Trials of a stage as they will be, where that depends on nothing; else as many stand-ins."""
     space, cell = search.cell.space, search.cell
-    count = expected_trials(search).get(stage, 0)
+    count = yet_to_open(search).get(stage, 0)
     if not count:
         return []
     seeds = cell.study.seeds_of(search.way, stage)
     if stage == "coarse" or (stage == "fine" and cell.study.search.refine == "table"):
         grid = space.grid(space.coarse if stage == "coarse" else space.fine)
-        return [cell.trial(stage, configuration, seed) for configuration in grid for seed in seeds]
+        trials = [cell.trial(stage, configuration, seed) for configuration in grid for seed in seeds]
+        if stage == "coarse":
+            search.open(stage, trials)
+        return trials
     stand_ins = [cell.trial(stage, space.grid(space.coarse)[0], seed) for seed in seeds]
     return [
         stand_ins[n % len(seeds)].model_copy(update={"stop_rule": f"{cell.id} {search.way.name} {n}"})

@@ -48,22 +48,21 @@ class Standing:
     """How far a sweep has come."""
 
     trials_done: int
+    """Each counted once, whichever cells, ways and stages share it."""
     trials_total: int
     """Including stages that have not been opened yet, as far as their size is known."""
     rounds_left: int
 
     @classmethod
     def of(cls, sweep: Sweep) -> Standing:
-        done, total, left = 0, 0, 0
+        more, left = 0, 0
         for search in sweep.searches:
-            study = search.cell.study
-            expected = expected_trials(search)
-            for stage, count in expected.items():
-                finished = stage_count(search, stage, sweep).done
-                done += finished
-                total += count
-                left += (count - finished) * study.rounds_of(search.cell.method, stage)
-        return cls(done, total, left)
+            study, method = search.cell.study, search.cell.method
+            left += sweep.left(search) * study.rounds_of(method, next(reversed(search.stages)))
+            for stage, count in yet_to_open(search).items():
+                more += count
+                left += count * study.rounds_of(method, stage)
+        return cls(len(sweep.known) - sweep.running, len(sweep.known) + more, left)
 
 
 def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
@@ -73,10 +72,12 @@ def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
     return StageCount(opened - (sweep.left(search) if stage == last else 0), opened)
 
 
-def expected_trials(search: CellSearch) -> dict[str, int]:
-    """Trials of every stage: as opened, or as many as it will probably have."""
+def yet_to_open(search: CellSearch) -> dict[str, int]:
+    """Trials that its stages will add to those that are open; a cell that has its confirm stage has all."""
+    if "confirm" in search.stages:
+        return {}
     opened = {stage: len(keys) for stage, keys in search.stages.items()}
-    return extent.expected_trials(search.cell.study, search.cell.space, search.way, opened)
+    return extent.yet_to_open(search.cell.study, search.cell.method, search.cell.space, search.way, opened)
 
 
 class View:
@@ -206,7 +207,7 @@ def standing_table(sweep: Sweep) -> Table:
     """Cells by stages with the best validation score so far."""
     ways = sweep.blueprint.study.ways
     stages = [stage for stage in STAGES if any(stage in way.stages for way in ways)]
-    stages = [stage for stage in stages if any(expected_trials(search).get(stage) for search in sweep.searches)]
+    stages = [s for s in stages if any(s in search.stages or s in yet_to_open(search) for search in sweep.searches)]
     table = Table(box=None, pad_edge=False)
     table.add_column("cell")
     for stage in stages:

@@ -27,8 +27,10 @@ from orchestrator.running.progress import View
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
+from orchestrator.study.notes import notes
 from orchestrator.study.reading import found_again
 from orchestrator.study.settings import ResourceSettings, Study
+from trainables import plugins
 from trainables.errors import UserError
 
 MOST_COUNTS = 50_000  # clients times classes, a few hundred kilobytes
@@ -88,6 +90,8 @@ def _run(
         _enter_study(ledger, blueprint, source, folder)
         sweep = Sweep(replace(blueprint, cells=blueprint.cells[shard[0] - 1 :: shard[1]]), ledger)
         if not sweep.finished:
+            for sentence in notes(blueprint.study):
+                view.say(f"note: {sentence}")
             ledger.begin_session()
             view.starting(sweep)
             with connected(address):
@@ -160,6 +164,9 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
         found = ledger.study()
         if found is None:
             raise UserError(f"result folder {results} holds no study yet")
+        missing = plugins.not_loaded(ledger.plugins())
+        if missing:
+            raise UserError(f"{results} was run with plug-ins that are not loaded; say{plugins.options(missing)}")
         return found_again(Study.recorded(found[0])), found[1]
 
 
@@ -193,11 +200,12 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
     """Write the study into its folder, or see that it goes with the one that is there."""
     study, before = blueprint.study, ledger.study()
     if before is not None:
-        old = Study.recorded(before[0])
+        old = Study.recorded(before[0], ledger.plugins())
         check_extension(old, study)
         study = carried_over(old, study)
     text = study.model_dump_json()
     ledger.add_data(blueprint.fingerprints)
+    ledger.add_plugins(plugins.asked_for())
     if before is None or before[0] != text:
         ledger.add_study(text, source)
     facts = {}
@@ -235,7 +243,7 @@ def _written_to(where: Place) -> Iterator[None]:
     except (sqlite3.Error, OSError) as error:
         raise UserError(
             f"result folder {where} cannot be written: {error}; nothing finished is lost, and "
-            f"'fedsweep resume {where}' goes on once there is room"
+            f"'fedsweep resume {where}{plugins.options()}' goes on once there is room"
         ) from error
 
 

@@ -1,10 +1,11 @@
-"""One training run, from flags to numbers: what `fedsweep train` does."""
+"""One training run, from words to numbers: what `fedsweep train` does, and `fedsweep.train`."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
 from trainables.federation import Federation, FederationSize
 from trainables.pack import check, code_of
-from trainables.privacy.plan import PrivacyPlan, PrivacySettings
+from trainables.privacy.gaussian import budget
+from trainables.privacy.plan import Adjacency, Level, PrivacyPlan, PrivacySettings, Release
 from trainables.problem import Problem, Shipper
 from trainables.saved import SavedModel
 from trainables.server import LaneResult
-from trainables.spec import ENGINE_VERSION, DataSpec, PartitionSpec, ProblemSpec, TrialSpec
+from trainables.spec import ENGINE_VERSION, Aggregate, DataSpec, PartitionSpec, Preprocess, ProblemSpec, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,63 @@ class Trained:
     seconds_per_round: float
     weights: NDArray[np.float32] | None
     """As the model lays them out; None where it diverged."""
+
+
+def set_up(
+    data: str | Mapping[str, NDArray[Any]],
+    *,
+    method: str,
+    hyperparameters: Mapping[str, Any],
+    epsilon: float | None,
+    mu: float | None,
+    delta: float,
+    clip: float,
+    release: Release,
+    adjacency: Adjacency,
+    level: Level,
+    center: float,
+    center_bound: float,
+    aggregate: Aggregate,
+    model: str,
+    partition: str,
+    clients: int,
+    partition_seed: int,
+    rounds: int,
+    evaluate_every: int,
+    train_on: str,
+    evaluate_on: str,
+    validation_fraction: float,
+    seed: int,
+    secret_noise: bool,
+    hosts: int | None,
+    address: str | None,
+) -> Training:
+    """A run as it was asked for, by option or argument. Cheap mistakes are found first: data take a while."""
+    privacy = PrivacySettings(
+        epsilon=budget(epsilon, mu, delta), delta=delta, clip=clip, release=release, adjacency=adjacency, level=level
+    ).check()
+    preprocess = Preprocess(center=center, bound=center_bound).check()
+    dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
+    chosen = methods.get(method).check(hyperparameters)
+    if hosts is not None:
+        in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
+    training = prepare(
+        features.load(data, seed) if isinstance(data, str) else features.from_arrays(data),
+        partition=dealt,
+        model=model,
+        validation_fraction=validation_fraction,
+        train_on=train_on,
+        evaluate_on=evaluate_on,
+        method=method,
+        hyperparameters=chosen,
+        privacy=privacy,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        seed=seed,
+        preprocess=preprocess,
+        aggregate=aggregate,
+    )
+    return with_secret_seed(training) if secret_noise else training
 
 
 def prepare(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import search_spaces
 from orchestrator.search.optuna_search import search_budget
-from orchestrator.study.settings import Study
+from orchestrator.study.settings import MethodSettings, Study
 from orchestrator.study.ways import Way
 from search_spaces import SearchSpace
 
 
 def expected_trials(study: Study, space: SearchSpace, way: Way, opened: Mapping[str, int]) -> dict[str, int]:
-    """Trials of every stage: as many as were opened, or as it will probably have. `opened`: how many are, by stage."""
+    """Trials of every stage, shared with another or not: as many as were opened, or as it will probably have.
+    `opened`: how many are, by stage."""
     if way.search == "grid":
         fine = search_spaces.refined_size(space, study.search.refine)
         guess = {"coarse": space.size(space.coarse), "fine": fine}  # whether there will be a finer one nobody knows
@@ -24,6 +26,37 @@ def expected_trials(study: Study, space: SearchSpace, way: Way, opened: Mapping[
     counts = {stage: count * len(study.seeds_of(way, stage)) for stage, count in guess.items()}
     counts |= {stage: count for stage, count in opened.items() if stage != "optuna"}  # opened batch by batch
     return {stage: counts[stage] for stage in way.stages if stage in counts}
+
+
+def yet_to_open(
+    study: Study, method: MethodSettings, space: SearchSpace, way: Way, opened: Mapping[str, int]
+) -> dict[str, int]:
+    """Trials that stages which are not open will add, as far as can be told: what `plan`, a running sweep and `status`
+    add to the distinct trials of those that are. Shared ones are not counted again."""
+    expected = expected_trials(study, space, way, opened)
+    more = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
+    if more.get("fine"):
+        beside = way._replace(select="contest")  # tries all that `single` does, on more seeds
+        if study.search.refine == "table" and way != beside and beside in study.ways:
+            more["fine"] = 0
+        else:
+            more["fine"] -= _shared(study, method, space) * len(study.seeds_of(way, "fine"))
+    return {stage: count for stage, count in more.items() if count}
+
+
+def is_exact(study: Study) -> bool:
+    """Whether all that is yet to open is known before anything has run, if only nothing diverges."""
+    return len(study.ways) == 1 and study.search.ways == ["grid"] and study.search.refine == "table"
+
+
+def _shared(study: Study, method: MethodSettings, space: SearchSpace) -> int:
+    """Configurations of the fine grid that are trials of the coarse one already, around a winner that is on no edge."""
+    same_rounds = study.rounds_of(method, "coarse") == study.rounds_of(method, "fine")
+    if study.search.early_stopping or not (same_rounds or "rounds" in {*space.coarse, *space.fixed}):
+        return 0
+    if study.search.refine == "zoom":
+        return search_spaces.kept_in_zoom(space)
+    return math.prod(len({*axis} & {*space.fine[name]}) for name, axis in space.coarse.items())
 
 
 def has_contest(study: Study, way: Way) -> bool:

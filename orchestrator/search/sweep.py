@@ -43,6 +43,11 @@ class Sweep:
     def finished(self) -> bool:
         return not self._open
 
+    @property
+    def running(self) -> int:
+        """How many of the known trials have not ended."""
+        return len(self._open)
+
     def left(self, search: CellSearch) -> int:
         """Trials of a cell's last opened stage that have not ended."""
         return self._left.get(id(search), 0)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from orchestrator.study.pointing import SettingError, about
 from orchestrator.study.settings import MethodSettings, Study
 from search_spaces import RUN_NAMES, Configuration, SearchSpace
+from trainables import models
 from trainables.data import features, partition, simulated
 from trainables.errors import UserError
 from trainables.methods import METHODS
@@ -112,55 +114,61 @@ class Blueprint:
         problems: dict[str, Problem] = {}
         fingerprints: dict[str, str] = {}
         cells: list[Cell] = []
-        for data in study.data:
+        for number, data in enumerate(study.data):
             anew = simulated.drawn_by_seed(data.source)
             searched = [*study.seeds.search, *study.seeds.contest]
-            loaded = features.load(data.source, searched[0])
+            with about("data", number, "source"):
+                loaded = features.load(data.source, searched[0])
             draws = {
                 seed: features.load(data.source, seed) if anew and seed != searched[0] else loaded
                 for seed in (*searched, *study.seeds.confirm)
             }
             model = loaded.task or "softmax" if study.model == "auto" else study.model
+            with about("model"):
+                models.parse(model, features=loaded.features, classes=loaded.classes)
+            with about("validation", "fraction"):
+                loaded.validation_rows(study.validation.fraction, study.validation.seed)
             label = data.label or loaded.name
             name = f"{label} {data.backbone}".strip()
             if name in fingerprints:
-                raise UserError(f"two data sets are called {name!r}; give one of them a label")
+                raise SettingError(
+                    f"two data sets are called {name!r}; give one of them a label", ("data", number, "source")
+                )
             fingerprints[name] = loaded.fingerprint
             content = DataSpec(
                 fingerprint=loaded.fingerprint,
                 validation_fraction=study.validation.fraction,
                 validation_seed=study.validation.seed,
             )
-            for text in study.partitions:
-                dealt = study.partition(text, loaded.clients)
-                first = ProblemSpec(
-                    data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
-                )
-                by_seed: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
-                for role, seeds in (
-                    ("search", study.seeds.search),
-                    ("search", study.seeds.contest),
-                    ("confirm", study.seeds.confirm),
-                ):
-                    for seed in seeds:
-                        spec = by_seed[role][seed] = _of_seed(first, study, role, draws[seed], seed, seeds)
-                        if spec.key not in problems:
-                            problems[spec.key] = Problem.prepare(draws[seed], spec)
-                _check_objective(problems[first.key], study)
+            for place, text in enumerate(study.partitions):
+                with about("partitions", place):
+                    dealt = study.partition(text, loaded.clients)
+                    first = ProblemSpec(
+                        data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
+                    )
+                    by_seed: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
+                    for role, seeds in (
+                        ("search", study.seeds.search),
+                        ("search", study.seeds.contest),
+                        ("confirm", study.seeds.confirm),
+                    ):
+                        for seed in seeds:
+                            spec = by_seed[role][seed] = _of_seed(first, study, role, draws[seed], seed, seeds)
+                            if spec.key not in problems:
+                                problems[spec.key] = Problem.prepare(draws[seed], spec)
+                with about("objective"):
+                    _check_objective(problems[first.key], study)
                 if study.search.early_stopping and len({by_seed["search"][s].key for s in study.seeds.search}) > 1:
-                    raise UserError("early_stopping compares within one pack, but search seeds have data of their own")
+                    raise SettingError(
+                        "early_stopping compares within one pack, but search seeds have data of their own",
+                        ("search", "early_stopping"),
+                    )
                 setting = Setting(label, data.backbone, partition.show(dealt), **by_seed)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:  # what cannot be run or priced is found before anything runs
-            some = cell.space.grid(cell.space.coarse)[0]
-            for stage, seeds in (("contest", study.seeds.contest), ("confirm", study.seeds.confirm)):
-                for seed in seeds:  # partitions may differ
-                    check(trial := cell.trial(stage, some, seed), problems[trial.problem.key])
-            for stage, axes in (("coarse", cell.space.coarse), ("fine", cell.space.fine)):
-                for configuration in cell.space.grid(axes):
-                    for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
-                        check(trial, problems[trial.problem.key])
+            with about("methods", study.methods.index(cell.method)):
+                _check_cell(cell, problems)
         return blueprint
 
     def validation_rows(self, cell: Cell) -> int:
@@ -187,6 +195,17 @@ def _of_seed(
     if role == "confirm":
         changes |= {"train_on": study.confirm_train_on, "evaluate_on": "test"}
     return first.model_copy(update=changes)
+
+
+def _check_cell(cell: Cell, problems: Mapping[str, Problem]) -> None:
+    some, seeds = cell.space.grid(cell.space.coarse)[0], cell.study.seeds
+    for stage, of_stage in (("contest", seeds.contest), ("confirm", seeds.confirm)):
+        for seed in of_stage:  # partitions may differ
+            check(trial := cell.trial(stage, some, seed), problems[trial.problem.key])
+    for stage, axes in (("coarse", cell.space.coarse), ("fine", cell.space.fine)):
+        for configuration in cell.space.grid(axes):
+            for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
+                check(trial, problems[trial.problem.key])
 
 
 def _check_objective(problem: Problem, study: Study) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 import search_spaces
+from orchestrator.study.pointing import SettingError
 from orchestrator.study.settings import DataSettings, ResourceSettings, Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
@@ -82,6 +84,16 @@ def parse(text: str, file: str, folder: Path) -> Study:
     return study.model_copy(update={"data": [_located(data, folder) for data in study.data]})
 
 
+@contextlib.contextmanager
+def pointing(text: str, file: str) -> Iterator[None]:
+    """What is found wrong with a study once its data are there says the line of its file, too."""
+    try:
+        yield
+    except SettingError as error:
+        _, marks = read_yaml(text, file)
+        raise UserError(f"{file}:{_line(marks, error.at)}: {error}") from None
+
+
 def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Files named after a method, beside the study, stand for its packaged search space. The study keeps what they
     hold: it can be resumed without them."""
@@ -118,13 +130,18 @@ def as_text(study: Study) -> str:
 
 def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """The first thing that is wrong with a study: where it stands, and a sentence."""
-    first = error.errors()[0]
+    found = error.errors()
+    # a setting that is missing may be there under a name that there is not: that is what to look at
+    misspelt = [e for e in found if e["type"] == "extra_forbidden" and _meant(e["loc"])]
+    first = misspelt[0] if misspelt and found[0]["type"] == "missing" else found[0]
     place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
     name = ".".join(str(part) for part in place if not _internal(part))
     message = first["msg"].removeprefix("Value error, ")
     shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
     if first["type"] == "extra_forbidden":
         message, shown = f"there is no such setting{_meant(place)}", ""
+    elif first["type"] == "missing":
+        message, shown = "it is missing", ""
     return place, f"{name + ': ' if name else ''}{message}{shown}"
 
 
@@ -134,7 +151,8 @@ def _meant(place: tuple[str | int, ...]) -> str:
     by_name: dict[str, list[str]] = {}
     for path in setting_paths(Study):
         by_name.setdefault(path.rpartition(".")[2], []).append(path)
-    for close in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75):
+    begun = [known for known in by_name if len(name) > 2 and known.startswith(name)]
+    for close in difflib.get_close_matches(name, by_name, n=1, cutoff=0.75) or begun[:1]:
         here = [path for path in by_name[close] if path.rpartition(".")[0] == ".".join(section)]
         return f"; did you mean {(here or by_name[close])[0]}?"
     return ""

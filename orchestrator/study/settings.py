@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 import search_spaces
 from orchestrator.study.ways import Way
 from search_spaces import SearchSpace
+from trainables import plugins
 from trainables.data import partition
 from trainables.errors import UserError
 from trainables.methods import METHODS
@@ -495,11 +496,16 @@ class Study(Settings):
         return max(self.rounds_of(method, "confirm") for method in self.methods)
 
     @classmethod
-    def recorded(cls, text: str) -> Study:
-        """As a ledger keeps it. A plug-in that is not loaded is no damage."""
+    def recorded(cls, text: str, imports: Sequence[str] = ()) -> Study:
+        """As a ledger keeps it. A plug-in that is not loaded is no damage; `imports`: those that it was run with."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
+            missing = plugins.not_loaded(imports)
+            if missing:
+                raise UserError(
+                    f"the study of this folder cannot be read without its plug-ins; say{plugins.options(missing)}"
+                ) from None
             for wrong_here in error.errors():
                 if "--import" in wrong_here["msg"]:
                     sentence = wrong_here["msg"].removeprefix("Value error, ")

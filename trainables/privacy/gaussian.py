@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from scipy.special import log_ndtr
 
-from trainables.errors import in_range
+from trainables.errors import UserError, in_range
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -70,3 +70,15 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
     from scipy.optimize import brentq  # half a second of imports that a client host never needs
 
     return float(brentq(function, low, high, xtol=1e-15, rtol=1e-14))
+
+
+def budget(epsilon: float | None, mu: float | None, delta: float) -> float:
+    """The eps of a budget that was stated as one or as the other."""
+    if mu is not None:
+        if epsilon is not None:
+            raise UserError(f"epsilon = {epsilon:g} and mu = {mu:g} state the budget twice")
+        in_range(0, math.inf, open_low=True, mu=mu)
+        return epsilon_of(mu, delta)
+    if epsilon is None:
+        raise UserError("the budget is missing; state it with --epsilon or --mu")
+    return epsilon

@@ -81,6 +81,7 @@ def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, A
             "provenance": {
                 "source": source[1] if source else "",
                 "fingerprints": ledger.fingerprints(),
+                "plugins": ledger.plugins(),
                 "engine": ENGINE_VERSION,
                 "facts": results.facts,
             },

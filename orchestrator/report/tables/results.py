@@ -162,7 +162,7 @@ class Results:
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
-        study = Study.recorded(recorded[0])
+        study = Study.recorded(recorded[0], ledger.plugins())
         reader = _Reader(ledger, study)
         cells = tuple(
             reader.cell(setting, method, epsilon, way)

@@ -1,0 +1,26 @@
+"""What a study says that will not have the effect one might expect: no mistake, but better said than found out."""
+
+from __future__ import annotations
+
+from orchestrator.study.settings import MethodSettings, Study
+
+
+def notes(study: Study) -> list[str]:
+    """Sentences for whoever plans or runs it."""
+    found = []
+    unused = [method.shown for method in study.methods if _gives_fine(method)]
+    if unused and study.search.ways == ["grid"] and study.search.refine == "zoom":
+        found.append(
+            f"the fine grid of {', '.join(unused)} is not used: search.refine = 'zoom' looks around the coarse winner; "
+            "'table' takes the grid as it is given"
+        )
+    fewest = min(study.rounds_of(method, stage) for method in study.methods for stage in ("coarse", "fine", "confirm"))
+    if study.evaluate_every > fewest:
+        found.append(f"evaluate_every = {study.evaluate_every}, but runs have {fewest} rounds: only the last is judged")
+    return found
+
+
+def _gives_fine(method: MethodSettings) -> bool:
+    """Whether the study itself gives one, other than the coarse one: a space of one's own must have both."""
+    own = method.search_space
+    return bool(method.fine) or (own is not None and own.fine != own.coarse)
