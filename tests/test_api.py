@@ -17,6 +17,7 @@ import small
 
 import fedsweep
 from orchestrator.commands.train import train as train_command
+from orchestrator.report.export import _short
 from orchestrator.running.conductor import Conductor
 from orchestrator.study.reading import parse
 from trainables.data import features
@@ -271,7 +272,50 @@ def test_what_wandb_is_told(results, fedsweep, monkeypatch):
     assert [run["config"]["seed"] for run in started] == results.trials["seed"].tolist()
     confirm = {run["group"] for run in started if run["job_type"] == "confirm"}
     assert len(confirm) == 1, "seeds of one configuration are one group"
-    assert len(wandb.log.call_args_list) == len(results.rounds)
+    logged = wandb.init.return_value.__enter__.return_value.log.call_args_list
+    assert len(logged) == len(results.rounds)
+
+
+def test_mlflow_itself(results, fedsweep, tmp_path, monkeypatch):
+    """Where it is installed: every trial is a run with its curve, and a second export adds nothing."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    for added in (len(results.trials), 0):
+        code, out, err = fedsweep("export", results.folder, "--to", "mlflow")
+        assert code == 0, err
+        assert out == f"{added} runs added to the MLflow experiment from-python\n"
+    runs = {
+        (run.data.tags["stage"], run.data.tags["key"]): run
+        for run in mlflow.search_runs(experiment_names=["from-python"], output_format="list")
+    }
+    for trial in results.trials.to_dict("records"):
+        run = runs[trial["stage"], trial["key"]]
+        assert float(run.data.params["learning_rate"]) == trial["learning_rate"]
+        assert run.data.metrics["epsilon_local"] == trial["epsilon_local"]
+        curve = mlflow.MlflowClient().get_metric_history(run.info.run_id, "accuracy")
+        assert curve[-1].value == trial["accuracy"]
+        assert [point.step for point in curve] == list(range(2, trial["rounds"] + 1, 2))
+
+
+def test_wandb_itself(results, fedsweep, tmp_path, monkeypatch):
+    """Where it is installed, and without a server: every trial leaves a run that `wandb sync` would send."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    code, out, err = fedsweep("export", results.folder, "--to", "wandb")
+    assert code == 0, err
+    assert out.endswith(f"{len(results.trials)} runs in the W&B project from-python\n")
+    kept = {file.stem.removeprefix("run-"): file.read_bytes() for file in tmp_path.rglob("run-*.wandb")}
+    assert set(kept) == {f"{trial.stage}-{trial.key}" for trial in results.trials.itertuples()}
+    assert all(b"learning_rate" in content and b"accuracy" in content for content in kept.values())
+
+
+def test_a_group_of_runs_has_a_name_that_wandb_takes():
+    long = 200 * "x"
+    assert len(_short(long)) == 128
+    assert _short(long) != _short(long + "y")
+    assert _short("short") == "short"
 
 
 def test_doctor(fedsweep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 from collections.abc import Callable, Iterator
@@ -101,16 +102,21 @@ def _tensorboard(ledger: Ledger, results: Results, folder: Path) -> list[str]:
 def _mlflow(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     mlflow = _module("mlflow")
     mlflow.set_experiment(results.study.name)
+    there = mlflow.search_runs(experiment_names=[results.study.name], output_format="list")
+    known = {tuple(run.data.tags.get(name) for name in ("cell", "search", "stage", "key", "state")) for run in there}
     count = 0
     for run in _runs(ledger, results):
-        tags = {"cell": run.cell, "stage": run.stage, "key": run.key, "group": run.group, "state": run.line["state"]}
+        tags = {"cell": run.cell, "search": run.line["search"], "stage": run.stage, "key": run.key}
+        tags |= {"state": run.line["state"], "group": run.group}
+        if tuple(tags.values())[:-1] in known:
+            continue  # of an earlier export
         with mlflow.start_run(run_name=run.name, tags=tags):
             mlflow.log_params({**run.hyperparameters, "seed": run.line["seed"], "epsilon": run.line["epsilon"]})
             for t, values in run.curve:
                 mlflow.log_metrics({name: v for name, v in values.items() if math.isfinite(v)}, step=t)
             mlflow.log_metrics({name: v for name, v in run.account.items() if math.isfinite(v)})
         count += 1
-    return [f"{count} runs in the MLflow experiment {results.study.name}"]
+    return [f"{count} runs added to the MLflow experiment {results.study.name}"]
 
 
 def _wandb(ledger: Ledger, results: Results, folder: Path) -> list[str]:
@@ -118,13 +124,17 @@ def _wandb(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     count = 0
     for run in _runs(ledger, results):
         config = {**run.hyperparameters, **run.account, "seed": run.line["seed"], "cell": run.cell}
-        names = {"project": results.study.name, "group": run.group[:128], "job_type": run.stage, "name": run.name}
-        started = wandb.init(**names, id=f"{run.stage}-{run.key}", config=config, reinit=True, resume="allow")
-        for t, values in run.curve:
-            wandb.log(values, step=t)
-        started.finish()
+        names = {"project": results.study.name, "group": _short(run.group), "job_type": run.stage, "name": run.name}
+        with wandb.init(**names, id=f"{run.stage}-{run.key}", config=config, resume="allow") as started:
+            for t, values in run.curve:
+                started.log(values, step=t)
         count += 1
     return [f"{count} runs in the W&B project {results.study.name}"]
+
+
+def _short(group: str, most: int = 128) -> str:
+    """W&B takes no longer one; what is cut off may be what tells two apart."""
+    return group if len(group) <= most else f"{group[: most - 9]} {hashlib.sha256(group.encode()).hexdigest()[:8]}"
 
 
 def _module(name: str) -> Any:
