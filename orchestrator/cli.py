@@ -121,7 +121,7 @@ def _load_plugins(asked_for: list[str]) -> None:
 
 
 def _fail(sentence: str, code: int = 2) -> None:
-    sys.stderr.write(f"fedsweep: {sentence}.\n")
+    sys.stderr.write(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n")
     sys.exit(code)
 
 

@@ -26,7 +26,8 @@ NEW = ("first-study", "install", "bring-your-data", "gpu", "python", "write-a-me
 
 def blocks(page: Path, language: str = "") -> list[str]:
     """The code blocks of a page, of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [code for of, code in found if of == language]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,14 @@ def test_the_notebook_runs(tmp_path, monkeypatch, local_ray):
 
 def test_the_readme_leads_to_the_words_it_uses():
     text = (REPOSITORY / "README.md").read_text()
-    assert "docs/glossary.md" in text
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for word in ("lanes?", "packs?", "cells?", "ways?", "buys"):
+        first = re.search(rf"\b{word}\b", prose)
+        assert prose[first.start() - 1] == "[", (
+            f"{word} is used before it is linked: {prose[first.start() - 60 :][:90]}"
+        )
+        assert prose[first.end() :].startswith("](docs/glossary.md)"), word
+        assert f"**{word.removesuffix('s?').capitalize()}" in (DOCS / "glossary.md").read_text()
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert links
     for link in links:
@@ -148,6 +156,18 @@ def test_the_workflows_run_what_the_readme_promises():
     for step in steps:
         program, *words = shlex.split(step)
         assert set(words) <= targets if program == "make" else (REPOSITORY / program).exists()
+
+
+def test_the_comparison_with_other_simulators_loads():
+    """Running it takes environments of their own; that it can be begun is seen here."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import peers"],
+        cwd=REPOSITORY / "benchmarks",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stderr
 
 
 def test_versions_agree():

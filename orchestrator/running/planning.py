@@ -41,6 +41,8 @@ class Plan:
     """By stage, without those that another cell or stage runs too: as many as `run` begins with."""
     exact: bool
     """Whether that many will run if nothing diverges; where results decide what is tried next, about as many."""
+    may_zoom: bool
+    """Whether finer grids may follow, of which nobody knows before."""
     packs: dict[str, int]
     trial_rounds: int
     seconds: float
@@ -63,9 +65,10 @@ class Plan:
         packs = ", ".join(f"{count} {stage}" for stage, count in self.packs.items())
         return "\n".join(
             [
-                f"study {self.study}: {self.cells} cells"
+                f"study {self.study}: {self.cells} cell{'s' if self.cells > 1 else ''}"
                 + (f", each searched in {self.ways} ways" if self.ways > 1 else ""),
-                f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})",
+                f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})"
+                + (", and more where a winner calls for a finer grid" if self.may_zoom else ""),
                 f"packs: {sum(self.packs.values())} ({packs})",
                 f"trial-rounds: {self.trial_rounds}",
                 f"on {self.where}: {self.federations} federation(s) of {self.hosts} client host(s)"
@@ -120,6 +123,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         len(study.ways),
         dict(trials),
         is_exact(study),
+        "grid" in study.search.ways and study.search.refine == "zoom",
         dict(packs),
         rounds,
         seconds,

@@ -91,7 +91,8 @@ class View:
     def starting(self, sweep: Sweep) -> None:
         standing = Standing.of(sweep)
         left = standing.trials_total - standing.trials_done
-        self.say(f"{left} trials to run, {standing.trials_done} done before; starting Ray")
+        about = "" if extent.is_exact(sweep.blueprint.study) else "about "
+        self.say(f"{about}{left} trials to run, {standing.trials_done} done before; starting Ray")
 
     def started(self, sweep: Sweep, size: Capacity) -> None:
         many = size.federations

@@ -1,0 +1,105 @@
+"""Every command that the pages and the README show is run, in one folder, as someone who reads along would."""
+
+import contextlib
+import re
+import shlex
+import shutil
+
+import pytest
+from conftest import REPOSITORY
+from test_api import packs_here
+from test_docs import DOCS, blocks
+from test_plugins import clean  # noqa: F401  a fixture
+
+PLACES = {  # what stands for something, and what it stands for here
+    "STUDY": "mine.yaml",
+    "quickstart": "mine.yaml",  # which `make run` runs
+    "URL": "results/url",
+    "DIR2": "results/b",
+    "[DIR2]": "results/b",
+    "DIR...": "results/a",
+    "DIR": "results/quickstart",
+    "FORM": "csv",
+    "FILE": "results/cifar10-resnet20/export/trials.parquet",
+    "MODULE:CLASS": "examples/plugin/heavy_ball.py:DPHeavyBall",
+    "features.npz": "mine.npz",
+}
+ELSEWHERE = {  # a word of the command, and what runs it
+    "serve": "tests/test_serving.py",
+    "compare": "tests/test_compare.py: it wants a study of the papers",
+    "cancel": "tests/test_places.py: it wants a sweep that runs",
+    "data": "tests/test_sources.py: it fetches",
+    "bench": "tests/test_benchmark_table.py and `make peers`: it measures for minutes",
+    "--address": "tests/test_nodes.py: it wants a cluster",
+    "gpus_per_host=0.5": "`make reproduce`: it wants a GPU",
+    "as_released=true": "tests/test_audit.py: it takes a while",
+}
+PAGES = ("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "gpu")
+
+
+def shown(text: str) -> list[str]:
+    """The commands of a text's code, without what is said of them: behind a #, or after two blanks."""
+    fenced = [code for language, code in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if not language]
+    code = "\n".join([*fenced, *re.findall(r"^    (fedsweep .*)$", text, re.M)])
+    lines = [re.split(r" #|  +|(?<=DIR) put ", line)[0].strip() for line in code.splitlines()]
+    return [line for line in lines if line.startswith("fedsweep ")]
+
+
+def every_command() -> list[str]:
+    """In the order in which they are read; the README's list, which is of words, comes last."""
+    pages = [(DOCS / f"{page}.md").read_text() for page in PAGES]
+    readme = [
+        command
+        for line in shown((REPOSITORY / "README.md").read_text())
+        for command in ([f"fedsweep {name}" for name in line[9:].split(" | ")] if " | " in line else [line])
+    ]
+    return [*(command for page in pages for command in shown(page)), *readme]
+
+
+def completed(command: str) -> list[str]:
+    words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]
+    if words[0] == "merge":
+        words[words.index("--results") + 1] = "results/merged"
+    if words == ["calibrate"]:
+        words += ["--epsilon", "1"]
+    if words[0] in ("audit", "check-method"):
+        words += ["--repetitions", "2000"]
+    if words[0] == "lookup":
+        words = [*words[:2], "--method", "dp-fedgd", "--epsilon", "10"]
+    return words
+
+
+def test_there_are_commands_to_run():
+    found = every_command()
+    assert len(found) > 40
+    assert {"fedsweep best DIR", "fedsweep doctor", "fedsweep plan mine.yaml"} <= set(found)
+
+
+@pytest.mark.ray
+def test_every_command_that_is_shown_runs(clean, fedsweep, local_ray, tmp_path, monkeypatch):  # noqa: F811
+    """Sweeps run in this process, everything else as it is."""
+    monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
+    monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(REPOSITORY / "examples", "examples")
+    (study,) = blocks(DOCS / "first-study.md", "yaml")
+    quicker = study.replace(
+        "{coarse: 20, fine: 20, confirm: 30}", "{coarse: 2, fine: 2, confirm: 2}\nsearch: {contenders: 2}"
+    )
+    (tmp_path / "mine.yaml").write_text(quicker.replace("2000,500,16,4", "300,60,6,3"))
+    (program,) = blocks(DOCS / "bring-your-data.md", "python")
+    exec(compile(program, "bring-your-data.md", "exec"), {})
+    assert fedsweep("run", "mine.yaml", "--results", "results/quickstart")[0] == 0
+    for copy in ("a", "b", "cifar10-resnet20"):
+        shutil.copytree("results/quickstart", f"results/{copy}")
+    assert fedsweep("train", "--data", "mine.npz", "--epsilon", 1, "--rounds", 2, "--save", "model.npz")[0] == 0
+    ran = 0
+    for command in dict.fromkeys(every_command()):
+        words = completed(command)
+        if any(word in ELSEWHERE for word in (*words, *shlex.split(command))):
+            continue
+        code, _, err = fedsweep(*words)
+        caught = "--noise-factor" in words
+        assert code == int(caught), f"{command}: {err}"
+        ran += 1
+    assert ran > 25
