@@ -17,7 +17,7 @@ import small
 
 import fedsweep
 from orchestrator.commands.train import train as train_command
-from orchestrator.report.export import _short
+from orchestrator.report.export import _distributions, _short
 from orchestrator.running.conductor import Conductor
 from orchestrator.study.reading import parse
 from trainables.data import features
@@ -241,6 +241,22 @@ def test_export_to_optuna(results, fedsweep, tmp_path):
     assert len(study.trials) == len(searched)
     assert study.best_value == searched["accuracy"].max()
     assert {trial.params["learning_rate"] for trial in study.trials} == set(searched["learning_rate"])
+
+
+def test_what_optuna_is_told_an_axis_is():
+    """As wide as what was tried, on its scale; words and switches are choices, also beside numbers."""
+    found = _distributions(
+        [
+            {"rate": 0.1, "steps": 1, "duals": True, "warmup": "auto"},
+            {"rate": 10.0, "steps": 4, "duals": False, "warmup": 3},
+        ],
+        {"rate": "log", "steps": "linear"},
+    )
+    assert (found["rate"].low, found["rate"].high, found["rate"].log) == (0.1, 10.0, True)
+    assert (found["steps"].low, found["steps"].high, found["steps"].log) == (1, 4, False)
+    assert found["duals"].choices == (True, False)
+    assert found["warmup"].choices == ("auto", 3)
+    assert _distributions([{"rate": 0.0}], {"rate": "log"})["rate"].log is False, "zero has no logarithm"
 
 
 @pytest.mark.parametrize("form", ["mlflow", "wandb"])

@@ -268,7 +268,7 @@ def test_what_has_no_effect_is_said(tmp_path, fedsweep):
     code, out, _ = fedsweep("plan", tmp_path / "tiny.yaml")
     assert code == 0
     assert "note: the fine grid of DP-FedGD is not used: search.refine = 'zoom'" in out
-    assert "note: evaluate_every = 60, but runs have 50 rounds: only the last is judged" in out
+    assert "note: evaluate_every = 60 is more than the rounds of DP-FedGD, DP-FedSOFIM: only the last is judged" in out
     assert notes(read(TEXT)) == []
     assert notes(read(changed("- dp-fedgd", fine) + "search: {refine: table}\n")) == []
     assert notes(read(changed("- dp-fedgd", fine) + "search: {ways: [grid, random]}\n")) == [], "ranges come of both"

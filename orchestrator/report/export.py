@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,25 +159,28 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     metric = results.study.objective
     directions = optuna.study.StudyDirection
     direction = directions.MINIMIZE if results.study.judged_by.lower_is_better else directions.MAXIMIZE
-    studies: dict[str, Any] = {}
+    cells: dict[str, list[_Run]] = {}
     for run in _runs(ledger, results):
-        if run.stage == "confirm":
-            continue
         name = run.cell if run.line["search"] == "grid" else f"{run.cell} ({run.line['search']})"
-        if name not in studies:
-            studies[name] = optuna.create_study(study_name=name, storage=storage, direction=direction)
-        score = run.curve[-1][1].get(metric) if run.curve else None
-        done = run.line["state"] == "done" and score is not None
-        studies[name].add_trial(
-            optuna.trial.create_trial(
-                state=optuna.trial.TrialState.COMPLETE if done else optuna.trial.TrialState.FAIL,
-                value=score if done else None,
-                params=run.hyperparameters,
-                distributions={key: _distribution(value) for key, value in run.hyperparameters.items()},
-                user_attrs={"stage": run.stage, "key": run.key, "seed": run.line["seed"], **_finite(run.account)},
-                intermediate_values={t: values[metric] for t, values in run.curve if metric in values},
+        if run.stage != "confirm":
+            cells.setdefault(name, []).append(run)
+    scales = {method.shown: method.space().scale for method in results.study.methods}
+    for name, runs in cells.items():
+        study = optuna.create_study(study_name=name, storage=storage, direction=direction)
+        distributions = _distributions([run.hyperparameters for run in runs], scales[runs[0].line["method"]])
+        for run in runs:
+            score = run.curve[-1][1].get(metric) if run.curve else None
+            done = run.line["state"] == "done" and score is not None
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=optuna.trial.TrialState.COMPLETE if done else optuna.trial.TrialState.FAIL,
+                    value=score if done else None,
+                    params=run.hyperparameters,
+                    distributions={name: distributions[name] for name in run.hyperparameters},
+                    user_attrs={"stage": run.stage, "key": run.key, "seed": run.line["seed"], **_finite(run.account)},
+                    intermediate_values={t: values[metric] for t, values in run.curve if metric in values},
+                )
             )
-        )
     return [storage]
 
 
@@ -185,15 +188,23 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _distribution(value: Any) -> Any:
-    """A single value has no range: wide enough that all of them fit, so that Optuna sees one axis."""
+def _distributions(configurations: list[dict[str, Any]], scales: Mapping[str, str]) -> dict[str, Any]:
+    """Of every hyperparameter what was tried, from the least to the most: Optuna's pictures show that range."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(value, bool | str):
-        return CategoricalDistribution(sorted({str(value)} | {"True", "False"}) if isinstance(value, bool) else [value])
-    if isinstance(value, int):
-        return IntDistribution(-(10**9), 10**9)
-    return FloatDistribution(-1e30, 1e30)
+    values: dict[str, dict[Any, None]] = {}
+    for configuration in configurations:
+        for name, value in configuration.items():
+            values.setdefault(name, {})[value] = None
+    found: dict[str, Any] = {}
+    for name, tried in values.items():
+        if any(isinstance(value, bool | str) for value in tried):
+            found[name] = CategoricalDistribution(tuple(tried))
+            continue
+        low, high = min(tried), max(tried)
+        range_of = IntDistribution if all(isinstance(value, int) for value in tried) else FloatDistribution
+        found[name] = range_of(low, high, log=scales.get(name) == "log" and low > 0)
+    return found
 
 
 _WRITERS: dict[str, Callable[[Ledger, Results, Path], list[str]]] = {

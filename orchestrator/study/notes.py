@@ -14,10 +14,17 @@ def notes(study: Study) -> list[str]:
             f"the fine grid of {', '.join(unused)} is not used: search.refine = 'zoom' looks around the coarse winner; "
             "'table' takes the grid as it is given"
         )
-    fewest = min(study.rounds_of(method, stage) for method in study.methods for stage in ("coarse", "fine", "confirm"))
-    if study.evaluate_every > fewest:
-        found.append(f"evaluate_every = {study.evaluate_every}, but runs have {fewest} rounds: only the last is judged")
+    seldom = [method.shown for method in study.methods if study.evaluate_every > _fewest_rounds(study, method)]
+    if seldom:
+        found.append(
+            f"evaluate_every = {study.evaluate_every} is more than the rounds of {', '.join(seldom)}: only the last is "
+            "judged, and curves have one point"
+        )
     return found
+
+
+def _fewest_rounds(study: Study, method: MethodSettings) -> int:
+    return min(study.rounds_of(method, stage) for stage in ("coarse", "fine", "confirm"))
 
 
 def _gives_fine(method: MethodSettings) -> bool:
