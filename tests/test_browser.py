@@ -229,6 +229,15 @@ def test_the_band_says_what_it_is(page):
     assert page.find_elements(By.CSS_SELECTOR, "#curves .band") == []
 
 
+def test_the_winner_stands_out_among_the_curves_of_the_search(page):
+    """Whatever colour its method has."""
+    colours = "return [...document.querySelectorAll(arguments[0])].map(line => getComputedStyle(line).stroke)"
+    won, others = (set(page.execute_script(colours, f".trace{kind}")) for kind in (".won", ":not(.won)"))
+    assert won
+    assert others
+    assert won.isdisjoint(others)
+
+
 def test_the_legend_hides_a_method(page):
     until(page, "return document.querySelectorAll('#curves .chart .series').length === 4")
     button = find(page, "#curves .legend button")
@@ -320,6 +329,9 @@ def test_on_paper_there_is_no_furniture(chromium, report):
     for furniture in ("nav", ".controls", ".tools", "button.theme"):
         assert not find(page, furniture).is_displayed(), furniture
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    wide = "return [...document.querySelectorAll('table')].some(t => t.getBoundingClientRect().right > innerWidth)"
+    paper = opened(chromium, report / "report.html", 794, media="print")  # A4
+    assert not paper.execute_script(wide), "a table is cut off"
     printed = page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
 

@@ -256,7 +256,7 @@ function searchCurves(study, cell) {
     for (const trace of traces.toReversed()) {
       const line = trace.rounds.map((t, k) => [t, trace.curves[metric][k]]).filter(([, v]) => isNumber(v));
       const won = trace.configuration === cell.search.winner;
-      root.append(svg("path", { class: won ? "trace won" : "trace", d: path(line.map(([t, v]) => [sx(t), sy(v)])), stroke: won ? colourOf(study, cell.method, cell.way) : "currentColor" }));
+      root.append(svg("path", { class: won ? "trace won" : "trace", d: path(line.map(([t, v]) => [sx(t), sy(v)])), stroke: "currentColor" }));
       for (const [t, v] of line) points.push({ x: sx(t), y: sy(v), t, v, trace, won });
     }
     return cursor(root, points, ({ t, v, trace, won }) => [`${won ? "the winner, " : ""}seed ${trace.seed}, round ${t}: ${scored(study, v)}`,
