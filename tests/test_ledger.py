@@ -436,3 +436,18 @@ def test_a_cut_off_ledger_is_refused_with_a_sentence(tmp_path, way):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(UserError, match=r"^the ledger in "), way(tmp_path) as ledger:
         ledger.outcomes()
+
+
+def test_who_computed_what(tmp_path):
+    """A trial belongs to the driver that handed it in first; one that failed, to whoever got it done."""
+    with Ledger.write(tmp_path) as ledger:
+        ledger.begin_session()
+        ledger.describe_session({"device": "cpu", "kernel": "torch"})
+        ledger.describe_session({"kernel": "compiled"})
+        ledger.add([row("a"), row("b", state="failed", accuracy=None)])
+        ledger.begin_session()
+        ledger.describe_session({"device": "cuda"})
+        ledger.add([row("a"), row("b"), row("c")])
+        first, second = ledger.sessions()
+    assert (first.surroundings, first.computed) == ({"device": "cpu", "kernel": "compiled"}, 1)
+    assert (second.surroundings, second.computed) == ({"device": "cuda"}, 2)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 import small
-from nodes import Cluster, free_port, peak_bytes, title_of, wait_for
+from nodes import IN_A_ROUND, Cluster, free_port, peak_bytes, title_of, wait_for
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.results.ledger import Ledger
@@ -222,6 +222,46 @@ def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monke
     assert sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Hears()).complete
     assert any(sentence.startswith("the cluster is busy: no node has room for a federation") for sentence in said)
     assert shown(tmp_path) == expected
+
+
+EIGHT = """\
+name: eight
+data: [{source: "synthetic-frozen:20000,500,64,10", label: eight}]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd: {coarse: {learning_rate: [0.1, 0.3, 1, 3]}, fine: {learning_rate: [0.2, 0.5]}}
+epsilons: [40, 10]
+rounds: {coarse: 60, fine: 20, confirm: 20}
+seeds: {search: 42, contest: [], confirm: [7]}
+search: {refine: table}
+evaluate_every: 30
+resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 1}
+"""
+
+
+@pytest.mark.timeout(900)
+def test_eight_federations_compute_at_once_and_leave_what_one_leaves(tmp_path, tmp_path_factory):
+    """On a Ray that was told of eight processors: eight client hosts, each a process, are in a round at one moment."""
+    study = tmp_path / "eight.yaml"
+    study.write_text(EIGHT)
+    cluster = Cluster(tmp_path_factory.mktemp("c"), (8,), "--include-dashboard=false")
+    try:
+        for most in (8, 1):
+            options = ("--address", cluster.address, "--resource", f"federations={most}")
+            driver = Driver(cluster, study, tmp_path / f"with-{most}", *options)
+            try:
+                wait_for(
+                    lambda most=most: len(cluster.nodes[0].processes(IN_A_ROUND)) == most,
+                    f"{most} processes computed at once",
+                    driver.alive,
+                )
+                assert driver.finished()["finished"]
+            finally:
+                driver.end()
+    finally:
+        cluster.close()
+    assert shown(tmp_path / "with-8") == shown(tmp_path / "with-1")
 
 
 SHIP = """

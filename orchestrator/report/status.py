@@ -79,6 +79,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         )
     not_begun = _cells_in(study) * len(ways) - len(cells)
     states = Counter(outcomes[key][0] for key in known if key in outcomes)
+    sessions = ledger.sessions()
     return {
         "study": study.name,
         "objective": study.objective,
@@ -93,7 +94,9 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
             "done": sum(cell["stages"].get("confirm", {"done": 0})["done"] for cell in cells),
             "total": sum(cell["expected"].get("confirm", 0) for cell in cells),
         },
-        "time": _time(ledger.sessions(), rounds_left, running is not None),
+        "time": _time(sessions, rounds_left, running is not None),
+        "computed_on": _computed_on(sessions),
+        "worker_logs": sessions[-1].surroundings.get("logs") if sessions else None,
         "cells": cells,
         "failed": reasons,
         "retries": [{"trials": count, "first": key, "reason": reason} for count, key, reason in failures],
@@ -147,6 +150,15 @@ def _has_ended(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outco
     if not keys or any(outcomes[key][0] == "done" for key in keys):
         return False
     return way.search == "grid" or "contest" in opened or len(keys) >= expected[way.search]
+
+
+def _computed_on(sessions: list[Session]) -> dict[str, int]:
+    """How many trials every kind of device has computed: kinds differ in the last bits."""
+    found: Counter[str] = Counter()
+    for session in sessions:
+        if around := session.surroundings:
+            found[f"{around['device']}, {around['kernel']} kernel, {around['machine']}"] += session.computed
+    return {where: count for where, count in found.items() if count}
 
 
 # ---- how long it took, and will
@@ -220,6 +232,11 @@ def as_text(found: dict[str, Any]) -> str:
             + "".join(f"{_count(c):>10}" for c in counts)
             + (f"  {objective.shown(best)}" if best is not None else "  ·")
         )
+    if found["computed_on"]:
+        counted = (f"{count} trials on {where}" for where, count in found["computed_on"].items())
+        lines.append(f"computed: {'; '.join(counted)}")
+    if found["worker_logs"] and (found["running"] or found["retries"] or found["failed"]):
+        lines.append(f"the workers' logs, on every node: {found['worker_logs']}")
     lines += [f"retried: a pack of {retry['trials']} trials: {retry['reason']}" for retry in found["retries"]]
     lines += [f"failed: trial {key}: {reason}" for key, reason in found["failed"].items()]
     return "\n".join(lines)

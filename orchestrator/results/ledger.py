@@ -16,8 +16,9 @@ import shutil
 import socket
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ CREATE TABLE IF NOT EXISTS batches (       -- trials that were handed in togethe
     number INTEGER PRIMARY KEY, session INTEGER NOT NULL, at REAL NOT NULL, trials INTEGER NOT NULL,
     rounds INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS surroundings (  -- what a driver ran on
+    session INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (session, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS origins (       -- which driver's workers computed a trial
+    key TEXT PRIMARY KEY, session INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS partitions (    -- how many rows of which class each client holds
     setting TEXT NOT NULL, seed INTEGER NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (setting, seed)
 ) WITHOUT ROWID;
@@ -133,6 +140,10 @@ class Session:
     began: float
     batches: list[tuple[float, int, int]]
     """When, how many trials, how many rounds of single trials."""
+    surroundings: dict[str, str] = field(default_factory=dict)
+    """What it ran on."""
+    computed: int = 0
+    """Trials in the ledger that are its."""
 
     @property
     def last(self) -> float:
@@ -258,6 +269,10 @@ class Ledger:
                 (row.values() for row in handed_in),
             )
             if written := self._db.total_changes - before:
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions))",
+                    ((row.key,) for row in handed_in if row.state != "failed"),
+                )
                 self._db.execute(
                     "INSERT INTO batches (session, at, trials, rounds) "
                     "VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?, ?)",
@@ -309,11 +324,28 @@ class Ledger:
         """A driver sets out."""
         self._db.execute("INSERT INTO sessions (began) VALUES (?)", (time.time(),))
 
+    def describe_session(self, surroundings: Mapping[str, str]) -> None:
+        """What this driver runs on; said again, it replaces what was said before."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO surroundings VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?)",
+                surroundings.items(),
+            )
+
     def sessions(self) -> list[Session]:
         """Oldest first; none in a ledger from before they were kept."""
         if not self._has("batches"):
             return []
-        found = {number: Session(began, []) for number, began in self._db.execute("SELECT number, began FROM sessions")}
+        around: dict[int, dict[str, str]] = defaultdict(dict)
+        computed: dict[int, int] = {}
+        if self._has("origins"):
+            for number, name, value in self._db.execute("SELECT session, name, value FROM surroundings"):
+                around[number][name] = value
+            computed = dict(self._db.execute("SELECT session, count(*) FROM origins GROUP BY session"))
+        found = {
+            number: Session(began, [], around[number], computed.get(number, 0))
+            for number, began in self._db.execute("SELECT number, began FROM sessions")
+        }
         for number, *batch in self._db.execute("SELECT session, at, trials, rounds FROM batches ORDER BY number"):
             if number in found:
                 found[number].batches.append((batch[0], batch[1], batch[2]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import platform
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from orchestrator.running.memory import within_memory
 from orchestrator.running.nodes import asked_for
 from orchestrator.running.packing import Capacity, capacity, smallest
 from orchestrator.running.progress import View
+from orchestrator.running.ray_private import session_folder
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
@@ -32,6 +34,7 @@ from orchestrator.study.reading import found_again
 from orchestrator.study.settings import ResourceSettings, Study
 from trainables import plugins
 from trainables.errors import UserError
+from trainables.models import kernels
 
 MOST_COUNTS = 50_000  # clients times classes, a few hundred kilobytes
 WAIT_FOR_CLUSTER_S = 900.0  # how long a cluster may take to start the first node that is large enough
@@ -121,10 +124,23 @@ def _run_packs(
         size = _size(resources, sweep.blueprint.most_clients, view, elastic)
         size = within_memory(size, resources, sweep.blueprint.most_weights, runner.node_resources())
         view.started(sweep, size)
+        sweep.ledger.describe_session(_surroundings(size))
         with contextlib.suppress(runner.StartAgainError), view:
             scratch = where.folder / SCRATCH
             runner.run(sweep, size, changed, where.packs, scratch, say=view.say, elastic=elastic, why_stop=why_stop)
             return
+
+
+def _surroundings(size: Capacity) -> dict[str, str]:
+    """What this run computes on. Kinds of device differ in the last bits: so it can be told who computed what."""
+    device = size.size.device
+    return {
+        "device": f"{size.size.accelerator} {device}".strip(),
+        "kernel": kernels.chosen(device),
+        "machine": platform.machine(),
+        "nodes": str(len(runner.node_resources())),
+        "logs": str(Path(session_folder()) / "logs"),
+    }
 
 
 def _size(resources: ResourceSettings, clients: int, view: View, elastic: bool) -> Capacity:
