@@ -455,6 +455,7 @@ def all_named_are_noticed(where: list[str]) -> bool:
 @dataclass(frozen=True)
 class Row:
     module: str
+    possible: int
     faults: int
     noticed: int
     alike: int
@@ -465,7 +466,7 @@ class Row:
 
 def kept() -> dict[str, Row]:
     rows = [line.strip("| \n").split(" | ") for line in COUNTED.read_text().splitlines() if line.startswith("| `")]
-    return {row[0].strip("`"): Row(row[0].strip("`"), *map(int, row[1:4]), *row[4:]) for row in rows}
+    return {row[0].strip("`"): Row(row[0].strip("`"), *map(int, row[1:5]), *row[5:]) for row in rows}
 
 
 def keep(row: Row) -> None:
@@ -475,10 +476,11 @@ def keep(row: Row) -> None:
     COUNTED.write_text(
         "# Faults that the fast tests notice\n\n"
         f"Written by `make mutants`: {verdict(found)}\n\n"
-        "| module | faults | noticed | make no difference | lines run | module as of | counted |\n"
-        "|---|---|---|---|---|---|---|\n"
+        "| module | possible faults | tried | noticed | make no difference | lines run | module as of | counted |\n"
+        "|---|---|---|---|---|---|---|---|\n"
         + "".join(
-            f"| `{r.module}` | {r.faults} | {r.noticed} | {r.alike} | {r.lines} | {r.commit} | {r.date} |\n"
+            f"| `{r.module}` | {r.possible} | {r.faults} | {r.noticed} | {r.alike} | {r.lines} "
+            f"| {r.commit} | {r.date} |\n"
             for r in found
         )
     )
@@ -500,7 +502,7 @@ def verdict(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("where", nargs="*", help="modules or folders; all, if none is named")
-    parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault; then nothing is kept")
+    parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault")
     parser.add_argument("--tests", nargs="*", help="instead of the module's own")
     parser.add_argument("--named", action="store_true", help="only the faults that have a name")
     given = parser.parse_args()
@@ -524,7 +526,8 @@ def main() -> int:
             print(f"{' '.join(tests)}: fail without any fault")
             return 2
         for module in together:
-            mine = list(faults(module))[:: given.every]
+            possible = list(faults(module))
+            mine = possible[:: given.every]
             left = survivors_of(module, mine, learnt)
             for fault in left:
                 if not fault.alike(known):
@@ -534,11 +537,11 @@ def main() -> int:
                 for words in (("git", "log", "-1", "--format=%h", "--", module), ("date", "-u", "+%Y-%m-%d"))
             )
             alike = sum(fault.alike(known) for fault in left)
-            row = Row(module, len(mine), len(mine) - len(left), alike, f"{learnt.share[module]:.0f}%", commit, date)
+            shown, lines = len(mine), f"{learnt.share[module]:.0f}%"
+            row = Row(module, len(possible), shown, shown - len(left), alike, lines, commit, date)
             rows.append(row)
             print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
-            if given.every == 1:
-                keep(row)
+            keep(row)
     print(verdict(rows))
     return int(share_of(rows) < 0.95 or not every)
 

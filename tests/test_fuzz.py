@@ -1,25 +1,44 @@
 """What comes from outside may be anything: it is understood, or refused in one sentence, and never anything else.
 
-`make test` tries a few hundred inputs, `make fuzz` ten thousand of each kind.
+`make test` tries a few hundred inputs, `make fuzz` ten thousand of each kind; both try those of `corpus/`. Each of them
+may take a gibibyte, ten seconds of processor, and files of its own folder: whatever takes more is stopped there.
 """
 
+import contextlib
 import io
+import json
 import os
+import pickle
+import resource
+import signal
 import sqlite3
+import sys
+import tempfile
+import zipfile
+import zlib
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
+import small
+import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.report import status
+from orchestrator.results import places as results
 from orchestrator.results.ledger import Ledger
 from orchestrator.study import reading
+from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from trainables.data import features
 from trainables.errors import UserError
+from trainables.pack_storage import ENDING, DamagedError, PackStorage, name_of
+from trainables.problem import in_process
+from trainables.saved import SavedModel
+from trainables.server import HostsHere, Server
 
 tried = settings(
     max_examples=int(os.environ.get("FEDSWEEP_FUZZ", "100")),
@@ -70,17 +89,114 @@ def put(value, path, new):
     return copy
 
 
-def sentence_of(work, *given) -> str:
-    """What is said of it, or nothing where it is understood. Any other error is one that a user would see whole."""
+# ---- what an input may take
+
+MOST_BYTES, MOST_SECONDS = 1 << 30, 10
+_written: list[str] | None = None
+"""What is opened to be written, made or moved, while somebody listens."""
+
+
+class TooSlowError(BaseException):
+    """No error that a program could take for one of its own."""
+
+
+def _hear(event: str, given: tuple) -> None:
+    if _written is None:
+        return
+    if event == "open":
+        path, mode, flags = given
+        writes = any(c in (mode or "") for c in "wax+") or (flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes and not isinstance(path, int):
+            _written.append(os.fsdecode(path))
+    elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+        _written.extend(os.fsdecode(path) for path in given[:2] if isinstance(path, str | bytes | os.PathLike))
+    elif event == "sqlite3.connect":
+        _written.append(unquote(urlsplit(os.fsdecode(given[0])).path))
+    elif event in ("socket.connect", "socket.getaddrinfo"):
+        raise OSError("there is no network here")
+
+
+sys.addaudithook(_hear)
+
+
+def _of_this_process(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
+
+
+@contextlib.contextmanager
+def limits(folder: Path):
+    """Of memory and processor, by the kernel; of files, by listening to what is opened."""
+    global _written
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    if Path("/proc/self/status").exists():  # elsewhere the memory is nobody's to bound
+        resource.setrlimit(resource.RLIMIT_DATA, (_of_this_process("VmData") + MOST_BYTES, before[1]))
+    handler = signal.signal(signal.SIGPROF, lambda *_: (_ for _ in ()).throw(TooSlowError))
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    _written = []
     try:
-        work(*given)
+        yield
+    finally:
+        heard, _written = _written, None
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    home = folder.resolve()
+    outside = [path for path in heard if not Path(path).resolve().is_relative_to(home) and path != os.devnull]
+    assert not outside, f"written outside {folder}: {outside}"
+
+
+@pytest.fixture(autouse=True)
+def all_in_one_folder(tmp_path, monkeypatch):
+    """What a program calls temporary lies there, too, and it works somewhere else."""
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+
+def sentence_of(folder: Path, work, *given) -> str:
+    """What is said of it, or nothing where it is understood. Any other error is one that a user would see whole."""
+    said = ""
+    try:
+        with limits(folder):
+            work(*given)
     except UserError as error:
-        return str(error).strip() or "refused without a word"
-    return ""
+        said = str(error).strip() or "without a word"
+    assert said != "without a word"
+    return said
+
+
+def test_the_limits_hold(tmp_path, monkeypatch):
+    """Otherwise nothing below could fail."""
+    with pytest.raises(MemoryError), limits(tmp_path):
+        np.ones(2 * MOST_BYTES // 8)
+    with pytest.raises(AssertionError, match="written outside"), limits(tmp_path / "elsewhere"):
+        (tmp_path / "here").write_text("x")
+    with pytest.raises(AssertionError, match="written outside"), limits(tmp_path / "elsewhere"):
+        sqlite3.connect(f"file:{tmp_path}/x.sqlite", uri=True).close()
+    monkeypatch.setitem(globals(), "MOST_SECONDS", 0.05)
+    with pytest.raises(TooSlowError), limits(tmp_path):
+        any(iter(lambda: 0, 1))
+
+
+# ---- study files
+
+CORPUS = Path(__file__).with_name("corpus")
 
 
 def understood_or_refused(text: str, folder: Path) -> None:
-    assert "without a word" not in sentence_of(reading.parse, text, "study.yaml", folder)
+    sentence_of(folder, reading.parse, text, "study.yaml", folder)
+
+
+@pytest.mark.parametrize("file", sorted((CORPUS / "studies").iterdir()), ids=lambda file: file.stem)
+def test_studies_that_are_nasty(tmp_path, file):
+    copy = tmp_path / "study.yaml"
+    copy.write_bytes(file.read_bytes())
+    said = sentence_of(tmp_path, lambda: Blueprint.draw(reading.load(str(copy))[0]))
+    assert said, "nothing of that can be run"
+    assert len(said) < 1000
 
 
 @tried
@@ -115,6 +231,9 @@ damage = st.tuples(
 )
 
 
+# ---- feature files
+
+
 @tried
 @given(damage)
 def test_a_feature_file_that_is_damaged(tmp_path, how):
@@ -124,8 +243,150 @@ def test_a_feature_file_that_is_damaged(tmp_path, how):
     np.savez(buffer, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
     file = tmp_path / "damaged.npz"
     file.write_bytes(damaged(buffer.getvalue(), *how))
-    said = sentence_of(features.load, str(file))
+    said = sentence_of(tmp_path, features.load, str(file))
     assert not said or "damaged.npz" in said
+
+
+def npy(shape: str, dtype: str = "'<f4'", content: bytes = b"") -> bytes:
+    """An array's header, and behind it whatever one likes."""
+    head = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    head += b" " * (-(len(head) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + content
+
+
+def archive(members: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", kind) as out:
+        for name, content in members.items():
+            out.writestr(name, content)
+    return buffer.getvalue()
+
+
+GOOD = {
+    "x_train.npy": npy("(4, 1)", content=bytes(16)),
+    "y_train.npy": npy("(4,)", "'<i8'", np.array([0, 1, 0, 1]).tobytes()),
+    "x_test.npy": npy("(2, 1)", content=bytes(8)),
+    "y_test.npy": npy("(2,)", "'<i8'", np.array([0, 1]).tobytes()),
+}
+NASTY_ARRAYS = {
+    "far more rows than there are": npy("(1000000000000, 1000)"),
+    "more rows than a number holds": npy("(9223372036854775807, 9223372036854775807)"),
+    "fewer than none": npy("(-1, -1)"),
+    "no end of axes": npy("(" + "1, " * 70 + ")"),
+    "a shape that is no shape": npy("'x'"),
+    "a shape that is a program": npy("__import__('os').system('touch outside')"),
+    "objects": npy("(1,)", "'|O'", b"cos\nsystem\n(S'touch outside'\ntR."),
+    "fields": npy("(4,)", "[('a', '<f4'), ('b', '|S9')]", bytes(52)),
+    "text": npy("(4, 1)", "'<U4'", bytes(64)),
+    "not a number": npy("(4, 1)", content=np.full(4, np.nan, np.float32).tobytes()),
+    "a header without an end": b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
+    "another version": b"\x93NUMPY\x09\x09",
+    "nothing": b"",
+    "less than it says": npy("(4, 1)", content=bytes(8)),
+}
+NASTY_FILES = {name: archive({**GOOD, "x_train.npy": array}) for name, array in NASTY_ARRAYS.items()} | {
+    "labels without end": archive({**GOOD, "y_train.npy": npy("(4,)", "'<i8'", np.array([0, 1, 2, 2**62]).tobytes())}),
+    "labels below": archive({**GOOD, "y_train.npy": npy("(4,)", "'<i8'", np.array([0, 1, -1, 1]).tobytes())}),
+    "packed a thousandfold": archive(
+        {**GOOD, "x_train.npy": npy("(100000000, 1)") + bytes(400_000_000 // 100)}, zipfile.ZIP_DEFLATED
+    ),
+    "a way out": archive({**GOOD, "../../outside": b"x", "/outside": b"x"}),
+    "an empty archive": archive({}),
+    "an array, no archive": npy("(4, 1)", content=bytes(16)),
+    "a pickle": b"\x80\x04cos\nsystem\n(S'touch outside'\ntR.",
+}
+
+
+@pytest.mark.parametrize("name", NASTY_FILES)
+def test_feature_files_that_are_nasty(tmp_path, name):
+    file = tmp_path / "nasty.npz"
+    file.write_bytes(NASTY_FILES[name])
+    said = sentence_of(tmp_path, features.load, str(file))
+    assert "nasty" in said or name == "a way out", "members that nobody asks for are left where they are"
+
+
+# ---- models that were saved
+
+
+@tried
+@given(damage, st.dictionaries(st.sampled_from(["model", "features", "classes", "provenance", "format"]), values))
+def test_a_model_that_is_damaged(tmp_path, how, about):
+    buffer = io.BytesIO()
+    right = {"format": 1, "model": "softmax", "features": 3, "classes": 2, "provenance": {}}
+    np.savez(buffer, weights=np.zeros(8, np.float32), about=json.dumps({**right, **about}))
+    file = tmp_path / "damaged.npz"
+    for content in (buffer.getvalue(), damaged(buffer.getvalue(), *how)):
+        file.write_bytes(content)
+        said = sentence_of(tmp_path, SavedModel.load, file)
+        assert not said or "damaged.npz" in said
+
+
+@pytest.mark.parametrize("name", NASTY_ARRAYS)
+def test_models_that_are_nasty(tmp_path, name):
+    file = tmp_path / "nasty.npz"
+    for about in ("{}", "[]", "1", '{"model": 1}', "[" * 5000, '{"model": "mlp:99999", "features": 1e99}'):
+        text = np.array(about)
+        said_by = npy("()", f"'{text.dtype.str}'", text.tobytes())
+        file.write_bytes(archive({"weights.npy": NASTY_ARRAYS[name], "about.npy": said_by}))
+        assert "nasty.npz" in sentence_of(tmp_path, SavedModel.load, file)
+
+
+# ---- checkpoints
+
+
+@pytest.fixture(scope="module")
+def pack_of_two():
+    of = small.problem()
+    trials = [small.trial(of, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (1, 2)]
+    server = Server(HostsHere(1))
+    server.open(trials, in_process(of))
+    server.advance(4)
+    return trials, in_process(of), server.snapshot()
+
+
+@tried
+@given(damage, st.booleans())
+def test_a_checkpoint_that_is_damaged(tmp_path, pack_of_two, how, with_checksum):
+    """A pack whose checkpoint cannot be read starts again; what a checksum would have to be wrong for is an error."""
+    trials, _, snapshot = pack_of_two
+    keys = [trial.key for trial in trials]
+    storage = PackStorage(str(tmp_path / "packs"))
+    storage.make()
+    storage.save(keys, 4, snapshot)
+    file = tmp_path / "packs" / (name_of(keys) + ENDING)
+    whole = file.read_bytes()
+    found = damaged(whole, *how)
+    if with_checksum:
+        found = zlib.crc32(found[4:]).to_bytes(4, "little") + found[4:]
+    file.write_bytes(found)
+    with limits(tmp_path):
+        held = storage.held()
+        assert set(held) <= {name_of(keys)}
+        try:
+            t, read = storage.load(name_of(keys))
+        except (DamagedError, ValueError, LookupError, TypeError):  # whatever it is, the pack starts from round 0
+            assert found != whole
+            return
+    assert with_checksum or (t, read) == (4, snapshot), "what has another checksum is never believed"
+
+
+class _Program:
+    """What a pickle could bring along."""
+
+    def __reduce__(self):
+        return os.system, ("touch outside",)
+
+
+def test_a_checkpoint_holds_no_program(tmp_path, pack_of_two):
+    trials, shipment, snapshot = pack_of_two
+    buffer = io.BytesIO()
+    torch.save({**torch.load(io.BytesIO(snapshot), weights_only=True), "states": _Program()}, buffer)
+    with limits(tmp_path), pytest.raises(pickle.UnpicklingError):
+        Server(HostsHere(1)).open(trials, shipment, buffer.getvalue())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+# ---- ledgers
 
 
 @pytest.fixture(scope="module")
@@ -145,5 +406,57 @@ def test_a_ledger_that_is_damaged(tmp_path, ledger_bytes, how):
     for file in tmp_path.glob("ledger*"):
         file.unlink()
     (tmp_path / "ledger.sqlite").write_bytes(damaged(ledger_bytes, *how))
-    said = sentence_of(status.read, tmp_path)
+    said = sentence_of(tmp_path, status.read, tmp_path)
     assert not said or str(tmp_path) in said
+
+
+NASTY_LEDGERS = {
+    "no table": "DROP TABLE trials",
+    "a view that never ends": "DROP TABLE facts; CREATE VIEW facts AS "
+    "WITH RECURSIVE n(name) AS (SELECT 1 UNION ALL SELECT name + 1 FROM n) SELECT name, name AS value FROM n",
+    "no study": "DELETE FROM studies",
+    "a study that is none": "UPDATE studies SET study = '[]'",
+    "a study of nothing": "UPDATE studies SET study = '{}'",
+    "bytes for text": "UPDATE studies SET study = x'ff00ff'",
+    "another version": "UPDATE meta SET value = '-1'",
+    "a word for a version": "UPDATE meta SET value = 'x'",
+    "a trial that is none": "INSERT INTO stages VALUES ('x', 'grid', 'coarse', 0, 'k'), (1, 2, 3, 4, x'00')",
+    "facts that are none": "UPDATE facts SET value = 'many'",
+}
+
+
+@pytest.mark.parametrize("name", NASTY_LEDGERS)
+def test_ledgers_that_are_nasty(tmp_path, ledger_bytes, name):
+    file = tmp_path / "ledger.sqlite"
+    file.write_bytes(ledger_bytes)
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.executescript(NASTY_LEDGERS[name])
+    said = sentence_of(tmp_path, status.read, tmp_path)
+    assert not said or str(tmp_path) in said
+
+
+# ---- URLs
+
+URLS = (CORPUS / "urls.txt").read_text().splitlines()
+
+
+def looked_at(url: str) -> None:
+    with results.place(url).to_read() as folder:
+        status.read(folder)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_urls_that_are_nasty(tmp_path, url):
+    said = sentence_of(tmp_path, looked_at, url)
+    assert said, "there are no results"
+    assert len(said.splitlines()) == 1
+
+
+@tried
+@given(
+    st.sampled_from(["file", "memory", "zip", "dir", "local", "data", "nonsense", "", "simplecache::file"])
+    | st.text(max_size=6),
+    st.text(max_size=20) | st.sampled_from(["..", "../..", "/", "//", "%2e%2e/x", "~", "~root/x", "a\nb", "\x00"]),
+)
+def test_any_url(tmp_path, kind, rest):
+    assert sentence_of(tmp_path, looked_at, f"{kind}://{rest}")

@@ -121,6 +121,53 @@ def test_every_row_is_dealt_exactly_once(labels, text, clients, seed):
     assert all((a == b).all() for a, b in zip(dealt.rows, again.rows, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("text", "clients", "seed", "culprit"),
+    [
+        ("iid", 2**31, 0, ""),
+        ("iid", 2**31 + 1, 0, "clients"),
+        ("iid", 0, 0, "clients"),
+        ("iid", 1, 2**32 - 1, ""),
+        ("iid", 1, 2**32, "partition_seed"),
+        ("iid", 1, -1, "partition_seed"),
+        ("dirichlet:1e6", 1, 0, ""),
+        ("dirichlet:1000001", 1, 0, "alpha"),
+        ("dirichlet:0", 1, 0, "alpha"),
+        ("classes:100000", 1, 0, ""),
+        ("classes:100001", 1, 0, "classes per client"),
+        ("classes:0", 1, 0, "classes per client"),
+    ],
+)
+def test_the_ends_of_every_range(text, clients, seed, culprit):
+    if culprit:
+        with pytest.raises(UserError, match=f"^{culprit} = "):
+            partition.parse(text, clients=clients, seed=seed)
+    else:
+        spec = partition.parse(text, clients=clients, seed=seed)
+        assert (spec.clients, spec.seed) == (clients, seed)
+
+
+@pytest.mark.parametrize(
+    "dealt", [[], [[0, 1], [2]], [[0, 1, 2, 3]], [[0, 1], [2, 3], []], [[0, 1], [1, 2]], [[0, 1], [2, 4]]]
+)
+def test_what_a_plugin_deals_is_looked_at(dealt, monkeypatch):
+    """Every row once, to as many clients as there are: otherwise the account by record would be wrong."""
+    monkeypatch.setitem(partition.ADDED, "odd", lambda data, spec: dealt)
+    with pytest.raises(UserError, match="partition odd: its plug-in must deal each of the 4 train rows to exactly one"):
+        deal(labelled([0, 1, 0, 1]), "odd", 2)
+    monkeypatch.setitem(partition.ADDED, "odd", lambda data, spec: [[0, 3], [1, 2]])
+    assert [rows.tolist() for rows in deal(labelled([0, 1, 0, 1]), "odd", 2).rows] == [[0, 3], [1, 2]]
+    assert partition.show(partition.parse("odd:2", clients=2, seed=0)) == "odd:2"
+
+
+def test_only_a_dirichlet_partition_has_an_alpha_to_enlarge():
+    few = labelled([0] * 50 + [1])
+    said = dealt_or_why_not(few, "classes:1", 10, 0)
+    assert re.search(r"leaves client \d+ of 10 without a row$", said)
+    said = dealt_or_why_not(labelled([0] * 30 + [1] * 30), "dirichlet:0.001", 30, 0)
+    assert said.endswith("without a row; a larger alpha spreads the rows more evenly")
+
+
 @pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2"])
 def test_the_seed_decides(text):
     data = labelled(np.arange(600) % 5)

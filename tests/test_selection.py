@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trainables.errors import UserError
+from trainables.privacy import selection
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
 from trainables.privacy.selection import all_released, base_for, best_released, best_released_by_renyi
 
@@ -29,9 +30,29 @@ def test_an_honest_one_trains_at_a_third():
     assert best_released(mu_of(base, DELTA), MEAN, DELTA) <= 1.0
 
 
+@pytest.mark.parametrize(("epsilon", "mean"), [(0.1, 2), (1.0, MEAN), (8.0, 1000)])
+def test_the_way_back_gives_nothing_away(epsilon, mean):
+    """Runs at the base keep the claim, and hardly less private ones would not."""
+    base = base_for(epsilon, mean, DELTA)
+    assert best_released(mu_of(base, DELTA), mean, DELTA) <= epsilon
+    assert best_released(mu_of(base * (1 + 1e-6), DELTA), mean, DELTA) > epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0])
+def test_what_rounding_adds_is_taken_back(epsilon, monkeypatch):
+    """Were a mu a little more than the base has bought, the base gives way, a little."""
+    plain = base_for(epsilon, MEAN, DELTA)
+    monkeypatch.setattr(selection, "mu_of", lambda *given: mu_of(*given) * (1 + 3e-12))
+    base = base_for(epsilon, MEAN, DELTA)
+    assert best_released(selection.mu_of(base, DELTA), MEAN, DELTA) <= epsilon
+    assert plain * (1 - 1e-9) < base < plain
+
+
 def test_one_run_is_no_search():
     """K = 1: eps' = e + 2 min_h h = e."""
-    assert best_released(mu_of(1.0, DELTA), 1, DELTA) == pytest.approx(1.0, rel=1e-6)
+    for epsilon in (0.01, 1.0):
+        mu = mu_of(epsilon, DELTA)
+        assert best_released(mu, 1, DELTA) == epsilon_of(mu, DELTA)
 
 
 def test_the_minimum_is_found():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from trainables import models
+from trainables.data.features import READ_ERRORS
 from trainables.errors import UserError
 from trainables.models.shard import Shard
 
 FORMAT = 1
+LARGEST = 10**9  # no head has more features or classes
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,23 @@ class SavedModel:
             with np.load(path, allow_pickle=False) as content:
                 weights, about = content["weights"], json.loads(str(content["about"]))
             found = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            found._check()
+        except (*READ_ERRORS, TypeError, ValueError) as error:
             raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
-        if len(weights) != models.parse(found.model, features=found.features, classes=found.classes).dimension:
-            raise UserError(f"{path} has {len(weights)} weights, which is not what its model has")
+        head = models.parse(found.model, features=found.features, classes=found.classes)
+        if weights.shape != (head.dimension,):
+            raise UserError(f"{path} has weights of shape {weights.shape}, its model has {head.dimension}")
         return found
+
+    def _check(self) -> None:
+        """That it is made of what it should be; what the numbers are comes after."""
+        if not isinstance(self.weights, np.ndarray) or self.weights.dtype != np.float32:
+            raise TypeError("its weights are no float32 array")
+        if not isinstance(self.model, str) or not isinstance(self.provenance, dict):
+            raise TypeError("it does not say what it is")
+        for name, count in (("features", self.features), ("classes", self.classes)):
+            if type(count) is not int or not 1 <= count <= LARGEST:
+                raise ValueError(f"{name} = {count!r}")
 
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """(rows, classes): the higher, the likelier. Of a model of counts, the logarithm of their mean."""

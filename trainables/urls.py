@@ -20,8 +20,9 @@ def opened(url: str) -> tuple[Any, str]:
     except ImportError:
         package = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}.get(kind, f"what fsspec needs for {kind}://")
         raise UserError(f"{url} needs a package that is not installed: pip install {package}") from None
-    except ValueError as error:
-        raise UserError(f"{url} cannot be opened: {error}") from None
+    except Exception as error:  # every kind of storage fails in its own way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{url if url.isprintable() else repr(url)} cannot be opened: {reason}") from None
     if not root.strip("/"):
         raise UserError(f"{url} names no folder")
     return files, root.rstrip("/")

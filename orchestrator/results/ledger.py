@@ -196,7 +196,7 @@ class Ledger:
                 raise UserError(f"the ledger in {folder} is empty: its driver ended before it had begun")
             ledger._check_version(folder)
             yield ledger
-        except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError) as error:
+        except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError, UnicodeDecodeError) as error:
             # of several lines the first says what, the others say where in a structure that nobody wrote by hand
             raise UserError(f"the ledger in {folder} is damaged: {str(error).splitlines()[0]}") from None
         finally:
@@ -401,7 +401,7 @@ def _connect(uri: str, folder: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the second: of a message that quotes what is damaged
         reason = error if shutil.disk_usage(folder).free else "no space left on the disk"
         raise UserError(f"the ledger in {folder} cannot be opened: {reason}") from None
     return connection

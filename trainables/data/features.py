@@ -162,6 +162,9 @@ def _read_npz(path: str) -> dict[str, NDArray | StoredRows]:
             wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
             whole = left_lying(path, content, "x_train")
             found: dict[str, NDArray | StoredRows] = {name: file[name] for name in wanted[whole is not None :]}
+            for name, array in found.items():
+                if not isinstance(array, np.ndarray):
+                    raise UserError(f"data file {path}: its {name} is no array")
             return found if whole is None else {ARRAYS[0]: whole, **found}
     except UserError:
         raise
