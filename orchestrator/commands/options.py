@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -142,3 +143,11 @@ def key_values(pairs: list[str]) -> dict[str, Any]:
             raise UserError(f"--set names {name!r} twice")
         found[name] = value
     return found
+
+
+def refuse_options(context: typer.Context, counted: Sequence[str], with_what: str) -> None:
+    """An option that would be ignored is refused. `with_what`: what it does not go with, and why."""
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "")
+        if option.name not in counted and given is not None and given.name == "COMMANDLINE":
+            raise UserError(f"{option.opts[0]} does not go with {with_what}")

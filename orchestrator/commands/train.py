@@ -37,6 +37,7 @@ from orchestrator.commands.options import (
     Settings,
     TrainOn,
     key_values,
+    refuse_options,
 )
 from orchestrator.console import emit_json, number, stderr
 from trainables.errors import UserError
@@ -109,7 +110,7 @@ def train(
     if save is not None and not save.resolve().parent.is_dir():
         raise UserError(f"--save {save}: there is no folder {save.resolve().parent}")
     if from_file is not None:
-        _refuse_others(context)
+        refuse_options(context, WITH_A_CELL, "--from: the cell is trained as the sweep trained it")
         training = trainings.from_best(from_file, cell, seed, data)
         if secret_noise:
             training = trainings.with_secret_seed(training)
@@ -145,14 +146,6 @@ def train(
             address=address,
         )
     _train(training, hosts, address, json, save, secret_noise)
-
-
-def _refuse_others(context: typer.Context) -> None:
-    """An option that would be ignored."""
-    for option in context.command.params:
-        given = context.get_parameter_source(option.name or "")
-        if option.name not in WITH_A_CELL and given is not None and given.name == "COMMANDLINE":
-            raise UserError(f"{option.opts[0]} does not go with --from: the cell is trained as the sweep trained it")
 
 
 def _train(

@@ -122,7 +122,9 @@ def _named(cell: str, study: Study) -> tuple[str, MethodSettings, float] | None:
 
 
 def _best(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], study: Study) -> Choice | None:
-    """The configuration that leads."""
+    """The configuration that leads; of a private search nobody is told."""
+    if way.search == "private":
+        return None
 
     def of(*stages: str) -> list[Contender]:
         found = (contenders_of(opened.get(stage, []), len(study.seeds_of(way, stage))) for stage in stages)

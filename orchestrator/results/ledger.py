@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import sqlite3
@@ -29,6 +30,7 @@ from trainables.spec import TrialSpec
 
 SCHEMA_VERSION = 2
 KEYS_AT_A_TIME = 500  # in one question, fewer than SQLite allows
+SECRET_BYTES = 32
 INDEX_BYTES = 1 << 16  # more than SQLite's index of a small write-ahead log
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -70,6 +72,9 @@ CREATE TABLE IF NOT EXISTS origins (       -- which driver's workers computed a 
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS partitions (    -- how many rows of which class each client holds
     setting TEXT NOT NULL, seed INTEGER NOT NULL, counts TEXT NOT NULL, PRIMARY KEY (setting, seed)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS secrets (       -- what a cell's private search follows from; never shown
+    cell TEXT PRIMARY KEY, secret BLOB NOT NULL
 ) WITHOUT ROWID;
 """
 # a row is final, but for one that failed: its cause may have passed
@@ -317,6 +322,22 @@ class Ledger:
         for cell, way, stage, key in rows:
             found.setdefault((cell, way, stage), []).append(key)
         return found
+
+    # ---- private searches
+
+    def secret(self, cell: str) -> bytes:
+        """Drawn from the operating system when it is first asked for; from then on the same."""
+        self.add_secrets({cell: secrets.token_bytes(SECRET_BYTES)})
+        return self.secrets()[cell]
+
+    def add_secrets(self, found: Mapping[str, bytes]) -> None:
+        """Those that are there already stay."""
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?)", found.items())
+
+    def secrets(self) -> dict[str, bytes]:
+        """By cell; none in a ledger from before they were kept."""
+        return dict(self._db.execute("SELECT cell, secret FROM secrets")) if self._has("secrets") else {}
 
     # ---- how fast it went
 

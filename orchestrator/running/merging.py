@@ -46,6 +46,7 @@ def _take(part: Ledger, into: Ledger, name: str) -> None:
     into.add_data(part.fingerprints())
     into.add_facts(part.facts())
     into.add_partitions(part.partitions())
+    into.add_secrets(part.secrets())
     known = into.stages()
     for (cell, way, stage), keys in part.stages().items():
         common = known.get((cell, way, stage), [])[: len(keys)]

@@ -223,6 +223,8 @@ def standing_table(sweep: Sweep) -> Table:
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
     """Of the configuration that leads: its mean over seeds."""
     objective = sweep.blueprint.study.judged_by
+    if search.way.search == "private":
+        return "·"  # but for the winner's, no score is to be seen
     searched = search.contenders(*SEARCH_STAGES[search.way.search])
     choice = leader(search.contenders("contest"), searched, sweep.outcomes, objective)
     return "·" if choice is None or choice.lost else objective.shown(choice.score)

@@ -137,10 +137,16 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
     """A winner of a sweep as the confirm stage trained it, from the sweep's best.yaml."""
     from orchestrator.report.tables.best import read_best  # brings pandas along, which plain training does without
 
-    cells = read_best(file)
+    return from_cells(read_best(file), file, cell, seed, source)
+
+
+def from_cells(
+    cells: Mapping[str, Mapping[str, Any]], file: Path | str, cell: str | None, seed: int, source: str | None
+) -> Training:
+    """The same, from what a best.yaml holds; `file`: where that is from."""
     if cell is None and len(cells) == 1:
         cell = next(iter(cells))
-    if cell not in cells:
+    if cell is None or cell not in cells:
         raise UserError(f"cell = {cell!r} is not in {file}; it has: {'; '.join(map(repr, cells))}")
     entry = cells[cell]
     try:
@@ -153,7 +159,7 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
             dealt_by = dealt_by[seed]
         dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=dealt_by)
         name = source or entry["data"]
-        loaded = features.load(name, entry["seeds"][0])
+        loaded = features.load(name, next(iter(entry["seeds"]), seed))  # without any, the data have no seed either
         if loaded.fingerprint != entry["fingerprint"]:
             raise UserError(f"data {name} has other content than the sweep's")
         if simulated.drawn_by_seed(name):

@@ -14,6 +14,7 @@ import search_spaces
 from orchestrator.search.contenders import Contender, Outcome, contenders_of
 from orchestrator.search.extent import has_contest
 from orchestrator.search.optuna_search import OptunaSearch
+from orchestrator.search.private_search import best_of, draws, score_deviation
 from orchestrator.search.selection import Choice, choose, ranked, told_apart, win_contest
 from orchestrator.study.cells import Cell
 from orchestrator.study.ways import SEARCH_STAGES, Way
@@ -28,8 +29,12 @@ OVER: Next = ("confirm", [])
 class CellSearch:
     """One cell searched in one way."""
 
-    def __init__(self, cell: Cell, way: Way, rows: int) -> None:
+    def __init__(self, cell: Cell, way: Way, rows: int, secret: bytes = b"") -> None:
+        """`secret`: what a private search follows from."""
         self.cell, self.way = cell, way
+        self._secret = secret
+        self._seeds: dict[str, int] = {}
+        """By trial, in the order opened."""
         self.stages: dict[str, list[str]] = {}
         """The trials of every stage that has been opened, in grid order."""
         self._configurations: dict[str, Configuration] = {}
@@ -46,11 +51,14 @@ class CellSearch:
         """Take note that a stage has these trials, or these more."""
         self.stages.setdefault(stage, []).extend(trial.key for trial in trials)
         self._configurations.update((trial.key, self.cell.configuration(trial)) for trial in trials)
+        self._seeds.update((trial.key, trial.seed) for trial in trials)
 
     def next_trials(self, outcomes: Mapping[str, Outcome]) -> Next:
         """The stage to open now that all trials so far have ended, and its trials; no trials: the cell is finished."""
         if "confirm" in self.stages:
             return OVER
+        if self.way.search == "private":
+            return self._next_private(outcomes)
         if "contest" not in self.stages:
             search = self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_drawn(outcomes)
             if search is not None:
@@ -123,6 +131,17 @@ class CellSearch:
         batch = self._drawn.next_batch(outcomes)
         return (kind, self._with_stop_rule(batch)) if batch else None
 
+    def _next_private(self, outcomes: Mapping[str, Outcome]) -> Next:
+        """All runs at once; then the winner itself, judged on the test rows."""
+        if "private" not in self.stages:
+            drawn = draws(self.cell, self._secret)
+            return "private", [self.cell.secret_trial(d.configuration, d.seed, "validation") for d in drawn]
+        choice = self.choice(outcomes)
+        if choice is None:
+            return OVER
+        configuration, seed = self.configuration(choice.contender), self._seeds[choice.key]
+        return "confirm", [self.cell.secret_trial(configuration, seed, "test")]
+
     # ---- who wins
 
     def contenders(self, *stages: str) -> list[Contender]:
@@ -141,7 +160,10 @@ class CellSearch:
 
     def choice(self, outcomes: Mapping[str, Outcome]) -> Choice | None:
         """The winner of the contest, or of the search where there is none."""
-        objective = self.cell.study.judged_by
+        study, objective = self.cell.study, self.cell.study.judged_by
+        if self.way.search == "private":
+            searched = {key: self._seeds[key] for key in self.stages.get("private", [])}
+            return best_of(searched, outcomes, score_deviation(study, self.cell.epsilon, self._rows))
         if has_contest(self.cell.study, self.way):
             return win_contest(self.contenders("contest"), outcomes, objective)
         return choose(self.contenders(*SEARCH_STAGES[self.way.search]), outcomes, self._rows, objective)

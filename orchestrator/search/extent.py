@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import search_spaces
 from orchestrator.search.optuna_search import search_budget
+from orchestrator.search.private_search import mean_runs
 from orchestrator.study.settings import MethodSettings, Study
 from orchestrator.study.ways import Way
 from search_spaces import SearchSpace
@@ -18,6 +19,8 @@ def expected_trials(study: Study, space: SearchSpace, way: Way, opened: Mapping[
     if way.search == "grid":
         fine = search_spaces.refined_size(space, study.search.refine)
         guess = {"coarse": space.size(space.coarse), "fine": fine}  # whether there will be a finer one nobody knows
+    elif way.search == "private":
+        guess = {"private": round(mean_runs(study, space))}  # nobody is told how many there will be
     else:
         guess = {way.search: search_budget(study, space)}
     if has_contest(study, way):

@@ -32,7 +32,12 @@ class Sweep:
             ledger.outcomes(blueprint.study.objective), self._recorded
         )
         self.searches = [
-            CellSearch(cell, way, blueprint.validation_rows(cell))
+            CellSearch(
+                cell,
+                way,
+                blueprint.validation_rows(cell),
+                ledger.secret(cell.id) if way.search == "private" else b"",
+            )
             for cell in blueprint.cells
             for way in blueprint.study.ways
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.study.pointing import SettingError, about
 from orchestrator.study.settings import MethodSettings, Study
@@ -20,6 +20,7 @@ from trainables.problem import Problem
 from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 
 ALL_FIELDS = set(TrialSpec.model_fields)  # one set for all trials: a set of its own is a quarter of a trial's memory
+Evaluated = Literal["validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ class Cell:
         beyond = self.space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)
         return {**trial.hyperparameters, **beyond} if beyond else trial.hyperparameters  # there may be very many
 
+    def secret_trial(self, configuration: Configuration, seed: int, evaluate_on: Evaluated) -> TrialSpec:
+        """A run of a private search, with noise of its own; judged on the test rows it is the same run, to the last
+        bit of its weights."""
+        trial = self.trial("private", configuration, self.study.seeds.search[0])
+        problem = trial.problem.model_copy(update={"evaluate_on": evaluate_on})
+        return trial.model_copy(update={"problem": problem, "seed": seed})
+
     def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
         """A configuration as a trial of a stage, by default with the stage's first seed."""
         study, seeds = self.study, self.study.seeds
@@ -116,6 +124,8 @@ class Blueprint:
         cells: list[Cell] = []
         for number, data in enumerate(study.data):
             anew = simulated.drawn_by_seed(data.source)
+            if anew and study.private:
+                raise UserError(f"data {data.source}: a private search is about one draw of the data; give it a seed")
             searched = [*study.seeds.search, *study.seeds.contest]
             with about("data", number, "source"):
                 loaded = features.load(data.source, searched[0])
@@ -163,6 +173,9 @@ class Blueprint:
                         "early_stopping compares within one pack, but search seeds have data of their own",
                         ("search", "early_stopping"),
                     )
+                if study.private:
+                    shown = by_seed["search"][study.seeds.search[0]].model_copy(update={"evaluate_on": "test"})
+                    problems[shown.key] = Problem.prepare(draws[study.seeds.search[0]], shown)
                 setting = Setting(label, data.backbone, partition.show(dealt), **by_seed)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
@@ -206,6 +219,14 @@ def _check_cell(cell: Cell, problems: Mapping[str, Problem]) -> None:
         for configuration in cell.space.grid(axes):
             for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
                 check(trial, problems[trial.problem.key])
+            if cell.study.private:
+                _check_price(cell, configuration, problems)
+
+
+def _check_price(cell: Cell, configuration: Configuration, problems: Mapping[str, Problem]) -> None:
+    trial = cell.secret_trial(configuration, 0, "test")
+    if any(event.sampling < 1 for event in check(trial, problems[trial.problem.key]).events):
+        raise UserError(f"method {trial.method} samples rows: the price of a private search is not known for it")
 
 
 def _check_objective(problem: Problem, study: Study) -> None:

@@ -25,6 +25,8 @@ from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.plan import Adjacency, Level, Release, known_adjacency
 from trainables.spec import Aggregate, HyperValue, PartitionSpec, Preprocess
 
+SECRET = -1
+"""Stands where a seed would, and nobody is told it."""
 LARGEST_GRID = 100_000
 """Configurations of a method in one stage: far more than anyone runs, and still planned in seconds."""
 
@@ -283,11 +285,21 @@ class RandomSettings(Settings):
     """Of the draws."""
 
 
+class PrivateSettings(Settings):
+    """A search of which only the winner is shown; docs/privacy.md says what that costs."""
+
+    runs: Literal["geometric", "logarithmic"] = "geometric"
+    """How the number of runs, which stays secret, is distributed; `trials` is its mean."""
+    score: float = Field(default=1.0, gt=0, le=10)
+    """The mu of a run's score, as a part of the mu of the run: up to 1 it costs nothing more, since no record both
+    trains and validates."""
+
+
 class SearchSettings(Settings):
     """How winners are looked for and picked."""
 
-    ways: list[Literal["grid", "optuna", "random"]] = Field(default=["grid"], min_length=1)
-    """Each is a search of its own."""
+    ways: list[Literal["grid", "optuna", "random", "private"]] = Field(default=["grid"], min_length=1)
+    """Each is a search of its own. private: its tables may be published."""
     select: list[Literal["contest", "single"]] = Field(default=["contest"], min_length=1)
     """How the winner is picked. contest: configurations are judged by their mean over the search seeds, and the best
     meet again on fresh ones. single: the best on the first search seed wins, as in the papers."""
@@ -296,9 +308,11 @@ class SearchSettings(Settings):
     refine: Literal["table", "zoom"] = "zoom"
     """The fine grid: as the search space prints it, or around the coarse winner."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
-    """How many configurations Optuna or a random search tries; without it, as many as the coarse and the fine grid."""
+    """How many configurations Optuna or a random search tries, or a private one on average; without it, as many as the
+    coarse and the fine grid."""
     optuna: OptunaSettings = OptunaSettings()
     random: RandomSettings = RandomSettings()
+    private: PrivateSettings = PrivateSettings()
     early_stopping: HalvingSettings | None = None
 
     @field_validator("select", mode="before")
@@ -317,6 +331,16 @@ class SearchSettings(Settings):
     def _optuna_sees_every_score(self) -> SearchSettings:
         if self.early_stopping is not None and "optuna" in self.ways:
             raise wrong("early_stopping does not go with optuna, which must be told every score", "early_stopping")
+        return self
+
+    @model_validator(mode="after")
+    def _private_shows_nothing_else(self) -> SearchSettings:
+        if "private" not in self.ways:
+            return self
+        if len(self.ways) > 1:
+            raise wrong(f"ways = {self.ways}: private goes alone, for the others show what it hides", "ways")
+        if self.early_stopping is not None:
+            raise wrong("early_stopping does not go with private: it would look at scores without noise", "ways")
         return self
 
 
@@ -442,6 +466,17 @@ class Study(Settings):
         return self
 
     @model_validator(mode="after")
+    def _private_scores_are_shares_of_records(self) -> Study:
+        if self.private and self.objective != "accuracy":
+            raise wrong(f"objective = {self.objective!r}: a private search is judged by accuracy", "objective")
+        if self.private and self.privacy.level != "record":
+            sentence = (
+                f"level = {self.privacy.level!r}: a private search protects records, for users train and validate"
+            )
+            raise wrong(sentence, "privacy", "level")
+        return self
+
+    @model_validator(mode="after")
     def _partitions_are_distinct(self) -> Study:
         parsed: list[PartitionSpec] = []
         for number, text in enumerate(self.partitions):
@@ -476,16 +511,33 @@ class Study(Settings):
         """Where its configurations do not say it themselves."""
         if method.rounds is not None:
             return method.rounds
-        of_stage = {"coarse": self.rounds.coarse, "contest": self.rounds.confirm, "confirm": self.rounds.confirm}
-        return of_stage.get(stage, self.rounds.fine)
+        if stage in ("private", "contest", "confirm"):
+            return self.rounds.confirm
+        return self.rounds.coarse if stage == "coarse" else self.rounds.fine
 
     @property
     def ways(self) -> tuple[Way, ...]:
         """In which every cell is searched."""
+        if self.private:
+            return (Way("private", "private"),)
         return tuple(Way(search, select) for search in self.search.ways for select in self.search.select)
+
+    @property
+    def private(self) -> bool:
+        """Whether all that is shown of it may be published."""
+        return "private" in self.search.ways
+
+    @property
+    def as_shown(self) -> Study:
+        """For tables: a private search has one run to show, whose seed nobody is told."""
+        if not self.private:
+            return self
+        return self.model_copy(update={"seeds": self.seeds.model_copy(update={"confirm": [SECRET]})})
 
     def seeds_of(self, way: Way, stage: str) -> list[int]:
         """That every configuration of a stage is run with."""
+        if way.search == "private":
+            return [SECRET]
         if stage in ("contest", "confirm"):
             return self.seeds.contest if stage == "contest" else self.seeds.confirm
         return self.seeds.search[:1] if way.select == "single" else self.seeds.search

@@ -8,6 +8,7 @@ SEARCH_STAGES = {
     "grid": ("coarse", "fine", "finer", "finest"),
     "optuna": ("optuna",),
     "random": ("random",),
+    "private": ("private",),
 }
 """The stages in which each kind of search looks for configurations, in order."""
 STAGES = (*dict.fromkeys(stage for stages in SEARCH_STAGES.values() for stage in stages), "contest", "confirm")
@@ -16,14 +17,15 @@ STAGES = (*dict.fromkeys(stage for stages in SEARCH_STAGES.values() for stage in
 
 class Way(NamedTuple):
     search: str
-    """grid, optuna or random"""
+    """grid, optuna, random or private"""
     select: str
-    """contest: on several seeds, and the best meet again. single: on one seed, its best wins."""
+    """contest: on several seeds, and the best meet again. single: on one seed, its best wins. private: every run has
+    noise of its own, and the best noisy score wins."""
 
     @property
     def name(self) -> str:
         """In the ledger and in tables."""
-        return self.search if self.select == "contest" else f"{self.search} {self.select}"
+        return f"{self.search} single" if self.select == "single" else self.search
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ def write_export(folder: Path, to: Path) -> list[Path]:
     """Write trials.parquet and its card."""
     with Ledger.read(folder) as ledger:
         results = Results.read(ledger)
+        if results.study.private:
+            raise UserError(f"result folder {folder} is of a private search, whose trials are not to be seen")
         members = _members(ledger, results)
         if not members:
             raise UserError(f"result folder {folder} has no trial to export")

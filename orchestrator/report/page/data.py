@@ -19,6 +19,7 @@ from orchestrator.report.tables.privacy import with_search
 from orchestrator.report.tables.results import CellResult, Results, Score, bought
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results.ledger import Ledger, Row
+from orchestrator.study.settings import Study
 from orchestrator.study.ways import SEARCH_STAGES, Way
 from trainables.data.partition import divergence_from_uniform
 from trainables.spec import ENGINE_VERSION
@@ -44,7 +45,7 @@ def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, A
     stages, source = ledger.stages(), ledger.study()
     share = MOST_CONFIGURATIONS // max(1, len(results.cells))
     ways = {way.name: way for way in study.ways}
-    gathered = [_Cell(ledger, cell, ways[cell.way], stages).shown(share) for cell in results.cells]
+    gathered = [_Cell(ledger, cell, ways[cell.way], stages, study).shown(share) for cell in results.cells]
     return _plain(
         {
             "name": name,
@@ -68,16 +69,17 @@ def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, A
             "ways": [way.name for way in study.ways],
             "settings": results.settings,
             "seeds": study.seeds.model_dump(),
-            "status": _status(ledger, name, running),
+            "status": _status(ledger, name, running, results),
             "words": words.summary(results),
             "distrust": words.distrust(results),
             "tables": _tables(results),
             "cells": gathered,
-            "partitions": _partitions(ledger),
+            "partitions": [] if study.private else _partitions(ledger),  # which tell labels
             "privacy": study.privacy.model_dump(),
-            "sessions": [
-                {"began": session.began, "batches": _thinned(session.batches)} for session in ledger.sessions()
-            ],
+            "private": study.private,
+            "sessions": []
+            if study.private  # which tell how many runs there were
+            else [{"began": session.began, "batches": _thinned(session.batches)} for session in ledger.sessions()],
             "provenance": {
                 "source": source[1] if source else "",
                 "fingerprints": ledger.fingerprints(),
@@ -89,8 +91,12 @@ def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, A
     )
 
 
-def _status(ledger: Ledger, name: str, running: str | None) -> dict[str, Any]:
+def _status(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
     found = status.of(ledger, name, running)
+    if results.study.private:  # the winners are all that may be counted
+        ended = results.states.total()
+        found |= {"trials": dict(results.states), "trials_ended": ended, "trials_expected": None, "failed": {}}
+        found |= {"time": {"elapsed_s": None, "trial_rounds_per_second": None, "left_s": None}, "retries": []}
     kept = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended", "trials_expected", "confirm")
     return {key: found[key] for key in (*kept, "time", "failed", "retries")} | {"best": status.best_texts(found)}
 
@@ -99,14 +105,19 @@ class _Cell:
     """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
 
     def __init__(
-        self, ledger: Ledger, cell: CellResult, way: Way, stages: Mapping[tuple[str, str, str], list[str]]
+        self,
+        ledger: Ledger,
+        cell: CellResult,
+        way: Way,
+        stages: Mapping[tuple[str, str, str], list[str]],
+        study: Study,
     ) -> None:
         name = cell.id if cell.plain else cell.id.removesuffix(f" ({cell.way})")
-        self.ledger, self.cell = ledger, cell
+        self.ledger, self.cell, self.study = ledger, cell, study
         self.stages = {
             stage: stages[name, cell.way, stage]
             for stage in SEARCH_STAGES[way.search]
-            if (name, cell.way, stage) in stages
+            if (name, cell.way, stage) in stages and way.search != "private"
         }
         self.configurations = grouped(ledger, self.stages, cell.objective)
         contest = {"contest": stages.get((name, cell.way, "contest"), [])}
@@ -125,7 +136,7 @@ class _Cell:
             "final": _score(cell.curve.get(cell.last)),
             "keeps_its_claim": cell.keeps_its_claim,
             "bought": max((bought(row) for row in cell.confirm.values()), default=None),
-            "with_search": with_search(cell),
+            "with_search": with_search(cell, self.study),
             "chosen": cell.search.chosen,
             "validation": cell.search.choice.score if cell.search.choice else None,
             "near": cell.search.choice.within_standard_error if cell.search.choice else None,

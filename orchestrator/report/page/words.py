@@ -116,6 +116,8 @@ def _claims(results: Results) -> list[str]:
 
 
 def _few_seeds(results: Results) -> list[str]:
+    if results.study.private:
+        return ["Every score is of one run: how far another would have come, with other noise, is not known."]
     seeds = results.study.seeds.confirm
     searched = sorted({seed for way in results.study.ways for seed in results.study.seeds_of(way, "coarse")})
     found = []
@@ -212,6 +214,11 @@ def _not_monotone(results: Results) -> list[str]:
 def _price_of_the_search(results: Results) -> list[str]:
     if all(math.isinf(epsilon) for epsilon in results.study.epsilons):
         return []
+    if results.study.private:
+        return [
+            "ε is that of one run; to publish the winner of a search costs the ε with search of the privacy account, "
+            "and several rows about the same data cost more."
+        ]
     return [
         "Every ε is that of one training run, published alone. The search looked at the same private rows many times; "
         "what that would cost is shown under accuracy against ε, with search."

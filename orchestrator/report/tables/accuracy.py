@@ -24,6 +24,7 @@ from orchestrator.report.tables.differences import counts, difference, tied_for_
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.report.tables.tuning import edges
+from orchestrator.study.settings import SECRET
 from trainables.objective import ACCURACY, Objective
 
 MAX_ROUND_COLUMNS = 10
@@ -202,7 +203,11 @@ def _seed_notes(results: Results, cells: Sequence[CellResult]) -> list[str]:
     """Which means lack a seed, and why."""
     short, without = [], []
     for cell in cells:
-        lost = [f"seed {seed} {row.state}" for seed, row in cell.confirm.items() if row.state != "done"]
+        lost = [
+            row.state if seed == SECRET else f"seed {seed} {row.state}"
+            for seed, row in cell.confirm.items()
+            if row.state != "done"
+        ]
         if cell.confirm:
             lost += [f"seed {seed} has not ended" for seed in cell.seeds if seed not in cell.confirm]
         if lost:

@@ -9,6 +9,7 @@ import yaml
 
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.results.places import read_text
+from orchestrator.study.settings import SECRET
 from trainables.data import partition
 from trainables.errors import UserError
 from trainables.spec import PartitionSpec
@@ -38,7 +39,7 @@ def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
 def _entry(cell: CellResult) -> dict[str, Any]:
     """From a confirm trial as it was run, not from the study: this is what the score below belongs to."""
     trial = next(iter(cell.confirm.values())).trial
-    problem, choice, metric = trial.problem, cell.search.choice, cell.objective.metric
+    problem = trial.problem
     return {
         "method": trial.method,
         "hyperparameters": dict(trial.hyperparameters),
@@ -58,9 +59,18 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         "model": problem.model,
         "train_on": problem.train_on,
         "evaluate_on": problem.evaluate_on,
-        "seeds": list(cell.confirm),
+        **_scores(cell),
+    }
+
+
+def _scores(cell: CellResult) -> dict[str, Any]:
+    """What it was chosen by and what became of it; without the seed of a run whose noise is secret."""
+    metric, choice = cell.objective.metric, cell.search.choice
+    scores = {seed: row.score(metric) for seed, row in cell.confirm.items()}
+    return {
+        "seeds": [seed for seed in scores if seed != SECRET],
         f"validation_{metric}": choice.score if choice else None,
-        f"test_{metric}": {seed: row.score(metric) for seed, row in cell.confirm.items()},
+        f"test_{metric}": scores.get(SECRET, scores),
     }
 
 

@@ -48,6 +48,8 @@ def mean_and_std(score: Score, objective: Objective) -> str:
 def spread(results: Results) -> str:
     """What stands on either side of ±."""
     seeds = results.study.seeds.confirm
+    if results.study.private:
+        return "the one run that is published, with secret noise"
     if len(seeds) == 1:
         return f"a single seed ({seeds[0]})"
     dealt = results.study.seeds.partition

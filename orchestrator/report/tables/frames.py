@@ -12,6 +12,7 @@ import pandas as pd
 from orchestrator.report.tables.common import names
 from orchestrator.report.tables.results import CHUNK, CellResult, Results, bought
 from orchestrator.results.ledger import Ledger, Row
+from orchestrator.study.settings import SECRET
 from orchestrator.study.ways import STAGES
 
 TRIAL = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state")
@@ -92,9 +93,12 @@ def winners(results: Results) -> pd.DataFrame:
 
 
 def _ended(ledger: Ledger, results: Results, only: str | None = None) -> Iterator[tuple[CellResult, str, Row]]:
-    """In the order of the tables, then of the grids."""
+    """In the order of the tables, then of the grids; of a private search the winners alone."""
     stages = ledger.stages()
     for cell in results.cells:
+        if results.study.private:
+            yield from ((cell, "confirm", row) for row in cell.confirm.values() if only in (None, "confirm"))
+            continue
         name = f"{cell.setting} / {cell.method.shown} / eps {cell.epsilon:g}"
         for stage in STAGES if only is None else (only,):
             keys = stages.get((name, cell.way, stage), [])
@@ -104,7 +108,8 @@ def _ended(ledger: Ledger, results: Results, only: str | None = None) -> Iterato
 
 
 def _names(cell: CellResult, stage: str, row: Row, spec: dict[str, Any]) -> dict[str, Any]:
-    return {**names(cell), "stage": stage, "key": row.key, "seed": spec["seed"], "state": row.state}
+    seed = None if spec["seed"] == SECRET else spec["seed"]
+    return {**names(cell), "stage": stage, "key": row.key, "seed": seed, "state": row.state}
 
 
 def _frame(lines: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:

@@ -17,6 +17,12 @@ its hyperparameters and how it ended, [seeds.csv](seeds.csv) every confirm run r
 for `fedsweep train --from`; seconds per round are in [timing](../timing/). All of this is computed from the ledger, and
 `fedsweep tables` builds it again.
 """
+PUBLISHED = """\
+This is a private search: what stands in tables/, figures/, timing/, report.html and best.yaml is of the winners alone
+and may be published, at the price that the privacy table prints as ε with search. The ledger and the log hold every
+run, its score and the secret that all noise follows from: show them to nobody. The CSV files hold the same numbers as
+the tables unrounded; the chosen configurations are in [best.yaml](../best.yaml). `fedsweep tables` builds it all again.
+"""
 WORDS = """\
 - **ε** is the privacy budget: the smaller, the more private, and the more noise. ε = ∞ is training without noise.
 - A **cell** is one method at one budget in one setting (data, backbone, partition of the data over the clients).
@@ -51,7 +57,7 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
     for setting in results.settings:
         lines = [_line(entry) for entry in entries if entry.setting == setting]
         parts.append(f"### {markdown_text(setting)}\n\n{''.join(lines)}")
-    parts.append(ELSEWHERE)
+    parts.append(PUBLISHED if results.study.private else ELSEWHERE)
     parts.append(f"## Words\n\n{WORDS}")
     return "\n".join(parts)
 
@@ -64,7 +70,8 @@ def _line(entry: Entry) -> str:
 def _progress(results: Results) -> str:
     ended = results.states.total()
     lost = [f"{results.states[state]} {state}" for state in ("diverged", "stopped", "failed") if results.states[state]]
-    counted = f"{ended} trials have ended{' (' + ', '.join(lost) + ')' if lost else ''}."
+    what = "winners are trained" if results.study.private else "trials have ended"
+    counted = f"{ended} {what}{' (' + ', '.join(lost) + ')' if lost else ''}."
     if not results.cells:
         return f"{counted} Nothing has been started yet."
     return " ".join([counted, *(unfinished(results.cells) or ["The study is finished."])])

@@ -15,6 +15,7 @@ from orchestrator.report.tables.differences import SIGNIFICANCE, holm, shown_p
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.results.ledger import Row
+from orchestrator.study.settings import SECRET
 from trainables.objective import ACCURACY
 
 WORDS = {"+": "better", "-": "worse", "=": "equal"}
@@ -85,6 +86,8 @@ def mcnemar(results: Results, setting: str) -> Table | None:
     counted = f" {rows}" if rows else ""
     name = reference.shown
     seeds_text = f"seed {seeds[0]}" if len(seeds) == 1 else f"over all {len(seeds)} confirm seeds that both have"
+    if study.private:
+        seeds_text = "of the models that are published"
     caption = (
         f"{name} against each other method on the{counted} test rows after the last round, {seeds_text}. n10: rows "
         f"that {name} has right and the other wrong, summed over the seeds; n01: the reverse. χ² is "
@@ -151,7 +154,7 @@ def _record(
     return {
         **names(cell),
         "reference": reference,
-        "seeds": " ".join(str(seed) for seed in ours if seed in theirs),
+        "seeds": " ".join(str(seed) for seed in ours if seed in theirs and seed != SECRET),
         "test_rows": rows,
         "reference_accuracy": _mean(ours),
         "accuracy": _mean(theirs),

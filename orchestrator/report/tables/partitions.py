@@ -39,8 +39,8 @@ def split(by_partition: Mapping[int, Sequence[float]]) -> Split | None:
 
 
 def partitions(results: Results, setting: str) -> Table | None:
-    """None where all runs share one partition."""
-    if isinstance(results.study.seeds.partition, int):
+    """None where all runs share one partition, or only one is shown."""
+    if isinstance(results.study.seeds.partition, int) or results.study.private:
         return None
     objective, cells = results.study.judged_by, results.of(setting)
     found = {id(cell): split(_by_partition(cell)) for cell in cells}

@@ -13,6 +13,8 @@ from orchestrator.report.tables.common import NAMES, budget, name_columns, named
 from orchestrator.report.tables.render import NOTHING, Group, Table
 from orchestrator.report.tables.results import CellResult, Results, bought
 from orchestrator.results.ledger import Row
+from orchestrator.search.private_search import price, price_of_all
+from orchestrator.study.settings import Study
 from trainables.methods import METHODS
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.selection import all_released
@@ -29,6 +31,13 @@ HEADINGS = {
     "epsilon_unsampled": "ε unsampled",
 }
 EPSILONS = tuple(HEADINGS)
+NOT_PUBLISHED = (
+    "ε with search is what all runs of a row, those of its search and all seeds, would cost together, composed, "
+    "had each had noise of its own. "
+    "The account holds for one training run alone, published alone. The search and the other seeds are not in it, "
+    "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
+    "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
+)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 
 
@@ -42,7 +51,7 @@ def privacy(results: Results, setting: str) -> Table:
         groups.append(
             Group(
                 budget(epsilon) if math.isinf(epsilon) else heading,
-                named_rows(results, cells, [_row(cell, shown) for cell in cells]),
+                named_rows(results, cells, [_row(cell, shown, results.study) for cell in cells]),
             )
         )
     settings, cells = results.study.privacy, results.of(setting)
@@ -57,12 +66,8 @@ def privacy(results: Results, setting: str) -> Table:
         "Clipped: share of the gradients that clipping shortened. "
         "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
         "means over evaluated rounds and seeds. "
-        "ε with search is what all runs of a row, those of its search and all seeds, would cost together, composed, "
-        "had each had noise of its own. "
-        "The account holds for one training run alone, published alone. The search and the other seeds are not in it, "
-        "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
-        "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
     )
+    caption += _published(results, cells) if results.study.private else NOT_PUBLISHED
     caption += _to_a_client(results, cells)
     if sampled:
         caption += (
@@ -81,7 +86,7 @@ def privacy(results: Results, setting: str) -> Table:
         align="l" * len(name_columns(results)) + "r" * len(shown) + "rlrrr",
         groups=groups,
         data=pd.DataFrame(
-            [_record(cell) for cell in cells],
+            [_record(cell, results.study) for cell in cells],
             columns=[
                 *NAMES,
                 "delta",
@@ -102,13 +107,15 @@ def privacy(results: Results, setting: str) -> Table:
     )
 
 
-def with_search(cell: CellResult) -> float:
-    """What all runs of the cell cost together, seen in the study's release model, had each had noise of its own. Not
-    said of methods that sample: their price is no single mu."""
+def with_search(cell: CellResult, study: Study) -> float:
+    """What all runs of the cell cost together, seen in the study's release model, had each had noise of its own; of a
+    private search, what its winner costs. Not said of methods that sample: their price is no single mu."""
     rows = list(cell.confirm.values())
     if not rows or _is_sampled(cell):
         return math.nan
     worst, delta = max(map(bought, rows)), rows[0].trial.privacy.delta
+    if study.private:
+        return price(worst, cell.epsilon, study, cell.method.space())
     if math.isinf(worst):
         return math.inf
     return all_released(mu_of(worst, delta), cell.search.trials + len(rows), delta)
@@ -131,6 +138,24 @@ def _clips(results: Results) -> str:
     return f"{results.study.privacy.clip:g}{others}"
 
 
+def _published(results: Results, cells: Sequence[CellResult]) -> str:
+    """What publishing a private search costs, a row of it or all."""
+    study, here = results.study, [cell for cell in cells if cell.confirm]
+    runs = study.search.private.runs
+    text = (
+        f"ε with search is what it costs to publish the winner of a row's search: one of a {runs} number of runs, "
+        "which stays secret, with its configuration, its noisy score and its weights. This table and all others in "
+        "this folder may be published at that price; the ledger and the log beside them may not. Clipped, signal and "
+        "noise are not private, so they are not shown. The test rows are taken to be nobody's."
+    )
+    if len(here) < 2:
+        return text
+    total = price_of_all(
+        [(max(map(bought, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in here], study
+    )
+    return f"{text} All {len(here)} rows together, for they are about the same records, cost ε = {_rounded_up(total)}."
+
+
 def _to_a_client(results: Results, cells: Sequence[CellResult]) -> str:
     """A sentence on what a client sees that takes its own noise off the sum."""
     stated = results.study.privacy
@@ -146,7 +171,7 @@ def _to_a_client(results: Results, cells: Sequence[CellResult]) -> str:
     )
 
 
-def _record(cell: CellResult) -> dict[str, object]:
+def _record(cell: CellResult, study: Study) -> dict[str, object]:
     rows = list(cell.confirm.values())
     if not rows:
         return dict(names(cell))
@@ -157,7 +182,7 @@ def _record(cell: CellResult) -> dict[str, object]:
         "center": rows[0].trial.preprocess.center,
         "aggregate": rows[0].trial.aggregate,
         **_numbers(rows),
-        "epsilon_with_search": with_search(cell),
+        "epsilon_with_search": with_search(cell, study),
         **_other_units(rows),
         "claim_holds_for": _holds(_numbers(rows)),
     }
@@ -167,7 +192,7 @@ def _is_sampled(cell: CellResult) -> bool:
     return any(row.epsilon_unsampled != bought(row) for row in cell.confirm.values())
 
 
-def _row(cell: CellResult, shown: Sequence[str]) -> list[str]:
+def _row(cell: CellResult, shown: Sequence[str], study: Study) -> list[str]:
     rows = list(cell.confirm.values())
     if not rows:
         return [NOTHING] * (len(shown) + 5)
@@ -177,7 +202,7 @@ def _row(cell: CellResult, shown: Sequence[str]) -> list[str]:
     at_most = "≤ " if METHODS[trial.method].bound_only(trial.hyperparameters) else ""
     return [
         *(("" if name == "epsilon_claimed" else at_most) + _rounded_up(numbers[name]) for name in shown),
-        NOTHING if math.isnan(priced := with_search(cell)) else _rounded_up(priced),
+        NOTHING if math.isnan(priced := with_search(cell, study)) else _rounded_up(priced),
         _holds(numbers),
         *(NOTHING if text == "nan" else text for text in diagnostics),
     ]

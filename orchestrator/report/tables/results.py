@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,9 @@ import pandas as pd
 
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.search.contenders import Contender, contenders_of
+from orchestrator.search.private_search import best_of, fixed_grid, score_deviation
 from orchestrator.search.selection import Choice, choose, win_contest
-from orchestrator.study.settings import DataSettings, MethodSettings, Study
+from orchestrator.study.settings import SECRET, DataSettings, MethodSettings, Study
 from orchestrator.study.ways import SEARCH_STAGES, Way
 from search_spaces import Axis
 from trainables.data import partition
@@ -23,6 +24,7 @@ from trainables.errors import UserError
 from trainables.objective import Objective
 from trainables.spec import HyperValue
 
+PUBLIC_METRICS = ("accuracy", "loss")  # on the test rows; what clients measure beside them is not private
 CHUNK = 1000  # rows in memory at a time: a search may have very many, and a row holds all its metrics
 
 
@@ -162,7 +164,7 @@ class Results:
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
-        study = Study.recorded(recorded[0], ledger.plugins())
+        study = Study.recorded(recorded[0], ledger.plugins()).as_shown
         reader = _Reader(ledger, study)
         cells = tuple(
             reader.cell(setting, method, epsilon, way)
@@ -199,9 +201,17 @@ class _Reader:
         opened = {
             stage: self.stages[name, way.name, stage] for stage in way.stages if (name, way.name, stage) in self.stages
         }
+        rows, ended = self.facts.get(f"validation_rows:{setting}", 1), self.ledger.rows(opened.get("confirm", []))
+        if way.search == "private":
+            search = self._private_search(method, epsilon, opened, rows)
+            confirm = dict(zip([SECRET], map(_published, ended.values()), strict=False))
+            runs = opened.pop("private", [])  # how many there are is secret
+            if runs and all(key in self.outcomes for key in runs) and search.choice is None:
+                opened["confirm"] = []  # nothing ran to its end
+        else:
+            search = self._search(method, way, opened, rows)
+            confirm = {row.trial.seed: row for row in ended.values()}
         self._seen.update(key for keys in opened.values() for key in keys)
-        search = self._search(method, way, opened, self.facts.get(f"validation_rows:{setting}", 1))
-        confirm = {row.trial.seed: row for row in self.ledger.rows(opened.get("confirm", [])).values()}
         missing, more_to_come = self._missing(way, opened, search)
         seeds = tuple(self.study.seeds.confirm)
         return CellResult(
@@ -260,6 +270,32 @@ class _Reader:
             seconds=tuple(seconds),
         )
 
+    def _private_search(
+        self, method: MethodSettings, epsilon: float, opened: dict[str, list[str]], rows: int
+    ) -> SearchResult:
+        """Of a private search the winner alone, and the grid that it was drawn from, once all runs have ended."""
+        grid, keys = fixed_grid(method.space()), opened.get("private", [])
+        winner, chosen = None, None
+        if keys and all(key in self.outcomes for key in keys):
+            specs = {key: json.loads(row.spec) for key, row in self.ledger.rows(keys, whole=False).items()}
+            seeds = {key: specs[key]["seed"] for key in keys}
+            winner = best_of(seeds, self.outcomes, score_deviation(self.study, epsilon, rows))
+            if winner is not None:
+                spec = specs[winner.key]
+                beyond = method.space().run_settings(clip=spec["privacy"]["clip"], rounds=spec["rounds"])
+                chosen = {**spec["hyperparameters"], **beyond}
+        return SearchResult(
+            choice=winner,
+            chosen=chosen,
+            by_one_seed=None,
+            found_in=("private",) if chosen else (),
+            configurations=len(grid),
+            trials=1 if chosen else 0,
+            states=Counter({"done": 1} if chosen else {}),
+            axes={"private": _axes(grid)},
+            seconds=(),
+        )
+
     def _contenders(self, way: Way, opened: dict[str, list[str]], *stages: str) -> list[Contender]:
         """Each once, whichever stages it is in."""
         found = (contenders_of(opened.get(s, []), len(self.study.seeds_of(way, s))) for s in stages)
@@ -284,6 +320,13 @@ class _Reader:
         contest = bool(self.study.seeds.contest) and "contest" in way.stages
         last = "contest" if contest else "fine"
         return waiting + len(self.study.seeds.confirm), last not in opened
+
+
+def _published(row: Row) -> Row:
+    """A confirm run as it may be shown: without its seed, and without what clients measured beside their releases."""
+    spec = {**json.loads(row.spec), "seed": SECRET}
+    metrics = {name: values for name, values in row.metrics.items() if name in PUBLIC_METRICS}
+    return replace(row, key="", spec=json.dumps(spec), metrics=metrics)
 
 
 def _axes(configurations: list[dict[str, HyperValue]]) -> dict[str, Axis]:

@@ -22,7 +22,10 @@ from orchestrator.report.tables.tuning import shown_value
 from trainables.spec import HyperValue
 
 
-def selection(results: Results, setting: str) -> Table:
+def selection(results: Results, setting: str) -> Table | None:
+    """None where only the winner is shown."""
+    if results.study.private:
+        return None
     objective, cells = results.study.judged_by, results.of(setting)
     columns = ["One seed would take", "Chosen", "Validation", "Test", "Difference", "Tied"]
     groups = [

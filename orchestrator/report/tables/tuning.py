@@ -35,6 +35,8 @@ def hyperparameters(results: Results, setting: str) -> Table:
     zoom = results.study.search.refine == "zoom" and "grid" in results.study.search.ways
     headings = ["Chosen", _validation(results), "Found in", "On edge", *(["Extended"] if zoom else [])]
     headings += ["Trials", "Lost", "Within 1 s.e."]
+    if results.study.private:  # of which nothing is shown but the winner
+        headings = ["Chosen", _validation(results), "On edge"]
     groups = []
     for epsilon in results.study.epsilons:
         cells = results.of(setting, epsilon)
@@ -45,9 +47,9 @@ def hyperparameters(results: Results, setting: str) -> Table:
         summary="Which configuration won the search of every method, and how clear a win it was.",
         caption=_caption(results, setting, zoom),
         columns=[*name_columns(results), *headings],
-        align="l" * len(name_columns(results)) + ("prlp" + "p" * zoom) + "rrr",
+        align="l" * len(name_columns(results)) + ("prp" if results.study.private else "prlp" + "p" * zoom + "rrr"),
         groups=groups,
-        data=frame.astype({"within_standard_error": "Int64"}),
+        data=frame if results.study.private else frame.astype({"within_standard_error": "Int64"}),
     )
 
 
@@ -55,11 +57,15 @@ def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
     search, choice, near = cell.search, cell.search.choice, _near(results, cell)
     tuned = _chosen(cell, tuned=True) or _chosen(cell)
     ended = search.states.total()
+    chosen = ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING
+    edge = (", ".join(edges(cell)) or "none") if choice else NOTHING
+    if results.study.private:
+        return [chosen, _validated(cell), edge]
     return [
-        ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING,
+        chosen,
         _validated(cell),
         " and ".join(search.found_in) or NOTHING,
-        (", ".join(edges(cell)) or "none") if choice else NOTHING,
+        edge,
         *([", ".join(_extended(cell)) or "none"] if zoom else []),
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
         " / ".join(str(search.states[state]) for state in LOST),
@@ -69,10 +75,15 @@ def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
 
 def _record(results: Results, cell: CellResult) -> dict[str, object]:
     search = cell.search
-    return {
+    winner = {
         **names(cell),
         "hyperparameters": json.dumps(_chosen(cell)),
         f"validation_{cell.objective.metric}": search.choice.score if search.choice else None,
+    }
+    if results.study.private:
+        return {**winner, "on_edge": ", ".join(edges(cell)), "grid": search.configurations}
+    return {
+        **winner,
         "validation_std": search.choice.spread if search.choice and len(search.choice.contender.keys) > 1 else None,
         "found_in": " and ".join(search.found_in),
         "on_edge": ", ".join(edges(cell)),
@@ -87,11 +98,10 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
 def _caption(results: Results, setting: str, zoom: bool) -> str:
     study, cells = results.study, results.of(setting)
     rows = results.facts.get(f"validation_rows:{setting}")
-    caption = [
-        *_rules(study),
-        "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond; "
-        "(fine): only of the fine grid, and the coarse one went further.",
-    ]
+    edge = "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond"
+    if study.private:
+        return " ".join([*_private_rules(study, rows), f"{edge}.", *_fixed_values(cells), *unfinished(cells)])
+    caption = [*_rules(study), f"{edge}; (fine): only of the fine grid, and the coarse one went further."]
     if zoom:
         caption.append("Extended: where zooming went on beyond an edge of the coarse grid.")
     caption.append(
@@ -100,15 +110,26 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
         "Lost: how many of them diverged / were stopped early / failed."
     )
     caption += _told_apart(study, rows)
+    return " ".join([*caption, *_fixed_values(cells), *unfinished(cells)])
+
+
+def _private_rules(study: Study, rows: int | None) -> list[str]:
+    judged = f"{rows} validation rows" if rows else "validation rows"
+    return [
+        f"Configurations were drawn at random from the grid, a {study.search.private.runs} number of them that stays "
+        "secret, each run with noise of its own. The best share of right answers, with Gaussian noise, on "
+        f"{judged} won (Validation: that noisy score), and nothing else is shown of the others."
+    ]
+
+
+def _fixed_values(cells: Sequence[CellResult]) -> list[str]:
     fixed = {cell.method.shown: _untuned(cell) for cell in cells if cell.search.chosen and _chosen(cell, tuned=True)}
     texts = [
         f"{method}: {', '.join(f'{name} = {shown_value(value)}' for name, value in values.items())}"
         for method, values in fixed.items()
         if values
     ]
-    if texts:
-        caption.append(f"Not tuned: {'; '.join(texts)}.")
-    return " ".join([*caption, *unfinished(cells)])
+    return [f"Not tuned: {'; '.join(texts)}."] if texts else []
 
 
 def _rules(study: Study) -> list[str]:

@@ -115,7 +115,7 @@ function byBudget(study) {
     const mine = cells.filter((cell) => cell.setting === setting && shown(cell) && cell[price] !== null);
     holder.replaceChildren(drawn((width) => budgetPanel(study, mine, price, width), { class: "chart wide" }),
       el("p", { class: "note" }, price === "with_search"
-        ? "ε of all trials of the cell together: what it would cost to publish every score of the search, had each trial had noise of its own (squares of μ add up). Trials that share a seed share their noise, so of a table of a sweep as it stands nothing is private: this axis says what an honest search would have to pay, not what this one guarantees. Methods that sample rows are left out: their price is no single μ."
+        ? study.private ? "ε of publishing the winner of a cell's search, and of nothing else of it." : "ε of all trials of the cell together: what it would cost to publish every score of the search, had each trial had noise of its own (squares of μ add up). Trials that share a seed share their noise, so of a table of a sweep as it stands nothing is private: this axis says what an honest search would have to pay, not what this one guarantees. Methods that sample rows are left out: their price is no single μ."
         : price === "bought" ? "ε that the noise really buys, in the release model of the study." : "ε as the study claims it.",
       " Whiskers are one standard deviation between seeds. ∞ is training without noise."));
   };

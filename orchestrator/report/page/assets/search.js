@@ -11,7 +11,7 @@ function chosenCell(study) {
 
 function search(study) {
   const cells = study.cells.filter((cell) => cell.search.mean.length);
-  if (!cells.length) return [el("p", {}, "No trial of a search has ended yet.")];
+  if (!cells.length) return [el("p", {}, study.private ? "Of a private search only the winner is shown." : "No trial of a search has ended yet.")];
   const holder = el("div");
   const draw = () => {
     const cell = chosenCell(study);
