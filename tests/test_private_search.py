@@ -26,6 +26,7 @@ from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.selection import RUNS, best_released, private_search, private_searches, score_std, with_score
 
 DELTA = 1e-5
+SECRET = b"k" * 32  # which means seven runs
 CELL = "tiny / iid / DP-FedGD / eps 40"
 TEXT = """\
 name: tiny
@@ -173,7 +174,7 @@ def test_methods_without_a_known_price_are_refused():
 # ---- on a real Ray
 
 
-def run(folder: Path, text: str = TEXT, secret: bytes = b"s" * 32, **options) -> sweeping.Finished:
+def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> sweeping.Finished:
     """With a known secret, for a number of runs that is not too small."""
     with Ledger.write(folder) as ledger:
         ledger.add_secrets({CELL: secret})
@@ -278,7 +279,7 @@ def test_secrets_are_drawn_anew_for_every_folder_and_cell_and_travel_with_the_ru
     assert len(set(found)) == 4
     merging.merge([swept], tmp_path / "merged")
     with Ledger.read(tmp_path / "merged") as ledger:
-        assert ledger.secrets() == {CELL: b"s" * 32}
+        assert ledger.secrets() == {CELL: SECRET}
     assert published(tmp_path / "merged") == published(swept)
 
 
@@ -292,7 +293,7 @@ def test_an_unfinished_search_shows_nothing(swept, tmp_path):
         ledger._db.execute("DELETE FROM stages WHERE stage = 'confirm'")
         write_tables(ledger, folder)
     text = (folder / "tables" / "README.md").read_text()
-    assert "0 winners are trained" in text
+    assert "0 of 1 winners are known" in text
     assert "at least 1 trial is missing" in text
     assert "learning_rate" not in (folder / "tables" / "hyperparameters.md").read_text()
 

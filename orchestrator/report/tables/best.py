@@ -18,11 +18,17 @@ HEADER = """\
 # The chosen configuration of every cell. To train one again, to the last bit:
 #   fedsweep train --from best.yaml --cell "NAME" --seed SEED
 """
+PRIVATE_HEADER = """\
+# The chosen configuration of every cell. To train one with noise of its own, which costs its epsilon once more:
+#   fedsweep train --from best.yaml --cell "NAME" --secret-noise
+"""
 
 
 def page(results: Results) -> str:
     cells = {cell.id: _entry(cell) for cell in results.cells if cell.confirm}
-    return HEADER + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
+    return (PRIVATE_HEADER if results.study.private else HEADER) + yaml.safe_dump(
+        {"cells": cells}, sort_keys=False, allow_unicode=True, width=120
+    )
 
 
 def read_best(file: Path | str) -> dict[str, dict[str, Any]]:

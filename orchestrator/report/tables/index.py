@@ -23,12 +23,19 @@ and may be published, at the price that the privacy table prints as ε with sear
 run, its score and the secret that all noise follows from: show them to nobody. The CSV files hold the same numbers as
 the tables unrounded; the chosen configurations are in [best.yaml](../best.yaml). `fedsweep tables` builds it all again.
 """
-WORDS = """\
-- **ε** is the privacy budget: the smaller, the more private, and the more noise. ε = ∞ is training without noise.
-- A **cell** is one method at one budget in one setting (data, backbone, partition of the data over the clients).
+SEARCHED = """\
 - Every cell is **searched** on a validation split; the best configurations may meet again there, on fresh seeds
   (**contest**); the winner is then trained anew with several seeds and judged on the test set (**confirm**), which the
   search never sees.
+"""
+SEARCHED_PRIVATELY = """\
+- Every cell is **searched** on a validation split, with noisy scores; the winner itself is then judged on the test set
+  (**confirm**), which the search never sees.
+"""
+WORDS = f"""\
+- **ε** is the privacy budget: the smaller, the more private, and the more noise. ε = ∞ is training without noise.
+- A **cell** is one method at one budget in one setting (data, backbone, partition of the data over the clients).
+{SEARCHED}\
 - A trial can end as *done*, *diverged* (its weights became infinite), *stopped* early, or *failed* (it could not run).
 """
 
@@ -58,7 +65,8 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
         lines = [_line(entry) for entry in entries if entry.setting == setting]
         parts.append(f"### {markdown_text(setting)}\n\n{''.join(lines)}")
     parts.append(PUBLISHED if results.study.private else ELSEWHERE)
-    parts.append(f"## Words\n\n{WORDS}")
+    words = WORDS.replace(SEARCHED, SEARCHED_PRIVATELY) if results.study.private else WORDS
+    parts.append(f"## Words\n\n{words}")
     return "\n".join(parts)
 
 
@@ -70,7 +78,7 @@ def _line(entry: Entry) -> str:
 def _progress(results: Results) -> str:
     ended = results.states.total()
     lost = [f"{results.states[state]} {state}" for state in ("diverged", "stopped", "failed") if results.states[state]]
-    what = "winners are trained" if results.study.private else "trials have ended"
+    what = f"of {len(results.cells)} winners are known" if results.study.private else "trials have ended"
     counted = f"{ended} {what}{' (' + ', '.join(lost) + ')' if lost else ''}."
     if not results.cells:
         return f"{counted} Nothing has been started yet."
