@@ -12,11 +12,12 @@ import small
 from dp_accounting import pld
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from trainables.errors import UserError
 from trainables.pack import plan_of
 from trainables.privacy import gaussian
-from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
+from trainables.privacy.gaussian import epsilon_of, least_false_negatives, log_delta, mu_of
 from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings, delta_note
 
 T, N = 70, 20  # rounds and clients of the main paper
@@ -395,3 +396,11 @@ def test_add_remove_is_refused():
 def test_fedadamw_as_released_buys_next_to_nothing():
     trial = small.trial(small.problem(), "dp-fedadamw", {"as_released": True}, epsilon=1.0, rounds=70)
     assert plan_of(trial, (2500,) * 20).bought["local"] > 10_000
+
+
+def test_the_trade_off_curve_is_the_gaussian_tests():
+    """One who sees N(0, 1) or N(mu, 1) and says "the second" above z has alarms Phi(-z) and misses Phi(z - mu)."""
+    for z in (-1.0, 0.0, 2.0):
+        assert least_false_negatives(1.5, stats.norm.sf(z)) == pytest.approx(stats.norm.cdf(z - 1.5))
+    assert least_false_negatives(0.0, 0.3) == pytest.approx(0.7)  # nothing is told: guessing
+    assert least_false_negatives(1.0, 0.0) == 1

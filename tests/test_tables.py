@@ -182,6 +182,26 @@ def finished(tmp_path):
     return tmp_path
 
 
+# ---- what the account says beside eps
+
+
+def test_trade_off_curves_stand_beside_the_tables(finished):
+    """At half false alarms Phi^-1(1/2) = 0: the misses are Phi(-mu)."""
+    found = frame(finished, "trade-off")
+    half = found[(found["false_positives"] == 0.5) & (found["epsilon"] == 1) & (found["method"] == "DP-FedGD")]
+    assert half["mu"].item() == pytest.approx(mu_of(1, 1e-5))
+    assert half["false_negatives"].item() == pytest.approx(stats.norm.cdf(-mu_of(1, 1e-5)))
+    assert len(found.groupby(["method", "epsilon"])) == 4
+
+
+def test_a_delta_that_is_too_large_is_said(tmp_path):
+    write_finished(tmp_path)
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add_facts({f"protected:{SETTING}": 200_000})
+    build(tmp_path)
+    assert "Delta = 1e-05 is above 1/N = 5e-06, of 200000 records" in caption(tmp_path, "privacy")
+
+
 # ---- accuracy
 
 

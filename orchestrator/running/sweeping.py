@@ -73,6 +73,8 @@ def run(
     blueprint = Blueprint.draw(study)
     if address is None:
         capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
+    for note in blueprint.delta_notes():
+        view.say(f"note: {note}")
     where = place(results)
     with where.to_write(), _written_to(where):
         return _run(blueprint, source, where, view, address, resources, end, shard)
@@ -228,6 +230,7 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
     for cell in blueprint.cells:
         setting = cell.setting
         facts[f"validation_rows:{setting.id}"] = blueprint.validation_rows(cell)
+        facts[f"protected:{setting.id}"] = blueprint.protected(setting)
         facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
     ledger.add_facts(facts)
     ledger.add_partitions(_who_holds_what(blueprint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from trainables.data import features, partition, simulated
 from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.pack import check, code_of
-from trainables.privacy.plan import PrivacySettings
+from trainables.privacy.plan import PrivacySettings, large_delta
 from trainables.problem import Problem
 from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 
@@ -187,6 +188,20 @@ class Blueprint:
     def validation_rows(self, cell: Cell) -> int:
         """How many rows its configurations are judged on."""
         return len(self.problems[next(iter(cell.setting.search.values())).key].y_eval)
+
+    def delta_notes(self) -> list[str]:
+        """Of every setting for whose records, or users, delta is too large."""
+        if all(math.isinf(epsilon) for epsilon in self.study.epsilons):
+            return []
+        privacy = self.study.privacy
+        counts = {cell.setting.id: self.protected(cell.setting) for cell in self.cells}
+        notes = ((setting, large_delta(privacy.delta, privacy.level, count)) for setting, count in counts.items())
+        return [f"{setting}: {note}" for setting, note in notes if note]
+
+    def protected(self, setting: Setting) -> int:
+        """How many records, or users, there are to protect: the fewest that any confirm run has."""
+        dealt = [self.problems[spec.key].partition.sizes for spec in setting.confirm.values()]
+        return min(sum(sizes) if self.study.privacy.level == "record" else len(sizes) for sizes in dealt)
 
     @property
     def most_weights(self) -> int:

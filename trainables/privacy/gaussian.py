@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from trainables.errors import UserError, in_range
 
@@ -64,6 +64,13 @@ def mu_of(epsilon: float, delta: float) -> float:
     while log_delta(epsilon, root) > target:
         root, step = root * (1 - step), min(2 * step, 0.5)
     return root
+
+
+def least_false_negatives(mu: float, false_positives: float) -> float:
+    """The trade-off curve: a test that takes one data set for its neighbour with this probability misses the neighbour
+    with at least that one."""
+    in_range(0, 1, false_positives=false_positives)
+    return float(ndtr(ndtri(1 - false_positives) - mu))
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:

@@ -73,12 +73,17 @@ class PrivacySettings(BaseModel):
 
 def delta_note(settings: PrivacySettings, sizes: Sequence[int]) -> str | None:
     """What to say where delta allows too much: a whole record (or user) published, now and then."""
-    count, what = (sum(sizes), "records") if settings.level == "record" else (len(sizes), "users")
-    if settings.delta <= 1 / count or math.isinf(settings.epsilon):
+    if math.isinf(settings.epsilon):
         return None
-    return (
-        f"delta = {settings.delta:g} is above 1/N = {1 / count:.2g}, of {count} {what}: too much for a claim of privacy"
-    )
+    return large_delta(settings.delta, settings.level, sum(sizes) if settings.level == "record" else len(sizes))
+
+
+def large_delta(delta: float, level: Level, count: int) -> str | None:
+    """The same of so many records, or users."""
+    if delta <= 1 / count:
+        return None
+    what = "records" if level == "record" else "users"
+    return f"delta = {delta:g} is above 1/N = {1 / count:.2g}, of {count} {what}: too much for a claim of privacy"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
 from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
 from orchestrator.report.tables.partitions import partitions
-from orchestrator.report.tables.privacy import privacy
+from orchestrator.report.tables.privacy import privacy, trade_offs
 from orchestrator.report.tables.results import Results
 from orchestrator.report.tables.selection import selection
 from orchestrator.report.tables.timing import seconds_per_round
@@ -45,7 +45,11 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
                 stem = render.slug(results.study.objective) if build is accuracy else kind
                 entries.append(index.Entry(setting, stem + endings[setting], table))
                 written += render.write_table(table, tables, stem + endings[setting])
-    for name, frame in (("trials", frames.trials(ledger, results)), ("seeds", frames.seeds(ledger, results))):
+    for name, frame in (
+        ("trials", frames.trials(ledger, results)),
+        ("seeds", frames.seeds(ledger, results)),
+        ("trade-off", trade_offs(results)),
+    ):
         repeatable = frame.drop(columns="seconds", errors="ignore")  # which differ from run to run; timing/ has them
         written.append(render.write_text(tables / f"{name}.csv", render.frame_to_csv(repeatable)))
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))

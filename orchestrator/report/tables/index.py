@@ -12,7 +12,8 @@ from orchestrator.report.tables.results import Results
 
 ELSEWHERE = """\
 The CSV files hold the same numbers unrounded, one observation per line; [trials.csv](trials.csv) has every trial with
-its hyperparameters and how it ended, [seeds.csv](seeds.csv) every confirm run round by round. The LaTeX files are for
+its hyperparameters and how it ended, [seeds.csv](seeds.csv) every confirm run round by round,
+[trade-off.csv](trade-off.csv) how well anyone could tell whether a record was there. The LaTeX files are for
 `\\input` in a document with `\\usepackage{booktabs}`. The chosen configurations are in [best.yaml](../best.yaml), ready
 for `fedsweep train --from`; seconds per round are in [timing](../timing/). All of this is computed from the ledger, and
 `fedsweep tables` builds it again.

@@ -16,7 +16,8 @@ from orchestrator.results.ledger import Row
 from orchestrator.search.private_search import price, price_of_all
 from orchestrator.study.settings import Study
 from trainables.methods import METHODS
-from trainables.privacy.gaussian import epsilon_of, mu_of
+from trainables.privacy.gaussian import epsilon_of, least_false_negatives, mu_of
+from trainables.privacy.plan import large_delta
 from trainables.privacy.selection import all_released
 
 WHOSE = {
@@ -38,6 +39,7 @@ NOT_PUBLISHED = (
     "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
     "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
 )
+FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 
 
@@ -68,7 +70,7 @@ def privacy(results: Results, setting: str) -> Table:
         "means over evaluated rounds and seeds. "
     )
     caption += _published(results, cells) if results.study.private else NOT_PUBLISHED
-    caption += _to_a_client(results, cells)
+    caption += _to_a_client(results, cells) + _too_large_a_delta(results, setting)
     if sampled:
         caption += (
             " ε unsampled is what is bought in the claim's own release model to one who knows which rows were sampled; "
@@ -154,6 +156,33 @@ def _published(results: Results, cells: Sequence[CellResult]) -> str:
         [(max(map(bought, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in here], study
     )
     return f"{text} All {len(here)} rows together, for they are about the same records, cost ε = {_rounded_up(total)}."
+
+
+def _too_large_a_delta(results: Results, setting: str) -> str:
+    stated, count = results.study.privacy, results.facts.get(f"protected:{setting}")
+    if count is None or all(math.isinf(epsilon) for epsilon in results.study.epsilons):
+        return ""
+    note = large_delta(stated.delta, stated.level, count)
+    return f" {note[0].upper()}{note[1:]}." if note else ""
+
+
+def trade_offs(results: Results) -> pd.DataFrame:
+    """The trade-off curve of every row: how often one who guesses whether a record is there must miss it, given how
+    often a false alarm is raised. Not for secret samples, whose curve is no single mu's."""
+    lines = []
+    for cell in results.cells:
+        mu = _other_units(list(cell.confirm.values()))["mu"] if cell.confirm else math.nan
+        if not math.isnan(mu):
+            lines += [
+                {
+                    **names(cell),
+                    "mu": mu,
+                    "false_positives": alarms,
+                    "false_negatives": least_false_negatives(mu, alarms),
+                }
+                for alarms in FALSE_POSITIVES
+            ]
+    return pd.DataFrame(lines, columns=[*NAMES, "mu", "false_positives", "false_negatives"])
 
 
 def _to_a_client(results: Results, cells: Sequence[CellResult]) -> str:
