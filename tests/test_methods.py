@@ -1,6 +1,7 @@
 """The methods: each agrees with the slow twin, and each keeps the contract that lanes, hosts and restarts rest on."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -56,6 +57,10 @@ SETTINGS = {
         {},
         {"learning_rate": 0.1, "gamma": 5.0, "feature_clip": 2.0, "covariance_share": 0.5},
         {"learning_rate": 0.1, "gamma": 5.0, "as_released": True},
+    ],
+    "dp-ls": [
+        {"learning_rate": 0.3, "gamma": 5.0},
+        {"learning_rate": 0.1, "gamma": 10.0, "feature_clip": 2.0, "covariance_share": 0.5},
     ],
     "dp-fedsofim": [
         {},
@@ -433,3 +438,20 @@ def test_an_unknown_method_is_named():
     with pytest.raises(UserError, match="dp-fedgdd") as caught:
         methods.get("dp-fedgdd")
     assert "dp-fedsofim" in str(caught.value)
+
+
+def test_least_squares_in_one_round_is_least_squares(small_problem):
+    """Without noise or clipping, with no ridge to speak of and clients weighted by size: NumPy's fit of the labels
+    less 1/c, times c; and each further step of length 1 lowers the training loss."""
+    x, y = small_problem.data.x_train, small_problem.data.y_train
+    hypers = {"gamma": 1e-9, "feature_clip": 1e4}
+    trial = small.trial(small_problem, "dp-ls", hypers, rounds=9, every=1, epsilon=math.inf, clip=1e4)
+    trial = trial.model_copy(update={"aggregate": "size"})
+    weights, _ = small.weights_after(1, [trial], small_problem)
+    design = np.concatenate([x, np.ones((len(x), 1))], axis=1).astype(np.float64)
+    classes = small_problem.data.classes
+    fit = np.linalg.lstsq(design, np.eye(classes)[y] - 1 / classes, rcond=None)[0]
+    np.testing.assert_allclose(weights[0], classes * fit, rtol=0, atol=1e-3 * np.abs(classes * fit).max())
+    _, server = small.weights_after(8, [trial], small_problem)
+    losses = [loss for t, loss in sorted(server.results[trial.key].metrics["train_loss"].items()) if t > 1]
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))

@@ -24,6 +24,7 @@ KINDS = {
     "dp-fedgd": {},
     "dp-scaffold": {"local_steps": 2},
     "dp-fedfc": {},
+    "dp-ls": {"learning_rate": 0.2, "gamma": 5.0},
     "dp-fedsofim": {},
     "dp-fednew-fc": {},
     "dp-ftrl": {},

@@ -287,6 +287,20 @@ def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_s
     return W - learning_rate * np.linalg.solve(state["Cov"] + gamma * np.eye(len(W)), G)
 
 
+def gradient_from_zero(client, W, t, hypers, server):
+    """In the first round at zero weights, whatever the others start with."""
+    return client.noisy_gradient(np.zeros_like(W) if t == 1 else W, t)
+
+
+def dp_ls(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_share, clients):
+    """A Newton step from zero, where the Hessian is Gram / c; then steps with Gram / 2."""
+    if t == 1:
+        state["Gram"] = positive_part(mean([covariance(c, feature_clip, False) for c in clients], clients))
+        W = np.zeros_like(W)
+    hessian = (state["Gram"] + gamma * np.eye(len(W))) / (W.shape[1] if t == 1 else 2)
+    return W - learning_rate * np.linalg.solve(hessian, G)
+
+
 def dp_fednew(W, G, t, state, *, learning_rate, **client_side):
     state["y"] = G
     return W - learning_rate * G
@@ -368,6 +382,7 @@ METHODS = {
     "dp-fedyogi": (one_gradient, dp_fedyogi),
     "dp-ftrl": (ftrl_release, dp_ftrl),
     "dp-fedfc": (one_gradient, dp_fedfc),
+    "dp-ls": (gradient_from_zero, dp_ls),
     "dp-fedsofim": (one_gradient, dp_fedsofim),
     "dp-fednew": (primal_update, dp_fednew),
     "dp-fednew-fc": (primal_update_with_covariance, dp_fednew),
@@ -403,7 +418,7 @@ def train(clients, classes, method, hypers, *, rounds, diagnose_at=()):
     """The whole of a trial."""
     release, step = METHODS[method]
     W = initial_weights(clients[0].rows.shape[1] + 1, classes, clients[0].seed)
-    everyone = {"clients": clients} if method in ("dp-scaffold", "dp-fedfc") else {}
+    everyone = {"clients": clients} if method in ("dp-scaffold", "dp-fedfc", "dp-ls") else {}
     report, state = Report(), {}
     for t in range(1, rounds + 1):
         if t in diagnose_at:

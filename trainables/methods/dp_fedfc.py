@@ -84,6 +84,35 @@ class UserCovariance(CovarianceThenGradient):
         return clip_norm(direction, client.clip) + client.noise("gradient")
 
 
+COVARIANCE = (
+    Hyperparameter("gamma", 1.0, "added to the covariance's eigenvalues", low=0, open_low=True),
+    Hyperparameter(
+        "feature_clip", 10.0, "l2 bound on a feature vector in the covariance", low=0, open_low=True, shared=True
+    ),
+    Hyperparameter(
+        "covariance_share",
+        0.1,
+        "the covariance's part of the budget, of mu squared",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
+    ),
+)
+"""What methods with a noisy covariance have in common."""
+
+
+def priced(run: Run) -> tuple[Event, ...]:
+    """A gradient a round, and a covariance once."""
+    share, bound = float(run.hypers["covariance_share"]), float(run.hypers["feature_clip"])
+    # ||x x^T||_F = ||x||^2, and two such matrices are at most sqrt(2) of that apart
+    moves = bound**2 * (math.sqrt(2) if run.privacy.adjacency == "replace-one" else 1.0)
+    return (
+        Event("gradient", run.rounds, run.privacy.sensitivity, share=1 - share),
+        Event("covariance", 1, moves, share=share),
+    )
+
+
 class DPFedFC(Method):
     name = "dp-fedfc"
     title = "DP-FedFC"
@@ -91,19 +120,7 @@ class DPFedFC(Method):
     levels = LEVELS
     hyperparameters = (
         learning_rate(0.3),
-        Hyperparameter("gamma", 1.0, "added to the covariance's eigenvalues", low=0, open_low=True),
-        Hyperparameter(
-            "feature_clip", 10.0, "l2 bound on a feature vector in the covariance", low=0, open_low=True, shared=True
-        ),
-        Hyperparameter(
-            "covariance_share",
-            0.1,
-            "the covariance's part of the budget, of mu squared",
-            low=0,
-            high=1,
-            open_low=True,
-            open_high=True,
-        ),
+        *COVARIANCE,
         as_released("features not clipped, the covariance not accounted and its noise the same for all |D_i|"),
     )
 
@@ -125,13 +142,7 @@ class DPFedFC(Method):
                 Event("gradient", run.rounds, privacy.sensitivity),
                 Event("covariance", 1, math.inf, noised_for=privacy.moves * math.sqrt(run.rounds)),
             )
-        share, bound = float(hypers["covariance_share"]), float(hypers["feature_clip"])
-        # ||x x^T||_F = ||x||^2, and two such matrices are at most sqrt(2) of that apart
-        moves = bound**2 * (math.sqrt(2) if privacy.adjacency == "replace-one" else 1.0)
-        return (
-            Event("gradient", run.rounds, privacy.sensitivity, share=1 - share),
-            Event("covariance", 1, moves, share=share),
-        )
+        return priced(run)
 
     def receive(self, prepared: torch.Tensor, which: torch.Tensor, state: State, hypers: Hypers) -> None:
         """Noise can make the mean asymmetric and indefinite; mending that is post-processing and costs nothing."""
