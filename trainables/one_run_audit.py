@@ -80,6 +80,8 @@ def one_run_audit(
         raise UserError(f"method {trial.method} samples rows, which hides canaries; audit the method by its name")
     if program_of(trial).release_size(problem.model) != problem.model.dimension:
         raise UserError(f"method {trial.method} releases more than gradients; audit the method by its name")
+    if not isinstance(problem.data.x_train, np.ndarray):
+        raise UserError(f"data {problem.data.name} stays in its file, where no canaries can be put among its rows")
     count = room_for(trial, problem) if canaries is None else canaries
     in_range(10, 10**5, canaries=count)
     room = sum(int(MOST_OF_A_CLIENT * size) for size in problem.partition.sizes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -117,8 +118,8 @@ class DPFedFC(Method):
     name = "dp-fedfc"
     title = "DP-FedFC"
     paper = "Mehta et al. 2023; Krouka et al. 2025 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
-    levels = LEVELS
-    hyperparameters = (
+    levels: ClassVar[tuple[Level, ...]] = LEVELS
+    hyperparameters: ClassVar[tuple[Hyperparameter, ...]] = (
         learning_rate(0.3),
         *COVARIANCE,
         as_released("features not clipped, the covariance not accounted and its noise the same for all |D_i|"),
