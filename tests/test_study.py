@@ -199,7 +199,7 @@ WRONG = {
     "seeds twice": (changed("[42, 7]", "[42, 42]"), 14, "seeds.confirm", "[42, 42] must be distinct"),
     "delta": (TEXT + "privacy:\n  delta: 1\n", 16, "privacy.delta", "less than 1 (found 1)"),
     "release": (TEXT + "privacy:\n  release: central\n", 16, "privacy.release", "'local' or 'secure-aggregation'"),
-    "way": (TEXT + "search:\n  ways: [grid, luck]\n", 16, "search.ways.1", "'grid', 'optuna' or 'random'"),
+    "way": (TEXT + "search:\n  ways: [grid, luck]\n", 16, "search.ways.1", "'grid', 'optuna', 'random' or 'private'"),
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
     "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
     "rounds": (TEXT + "rounds: 50\n", 15, "rounds", "(found 50)"),
