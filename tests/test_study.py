@@ -498,6 +498,8 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "search.refine": (TEXT + "search: {refine: table}\n", "'table'", "'zoom'"),
     "search.trials": (TEXT + "search: {trials: 9}\n", 9, None),
     "search.random.seed": (TEXT + "search: {random: {seed: 1}}\n", 1, 42),
+    "search.private.runs": (TEXT + "search: {private: {runs: logarithmic}}\n", "'logarithmic'", "'geometric'"),
+    "search.private.score": (TEXT + "search: {private: {score: 0.5}}\n", 0.5, 1.0),
     "search.optuna.batch": (TEXT + "search: {optuna: {batch: 8}}\n", 8, 16),
     "search.optuna.seed": (TEXT + "search: {optuna: {seed: 1}}\n", 1, 42),
     "search.early_stopping": (

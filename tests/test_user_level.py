@@ -17,6 +17,7 @@ from trainables.privacy.plan import RELEASES, PrivacySettings
 # beside the defaults
 SETTINGS = {
     "dp-fedsofim": [{"direction": "gradient", "learning_rate": 0.05, "rho": 1.0}],
+    "dp-fedavg": [{"local_steps": 4, "client_learning_rate": 0.05, "server_learning_rate": 0.5}],
     "dp-scaffold": [
         {"local_steps": 3, "client_learning_rate": 0.05, "server_learning_rate": 0.5},
         {"local_steps": 2, "client_learning_rate": 0.02, "as_released": True},
@@ -46,7 +47,8 @@ def test_agrees_with_the_twin(name, hypers, small_problem):
     ids=["other privacy", "nothing is clipped"],
 )
 def test_agrees_with_the_twin_under_other_privacy(name, privacy, small_problem):
-    calm = {"learning_rate": 0.01} if name != "dp-scaffold" else {"server_learning_rate": 0.05}
+    local = name in ("dp-scaffold", "dp-fedavg")
+    calm = {"server_learning_rate": 0.05} if local else {"learning_rate": 0.01}
     assert_agrees(name, calm, small_problem, **privacy)
 
 
@@ -99,6 +101,19 @@ def test_the_covariance_of_a_user_is_paid_for(small_problem):
     trial = small.trial(small_problem, "dp-fedfc", {"feature_clip": 3.0}, epsilon=1.0, level="user")
     std = plan_of(trial, [9, 1, 40]).noise_std["covariance"]
     assert std == pytest.approx(math.sqrt(2) * 9 / (math.sqrt(0.1) * mu_of(1.0, 1e-5)), rel=1e-6)
+
+
+def test_local_steps_of_a_user_cost_nothing_more(small_problem):
+    """One release a round, whatever happened before it; and in a sum of n the noises add up."""
+    plans = [
+        plan_of(
+            small.trial(small_problem, "dp-fedavg", {"local_steps": steps}, level="user", release="secure-aggregation"),
+            small_problem.partition.sizes,
+        )
+        for steps in (1, 10)
+    ]
+    assert plans[0].noise_std == plans[1].noise_std
+    assert plans[1].mu("local") == pytest.approx(math.sqrt(5) * plans[1].mu("secure-aggregation"))
 
 
 def test_scaffold_gets_no_credit_from_secure_aggregation(small_problem):

@@ -17,6 +17,14 @@ def one_gradient(client, W, t, h, server):
     return twin.clipped(mean_gradient(client, W), client.clip) + client.noise(W.shape, t)
 
 
+def local_steps(client, W, t, h, server):
+    """K steps without noise; clip(y - W) + noise is released."""
+    y = W
+    for _ in range(h["local_steps"]):
+        y = y - h["client_learning_rate"] * mean_gradient(client, y)
+    return twin.clipped(y - W, client.clip) + client.noise(W.shape, t)
+
+
 def controlled_steps(client, W, t, h, server):
     """Algorithm 4: zeta = clip(W - y) + noise; c_i' = c_i - c + zeta / (K eta); -zeta is released."""
     c, c_i = server.get("c", np.zeros_like(W)), client.kept.get("c_i", np.zeros_like(W))
@@ -51,6 +59,7 @@ METHODS = {
     "dp-fedadam": (one_gradient, twin.dp_fedadam),
     "dp-fedyogi": (one_gradient, twin.dp_fedyogi),
     "dp-fedsofim": (one_gradient, twin.dp_fedsofim),
+    "dp-fedavg": (local_steps, twin.dp_fedavg),
     "dp-scaffold": (controlled_steps, twin.dp_scaffold),
     "dp-fedfc": (preconditioned_gradient, follow),
 }

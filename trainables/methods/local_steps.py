@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, Run
+from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, Run, clip_norm
 from trainables.privacy.plan import Event, Level
 
 
@@ -34,6 +34,21 @@ class LocalSteps(ClientProgram):
             direction = self.gradient(client, y, step) + self.correction(client, y, theta)
             y = y - client.hypers["client_learning_rate"] * direction
         return y - theta
+
+
+@dataclass(frozen=True)
+class UserLocalSteps(LocalSteps):
+    """The steps are not private; where they lead is clipped and noised as a whole: the client is the record."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.steps} local steps of a user"
+
+    def gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
+        return client.gradient_mean(y)
+
+    def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        return clip_norm(super().round(client, theta), client.clip) + client.noise("gradient")
 
 
 LOCAL_STEPS = Hyperparameter("local_steps", 1, "K, noisy steps of a client in a round", low=1, whole=True, shared=True)
