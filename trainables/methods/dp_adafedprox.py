@@ -33,6 +33,7 @@ class DPAdaFedProx(DPFedAvg):
     name = "dp-adafedprox"
     title = "DP-AdaFedProx"
     paper = "Sahoo et al. 2024 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
+    levels = ("record",)
     hyperparameters = (
         SERVER_LEARNING_RATE,
         client_learning_rate(0.1),

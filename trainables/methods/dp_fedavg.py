@@ -25,7 +25,7 @@ class DPFedAvg(LocalStepsMethod):
     name = "dp-fedavg"
     title = "DP-FedAvg"
     paper = "McMahan et al. 2017, at user level 2018 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
-    levels = LEVELS
+    levels: ClassVar[tuple[Level, ...]] = LEVELS
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]] = (
         SERVER_LEARNING_RATE,
         client_learning_rate(0.1),
