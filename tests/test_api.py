@@ -42,7 +42,7 @@ STUDY = {
 
 def packs_here(sweep, *arguments, **options):
     """Every pack in this process, without Ray; what becomes of it is written down as ever."""
-    scribe = SimpleNamespace(sweep=sweep)
+    scribe = SimpleNamespace(sweep=sweep, _queued=set())
     while sweep.waiting:
         groups = itertools.groupby(sorted(sweep.waiting.values(), key=pack_group), key=pack_group)
         for trials in [list(members) for _, members in groups]:

@@ -100,7 +100,8 @@ function troubles(study) {
 function provenance(study) {
   const { source, fingerprints, engine, plugins } = study.provenance, { seeds } = study;
   const facts = [["Study", study.study], ["Program", `fedsweep ${page.version}, engine ${engine}`],
-    ["Search seeds", [seeds.search].flat().join(", ")], ["Confirm seeds", study.private ? "secret" : seeds.confirm.join(", ")], ["Partition seed", String(seeds.partition)],
+    ["Search seeds", [seeds.search].flat().join(", ")], ...(seeds.contest.length && !study.private ? [["Contest seeds", seeds.contest.join(", ")]] : []),
+    ["Confirm seeds", study.private ? "secret" : seeds.confirm.join(", ")], ["Partition seed", String(seeds.partition)],
     ...(plugins.length ? [["Plug-ins", plugins.map(name => name.split("/").pop()).join(", ")]] : []),
     ...Object.entries(fingerprints).map(([label, fingerprint]) => [`Data ${label}`, fingerprint]),
     ...study.sessions.map((session, k) => [`Session ${k + 1}`, `began ${moment(session.began)}${session.batches.length ? `, last result ${moment(session.batches.at(-1)[0])}` : ""}`])];
