@@ -98,7 +98,7 @@ def has(method: str) -> bool:
 def _read(method: str) -> SearchSpace:
     if not has(method):
         raise UserError(
-            f"method {method!r} has no search space; a study must give its coarse and fine axes, or lie beside a file "
+            f"method {method!r} has no search space; a study must give its coarse axes, or lie beside a file "
             f"{file_name(method)}"
         )
     file = resources.files(__name__) / file_name(method)

@@ -170,6 +170,10 @@ def test_a_study_may_give_the_grid_of_a_method_that_has_none(example, tmp_path):
     text = "name: own\ndata: ['two-moons:200']\npartitions: [iid]\nclients: 4\nepsilons: [1]\nmethods:\n  - "
     study = parse(f"{text}dp-heavy-ball: {grids}\n", "own.yaml", tmp_path)
     assert study.methods[0].space().coarse == {"learning_rate": (1.0, 2.0)}
+    alone = parse(f"{text}dp-heavy-ball: {{coarse: {{learning_rate: [1, 2]}}}}\n", "own.yaml", tmp_path)
+    assert alone.methods[0].space().fine == {"learning_rate": (1.0, 2.0)}, "where there is no fine grid, the coarse one"
+    inside = parse(f"{text}dp-heavy-ball: {{search_space: {{coarse: {{momentum: [0.5]}}}}}}\n", "own.yaml", tmp_path)
+    assert inside.methods[0].space().fine == {"momentum": (0.5,)}
     inline = parse(f"{text}dp-heavy-ball: {{search_space: {grids}}}\n", "own.yaml", tmp_path)
     assert inline.methods[0].space().coarse == study.methods[0].space().coarse
     with pytest.raises(

@@ -343,5 +343,5 @@ def test_unknown_scale_and_unknown_method_are_refused():
 def test_a_method_without_a_packaged_space_says_what_to_do(monkeypatch):
     monkeypatch.setitem(METHODS, "dp-new", METHODS["dp-fedgd"])
     search_spaces._read.cache_clear()
-    with pytest.raises(UserError, match="'dp-new' has no search space; a study must give its coarse and fine axes"):
+    with pytest.raises(UserError, match="'dp-new' has no search space; a study must give its coarse axes"):
         load("dp-new")

@@ -28,6 +28,6 @@ def _fewest_rounds(study: Study, method: MethodSettings) -> int:
 
 
 def _gives_fine(method: MethodSettings) -> bool:
-    """Whether the study itself gives one, other than the coarse one: a space of one's own must have both."""
+    """Whether the study itself gives one, or a file beside it does."""
     own = method.search_space
-    return bool(method.fine) or (own is not None and own.fine != own.coarse)
+    return bool(method.fine) or (own is not None and bool(own.fine))

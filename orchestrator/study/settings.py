@@ -70,8 +70,8 @@ class SpaceSettings(Settings):
 
     coarse: dict[str, list[HyperValue]]
     """Axes of the wide grid and their values."""
-    fine: dict[str, list[HyperValue]]
-    """The same axes, near where winners are expected."""
+    fine: dict[str, list[HyperValue]] = {}
+    """The same axes, near where winners are expected; without it, as coarse. `refine: zoom` does not look at it."""
     scale: dict[str, str] = {}
     """Of axes: log, linear or complement."""
     fixed: dict[str, HyperValue] = {}
@@ -147,8 +147,8 @@ class MethodSettings(Settings):
     def space(self) -> SearchSpace:
         own = self.search_space
         if own is not None:
-            space = search_spaces.build(self.name, own.coarse, own.fine, own.scale, own.fixed)
-        elif self.coarse and self.fine and not search_spaces.has(self.name):
+            space = search_spaces.build(self.name, own.coarse, own.fine or own.coarse, own.scale, own.fixed)
+        elif self.coarse and not search_spaces.has(self.name):
             space = search_spaces.build(self.name, {}, {}, {}, {})  # the study gives it all
         else:
             space = search_spaces.load(self.name)
