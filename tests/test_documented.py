@@ -62,6 +62,8 @@ def completed(command: str) -> list[str]:
         words[words.index("--results") + 1] = "results/merged"
     if words == ["calibrate"]:
         words += ["--epsilon", "1"]
+    if words == ["partition"]:
+        words += ["--data", "mine.npz"]
     if words[0] in ("audit", "check-method"):
         words += ["--repetitions", "2000"]
     if words[0] == "lookup":
