@@ -45,6 +45,43 @@ def row(key: str, **changes) -> Row:
 # ---- rows
 
 
+def test_the_score_is_what_was_asked_for():
+    """By its column, or else the metric after the last round; of a trial that did not end there is none."""
+    whole = row("a", rounds=20, accuracy=71.0, loss=0.4, metrics={"squared_error": {10: 3.0, 20: 2.0}})
+    assert [whole.score(metric) for metric in ("accuracy", "loss", "squared_error", "other")] == [71.0, 0.4, 2.0, None]
+    assert dataclasses.replace(whole, state="diverged").score("squared_error") is None
+
+
+def test_scores_of_any_metric_are_read_back(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add([row("a", rounds=20, accuracy=71.0, loss=0.4, metrics={"squared_error": {20: 2.0}})])
+        found = {metric: ledger.outcomes(metric)["a"] for metric in ("accuracy", "loss", "squared_error")}
+    assert found == {"accuracy": ("done", 71.0, 0.4), "loss": ("done", 0.4, 0.4), "squared_error": ("done", 2.0, 0.4)}
+
+
+def test_when_what_was_handed_in(tmp_path, monkeypatch):
+    """By driver: the time, how many trials, and how many rounds those had."""
+    clock = iter([100.0, 107.0, 109.0, 200.0])
+    monkeypatch.setattr(ledgers.time, "time", lambda: next(clock))
+    with Ledger.write(tmp_path) as ledger:
+        ledger.begin_session()
+        ledger.add([row("a", rounds=10), row("b", rounds=20)])
+        ledger.add([row("c", rounds=5)])
+        ledger.begin_session()
+        first, second = ledger.sessions()
+    assert (first.began, first.batches, first.last) == (100.0, [(107.0, 2, 30), (109.0, 1, 5)], 109.0)
+    assert (second.began, second.batches, second.last) == (200.0, [], 200.0)
+
+
+def test_more_rows_than_one_question_holds(tmp_path):
+    keys = [f"{number:04}" for number in range(2 * ledgers.KEYS_AT_A_TIME + 3)]
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add(row(key, accuracy=float(key)) for key in keys)
+        found = ledger.rows(reversed(keys))
+    assert list(found) == keys[::-1]
+    assert all(found[key].accuracy == float(key) for key in keys)
+
+
 def test_what_was_added_is_read_back_whole(tmp_path):
     rows = [
         row("a"),
