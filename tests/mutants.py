@@ -147,9 +147,18 @@ def faults(module: str) -> Iterator[Fault]:
         occurrence = 0
         while (code := mutate_code(source, get_operator(name)(), occurrence)) is not None:
             occurrence += 1
-            if code not in seen and code != source:
+            if code not in seen and code != source and _compiles(code):
                 seen.add(code)
                 yield _described(module, source, code)
+
+
+def _compiles(code: str) -> bool:
+    """Not so where a `**` that is no power has become a product."""
+    try:
+        compile(code, "fault", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _described(module: str, source: str, code: str) -> Fault:
