@@ -70,7 +70,7 @@ class Node:
         mine = [pid for pid, fields in _running().items() if int(fields[3]) == self._process.pid]
         return [pid for pid in mine if title_of(pid).startswith(title)]
 
-    def freeze_in_a_round(self) -> None:
+    def freeze_in_a_round(self, alive: Callable[[], bool]) -> None:
         """Stops a client host of this node while it works on a round, which then cannot end."""
 
         def frozen() -> bool:
@@ -82,7 +82,7 @@ class Node:
                 os.kill(pid, signal.SIGCONT)  # the round had just ended
             return False
 
-        wait_for(frozen, f"a host on {self.ip} was in a round")
+        wait_for(frozen, f"a host on {self.ip} was in a round", alive)
 
     def kill(self) -> None:
         """The machine is gone, from one moment to the next."""

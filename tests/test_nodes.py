@@ -44,7 +44,7 @@ methods:
       fine: {server_learning_rate: [0.5]}
 epsilons: [40]
 privacy: {clip: 2}
-rounds: {coarse: 60, fine: 30, confirm: 30}
+rounds: {coarse: 900, fine: 90, confirm: 90}
 seeds: {search: 42, contest: [], confirm: [42, 7]}
 search: {refine: table}
 evaluate_every: 30
@@ -134,7 +134,7 @@ def test_a_node_is_lost_in_a_round_and_another_one_comes(cluster, run, expected)
     driver = run("--address", cluster.address, "--resource", "placement=spread", "--resource", "hosts=3")
     wait_for(lambda: hosts(cluster) == [1, 1, 1], "a host was on every node", driver.alive)
     lost = cluster.nodes[-1]
-    lost.freeze_in_a_round()
+    lost.freeze_in_a_round(driver.alive)
     lost.kill()
     cluster.add(2)
     assert driver.finished()["finished"]
@@ -146,7 +146,7 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     is taken up again on the next one. The cluster is named as `ray job submit` names it."""
     large = cluster.add(3)
     driver = run("--resource", "hosts=3", RAY_ADDRESS=cluster.address)
-    large.freeze_in_a_round()
+    large.freeze_in_a_round(driver.alive)
     wait_for(lambda: len(large.processes(HOST)) == 3, "all hosts were on the large node", driver.alive)
     assert sum(hosts(cluster)) == 3
     large.kill()
@@ -178,6 +178,16 @@ def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, exp
             "worker": {"resources": node, "node_config": {}, "min_workers": 0, "max_workers": 4},
         },
         "head_node_type": "ray.head.default",
+        "auth": {},
+        "file_mounts": {},  # what a launcher would have filled in
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [],
+        "worker_start_ray_commands": [],
     }
     file = folder / "autoscaling.json"
     file.write_text(json.dumps(config))
