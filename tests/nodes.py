@@ -18,6 +18,7 @@ PATIENCE_S = 240.0
 RAY = Path(sys.executable).with_name("ray")
 PR_SET_PDEATHSIG = 1
 STARTED = "Ray runtime started"
+HOST = "ray::HostActor"
 IN_A_ROUND = "ray::HostActor.round"  # what Ray calls a host's process meanwhile
 
 
@@ -70,19 +71,27 @@ class Node:
         mine = [pid for pid, fields in _running().items() if int(fields[3]) == self._process.pid]
         return [pid for pid in mine if title_of(pid).startswith(title)]
 
-    def freeze_in_a_round(self, alive: Callable[[], bool]) -> None:
-        """Stops a client host of this node while it works on a round, which then cannot end."""
+    def freeze_in_a_round(self, alive: Callable[[], bool], count: int = 1) -> list[int]:
+        """Stops so many client hosts of this node, each while it works on a round, which then cannot end."""
+        frozen: list[int] = []
 
-        def frozen() -> bool:
-            for pid in self.processes(IN_A_ROUND):
-                os.kill(pid, signal.SIGSTOP)
-                wait_for(lambda pid=pid: _state(pid) == "T", "the host had stopped")
-                if title_of(pid).startswith(IN_A_ROUND):
+        def enough() -> bool:
+            waiting = [pid for pid in self.processes(HOST) if pid not in frozen]
+            for _ in range(1000):  # looking through all processes takes longer than a round
+                for pid in waiting:
+                    if pid not in frozen and title_of(pid).startswith(IN_A_ROUND):
+                        _signal(pid, signal.SIGSTOP)
+                        wait_for(lambda pid=pid: _state(pid) in ("T", ""), "the host had stopped")
+                        if title_of(pid).startswith(IN_A_ROUND):
+                            frozen.append(pid)
+                        else:
+                            _signal(pid, signal.SIGCONT)  # the round had just ended
+                if len(frozen) >= count:
                     return True
-                os.kill(pid, signal.SIGCONT)  # the round had just ended
             return False
 
-        wait_for(frozen, f"a host on {self.ip} was in a round", alive)
+        wait_for(enough, f"{count} hosts on {self.ip} were in a round", alive)
+        return frozen
 
     def kill(self) -> None:
         """The machine is gone, from one moment to the next."""
@@ -175,6 +184,11 @@ def peak_bytes(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+def thaw(pids: list[int]) -> None:
+    for pid in pids:
+        _signal(pid, signal.SIGCONT)
 
 
 def _signal(pid: int, number: int) -> None:
