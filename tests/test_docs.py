@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def test_the_site_has_every_page_and_fetches_nothing(site):
         html = (site / f"{page.stem}.html").read_text()
         fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', html)
         assert not [url for url in fetched if "rel" not in url and "canonical" not in url], page.name
+
+
+def test_the_reference_in_the_repository_is_of_this_code():
+    """It is read there, too, without the site: `make docs` writes it."""
+    made = runpy.run_path(str(DOCS / "reference.py"))["pages"]()
+    assert {name: (DOCS / "reference" / name).read_text() for name in made} == made
 
 
 def test_the_reference_names_everything(site):
