@@ -299,6 +299,15 @@ def test_lanes_that_were_stopped_stay_stopped(small_problem):
     assert max(found[trials[0].key].metrics["loss"]) == 8
 
 
+def test_seeds_that_are_almost_alike_have_noises_of_their_own(small_problem):
+    """Beyond 2^53 not every whole number is a float."""
+    trials = [small.trial(small_problem, "dp-fedgd", rounds=2, every=2, seed=2**60 + n) for n in (0, 1)]
+    together = small.run(trials, small_problem)
+    assert together[trials[0].key].weights != together[trials[1].key].weights
+    for trial in trials:
+        assert small.run([trial], small_problem)[trial.key] == together[trial.key]
+
+
 def test_idle_hosts_do_not_speak_for_clients_of_the_pack(small_problem):
     """Five hosts served five clients; of the next pack's two clients they know nothing, or what is out of date."""
     first = small.trial(small_problem, "dp-scaffold")

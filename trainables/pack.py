@@ -130,7 +130,8 @@ class ClientWork:
 
     def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Lanes that stand for every distinct noise (seed and scales), and which of them each lane has."""
-        table = np.stack([self.seeds.astype(np.float64), *(std for _, std in sorted(self.noise_std.items()))], axis=1)
+        _, seeds = np.unique(self.seeds, return_inverse=True)  # by rank: large seeds are no floats
+        table = np.stack([seeds, *(std for _, std in sorted(self.noise_std.items()))], axis=1)
         _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
         return first, which.reshape(-1)
 
