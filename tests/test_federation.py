@@ -301,7 +301,7 @@ def test_lanes_that_were_stopped_stay_stopped(small_problem):
 
 def test_seeds_that_are_almost_alike_have_noises_of_their_own(small_problem):
     """Beyond 2^53 not every whole number is a float."""
-    trials = [small.trial(small_problem, "dp-fedgd", rounds=2, every=2, seed=2**60 + n) for n in (0, 1)]
+    trials = [small.trial(small_problem, "dp-fedfc", rounds=2, every=2, seed=2**60 + n) for n in (0, 1)]
     together = small.run(trials, small_problem)
     assert together[trials[0].key].weights != together[trials[1].key].weights
     for trial in trials:
