@@ -287,7 +287,8 @@ def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch, nothing_p
 def test_a_study_without_data_is_left_out(tmp_path, monkeypatch, capsys, nothing_prepared):
     options = ("run", "--only", "paper-pathmnist-iid", "--work", tmp_path / "work", "--pack", tmp_path / "packed")
     assert reproduce(monkeypatch, *options) == 0
-    assert "left out, fedsweep: data 'pathmnist-resnet20.npz' is not there; make it with" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "left out, fedsweep: paper-pathmnist-iid:5: data 'pathmnist-resnet20.npz' is not there; make it with" in said
     assert not (tmp_path / "packed").exists()
 
 

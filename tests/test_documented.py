@@ -22,6 +22,7 @@ PLACES = {  # what stands for something, and what it stands for here
     "FORM": "csv",
     "FILE": "results/cifar10-resnet20/export/trials.parquet",
     "MODULE:CLASS": "examples/plugin/heavy_ball.py:DPHeavyBall",
+    "NAME": "synthetic-frozen:300,60,6,3 / dirichlet:0.5 / DP-FedGD / eps 1",
     "features.npz": "mine.npz",
 }
 ELSEWHERE = {  # a word of the command, and what runs it
@@ -64,7 +65,7 @@ def completed(command: str) -> list[str]:
         words += ["--epsilon", "1"]
     if words == ["partition"]:
         words += ["--data", "mine.npz"]
-    if words[0] in ("audit", "check-method"):
+    if words[0] == "check-method" or (words[0] == "audit" and not words[1].startswith("results")):
         words += ["--repetitions", "2000"]
     if words[0] == "lookup":
         words = [*words[:2], "--method", "dp-fedgd", "--epsilon", "10"]

@@ -305,16 +305,19 @@ def test_both_ways_of_searching_side_by_side(extended):
         assert float(line["test_mean"]) == pytest.approx(sum(confirmed) / 2)
 
 
-def test_progress_for_programs(extended):
+def test_progress_for_programs(swept, extended):
     """Every line is JSON of its own; what is done only grows, up to all there is: at each budget (10 + 3 + 2 and
-    10 + 4 + 2) trials by the grids and as many by Optuna."""
+    10 + 4 + 2) trials by the grids and as many by Optuna, what both have counted once."""
     events = [json.loads(line) for line in extended[1]]
     assert {event["event"] for event in events} == {"message", "progress"}
     progress = [event for event in events if event["event"] == "progress"]
     done = [event["trials_done"] for event in progress]
     assert done == sorted(done)
-    assert done[0] >= 15 + 16, "what the folder held"
-    assert progress[-1]["trials_done"] == progress[-1]["trials_total"] == 2 * 2 * (15 + 16)
+    assert done[0] >= len(rows(swept)), "what the folder held"
+    all_stages = stages(extended[0]).values()
+    assert sum(map(len, all_stages)) == 2 * 2 * (15 + 16)
+    distinct = {key for keys in all_stages for key in keys}
+    assert progress[-1]["trials_done"] == progress[-1]["trials_total"] == len(distinct)
     assert progress[-1]["trial_rounds_left"] == 0
     assert progress[-1]["retries"] == 0
 

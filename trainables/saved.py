@@ -47,9 +47,9 @@ class SavedModel:
                 weights, about = content["weights"], json.loads(str(content["about"]))
             found = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
             found._check()
-        except (*READ_ERRORS, TypeError, ValueError) as error:
+            head = models.parse(found.model, features=found.features, classes=found.classes)
+        except (*READ_ERRORS, TypeError, ValueError, UserError) as error:
             raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
-        head = models.parse(found.model, features=found.features, classes=found.classes)
         if weights.shape != (head.dimension,):
             raise UserError(f"{path} has weights of shape {weights.shape}, its model has {head.dimension}")
         return found
