@@ -130,7 +130,8 @@ def hosts(cluster: Cluster) -> list[int]:
 def test_a_node_is_lost_in_a_round_and_another_one_comes(cluster, run, expected):
     """The hosts of a federation are spread, one on each node though two would fit. The one of the lost node starts
     again on another and is asked again."""
-    driver = run("--address", cluster.address, "--resource", "placement=spread", "--resource", "hosts=3")
+    one = ("--resource", "placement=spread", "--resource", "hosts=3", "--resource", "federations=1")
+    driver = run("--address", cluster.address, *one)
     wait_for(lambda: hosts(cluster) == [1, 1, 1], "a host was on every node", driver.alive)
     lost = cluster.nodes[-1]
     lost.freeze_in_a_round(driver.alive)
