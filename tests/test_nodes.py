@@ -416,7 +416,7 @@ class Desk:
     def __init__(self, trials, resume_from: str = "") -> None:
         self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from)], []
         self.take = SimpleNamespace(remote=lambda *_: ray.put(self.orders.pop() if self.orders else None))
-        self.tell = SimpleNamespace(remote=self.reports.append)
+        self.tell = SimpleNamespace(remote=lambda report: ray.put(self.reports.append(report)))
 
     @property
     def lanes(self) -> list:
@@ -437,7 +437,8 @@ def ran(local_ray, small_problem, monkeypatch):
         slot = pack_slot.PackSlot.__new__(pack_slot.PackSlot)
         slot.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), shipments, storage)
         try:
-            slot.step()
+            while not desk.reports or desk.reports[-1].kind == "went on":
+                slot.step()
         finally:
             slot.cleanup()
         return of, desk
