@@ -140,14 +140,11 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
 
 
 def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
     try:
         with open_file(path) as file:
-            while content := file.read(1 << 20):
-                digest.update(content)
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
         raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
-    return digest.hexdigest()
 
 
 def _read_npz(path: str) -> dict[str, NDArray | StoredRows]:
@@ -160,7 +157,8 @@ def _read_npz(path: str) -> dict[str, NDArray | StoredRows]:
             if missing:
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
             wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
-            whole = left_lying(path, content, "x_train")
+            assert file.zip is not None  # as long as it is open
+            whole = left_lying(path, content, file.zip.getinfo("x_train.npy"))
             found: dict[str, NDArray | StoredRows] = {name: file[name] for name in wanted[whole is not None :]}
             for name, array in found.items():
                 if not isinstance(array, np.ndarray):

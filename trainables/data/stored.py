@@ -94,10 +94,8 @@ class StoredRows:
         return np.frombuffer(content, self.stored).reshape(high - low, self.shape[1])
 
 
-def left_lying(source: str, file: IO[bytes], member: str) -> StoredRows | None:
+def left_lying(source: str, file: IO[bytes], info: zipfile.ZipInfo) -> StoredRows | None:
     """An array of an npz archive, where it is large and can be read in parts."""
-    with zipfile.ZipFile(file) as archive:
-        info = archive.getinfo(f"{member}.npy")
     if info.file_size < LEFT_FROM or info.compress_type != zipfile.ZIP_STORED:
         return None
     size = file.seek(0, os.SEEK_END)
