@@ -1,5 +1,6 @@
 """Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 import small
+
+from trainables import methods, models, plugins
+from trainables.data import features, partition
 
 hypothesis.settings.register_profile("fedsweep", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fedsweep")
@@ -68,9 +72,43 @@ def fedsweep(monkeypatch, capfd):
     return call
 
 
-@pytest.fixture(scope="session")
+REGISTRIES = (
+    methods.METHODS,
+    models.HEADS,
+    features.SOURCES,
+    partition.ADDED,
+    plugins._loaded,
+    plugins._asked_for,
+)
+
+
+@contextlib.contextmanager
+def added_for_now():
+    """Plug-ins that are loaded within the block, and what they added, are gone after it."""
+    before = [dict(registry) for registry in REGISTRIES]
+    yield
+    added = [registry.keys() - known.keys() for registry, known in zip(REGISTRIES, before, strict=True)]
+    for registry, names in zip(REGISTRIES, added, strict=True):
+        for name in names:
+            if registry is plugins._loaded:
+                sys.modules.pop(name, None)
+            del registry[name]
+    plugins.code_of.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_added(monkeypatch):
+    """No test depends on those before it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    with added_for_now():
+        yield
+
+
+@pytest.fixture(scope="module")
 def local_ray():
-    """A local Ray with two processors, for all tests of the session."""
+    """A local Ray with two processors, for the tests of one file: none is left to the next."""
     from orchestrator.running.cluster import connected
 
     with connected(cpus=2):

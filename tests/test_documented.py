@@ -9,7 +9,6 @@ import pytest
 from conftest import REPOSITORY
 from test_api import packs_here
 from test_docs import DOCS, blocks
-from test_plugins import clean  # noqa: F401  a fixture
 
 PLACES = {  # what stands for something, and what it stands for here
     "STUDY": "mine.yaml",
@@ -79,7 +78,7 @@ def test_there_are_commands_to_run():
 
 
 @pytest.mark.ray
-def test_every_command_that_is_shown_runs(clean, fedsweep, local_ray, tmp_path, monkeypatch):  # noqa: F811
+def test_every_command_that_is_shown_runs(fedsweep, local_ray, tmp_path, monkeypatch):
     """Sweeps run in this process, everything else as it is."""
     monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
     monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)

@@ -9,12 +9,12 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, added_for_now
 from test_api import packs_here
 
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.reading import load, parse
-from trainables import contract, methods, models, plugins
+from trainables import contract, methods, plugins
 from trainables.data import features, partition
 from trainables.errors import UserError
 from trainables.methods.base import Method, learning_rate
@@ -22,28 +22,10 @@ from trainables.privacy.plan import Event
 
 EXAMPLE = REPOSITORY / "examples" / "plugin" / "heavy_ball.py"
 STUDY = EXAMPLE.with_name("study.yaml")
-REGISTRIES = (methods.METHODS, models.HEADS, features.SOURCES, partition.ADDED, plugins._loaded)
 
 
 @pytest.fixture
-def clean(monkeypatch):
-    """Whatever is added is gone after the test."""
-    before = [set(registry) for registry in REGISTRIES]
-    modules = set(sys.modules)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(plugins.VARIABLE, "")
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    yield
-    for registry, known in zip(REGISTRIES, before, strict=True):
-        for name in set(registry) - known:
-            if registry is plugins._loaded and name not in modules:
-                sys.modules.pop(name, None)
-            del registry[name]
-    plugins.code_of.cache_clear()
-
-
-@pytest.fixture
-def example(clean):
+def example():
     plugins.use(str(EXAMPLE))
 
 
@@ -56,7 +38,7 @@ def module(folder, name, text):
 # ---- the example
 
 
-def test_the_example_method_keeps_the_contract(clean, fedsweep):
+def test_the_example_method_keeps_the_contract(fedsweep):
     where = f"{EXAMPLE}:DPHeavyBall"
     code, out, err = fedsweep("check-method", where, "--twin", f"{EXAMPLE}:twin", "--repetitions", 2000, "--json")
     assert code == 0, err
@@ -91,7 +73,7 @@ def test_the_example_runs_with_workers_that_know_it(tmp_path):
     assert "DP-HeavyBall" in (folder / "tables" / "accuracy.md").read_text()
 
 
-def test_a_folder_says_which_plug_ins_it_needs(clean, fedsweep, tmp_path, monkeypatch):
+def test_a_folder_says_which_plug_ins_it_needs(fedsweep, tmp_path, monkeypatch):
     """Nothing is imported because a folder names it: it may be anybody's. What to say is said."""
     monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
     monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
@@ -116,7 +98,7 @@ def test_a_folder_says_which_plug_ins_it_needs(clean, fedsweep, tmp_path, monkey
 # ---- how they are found
 
 
-def test_by_entry_point(clean, tmp_path, monkeypatch):
+def test_by_entry_point(tmp_path, monkeypatch):
     module(tmp_path, "installed_plugin", "from fedsweep.plugins import *\n\nclass M(Method):\n"
            "    name = 'dp-installed'\n    title = 'Installed'\n    paper = 'none'\n"
            "    hyperparameters = (learning_rate(1),)\n"
@@ -127,7 +109,7 @@ def test_by_entry_point(clean, tmp_path, monkeypatch):
     assert methods.get("dp-installed").title == "Installed"
 
 
-def test_a_worker_hears_of_them_through_its_environment(clean):
+def test_a_worker_hears_of_them_through_its_environment():
     text = "from trainables import methods; print(methods.get('dp-heavy-ball').title)"
     plugins.use(str(EXAMPLE))
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=os.environ)
@@ -154,7 +136,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(clean, fedsweep, tmp_path, name):
+def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(fedsweep, tmp_path, name):
     make, said = BROKEN[name]
     code, out, err = fedsweep("methods", "--import", make(tmp_path))
     assert (code, out) == (2, "")
@@ -191,27 +173,23 @@ def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path):
     assert study.methods[0].space().coarse == {"learning_rate": (7.0,)}
 
 
-def test_a_changed_plug_in_is_another_method(clean, tmp_path):
+def test_a_changed_plug_in_is_another_method(tmp_path):
     """Its old results do not count as those of the new code; a packaged method's key knows of none."""
     text = EXAMPLE.read_text()
     keys = []
     for factor in ("", "2 * "):
         file = module(tmp_path, f"changing{len(keys)}", text.replace("return theta +", f"return theta + {factor}"))
-        for registry in REGISTRIES:
-            for name in [
-                n for n, v in registry.items() if getattr(v, "__module__", type(v).__module__).startswith("changing")
-            ]:
-                del registry[name]
-        plugins.use(file)
-        study, _ = load(str(STUDY))
-        _, own = (cell for cell in Blueprint.draw(study).cells if cell.epsilon == 1)
-        keys.append(own.trial("coarse", {}).key)
-        assert own.trial("coarse", {}).code
+        with added_for_now():
+            plugins.use(file)
+            study, _ = load(str(STUDY))
+            _, own = (cell for cell in Blueprint.draw(study).cells if cell.epsilon == 1)
+            keys.append(own.trial("coarse", {}).key)
+            assert own.trial("coarse", {}).code
     assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("fault", ["rows[:-1]", "rows + rows[:1]", "[np.concatenate(rows)]"])
-def test_a_partition_that_loses_or_doubles_rows_is_refused(clean, tmp_path, fault):
+def test_a_partition_that_loses_or_doubles_rows_is_refused(tmp_path, fault):
     """Privacy is accounted by record: a row held twice would be paid for once."""
     text = EXAMPLE.read_text().replace(
         "return list(np.array_split(order, spec.clients))",
@@ -270,14 +248,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("check", FAULTS)
-def test_a_broken_method_is_found_out(clean, monkeypatch, check):
+def test_a_broken_method_is_found_out(monkeypatch, check):
     made = FAULTS[check]()
     monkeypatch.setitem(methods.METHODS, made.name, made)
     broken = [finding.check for finding in contract.examine(made, {}, repetitions=2000) if finding.complaint]
     assert any(name.startswith(check) for name in broken), broken
 
 
-def test_a_step_unlike_its_twin_is_found_out(clean, monkeypatch):
+def test_a_step_unlike_its_twin_is_found_out(monkeypatch):
     made = Faulty()
     monkeypatch.setitem(methods.METHODS, made.name, made)
     twins = {
@@ -302,7 +280,7 @@ def test_a_check_is_named_before_it_runs():
     assert [next(found).check, next(found).check] == begun
 
 
-def test_not_a_method(clean, fedsweep):
+def test_not_a_method(fedsweep):
     code, _, err = fedsweep("check-method", f"{EXAMPLE}:two_moons")
     assert code == 2
     assert "two_moons is not a class derived from Method" in err
