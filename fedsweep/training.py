@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from orchestrator.running import training
 from trainables.errors import UserError
-from trainables.privacy.plan import Adjacency, Level, Release
+from trainables.privacy.plan import Adjacency, Clipping, Level, Release
 from trainables.saved import SavedModel
 from trainables.server import LaneResult
 from trainables.spec import Aggregate, HyperValue
@@ -73,6 +73,7 @@ def train(
     hyperparameters: Mapping[str, HyperValue] | None = None,
     delta: float = 1e-5,
     clip: float = 10.0,
+    clipping: Clipping = "plain",
     release: Release = "local",
     adjacency: Adjacency = "replace-one",
     level: Level = "record",
@@ -111,6 +112,7 @@ def train(
         mu=mu,
         delta=delta,
         clip=clip,
+        clipping=clipping,
         release=release,
         adjacency=adjacency,
         level=level,

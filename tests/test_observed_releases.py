@@ -37,7 +37,7 @@ from trainables import pack
 from trainables.methods import METHODS
 from trainables.privacy import sampled
 from trainables.privacy.noise import Address
-from trainables.privacy.plan import ADJACENCIES, RELEASES
+from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
 from trainables.server import LaneResult
 from trainables.spec import Preprocess, TrialSpec
 
@@ -432,7 +432,21 @@ def test_what_a_trial_has_beside_hyperparameters_is_known_here():
     assert set(TrialSpec.model_fields) <= asked | of_no_release, set(TrialSpec.model_fields) - asked - of_no_release
 
 
-def assert_priced(method, level, options, **beside) -> Record:
+@pytest.mark.parametrize("method", ["dp-fedgd", "dp-ftrl", "dp-fedavg", "dp-fedsam", "dp-fednew", "dp-fednewton"])
+def test_automatic_clipping_is_priced_too(method):
+    """Sums of gradients that are all about as long as the bound, and never longer."""
+    names = {h.name for h in METHODS[method].hyperparameters}
+    options = {name: values[0] for name, values in STRUCTURE.items() if name in names}
+    assert_priced(method, "record", options, clipping="automatic")
+
+
+def test_what_a_claim_is_made_of_is_known_here():
+    """A new setting must be asked whether the account hangs on it."""
+    asked = {"epsilon", "delta", "clip", "release", "adjacency", "level", "clipping"}
+    assert set(PrivacySettings.model_fields) == asked
+
+
+def assert_priced(method, level, options, clipping="plain", **beside) -> Record:
     """`beside`: what the trial has beside hyperparameters and privacy."""
     of = problem_for(method)
     if level == "user" and options.get("as_released") and method == "dp-fedfc":
@@ -451,6 +465,7 @@ def assert_priced(method, level, options, **beside) -> Record:
             release=release,
             adjacency=adjacency,
             level=level,
+            clipping=clipping,
         ).model_copy(update=beside)
         record = observed.run(trial, of)
         if structure is None:

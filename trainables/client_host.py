@@ -72,21 +72,31 @@ Sent = Mapping[str, torch.Tensor]
 """What goes out to the hosts: `theta`, and what the method broadcasts beside it."""
 
 
+GradientSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Batch:
     """Clients that a host computes together, and their rows."""
 
     clients: tuple[int, ...]
     shard: Shard
-    gradient_sum: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    gradient_sum: GradientSum
     """The model's sum of clipped gradients over all rows, of weights and bounds."""
+    automatic_sum: GradientSum
+    """The same, clipped automatically."""
 
     @classmethod
     def load(cls, clients: tuple[int, ...], shard: Shard, model: Model) -> Batch:
         def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
             return model.clipped_gradient_sum(shard, theta, clip)[0]
 
-        return cls(clients, shard, Recordings(gradient_sum) if shard.x.is_cuda else gradient_sum)
+        def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+            return model.clipped_gradient_sum(shard, theta, clip, automatic=True)[0]
+
+        if shard.x.is_cuda:
+            return cls(clients, shard, Recordings(gradient_sum), Recordings(automatic_sum))
+        return cls(clients, shard, gradient_sum, automatic_sum)
 
 
 class ClientHost:
@@ -306,13 +316,12 @@ class _Clients:
         self.state: State = {} if state is None else state
         self._clients, self._lanes, self._present = batch.clients, lanes, present
         self._whole: Parts = [(slice(None), batch.shard)]
-        self._whole_sum = batch.gradient_sum
+        self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
         self._reported, self._report_noise, self._noise_over = reported, reported, self.size
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        if sample is None:
-            return self._gradient_sum(theta, self._lanes.clip, self._whole, self.size)
-        return self._gradient_sum(theta, self._lanes.clip, sample.parts, sample.rate * self.size)
+        parts, over = (self._whole, self.size) if sample is None else (sample.parts, sample.rate * self.size)
+        return self._gradient_sum(theta, self._lanes.clip, parts, over, self._automatic)
 
     def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         # the largest number, not infinity: filling rows have an infinite norm, and their share of it must be zero
@@ -324,18 +333,21 @@ class _Clients:
         self._report_noise, self._noise_over = report_noise, torch.ones_like(self.size)
         return mean
 
-    def _gradient_sum(self, theta: torch.Tensor, clip: torch.Tensor, parts: Parts, over: torch.Tensor) -> torch.Tensor:
+    def _gradient_sum(
+        self, theta: torch.Tensor, clip: torch.Tensor, parts: Parts, over: torch.Tensor, automatic: bool = False
+    ) -> torch.Tensor:
         """`over`: what a report divides the sum by."""
         reported = self._reported
         if reported is None:
             self._report_noise = None  # a further local step
         self._reported, self._noise_over = None, over  # of several steps the first one, at theta itself, is reported
         if reported is None and parts is self._whole:
-            return self._whole_sum(theta, clip)
+            return self._sums[automatic](theta, clip)
+        how = {"automatic": True} if automatic else {}  # a plug-in's head may know plain clipping alone
         total = self.zeros().double()
         for lanes, shard in parts:
             part, diagnostics = self.model.clipped_gradient_sum(
-                shard, theta[..., lanes, :], clip[lanes], diagnose=reported is not None
+                shard, theta[..., lanes, :], clip[lanes], diagnose=reported is not None, **how
             )
             total[:, lanes] = part
             if reported is not None and diagnostics is not None:

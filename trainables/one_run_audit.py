@@ -196,7 +196,8 @@ class Planted:
     def _gradients(self, sign: int, work: ClientWork, theta: torch.Tensor) -> NDArray[np.float64]:
         x = centred(sign * self.x, work.centre)
         shard = Shard.build([(x[i : i + 1], self.y[i : i + 1]) for i in range(len(self.y))])
-        found, _ = self.problem.model.clipped_gradient_sum(shard, theta, torch.from_numpy(work.clip))
+        how = {"automatic": True} if work.automatic else {}
+        found, _ = self.problem.model.clipped_gradient_sum(shard, theta, torch.from_numpy(work.clip), **how)
         return found[:, 0].numpy()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from trainables.data import partition
 from trainables.errors import UserError, one_of
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
-from trainables.privacy.plan import Event, Level, PrivacyPlan
+from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 from trainables.problem import Problem, Shipment
 from trainables.spec import AGGREGATES, Aggregate, ProblemSpec, TrialSpec
 
@@ -27,12 +28,12 @@ PackGroup = tuple[str, str, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials can share a pack if this is equal: same data, same client program, same rounds, same features: those that
-    are centred by a noisy mean are the same for one seed and one budget."""
-    features: str = trial.aggregate
+    """Trials can share a pack if this is equal: same data, same client program, rounds and clipping, same features:
+    those that are centred by a noisy mean are the same for one seed and one budget."""
+    features: str = trial.aggregate if trial.privacy.clipping == "plain" else f"{trial.aggregate}:automatic"
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
-        features = f"{trial.aggregate}:{trial.preprocess!r}:{privacy}:{trial.seed}"
+        features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
     return trial.problem.key, program_of(trial).name, trial.rounds, trial.evaluate_every, features
 
 
@@ -68,7 +69,20 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     one_of(AGGREGATES, aggregate=trial.aggregate)
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
+    if trial.privacy.clipping == "automatic":
+        _check_automatic(trial, problem.model)
     return plan_of(trial, problem.partition.sizes)
+
+
+def _check_automatic(trial: TrialSpec, model: Model) -> None:
+    """Where gradients are clipped by somebody who knows no other way than the plain one."""
+    at = "clipping = 'automatic'"
+    if trial.privacy.level == "user":
+        raise UserError(f"{at} is for the gradients of records; at user level it is the update that is clipped")
+    if trial.hyperparameters.get("as_released"):
+        raise UserError(f"{at}: as released, {trial.method} clips as its authors' program does")
+    if "automatic" not in inspect.signature(model.clipped_gradient_sum).parameters:
+        raise UserError(f"{at}: the head {trial.problem.model!r} knows plain clipping alone")
 
 
 def code_of(method: str, problem: ProblemSpec) -> str:
@@ -123,6 +137,11 @@ class ClientWork:
     """Of a row in the mean that the features are centred by; none: they stay as they are."""
     centre: NDArray[np.float32] | None = None
     """That mean, once it is known."""
+    clipping: Clipping = "plain"
+
+    @property
+    def automatic(self) -> bool:
+        return self.clipping == "automatic"
 
     @property
     def wants_centre(self) -> bool:
@@ -195,6 +214,7 @@ def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> 
         level=first.privacy.level,
         aggregate=first.aggregate,
         bound=first.preprocess.bound if first.preprocess.center else None,
+        clipping=first.privacy.clipping,
     )
 
 

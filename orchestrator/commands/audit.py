@@ -13,6 +13,8 @@ from orchestrator.commands.options import (
     Aggregate,
     AggregateBy,
     Center,
+    Clipping,
+    ClippingBy,
     Delta,
     Epsilon,
     Json,
@@ -52,6 +54,7 @@ def audit(
     release: ReleaseModel = Release.LOCAL,
     adjacency: AdjacencyModel = Adjacency.REPLACE,
     level: LevelModel = Level.RECORD,
+    clipping: ClippingBy = Clipping.PLAIN,
     center: Center = 0.0,
     aggregate: AggregateBy = Aggregate.UNIFORM,
     model: ModelText = "softmax",
@@ -82,7 +85,12 @@ def audit(
 
     epsilon = 1.0 if epsilon is None and mu is None else budget(epsilon, mu, delta)
     privacy = PrivacySettings(
-        epsilon=epsilon, delta=delta, release=release.value, adjacency=adjacency.value, level=level.value
+        epsilon=epsilon,
+        delta=delta,
+        release=release.value,
+        adjacency=adjacency.value,
+        level=level.value,
+        clipping=clipping.value,
     ).check()
     found = auditing.audit(
         method,

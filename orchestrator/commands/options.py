@@ -31,6 +31,11 @@ class Aggregate(StrEnum):
     SIZE = "size"
 
 
+class Clipping(StrEnum):
+    PLAIN = "plain"
+    AUTOMATIC = "automatic"
+
+
 class TrainOn(StrEnum):
     ALL = "all"
     TRAIN = "train"
@@ -55,6 +60,10 @@ Epsilon = Annotated[float | None, typer.Option(help="Privacy budget; inf for the
 Mu = Annotated[float | None, typer.Option(help="The budget as mu of Gaussian differential privacy, in place of eps.")]
 Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail with.")]
 Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient; at user level, on a client's update.")]
+ClippingBy = Annotated[
+    Clipping,
+    typer.Option(help="How gradients come to that bound: longer ones are shortened, or all become about as long."),
+]
 LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
 ModelText = Annotated[
     str, typer.Option("--model", help="softmax, the linear head, mlp:HIDDEN, logistic, multinomial or poisson.")

@@ -24,7 +24,7 @@ from trainables.errors import UserError, in_range
 from trainables.federation import Federation, FederationSize
 from trainables.pack import check, code_of
 from trainables.privacy.gaussian import budget
-from trainables.privacy.plan import Adjacency, Level, PrivacyPlan, PrivacySettings, Release
+from trainables.privacy.plan import LATER, Adjacency, Clipping, Level, PrivacyPlan, PrivacySettings, Release
 from trainables.problem import Problem, Shipper
 from trainables.saved import SavedModel
 from trainables.server import LaneResult
@@ -57,6 +57,7 @@ def set_up(
     mu: float | None,
     delta: float,
     clip: float,
+    clipping: Clipping,
     release: Release,
     adjacency: Adjacency,
     level: Level,
@@ -79,7 +80,13 @@ def set_up(
 ) -> Training:
     """A run as it was asked for, by option or argument. Cheap mistakes are found first: data take a while."""
     privacy = PrivacySettings(
-        epsilon=budget(epsilon, mu, delta), delta=delta, clip=clip, release=release, adjacency=adjacency, level=level
+        epsilon=budget(epsilon, mu, delta),
+        delta=delta,
+        clip=clip,
+        clipping=clipping,
+        release=release,
+        adjacency=adjacency,
+        level=level,
     ).check()
     preprocess = Preprocess(center=center, bound=center_bound).check()
     dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
@@ -151,7 +158,7 @@ def from_cells(
     entry = cells[cell]
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
-        privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
+        privacy = PrivacySettings(**{name: {**LATER, **entry}[name] for name in PrivacySettings.model_fields}).check()
         dealt_by = entry["partition_seed"]
         if isinstance(dealt_by, dict):
             if seed not in dealt_by:

@@ -62,7 +62,8 @@ class Cell:
     @cached_property
     def _privacy(self) -> PrivacySettings:
         stated = self.study.privacy.model_dump()
-        return PrivacySettings(epsilon=self.epsilon, **{**stated, "clip": self.method.clip or stated["clip"]})
+        own = {"clip": self.method.clip, "clipping": self.method.clipping}
+        return PrivacySettings(epsilon=self.epsilon, **stated | {name: value for name, value in own.items() if value})
 
     @cached_property
     def _preprocess(self) -> Preprocess:

@@ -22,7 +22,7 @@ from trainables.errors import UserError
 from trainables.methods import METHODS
 from trainables.objective import OBJECTIVES, Objective
 from trainables.privacy.gaussian import epsilon_of
-from trainables.privacy.plan import Adjacency, Level, Release, known_adjacency
+from trainables.privacy.plan import Adjacency, Clipping, Level, Release, known_adjacency
 from trainables.spec import Aggregate, HyperValue, PartitionSpec, Preprocess
 
 SECRET = -1
@@ -89,6 +89,8 @@ class MethodSettings(Settings):
     """Of all its stages, where they are not the study's: methods differ in how many they need."""
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Where it is not the study's."""
+    clipping: Clipping | None = None
+    """Where it is not the study's: a method can stand in a table both ways."""
     preprocess: PreprocessSettings | None = None
     """Where it is not the study's: a method can stand in a table both ways."""
     aggregate: Aggregate | None = None
@@ -164,7 +166,8 @@ class MethodSettings(Settings):
     def _own_ways(self) -> list[str]:
         """What is done to features and releases in this method's own way, for its name."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
-        return [*centred, *(["by size"] if self.aggregate == "size" else [])]
+        clipped = ["automatic clipping"] if self.clipping == "automatic" else []
+        return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped]
 
     @cached_property
     def as_released(self) -> bool:
@@ -241,6 +244,9 @@ class PrivacyStudySettings(Settings):
     """The probability that the guarantee may fail with."""
     clip: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """The l2 bound on what a record (or a user) contributes."""
+    clipping: Clipping = "plain"
+    """How a record's gradient g comes to that bound C: plain shortens the longer ones; automatic takes
+    C g / (‖g‖ + 0.01) of all."""
     release: Release = "local"
     """Who is not trusted: whoever sees a client's own release, or only their sum."""
     adjacency: Adjacency = "replace-one"

@@ -38,9 +38,16 @@ class Model(Protocol):
         """The weights before the first round, addressed by the seed."""
 
     def clipped_gradient_sum(
-        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+        self,
+        shard: Shard,
+        theta: torch.Tensor,
+        clip: torch.Tensor,
+        *,
+        diagnose: bool = False,
+        automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
-        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`.
+        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`, plainly
+        or automatically (see `clipping`).
 
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum is (clients, lanes, d), in
         double precision.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 
@@ -33,9 +34,9 @@ class Chunk:
     eta: torch.Tensor
     """(clients, rows, columns, lanes)"""
 
-    def factor(self, bound: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-        """What shortens a row's contribution of this norm to the bound; 0 for filling rows. (clients, rows, lanes)"""
-        return (bound / norm).clamp(max=1).where(torch.isfinite(self.norm), 0)
+    def factor(self, bound: torch.Tensor, norm: torch.Tensor, automatic: bool = False) -> torch.Tensor:
+        """What brings a row's contribution of this norm to the bound; 0 for filling rows. (clients, rows, lanes)"""
+        return factors_(norm, bound, automatic).where(torch.isfinite(self.norm), 0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,13 @@ class GLM(ABC):
         return torch.zeros(self.dimension)
 
     def clipped_gradient_sum(
-        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+        self,
+        shard: Shard,
+        theta: torch.Tensor,
+        clip: torch.Tensor,
+        *,
+        diagnose: bool = False,
+        automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         lanes, count = SHAPES[theta.device.type].lanes, theta.shape[-2]
         weights, clips = self._blocks(shard, theta), vector_to_blocks(clip, lanes)
@@ -98,7 +105,7 @@ class GLM(ABC):
         for block, W in enumerate(weights):
             for chunk in self._chunks(shard, W, self.columns):
                 residual = self.residual(chunk.eta, chunk.y)
-                factor = chunk.factor(clips[block], chunk.norm * residual.square().sum(2).sqrt())
+                factor = chunk.factor(clips[block], chunk.norm * residual.square().sum(2).sqrt(), automatic)
                 total[block] += torch.bmm(chunk.x.mT, (residual * factor.unsqueeze(2)).flatten(2))
                 if diagnose:
                     real = torch.isfinite(chunk.norm)

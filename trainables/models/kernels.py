@@ -23,13 +23,17 @@ from pathlib import Path
 from typing import Literal
 
 from trainables.errors import UserError, one_of
+from trainables.models.clipping import SOFTENING
 from trainables.models.lanes import SHAPES
 
 SOURCE = Path(__file__).with_name("softmax.c")
 LANES = SHAPES["cpu"].lanes
 TILE = 128  # rows whose gradients are summed in single precision: it decides how sums are rounded
 # no multiply-adds but those that the source asks for: both layouts must round alike
-FLAGS = (f"-DLANES={LANES}", f"-DTILE={TILE}", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off")
+FLAGS = (
+    *(f"-DLANES={LANES}", f"-DTILE={TILE}", f"-DSOFTENING={SOFTENING}f"),
+    *("-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off"),
+)
 
 Kernel = Literal["compiled", "triton", "torch"]
 OWN: dict[str, Kernel] = {"cpu": "compiled", "cuda": "triton"}
@@ -83,7 +87,7 @@ def library() -> ctypes.CDLL | None:
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     place, number = ctypes.c_void_p, ctypes.c_int64
     found.vector_width.restype = number
-    found.gradient_sums.argtypes = [*[place] * 4, *[number] * 4, place, *[number] * 3, *[place] * 5]
+    found.gradient_sums.argtypes = [*[place] * 4, *[number] * 4, place, *[number] * 3, place, number, *[place] * 4]
     found.gradient_sums.restype = None
     found.evaluation.argtypes = [*[place] * 2, *[number] * 3, place, *[number] * 2, *[place] * 3]
     found.evaluation.restype = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
@@ -49,7 +50,13 @@ class MLPHead:
         return torch.nn.functional.cross_entropy(scores, y)
 
     def clipped_gradient_sum(
-        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+        self,
+        shard: Shard,
+        theta: torch.Tensor,
+        clip: torch.Tensor,
+        *,
+        diagnose: bool = False,
+        automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
         step = shape.rows(self.width, shard.clients)
@@ -80,7 +87,7 @@ class MLPHead:
                 of_first = norm.square() * back.square().sum(-1, keepdim=True)
                 of_second = (h.square().sum(-1, keepdim=True) + 1) * error.square().sum(-1, keepdim=True)
                 whole = of_first.add_(of_second).sqrt_()
-                factor = (clips[block].view(1, -1, 1, 1) / whole).clamp_(max=1).mul_(real)
+                factor = factors_(whole, clips[block].view(1, -1, 1, 1), automatic).mul_(real)
                 if diagnose:
                     clipped[block] += ((factor < 1) & real).sum((2, 3))
                 error *= factor

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.func import grad, vmap
 
+from trainables.models.clipping import factors_
 from trainables.models.shard import Shard
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -18,7 +19,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 CELLS = 1 << 24  # rows x weights of a chunk
 
 
-def clipped_gradient_sum(loss: Loss, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+def clipped_gradient_sum(
+    loss: Loss, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, automatic: bool = False
+) -> torch.Tensor:
     """For every client and lane, as the models' own: (clients, lanes, d)."""
     per_client = theta if theta.dim() == 3 else theta.expand(shard.clients, *theta.shape)
     total = torch.zeros_like(per_client, dtype=torch.float64)
@@ -30,6 +33,6 @@ def clipped_gradient_sum(loss: Loss, shard: Shard, theta: torch.Tensor, clip: to
                 rows = slice(start, start + step)
                 found = gradients(per_client[client, lane], shard.x[client, rows], shard.y[client, rows])
                 norm = torch.linalg.vector_norm(found, dim=1)
-                factor = (clip[lane] / norm).clamp(max=1) * torch.isfinite(shard.norm[client, rows, 0])
+                factor = factors_(norm, clip[lane], automatic) * torch.isfinite(shard.norm[client, rows, 0])
                 total[client, lane] += factor @ found
     return total

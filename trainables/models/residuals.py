@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from trainables.models.clipping import factors_
+
 LEAST = -60.0  # a power below 2^-60 changes no sum; as zero it cannot become a subnormal number either
 
 
@@ -27,10 +29,11 @@ def clip_residuals(
     clip: torch.Tensor,
     diagnose: bool = False,
     triton: bool = False,
+    automatic: bool = False,
 ) -> Seen | None:
     """`z` is (clients, rows, classes, lanes), logits to base 2; `y` (clients, rows), `row_norm` (clients, rows, 1),
     `clip` (lanes,)."""
-    if triton:  # all of what follows in one pass over memory
+    if triton:  # all of what follows in one pass over memory; `automatic` is not for it
         from trainables.models import softmax_triton
 
         return softmax_triton.clip_residuals(z, y, row_norm, clip, diagnose)
@@ -50,7 +53,7 @@ def clip_residuals(
     # no difference is taken, so the norm is right however sure the model is of the label
     norm = (z * z).sum(2).addcmul_(others, others)
     norm.sqrt_().mul_(inverse).mul_(row_norm)
-    factors = torch.div(clip, norm, out=norm).clamp_(max=1)
+    factors = factors_(norm, clip, automatic)
     z.scatter_(2, label, others.neg_().unsqueeze(2))
     z.mul_(inverse.mul_(factors).unsqueeze(2))
     if sums is None or label_logits is None:

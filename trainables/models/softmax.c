@@ -187,9 +187,10 @@ typedef struct {
 /* Where each of LANES softmaxes has its label: all in one row (step 0), or each in a row of its own (step 1). */
 #define OF_LABEL(l) (z + label[(l) * step] * LANES + (l))
 
-/* `z` (classes, LANES): logits to base 2, in place of which come the clipped residuals. */
+/* `z` (classes, LANES): logits to base 2, in place of which come the clipped residuals. `automatic`: short ones are
+stretched, too. */
 INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, const int step, const float *row_norm,
-                              const float *clip, seen *said) {
+                              const float *clip, int64_t automatic, seen *said) {
     vector top[VECTORS], of_label[VECTORS], others[VECTORS], squares[VECTORS], scale[VECTORS];
     EACH top[v] = load(z + WIDTH * v);
     for (int64_t k = 1; k < classes; k++) EACH top[v] = larger(load(z + k * LANES + WIDTH * v), top[v]);
@@ -214,8 +215,8 @@ INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, c
         scale[v] = 1.0f / sum;
         vector of_row = step ? load(row_norm + WIDTH * v) : all(*row_norm);
         vector bound = step ? all(*clip) : load(clip + WIDTH * v);
-        vector factor = bound / (norm * scale[v] * of_row);
-        factor = where(factor > 1.0f, all(1.0f), factor);
+        vector length = norm * scale[v] * of_row, factor = bound / (automatic ? length + SOFTENING : length);
+        if (!automatic) factor = where(factor > 1.0f, all(1.0f), factor);
         scale[v] *= factor;
         store(said->sum + WIDTH * v, sum);
         store(said->label + WIDTH * v, of_label[v]);
@@ -293,6 +294,7 @@ INLINE void take(const int64_t *label, const float *norm, int64_t rows, int64_t 
 `x` (clients, most rows, q), `norm` and `label` (clients, most rows), `sizes` (clients): how many rows are real.
 `w` (blocks, clients or one, q, columns), logits to base 2. `wide`: columns are (classes, LANES) and `clip` (blocks,
 LANES); else columns are classes, filled up with zeros to a whole number of vectors, and `clip` is (blocks).
+`automatic`: how residuals are clipped.
 `total` (blocks, clients, q, columns), zero before. `loss`, `clipped`: (blocks, clients, LANES or one), or none of them.
 `scratch`: (TILE + classes) rows of columns, at least LANES each. */
 
@@ -300,7 +302,8 @@ int64_t vector_width(void) { return WIDTH; }
 
 void gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes, int64_t clients,
                    int64_t most, int64_t q, int64_t classes, const float *w, int64_t of_client, int64_t blocks,
-                   int64_t wide, const float *clip, double *total, double *loss, double *clipped, float *scratch) {
+                   int64_t wide, const float *clip, int64_t automatic, double *total, double *loss, double *clipped,
+                   float *scratch) {
     int64_t columns = wide ? classes * LANES : (classes + WIDTH - 1) / WIDTH * WIDTH, lanes = wide ? LANES : 1;
     float *z = scratch, *turned = scratch + TILE * columns;
     for (int64_t block = 0; block < blocks; block++)
@@ -317,7 +320,8 @@ void gradient_sums(const float *x, const float *norm, const int64_t *label, cons
                 logits_of(x + row * q, rows, q, weights, columns, z);
                 if (wide)
                     for (int64_t i = 0; i < rows; i++) {
-                        clipped_residuals(z + i * columns, classes, label + row + i, 0, norm + row + i, bound, &said);
+                        clipped_residuals(z + i * columns, classes, label + row + i, 0, norm + row + i, bound, automatic,
+                                          &said);
                         if (loss) for (int l = 0; l < LANES; l++) note(of + l, said.sum[l], said.label[l], said.factor[l]);
                     }
                 else
@@ -326,7 +330,7 @@ void gradient_sums(const float *x, const float *norm, const int64_t *label, cons
                         float norms[LANES];
                         take(label + row + i, norm + row + i, some, labels, norms);
                         turn(z + i * columns, some, classes, columns, turned);
-                        clipped_residuals(turned, classes, labels, 1, norms, bound, &said);
+                        clipped_residuals(turned, classes, labels, 1, norms, bound, automatic, &said);
                         turn_back(turned, some, classes, columns, z + i * columns);
                         if (loss) for (int64_t l = 0; l < some; l++) note(of, said.sum[l], said.label[l], said.factor[l]);
                     }

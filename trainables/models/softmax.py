@@ -51,14 +51,23 @@ class SoftmaxHead:
         return torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension)) * scale
 
     def clipped_gradient_sum(
-        self, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False
+        self,
+        shard: Shard,
+        theta: torch.Tensor,
+        clip: torch.Tensor,
+        *,
+        diagnose: bool = False,
+        automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
-        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`.
+        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`, plainly
+        or automatically.
 
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
         """
         per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
         kernel = self._kernel(theta)
+        if automatic and kernel == "triton":
+            kernel = "torch"  # that of a GPU knows plain clipping alone
         if kernel == "triton":
             from trainables.models import softmax_triton
 
@@ -66,7 +75,7 @@ class SoftmaxHead:
                 return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
         if kernel == "compiled":
             return softmax_compiled.clipped_gradient_sum(
-                shard, per_client * LOG2E, clip, self.rows, self.classes, diagnose
+                shard, per_client * LOG2E, clip, self.rows, self.classes, diagnose, automatic
             )
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, step = shape.lanes, shape.rows(self.width, shard.clients)
@@ -83,7 +92,9 @@ class SoftmaxHead:
                 n = x.shape[1]
                 flat = torch.bmm(x, weights[block], out=logits[:, :n])
                 z = flat.view(-1, n, c, lanes)
-                seen = clip_residuals(z, shard.y[:, rows], row_norm, clips[block], diagnose, kernel == "triton")
+                seen = clip_residuals(
+                    z, shard.y[:, rows], row_norm, clips[block], diagnose, kernel == "triton", automatic
+                )
                 if seen is not None:
                     losses[block] += seen.loss.sum(1)
                     clipped[block] += seen.clipped.sum(1)

@@ -66,7 +66,7 @@ def layouts(lanes: int, classes: int) -> list[Layout]:
 
 
 def clipped_gradient_sum(
-    shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int, diagnose: bool
+    shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int, diagnose: bool, automatic: bool = False
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     """`theta` is (clients or one, lanes, d), for logits to base 2. The sum is (clients, lanes, d)."""
     clients, most = shard.clients, shard.rows
@@ -85,7 +85,7 @@ def clipped_gradient_sum(
         _library().gradient_sums(
             *(_place(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(clients, most, q, classes, _place(weights), theta.shape[0] > 1, len(weights), layout.wide),
-            *(_place(clips), _place(total), *(_place(part) if diagnose else None for part in seen)),
+            *(_place(clips), automatic, _place(total), *(_place(part) if diagnose else None for part in seen)),
             _place(scratch),
         )
         count = layout.lanes.stop - layout.lanes.start

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from trainables.errors import UserError, in_range, name_in_range, one_of
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -19,9 +19,13 @@ from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 Release = Literal["local", "secure-aggregation"]
 Adjacency = Literal["replace-one", "zero-out"]
 Level = Literal["record", "user"]
+Clipping = Literal["plain", "automatic"]
 RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
 ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
 LEVELS: tuple[Level, ...] = ("record", "user")
+CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic")
+LATER = {"clipping": "plain"}
+"""Settings that older trials do not name, and what they are there."""
 FAR_BEYOND = 1e4  # an eps of no privacy at all
 
 
@@ -48,6 +52,9 @@ class PrivacySettings(BaseModel):
     """What neighbours differ in: a record is exchanged, or one counts as nothing (its sum is 0) while |D_i| stays."""
     level: Level = "record"
     """Whose privacy: one record's, or that of a client with all it holds. `clip` bounds what such a one contributes."""
+    clipping: Clipping = "plain"
+    """How gradients are brought to `clip`: longer ones are shortened; or all become about as long, which costs the
+    same, for nothing is longer then either."""
 
     _known = field_validator("adjacency", mode="before")(known_adjacency)
 
@@ -58,7 +65,14 @@ class PrivacySettings(BaseModel):
         one_of(RELEASES, release=self.release)
         one_of(ADJACENCIES, adjacency=self.adjacency)
         one_of(LEVELS, level=self.level)
+        one_of(CLIPPINGS, clipping=self.clipping)
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, told: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What came later is told only where it is made use of: the keys of older trials stay what they were."""
+        fields: dict[str, Any] = told(self)
+        return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
 
     @property
     def moves(self) -> float:

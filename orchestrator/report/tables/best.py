@@ -49,7 +49,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
     return {
         "method": trial.method,
         "hyperparameters": dict(trial.hyperparameters),
-        **trial.privacy.model_dump(),
+        **dict(trial.privacy),
         "preprocess": trial.preprocess.model_dump(),
         "aggregate": trial.aggregate,
         "rounds": trial.rounds,

@@ -39,6 +39,7 @@ NOT_PUBLISHED = (
     "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
     "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
 )
+HOW = {"plain": "clipped", "automatic": "clipped (automatically: short ones are stretched)"}
 FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 
@@ -61,7 +62,8 @@ def privacy(results: Results, setting: str) -> Table:
     caption = (
         f"The claim is (ε, {settings.delta:g})-differential privacy for {protected}, adjacency "
         f"{settings.adjacency}, as seen by one who sees the {settings.release} release; {bounded} are "
-        f"clipped to l2 norm {_clips(results)}. ε bought is what the noise really added is worth to one who sees every "
+        f"{HOW[settings.clipping]} to l2 norm {_clips(results)}. "
+        "ε bought is what the noise really added is worth to one who sees every "
         "client's own release (local), and to one who sees only their sum (secure aggregation); it is rounded up. "
         "The claim holds where ε bought does not exceed it; ≤ stands where only a bound can be proven. "
         "μ is the claim in Gaussian differential privacy. "
@@ -93,6 +95,7 @@ def privacy(results: Results, setting: str) -> Table:
                 *NAMES,
                 "delta",
                 "clip",
+                "clipping",
                 "release",
                 "adjacency",
                 "level",
@@ -207,7 +210,7 @@ def _record(cell: CellResult, study: Study) -> dict[str, object]:
     stated = rows[0].trial.privacy
     return {
         **names(cell),
-        **stated.model_dump(include={"delta", "clip", "release", "adjacency", "level"}),
+        **{name: getattr(stated, name) for name in ("delta", "clip", "clipping", "release", "adjacency", "level")},
         "center": rows[0].trial.preprocess.center,
         "aggregate": rows[0].trial.aggregate,
         **_numbers(rows),
