@@ -82,3 +82,45 @@ def test_sensitivity_is_the_most_that_one_record_can_do(rounds, restart):
     # moves in several dimensions gain nothing: what they are weighed with has no negative entry
     weighed = undo @ sums
     assert (weighed.T @ weighed > -1e-9).all()
+
+
+# ---- why independent noise is better where every record is in every round
+
+
+def least_error(A):
+    """What no factorisation of A falls below: the nuclear norm of A K^(1/2), K the inner products of A's columns, each
+    of length 1."""
+    unit = A / np.linalg.norm(A, axis=0)
+    values, vectors = np.linalg.eigh(unit.T @ unit)
+    root = vectors @ np.diag(np.sqrt(values.clip(0))) @ vectors.T
+    return np.linalg.norm(A @ root, "nuc")
+
+
+def diagonal_error(A, variances):
+    """Noise of its own in every round: the errors' length, times what a record that is in every round costs."""
+    return math.sqrt((np.square(A).sum(0) * variances).sum() * (1 / variances).sum())
+
+
+@pytest.mark.parametrize("rounds", [2, 5, 70])
+def test_no_factorisation_is_better_than_a_schedule(rounds):
+    """Of the last weights, of all prefix sums, and of the weights after every round."""
+    prefixes = np.tril(np.ones((rounds, rounds)))
+    for A in (prefixes[-1:] / rounds, prefixes, prefixes / np.arange(1, rounds + 1)[:, None]):
+        lengths = np.linalg.norm(A, axis=0)
+        assert diagonal_error(A, 1 / lengths) == pytest.approx(lengths.sum()) == pytest.approx(least_error(A), rel=1e-6)
+        tree = prefix_noises(rounds, 0)  # every prefix sum as a sum of noises; a record moves all nodes
+        undone = A @ np.linalg.inv(prefixes) @ tree
+        moved = np.linalg.pinv(tree) @ prefixes @ np.ones(rounds)
+        assert np.linalg.norm(undone) * np.linalg.norm(moved) >= least_error(A) * (1 - 1e-9)
+
+
+def test_independent_noise_is_the_best_schedule_for_the_last_weights():
+    """Every round's noise is the same, and its price is that of the least error: dp-ftrl pays nothing on top."""
+    trial = small.trial(small.problem(), "dp-ftrl", {"noise": "independent"}, rounds=70, epsilon=0.5)
+    plan = plan_of(trial, [5, 5])
+    last = np.full((1, 70), 1 / 70)
+    std = plan.noise_std["gradient"]
+    error = diagonal_error(last, np.full(70, std**2))
+    assert error == pytest.approx(least_error(last))
+    # the error of the last weights times mu is the least error times what a record moves a gradient by
+    assert std / math.sqrt(70) * plan.mu("local") == pytest.approx(least_error(last) * trial.privacy.sensitivity)

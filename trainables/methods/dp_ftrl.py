@@ -3,8 +3,9 @@
 Honest mode: one noise per tree node that some prefix uses. With full participation a record is under every node, so a
 node of m leaves moves by m times what one gradient moves by, and the sensitivity is that of all used nodes together.
 `noise: independent`: noise of its own every round, for all T of them. With every record in every round no tree does
-better: the best factorisation of any such workload is diagonal, a schedule of noises over rounds, and the even one is
-within 0.2 points of the best. At 70 rounds prefix sums through the tree have seven times the squared error.
+better: the best factorisation of any such workload is diagonal, a schedule of noises over rounds, and for the last
+weights it is the even one (docs/privacy.md has the proof). At 70 rounds prefix sums through the tree have seven times
+the squared error.
 `as_released`: independent noise too, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
 """
 
