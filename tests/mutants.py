@@ -10,16 +10,20 @@ what the faultless run took: how loaded a machine is does not matter.
     python tests/mutants.py                           all modules
     python tests/mutants.py trainables/privacy        what lies there
     python tests/mutants.py --every 10                a tenth of the faults
+    python tests/mutants.py --sample 20               at most twenty of every module
+    python tests/mutants.py --left                    those that survived last time, once there are tests for them
     python tests/mutants.py --named                   faults that once passed unnoticed, and which test notices now
 
-Survivors that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`. What
-was counted, and how many lines the tests run, is kept in `mutants.md`. Faults that somebody once put in by hand and
-that no test noticed are in `mutants_named.json`; they come first, and each must be noticed.
+Faults that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`, and are
+not tried. What was counted, and how many lines the tests run, is kept in `mutants.md`, what survived in
+`mutants_left.json`. Faults that somebody once put in by hand and that no test noticed are in `mutants_named.json`; they
+come first, and each must be noticed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import atexit
 import difflib
 import gc
@@ -39,7 +43,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper
 from pathlib import Path
@@ -52,11 +56,12 @@ ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 NAMED = Path(__file__).with_name("mutants_named.json")
 COUNTED = Path(__file__).with_name("mutants.md")
+LEFT = Path(__file__).with_name("mutants_left.json")
 OF_METHODS = (
     *("tests/test_goldens.py", "tests/test_methods.py", "tests/test_observed_releases.py", "tests/test_user_level.py"),
     *("tests/test_fednew.py", "tests/test_tree.py", "tests/test_glm.py", "tests/test_sampling.py"),
 )
-OF_SEARCH = ("tests/test_search.py", "tests/test_tables.py")
+OF_SEARCH = ("tests/test_search.py", "tests/test_private_search.py")
 
 
 def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -66,19 +71,14 @@ def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 TESTS: dict[str, tuple[str, ...]] = {
     **_of("trainables/privacy", ("tests/test_privacy.py",)),
     "trainables/privacy/noise.py": ("tests/test_noise.py", "tests/test_goldens.py"),
-    "trainables/privacy/plan.py": (
-        "tests/test_privacy.py",
-        "tests/test_sampling.py",
-        "tests/test_preprocess.py",
-        "tests/test_observed_releases.py",
-    ),
+    "trainables/privacy/plan.py": ("tests/test_privacy.py", "tests/test_sampling.py"),
     "trainables/privacy/sampled.py": ("tests/test_sampling.py",),
-    "trainables/privacy/selection.py": ("tests/test_selection.py",),
+    "trainables/privacy/selection.py": ("tests/test_selection.py", "tests/test_private_search.py"),
     "trainables/data/partition.py": ("tests/test_partition.py", "tests/test_goldens.py"),
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
     **_of("orchestrator/search", OF_SEARCH),
     **_of("trainables/methods", OF_METHODS),
-    **_of("orchestrator/report/tables", ("tests/test_tables.py",)),
+    **_of("orchestrator/report/tables", ("tests/test_tables.py", "tests/test_table_details.py")),
 }
 """Which tests are to notice a fault in a module; those that start Ray are left out."""
 FAST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
@@ -129,13 +129,9 @@ class Fault:
     line: int
     change: str
 
-    @property
-    def name(self) -> str:
-        return f"{self.module}: {self.change}"
-
     def alike(self, known: dict[str, str]) -> bool:
         """Whether it is listed, for its module or for all, as one that makes no difference."""
-        return self.name in known or f"everywhere: {self.change}" in known
+        return f"{self.module}: {self.change}" in known or f"everywhere: {self.change}" in known
 
 
 def faults(module: str) -> Iterator[Fault]:
@@ -147,7 +143,7 @@ def faults(module: str) -> Iterator[Fault]:
         occurrence = 0
         while (code := mutate_code(source, get_operator(name)(), occurrence)) is not None:
             occurrence += 1
-            if code not in seen and code != source and _compiles(code):
+            if code not in seen and code != source and _compiles(code) and _operates(name, source, code):
                 seen.add(code)
                 yield _described(module, source, code)
 
@@ -159,6 +155,17 @@ def _compiles(code: str) -> bool:
     except SyntaxError:
         return False
     return True
+
+
+def _operates(name: str, source: str, code: str) -> bool:
+    """Not so where a `*` among parameters, which is no product, has become a `/`."""
+
+    def operations(text: str) -> list[str]:
+        return [
+            type(node.op).__name__ for node in ast.walk(ast.parse(text)) if isinstance(node, ast.BinOp | ast.AugAssign)
+        ]
+
+    return "BinaryOperator" not in name or operations(source) != operations(code)
 
 
 def _described(module: str, source: str, code: str) -> Fault:
@@ -203,10 +210,15 @@ class Learnt:
     """The share of a module's lines that the tests run, in percent."""
 
     def tests_of(self, module: str, line: int) -> list[str]:
-        """Those that run the line, the quickest first; of a line that runs on import those that run any of it."""
-        runs = self.lines[module]
-        mine = set(runs.get(line, ())) or {test for tests in runs.values() for test in tests} or set(self.seconds)
-        return sorted(mine, key=lambda test: self.seconds[test])
+        """Those that run the line, the quickest first."""
+        return self._quickest_first(self.lines[module].get(line, ())) or self.tests_of_all(module)
+
+    def tests_of_all(self, module: str) -> list[str]:
+        """Those that run any of it."""
+        return self._quickest_first(set().union(*self.lines[module].values()) or self.seconds)
+
+    def _quickest_first(self, tests: Iterable[str]) -> list[str]:
+        return sorted(tests, key=lambda test: self.seconds[test])
 
 
 class _Learning:
@@ -401,7 +413,7 @@ def survivors_of(module: str, mine: list[Fault], learnt: Learnt) -> list[Fault]:
 
 
 def survives_import(fault: Fault, learnt: Learnt) -> bool:
-    tests = learnt.tests_of(fault.module, fault.line)
+    tests = learnt.tests_of_all(fault.module)
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
 
     def work():
@@ -495,6 +507,18 @@ def keep(row: Row) -> None:
     )
 
 
+def left_last_time() -> dict[str, list[str]]:
+    """By module, what survived."""
+    return json.loads(LEFT.read_text()) if LEFT.exists() else {}
+
+
+def keep_left(module: str, survivors: list[Fault]) -> None:
+    left = {**left_last_time(), module: [fault.change for fault in survivors]}
+    LEFT.write_text(
+        json.dumps({name: left[name] for name in TESTS if left.get(name)}, indent=1, ensure_ascii=False) + "\n"
+    )
+
+
 def share_of(rows: list[Row]) -> float:
     return sum(r.noticed for r in rows) / max(1, sum(r.faults - r.alike for r in rows))
 
@@ -508,12 +532,19 @@ def verdict(rows: list[Row]) -> str:
     )
 
 
+def as_of(module: str) -> str:
+    return subprocess.check_output(("git", "log", "-1", "--format=%h", "--", module), text=True).strip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("where", nargs="*", help="modules or folders; all, if none is named")
     parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault")
+    parser.add_argument("--sample", type=int, help="at most so many faults of a module, evenly spread")
+    parser.add_argument("--left", action="store_true", help="only those that survived the last time")
     parser.add_argument("--tests", nargs="*", help="instead of the module's own")
     parser.add_argument("--named", action="store_true", help="only the faults that have a name")
+    parser.add_argument("--unnamed", action="store_true", help="only the others")
     given = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -522,11 +553,13 @@ def main() -> int:
     atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
     for name in NOT_OURS:
         importlib.import_module(name)
-    every = all_named_are_noticed(given.where)
+    every = given.unnamed or all_named_are_noticed(given.where)
     if given.named:
         return int(not every)
-    known = json.loads(EQUIVALENT.read_text())
+    known, before, left = json.loads(EQUIVALENT.read_text()), kept() if COUNTED.exists() else {}, left_last_time()
     modules = [m for m in TESTS if not given.where or any(m.startswith(place.rstrip("/")) for place in given.where)]
+    if given.left:
+        modules = [m for m in modules if left.get(m) and as_of(m) == before[m].commit]
     rows = []
     for tests, some in itertools.groupby(modules, lambda module: tuple(given.tests or TESTS[module])):
         together = list(some)
@@ -536,21 +569,24 @@ def main() -> int:
             return 2
         for module in together:
             possible = list(faults(module))
-            mine = possible[:: given.every]
-            left = survivors_of(module, mine, learnt)
-            for fault in left:
-                if not fault.alike(known):
-                    print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
-            commit, date = (
-                subprocess.check_output(words, text=True).strip()
-                for words in (("git", "log", "-1", "--format=%h", "--", module), ("date", "-u", "+%Y-%m-%d"))
-            )
-            alike = sum(fault.alike(known) for fault in left)
-            shown, lines = len(mine), f"{learnt.share[module]:.0f}%"
-            row = Row(module, len(possible), shown, shown - len(left), alike, lines, commit, date)
+            mine = possible[:: math.ceil(len(possible) / given.sample) if given.sample and possible else given.every]
+            if given.left:
+                mine = [fault for fault in possible if fault.change in left[module]]
+            noticeable = [fault for fault in mine if not fault.alike(known)]
+            survivors = survivors_of(module, noticeable, learnt)
+            for fault in survivors:
+                print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
+            tried, alike, noticed = len(mine), len(mine) - len(noticeable), len(noticeable) - len(survivors)
+            if given.left:  # what was noticed then is noticed now: tests were added
+                tried, alike = before[module].faults, before[module].alike + alike
+                noticed = tried - alike - len(survivors)
+            date = subprocess.check_output(("date", "-u", "+%Y-%m-%d"), text=True).strip()
+            lines = f"{learnt.share[module]:.0f}%"
+            row = Row(module, len(possible), tried, noticed, alike, lines, as_of(module), date)
             rows.append(row)
             print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
             keep(row)
+            keep_left(module, survivors)
     print(verdict(rows))
     return int(share_of(rows) < 0.95 or not every)
 
