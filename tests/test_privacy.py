@@ -17,8 +17,16 @@ from scipy import stats
 from trainables.errors import UserError
 from trainables.pack import plan_of
 from trainables.privacy import gaussian
-from trainables.privacy.gaussian import epsilon_of, least_false_negatives, log_delta, mu_of
-from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings, delta_note
+from trainables.privacy.gaussian import budget, epsilon_of, least_false_negatives, log_delta, mu_of
+from trainables.privacy.plan import (
+    ADJACENCIES,
+    RELEASES,
+    Event,
+    PrivacyPlan,
+    PrivacySettings,
+    delta_note,
+    large_delta,
+)
 
 T, N = 70, 20  # rounds and clients of the main paper
 
@@ -117,6 +125,20 @@ def test_what_cannot_be_is_refused():
             mu_of(epsilon, 1e-5)
 
 
+def test_a_budget_is_stated_once():
+    """As an eps, which it then is, or as a mu, which stands for the eps that it is worth."""
+    assert budget(2.0, None, 1e-5) == 2.0
+    assert budget(None, mu_of(2.0, 1e-5), 1e-5) == pytest.approx(2.0)
+    with pytest.raises(UserError, match="epsilon = 2 and mu = 1 state the budget twice"):
+        budget(2.0, 1.0, 1e-5)
+    with pytest.raises(UserError, match="the budget is missing"):
+        budget(None, None, 1e-5)
+    for mu in (-1.0, 0.0):
+        with pytest.raises(UserError, match=f"mu = {mu:g}"):
+            budget(None, mu, 1e-5)
+    assert budget(None, 1e-3, 0.1) == 0, "however little: delta alone covers it"
+
+
 def test_many_clients_seen_one_by_one():
     """Noise for the sum of 100,000 clients is next to none for a single one: still a finite, right number.
     For large mu, eps is about mu^2/2 + mu z with z = 4.26 the normal quantile of 1 - 1e-5."""
@@ -133,15 +155,17 @@ def asked(monkeypatch):
     return lambda: next(counted)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1e-13, 1e-5), (1e-9, 0.999), (1e-13, 1e-15), (1e12, 1e-300)])
-def test_beyond_the_range_it_still_answers(epsilon, delta, asked):
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "reach"),
+    [(1e-13, 1e-5, 100), (1e-9, 0.999, 100), (1e-13, 1e-15, 1.01), (1e12, 1e-300, 1.01), (1e-13, 1e-21, 2)],
+)
+def test_beyond_the_range_it_still_answers(epsilon, delta, reach, asked):
     """On the safe side of 600-bit arithmetic, and within reach of the best: at most a hundredth below it, but where eps
     drowns in the rounding of mu."""
     mu = mu_of(epsilon, delta)
     assert asked() < 200
     assert float(exact_log_delta(epsilon, mu)) <= math.log(delta) + 1e-3
-    nearly = mu * (1.01 if epsilon > delta else 100)
-    assert float(exact_log_delta(epsilon, nearly)) > math.log(delta)
+    assert float(exact_log_delta(epsilon, mu * reach)) > math.log(delta)
 
 
 @pytest.mark.parametrize("above", [1e-9, 1e-7, 1e-5, 1e-3])
@@ -153,6 +177,7 @@ def test_epsilon_next_to_zero(delta, above, asked):
     epsilon = epsilon_of(border * (1 + above), delta)
     assert asked() < 5000
     assert 0 <= epsilon < 10 * border * above + 1e-15
+    assert not epsilon or log_delta(epsilon / 1.6, border * (1 + above)) > math.log(delta), "nor far above the least"
     assert epsilon_of(border * (1 - 1e-3), delta) == 0.0
 
 
@@ -232,6 +257,24 @@ def test_unequal_sizes_cost_more_under_secure_aggregation():
     local = plan_for(1.0, sizes=(1, 3)).noise_std["gradient"]
     assert equal / local == pytest.approx(1 / math.sqrt(2), rel=1e-6)
     assert unequal / local == pytest.approx(3 / math.sqrt(10), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("level", "by_size", "even", "factor"),
+    [
+        ("record", False, False, 3 / math.sqrt(10)),  # weights 1 and 1/3
+        ("record", True, False, 1 / math.sqrt(2)),  # each record weighs the same
+        ("user", False, False, 1 / math.sqrt(2)),  # and so does each user
+        ("user", True, False, 3 / math.sqrt(10)),  # weights 1 and 3
+        ("user", True, True, 1 / math.sqrt(2)),  # the noise does not follow the sizes
+    ],
+)
+def test_who_weighs_most_in_a_sum(level, by_size, even, factor):
+    """Clients of 1 and 3 rows: the factor on the noise is max w / ||w||."""
+    privacy = PrivacySettings(epsilon=1.0, release="secure-aggregation", level=level)
+    event = Event("gradient", T, privacy.sensitivity, even=even)
+    plan = PrivacyPlan.calibrate(privacy, [event], sizes=[1, 3], by_size=by_size)
+    assert plan.noise_std["gradient"] == pytest.approx(factor * plan_for(1.0).noise_std["gradient"], rel=1e-6)
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=30))
@@ -333,6 +376,35 @@ def test_the_account_follows_the_noise():
         plan.noise_std = {}
 
 
+def test_noise_of_one_is_noise_like_any_other():
+    plan = dataclasses.replace(plan_for(1.0), noise_std={"gradient": 1.0})
+    assert plan.mu("local") == pytest.approx(20 * math.sqrt(T))
+
+
+def test_noise_beyond_float32_is_refused():
+    with pytest.raises(UserError, match=r"clip = 1e\+37 needs more noise than float32 holds, at epsilon = 0\.001"):
+        plan_for(1e-3, clip=1e37)
+
+
+def test_noise_made_for_less_than_a_record_moves_buys_less():
+    """Shares need not add up then; also of samples."""
+    events = [Event("gradient", 4, 20.0, noised_for=10.0, sampling=rate) for rate in (1.0, 0.3)]
+    for event in events:
+        plan = PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), [event], sizes=[5])
+        believed = dataclasses.replace(event, sensitivity=10.0, noised_for=None)
+        as_if = PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), [believed], sizes=[5])
+        assert plan.noise_std == as_if.noise_std
+        assert plan.mu("local") == pytest.approx(2 * as_if.mu("local"))
+        assert plan.bought["local"] > 1.5 * as_if.bought["local"]
+        PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), [dataclasses.replace(event, share=0.5)], sizes=[5])
+
+
+def test_the_multiplier_is_that_of_what_is_released_first():
+    events = [Event("gradient", T, 20.0, share=0.75), Event("covariance", 1, 3.0, share=0.25)]
+    plan = PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), events, sizes=[1] * N)
+    assert plan.noise_multiplier == pytest.approx(plan.noise_std["gradient"] * math.sqrt(N) / 10)
+
+
 def test_non_private_arm_is_a_configuration():
     for release in RELEASES:
         plan = plan_for(math.inf, release=release)
@@ -388,6 +460,15 @@ def test_delta_above_one_in_n_is_named():
     assert delta_note(PrivacySettings(epsilon=math.inf, delta=0.1), [5000, 5000]) is None
 
 
+def test_delta_is_compared_with_the_number_of_those_protected():
+    assert large_delta(1e-4, "record", 10_000) is None, "just allowed"
+    said = "delta = {} is above 1/N = {}, of {}: too much for a claim of privacy"
+    assert large_delta(1.5e-4, "record", 10_000) == said.format("0.00015", "0.0001", "10000 records")
+    assert large_delta(0.1, "user", 20) == said.format("0.1", "0.05", "20 users")
+    assert delta_note(PrivacySettings(epsilon=1.0, delta=1.5e-4), [5000, 5000]) == large_delta(1.5e-4, "record", 10_000)
+    assert delta_note(PrivacySettings(epsilon=1.0, delta=0.1, level="user"), [9] * 20) == large_delta(0.1, "user", 20)
+
+
 def test_add_remove_is_refused():
     with pytest.raises(ValueError, match="zero-out"):
         PrivacySettings(epsilon=1.0, adjacency="add-remove")
@@ -404,3 +485,6 @@ def test_the_trade_off_curve_is_the_gaussian_tests():
         assert least_false_negatives(1.5, stats.norm.sf(z)) == pytest.approx(stats.norm.cdf(z - 1.5))
     assert least_false_negatives(0.0, 0.3) == pytest.approx(0.7)  # nothing is told: guessing
     assert least_false_negatives(1.0, 0.0) == 1
+    for nonsense in (-0.5, 1.5):
+        with pytest.raises(UserError, match="false_positives = "):
+            least_false_negatives(1.0, nonsense)

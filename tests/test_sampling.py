@@ -286,6 +286,16 @@ def test_a_delta_that_the_account_cannot_hold_is_refused():
         plan_of(small.trial(small.problem(), "dp-fedadamw", delta=1e-15), [100] * 5)
 
 
+def test_without_noise_a_sample_hides_nothing():
+    assert epsilon_of((Sampled(1, 0.0, 0.5), Sampled(1, 5.0, 0.5)), "zero-out", 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(("rate", "multiplier", "grid"), [(1.0, 1e6, 2**-10), (0.5, 1.0, 2**-10), (0.01, 10.0, 2**-13)])
+def test_the_grid_is_a_power_of_two_below_a_fifth_of_a_loss(rate, multiplier, grid):
+    """And at most 1e-3; a release over all records is priced exactly on any grid. 0.2 * 0.01 / 10 = 2^-12.3."""
+    assert grid_for((Sampled(5, multiplier, rate), Sampled(1, 1.0, 1.0))) == grid
+
+
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_many_small_losses_are_priced_closely(adjacency):
     """20,000 steps at q = 0.002: a release loses less than the coarsest grid tells apart, which used to make eps larger

@@ -8,7 +8,13 @@ import pytest
 from trainables.errors import UserError
 from trainables.privacy import selection
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
-from trainables.privacy.selection import all_released, base_for, best_released, best_released_by_renyi
+from trainables.privacy.selection import (
+    all_released,
+    base_for,
+    best_released,
+    best_released_by_renyi,
+    private_search,
+)
 
 DELTA, MEAN = 1e-5, 195
 
@@ -55,10 +61,11 @@ def test_one_run_is_no_search():
         assert best_released(mu, 1, DELTA) == epsilon_of(mu, DELTA)
 
 
-def test_the_minimum_is_found():
-    mu = mu_of(2.0, DELTA)
-    grid = [np.logaddexp(h, math.log(49) + log_delta(h, mu)) for h in np.linspace(0, 10, 5001)]
-    assert best_released(mu, 50, DELTA) == pytest.approx(epsilon_of(mu, DELTA / 50) + 2 * min(grid), rel=1e-5)
+@pytest.mark.parametrize(("epsilon", "mean"), [(2.0, 50), (0.1, 50), (2.0, 2), (1.0, 1.5)])
+def test_the_minimum_is_found(epsilon, mean):
+    mu = mu_of(epsilon, DELTA)
+    grid = [np.logaddexp(h, math.log(mean - 1) + log_delta(h, mu)) for h in np.linspace(0, 5 * epsilon, 2501)]
+    assert best_released(mu, mean, DELTA) == pytest.approx(epsilon_of(mu, DELTA / mean) + 2 * min(grid), rel=1e-5)
 
 
 def test_more_runs_cost_more():
@@ -66,6 +73,24 @@ def test_more_runs_cost_more():
     assert prices == sorted(prices)
 
 
-def test_nonsense():
+def test_an_eps_too_small_for_any_run():
+    """All runs of a search together tell more than so little, whatever eps above 0 they are trained at."""
+    assert base_for(1e-6, MEAN, DELTA) == 0.0
+
+
+def test_next_to_no_information_costs_next_to_nothing():
+    """delta(0; mu) = 2 Phi(mu / 2) - 1, so here 4e-11: the runs together cost 2 log(1 + 194 * 4e-11)."""
+    assert best_released(1e-10, MEAN, DELTA) == pytest.approx(2 * 194 * 1e-10 / math.sqrt(2 * math.pi), rel=1e-3)
+
+
+@pytest.mark.parametrize("mean", [0.5, 1e9 + 1, math.nan])
+def test_nonsense(mean):
     with pytest.raises(UserError, match="mean"):
-        best_released(1.0, 0.5, DELTA)
+        best_released(1.0, mean, DELTA)
+    with pytest.raises(UserError, match="mean"):
+        private_search(1.0, mean, DELTA, "logarithmic")
+
+
+def test_very_many_runs():
+    assert best_released(0.01, 1e9, DELTA) < all_released(0.01, 1e9, DELTA)
+    assert private_search(0.01, 1e9, DELTA, "logarithmic") < all_released(0.01, 1e9, DELTA)

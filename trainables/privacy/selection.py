@@ -45,7 +45,7 @@ def best_released(mu: float, mean: float, delta: float) -> float:
         return float(np.logaddexp(h, math.log(mean - 1) + log_delta(h, mu))) if mean > 1 else h
 
     # falls, then rises with h; beyond `first` delta(h) hardly counts any more
-    found = minimize_scalar(second, bounds=(0.0, max(first, 1e-6)), method="bounded", options={"xatol": 1e-9})
+    found = minimize_scalar(second, bounds=(0.0, first), method="bounded", options={"xatol": 1e-9})
     return first + 2 * min(second(float(found.x)), second(0.0))
 
 
@@ -70,7 +70,7 @@ def base_for(epsilon: float, mean: float, delta: float) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if best_released(middle, mean, delta) <= epsilon else (low, middle)
-    base = epsilon_of(low, delta) if low > 0 else 0.0
+    base = epsilon_of(low, delta)
     while base > 0 and best_released(mu_of(base, delta), mean, delta) > epsilon:  # what rounding has added
         base *= 1 - 1e-12
     return base
