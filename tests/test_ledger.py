@@ -1,16 +1,19 @@
 """The ledger's contract: what was added is there, once, whoever dies; one writes, anyone reads."""
 
 import dataclasses
+import fcntl
 import math
 import os
 import signal
 import socket
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small
@@ -61,16 +64,18 @@ def test_scores_of_any_metric_are_read_back(tmp_path):
 
 def test_when_what_was_handed_in(tmp_path, monkeypatch):
     """By driver: the time, how many trials, and how many rounds those had."""
-    clock = iter([100.0, 107.0, 109.0, 200.0])
+    clock = iter([100.0, 107.0, 109.0, 111.0, 200.0])
     monkeypatch.setattr(ledgers.time, "time", lambda: next(clock))
     with Ledger.write(tmp_path) as ledger:
         ledger.begin_session()
         ledger.add([row("a", rounds=10), row("b", rounds=20)])
         ledger.add([row("c", rounds=5)])
+        ledger.add([row("d", rounds=6)])
         ledger.begin_session()
         first, second = ledger.sessions()
-    assert (first.began, first.batches, first.last) == (100.0, [(107.0, 2, 30), (109.0, 1, 5)], 109.0)
-    assert (second.began, second.batches, second.last) == (200.0, [], 200.0)
+    assert (first.began, first.last, first.computed) == (100.0, 111.0, 4)
+    assert first.batches == [(107.0, 2, 30), (109.0, 1, 5), (111.0, 1, 6)]
+    assert (second.began, second.batches, second.last, second.computed) == (200.0, [], 200.0, 0)
 
 
 def test_more_rows_than_one_question_holds(tmp_path):
@@ -234,6 +239,36 @@ def test_facts_and_failures(tmp_path):
         assert ledger.failures() == [(2, "a", "first"), (1, "a", "second")]
 
 
+def test_plugins_are_remembered_once_each(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        assert ledger.plugins() == []
+        ledger.add_plugins(["b"])
+        ledger.add_plugins(["a", "b"])
+        assert ledger.plugins() == ["b", "a"]
+
+
+def test_a_secret_has_256_bits_and_stays(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        first = ledger.secret("one")
+        assert len(first) == 32
+        assert ledger.secret("one") == first != ledger.secret("two")
+        assert ledger.secrets() == {"one": first, "two": ledger.secret("two")}
+
+
+def test_a_ledger_from_before_some_things_were_kept_has_none_of_them(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        ledger.begin_session()
+        ledger.secret("one")
+        ledger.add_partitions({("iid", 1): [[3, 4]]})
+        assert ledger.partitions() == {("iid", 1): [[3, 4]]}
+        for table in ("origins", "surroundings", "secrets", "partitions"):
+            ledger._db.execute(f"DROP TABLE {table}")
+        assert (ledger.secrets(), ledger.partitions()) == ({}, {})
+        assert [session.computed for session in ledger.sessions()] == [0]
+        ledger._db.execute("DROP TABLE batches")
+        assert ledger.sessions() == []
+
+
 # ---- one writes, any number reads
 
 
@@ -252,6 +287,45 @@ def test_a_refused_writer_leaves_the_holder_s_name(tmp_path):
         for _ in range(2):
             with pytest.raises(UserError, match=f"process {os.getpid()} "), Ledger.write(tmp_path):
                 pass
+
+
+def test_a_holder_without_a_name(tmp_path):
+    """Between taking the lock and saying who it is."""
+    with (tmp_path / "ledger.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=r"is in use by another process$"), Ledger.write(tmp_path):
+            pass
+
+
+def test_anyone_may_read_who_holds_a_folder_and_its_owner_alone_may_take_it(tmp_path):
+    before = os.umask(0)
+    try:
+        with Ledger.write(tmp_path):
+            assert stat.S_IMODE((tmp_path / "ledger.lock").stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "free", "written", "alone"),
+    [
+        (True, 2**16 + 1, False, False),
+        (True, 2**16, False, True),  # a reader's index may need that much
+        (False, 2**40, False, True),
+        (False, 2**40, True, False),  # whoever writes has made the index
+    ],
+)
+def test_a_ledger_is_read_as_it_is_where_no_index_can_be_made(tmp_path, monkeypatch, allowed, free, written, alone):
+    plain, opened = ledgers._connect, []
+    with Ledger.write(tmp_path):
+        pass
+    monkeypatch.setattr(ledgers.os, "access", lambda *given: allowed)
+    monkeypatch.setattr(ledgers.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with Ledger.write(tmp_path) if written else nullcontext():
+        monkeypatch.setattr(ledgers, "_connect", lambda uri, folder: (opened.append(uri), plain(uri, folder))[1])
+        with Ledger.read(tmp_path) as ledger:
+            assert ledger.outcomes() == {}
+    assert ["immutable" in uri for uri in opened] == [alone]
 
 
 def test_the_lock_is_let_go_when_the_block_fails(tmp_path):
@@ -445,6 +519,23 @@ def test_a_ledger_of_another_version_is_refused(tmp_path, monkeypatch, way):
     monkeypatch.setattr(ledgers, "SCHEMA_VERSION", ledgers.SCHEMA_VERSION + 1)
     with Ledger.read(tmp_path) as ledger:
         assert list(ledger.outcomes()) == ["a"], "refusing has changed nothing"
+
+
+def test_folders_that_exist_stay_readable(tmp_path):
+    """They say 2: whoever raises the number shuts them all."""
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add([row("a")])
+        ledger._db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
+    with Ledger.read(tmp_path) as ledger:
+        assert list(ledger.outcomes()) == ["a"]
+
+
+def test_of_what_is_wrong_with_a_trial_the_first_line_is_said(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add([row("a", spec="{}")])
+    damaged = r"is damaged: \d+ validation errors for TrialSpec$"
+    with pytest.raises(UserError, match=damaged), Ledger.read(tmp_path) as ledger:
+        ledger.rows("a")["a"].trial  # noqa: B018
 
 
 @pytest.mark.parametrize("way", [Ledger.read, Ledger.write])

@@ -258,6 +258,9 @@ def test_a_client_emptied_by_the_validation_split_is_refused():
     dealt = deal(labelled([0, 1] * 4, [0, 0, 0, 0, 0, 0, 0, 1]), "explicit", 2)
     with pytest.raises(UserError, match="client 1 has no row left"):
         dealt.without(np.array([7]))
+    assert dealt.without(np.arange(6)).sizes == (1, 1), "one row is enough"
+    with pytest.raises(UserError, match="client 0 has no row left"):
+        dealt.without(np.arange(8))
 
 
 # ---- errors
@@ -300,6 +303,8 @@ def test_explicit_with_another_number_of_clients():
 def test_explicit_with_a_gap():
     with pytest.raises(UserError, match="client 1 of 3 without a row"):
         deal(labelled([0, 1] * 4, [0, 2] * 4), "explicit", 3)
+    with pytest.raises(UserError, match="client 1 of 4 without a row"):
+        deal(labelled([0, 1] * 4, [0, 3] * 4), "explicit", 4)
 
 
 @pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2", "explicit"])

@@ -100,8 +100,8 @@ def partition(data: FeatureSet, spec: PartitionSpec) -> Partition:
 def _dealt_by_plugin(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
     """Privacy is accounted by record: every row is to be dealt out, and to one client only."""
     dealt = [np.asarray(rows, dtype=np.int64) for rows in ADDED[spec.kind](data, spec)]
-    rows = np.sort(np.concatenate(dealt)) if dealt else np.empty(0, np.int64)
-    if len(dealt) != spec.clients or not np.array_equal(rows, np.arange(len(data.y_train))):
+    all_rows = np.arange(len(data.y_train))
+    if len(dealt) != spec.clients or not np.array_equal(np.sort(np.concatenate(dealt)), all_rows):
         raise UserError(
             f"partition {show(spec)}: its plug-in must deal each of the {len(data.y_train)} train rows to exactly one "
             f"of {spec.clients} clients"
@@ -183,4 +183,4 @@ def _top_up(dealt: list[Rows], least: int, spec: PartitionSpec) -> list[str]:
 def divergence_from_uniform(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """KL divergence of every client's label distribution from the uniform one, in nats."""
     p = counts / counts.sum(axis=1, keepdims=True)
-    return np.where(p > 0, p * np.log(np.maximum(p, 1e-300) * counts.shape[1]), 0.0).sum(axis=1)
+    return (p * np.log(np.maximum(p, 1e-300) * counts.shape[1])).sum(axis=1)  # of 0, whatever its logarithm, 0
