@@ -1,0 +1,193 @@
+"""What stands at the edges of the tables: little to show, much left to run, runs that are secret."""
+
+import math
+
+import pandas as pd
+import pytest
+import yaml
+from test_tables import GRID, HIGH, LAST, LOW, SETTING, build, caption, frame, lines, row, study, writing
+
+from orchestrator.report.tables import Results, frames
+from orchestrator.report.tables.common import bold_best
+from orchestrator.results.ledger import Ledger
+from trainables.objective import ACCURACY
+
+
+def results_of(folder) -> Results:
+    with Ledger.read(folder) as ledger:
+        return Results.read(ledger)
+
+
+# ---- partition and noise
+
+
+def write_partitions(folder, scores: dict[int, list[tuple[int, float]]], **seeds) -> None:
+    """Confirm runs of DP-FedGD: by the seed of their partition, their own seed and final score."""
+    confirm = [seed for runs in scores.values() for seed, _ in runs]
+    of = study(epsilons=[1], methods=["dp-fedgd"], seeds={"confirm": confirm, "partition": list(scores), **seeds})
+    with writing(folder, of) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        keys = []
+        for dealt, runs in scores.items():
+            for seed, score in runs:
+                trial = writer.trial("dp-fedgd", 1, {"learning_rate": 0.1}, seed, confirm=True)
+                split = trial.problem.partition.model_copy(update={"seed": dealt})
+                problem = trial.problem.model_copy(update={"partition": split})
+                trial = trial.model_copy(update={"problem": problem})
+                writer.ledger.add([row(trial, {LAST: score})])
+                keys.append(trial.key)
+        writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "confirm", keys)
+    build(folder)
+
+
+def test_the_spread_of_a_study_is_split_in_a_table(tmp_path):
+    """40, 42 and 50, 53: means 41 and 51.5, so within is 6.5 / 2 and between 4 * 5.25^2 = 110.25; the partition's
+    variance is (110.25 - 3.25) / 2. Of all four it is 116.75 / 3."""
+    write_partitions(tmp_path, {1: [(42, 40.0), (7, 42.0)], 2: [(3, 50.0), (4, 53.0)]})
+    assert lines(tmp_path, "partitions")[0] == ["Method", "Partitions", "Runs", "All", "Partition", "Noise"]
+    assert lines(tmp_path, "partitions")[2] == ["DP-FedGD", "2", "4", "6.24", "7.31", "1.80"]
+    assert "here none has" not in caption(tmp_path, "partitions")
+    found = frame(tmp_path, "partitions").iloc[0]
+    assert (found["partitions"], found["runs"]) == (2, 4)
+    deviations = [math.sqrt(116.75 / 3), math.sqrt(53.5), math.sqrt(3.25)]
+    assert found[["total_std", "partition_std", "noise_std"]].tolist() == pytest.approx(deviations)
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedGD / eps 1"]
+    assert best["partition_seed"] == {42: 1, 7: 1, 3: 2, 4: 2}
+    assert "over 4 seeds (42, 7, 3, 4), over 2 partitions" in caption(tmp_path, "accuracy")
+
+
+def test_one_run_a_partition_cannot_be_split(tmp_path):
+    write_partitions(tmp_path / "two", {1: [(42, 40.0)], 2: [(7, 43.0)]})
+    assert lines(tmp_path / "two", "partitions")[2] == ["DP-FedGD", "2", "2", "2.12", "–", "–"]
+    assert "here none has" in caption(tmp_path / "two", "partitions")
+    found = frame(tmp_path / "two", "partitions").iloc[0]
+    assert found["total_std"] == pytest.approx(3 / math.sqrt(2))
+    assert found[["partition_std", "noise_std"]].isna().all()
+    write_partitions(tmp_path / "one", {1: [(42, 40.0)]})
+    assert lines(tmp_path / "one", "partitions")[2] == ["DP-FedGD", "1", "1", "–", "–", "–"]
+    assert frame(tmp_path / "one", "partitions")["total_std"].isna().all()
+
+
+def test_one_partition_for_all_has_no_such_table(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+    build(tmp_path)
+    assert not (tmp_path / "tables" / "partitions.md").exists()
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedGD / eps 1"]
+    assert best["partition_seed"] == 42
+    assert "partition" not in caption(tmp_path, "accuracy")
+
+
+# ---- little to show
+
+
+def test_what_has_not_run_is_nothing_and_not_zero(tmp_path):
+    """DP-FedAdam has been opened and no more: no score, no seconds, no winner, and one trial missing at least."""
+    with writing(tmp_path, study(epsilons=[1], description="By hand.")) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+        writer.search("dp-fedadam", 1, {"coarse": [({"learning_rate": 0.1}, None)]})
+    build(tmp_path)
+    found = frames.cells(results_of(tmp_path)).set_index("method")
+    assert found["seeds"].tolist() == [2, 0]
+    assert found.loc["DP-FedGD", ["validation_accuracy", "test_accuracy"]].tolist() == [50.0, 41.5]
+    assert found.loc["DP-FedAdam", ["validation_accuracy", "test_accuracy", "std", "epsilon_bought"]].isna().all()
+    assert found["missing"].tolist() == [0, 3]
+    assert frames.winners(results_of(tmp_path))["method"].tolist() == ["DP-FedGD"]
+    timing = (tmp_path / "timing" / "seconds-per-round.md").read_text()
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in timing.splitlines() if "DP-Fed" in line]
+    assert shown == [["DP-FedGD", "0.1", "2", "0.1", "3"], ["DP-FedAdam", "–", "0", "–", "0"]]
+    seconds = pd.read_csv(tmp_path / "timing" / "seconds-per-round.csv").set_index("method")
+    assert seconds.loc["DP-FedAdam", ["confirm_seconds", "search_seconds"]].isna().all()
+    page = (tmp_path / "tables" / "README.md").read_text()
+    assert "Study: By hand." in page
+    assert "5 trials have ended." in page
+    assert "## All tables" in page
+    assert "private search" not in page
+
+
+def test_one_trial_is_missing_and_two_trials_are(tmp_path):
+    for name, came_to in (("one", {42: LOW[42], 7: None}), ("two", {42: None, 7: None})):
+        with writing(tmp_path / name, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.confirm("dp-fedgd", 1, {}, came_to)
+        build(tmp_path / name)
+    assert "The study is unfinished: 1 trial is missing." in caption(tmp_path / "one", "accuracy")
+    assert "The study is unfinished: 2 trials are missing." in caption(tmp_path / "two", "accuracy")
+
+
+def test_frames_have_every_trial_of_every_stage_once(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+    with Ledger.read(tmp_path) as ledger:
+        results = Results.read(ledger)
+        trials, rounds = frames.trials(ledger, results), frames.rounds(ledger, results)
+        confirmed = frames.seeds(ledger, results)
+    assert trials["stage"].tolist() == ["coarse", "coarse", "fine", "confirm", "confirm"]
+    assert trials["seed"].tolist() == [42, 42, 42, 42, 7]
+    assert trials["learning_rate"].tolist() == [0.1, 1.0, 0.3, 0.1, 0.1]
+    assert rounds["round"].tolist() == [20, 20, 20, 10, 20, 10, 20]
+    assert confirmed["accuracy"].tolist() == [20.0, 40.0, 24.0, 43.0]
+
+
+def test_more_trials_than_are_read_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(frames, "CHUNK", 2)
+    test_frames_have_every_trial_of_every_stage_once(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "marked"),
+    [([1.0, 2.0, None], [1]), ([None, 2.0, None], []), ([2.001, 2.0, 1.0], [0, 1]), ([None, None, None], [])],
+)
+def test_one_that_stands_alone_is_no_best(values, marked):
+    bold = bold_best(["a", "b", "c"], values, ACCURACY)
+    assert [k for k, text in enumerate(bold) if type(text) is not str] == marked
+
+
+# ---- a private search, written by hand
+
+
+@pytest.fixture
+def private(tmp_path):
+    """Three runs, of which the second wins by far: with so large a budget noise does not matter."""
+    of = study(epsilons=[1000], methods=["dp-fedgd"], search={"ways": ["private"], "trials": 3, "refine": "table"})
+    with writing(tmp_path, of) as writer:
+        runs = [({"learning_rate": rate}, score) for rate, score in ((0.1, 10.0), (1.0, 60.0), (10.0, 20.0))]
+        writer.search("dp-fedgd", 1000, {"private": runs}, way="private")
+        writer.confirm("dp-fedgd", 1000, {"learning_rate": 1.0}, {42: HIGH[42]}, way="private")
+    build(tmp_path)
+    return tmp_path
+
+
+def test_of_a_private_search_only_the_winner_is_shown(private):
+    page = (private / "tables" / "README.md").read_text()
+    assert "1 of 1 winners are known" in page
+    assert "This is a private search" in page
+    assert "with noisy scores" in page
+    best = (private / "best.yaml").read_text()
+    assert "--secret-noise" in best
+    (entry,) = yaml.safe_load(best)["cells"].values()
+    assert (entry["seeds"], entry["test_accuracy"]) == ([], 50.0)
+    assert entry["hyperparameters"] == {"learning_rate": 1.0}
+    assert "the one run that is published, with secret noise" in caption(private, "accuracy")
+    with Ledger.read(private) as ledger:
+        results = Results.read(ledger)
+        shown = frames.trials(ledger, results)
+        assert frames.rounds(ledger, results, "coarse").empty
+    assert shown["stage"].tolist() == ["confirm"]
+    assert shown["seed"].isna().all()
+    assert frames.cells(results)["trials"].tolist() == [1]
+
+
+def test_best_says_how_to_train_it_again(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+    build(tmp_path)
+    text = (tmp_path / "best.yaml").read_text()
+    assert "--seed SEED" in text
+    assert text.index("method:") < text.index("hyperparameters:") < text.index("test_accuracy:"), (
+        "what it is comes first"
+    )
