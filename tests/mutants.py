@@ -481,7 +481,7 @@ class Row:
     noticed: int
     alike: int
     lines: str
-    commit: str
+    text: str
     date: str
 
 
@@ -497,11 +497,11 @@ def keep(row: Row) -> None:
     COUNTED.write_text(
         "# Faults that the fast tests notice\n\n"
         f"Written by `make mutants`: {verdict(found)}\n\n"
-        "| module | possible faults | tried | noticed | make no difference | lines run | module as of | counted |\n"
+        "| module | possible faults | tried | noticed | make no difference | lines run | text (git blob) | counted |\n"
         "|---|---|---|---|---|---|---|---|\n"
         + "".join(
             f"| `{r.module}` | {r.possible} | {r.faults} | {r.noticed} | {r.alike} | {r.lines} "
-            f"| {r.commit} | {r.date} |\n"
+            f"| {r.text} | {r.date} |\n"
             for r in found
         )
     )
@@ -533,7 +533,8 @@ def verdict(rows: list[Row]) -> str:
 
 
 def as_of(module: str) -> str:
-    return subprocess.check_output(("git", "log", "-1", "--format=%h", "--", module), text=True).strip()
+    """Which text it has, as git names it."""
+    return subprocess.check_output(("git", "hash-object", "--", module), text=True)[:7]
 
 
 def main() -> int:
@@ -559,7 +560,7 @@ def main() -> int:
     known, before, left = json.loads(EQUIVALENT.read_text()), kept() if COUNTED.exists() else {}, left_last_time()
     modules = [m for m in TESTS if not given.where or any(m.startswith(place.rstrip("/")) for place in given.where)]
     if given.left:
-        modules = [m for m in modules if left.get(m) and as_of(m) == before[m].commit]
+        modules = [m for m in modules if left.get(m) and as_of(m) == before[m].text]
     rows = []
     for tests, some in itertools.groupby(modules, lambda module: tuple(given.tests or TESTS[module])):
         together = list(some)
