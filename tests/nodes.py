@@ -118,6 +118,7 @@ class Cluster:
         }
         """Of every node and of whoever joins: with the cluster's token."""
         self.nodes: list[Node] = []
+        self._head_options = head_options
         self._add(cpus[0], *head_options).up()
         self.address = self.nodes[0].address
         for node in [self._add(count) for count in cpus[1:]]:
@@ -133,6 +134,14 @@ class Cluster:
 
     def add(self, cpus: int) -> Node:
         return self._add(cpus).up()
+
+    def head_again(self) -> Node:
+        """A new head where the one that is gone was, without processors."""
+        gone = self.nodes[0]
+        port = f"--port={gone.address.rpartition(':')[2]}"
+        folder = self.folder / f"head-{len(self.nodes)}"
+        self.nodes.append(Node(folder, gone.ip, 0, None, self.environment, port, *self._head_options))
+        return self.nodes[-1].up()
 
     def close(self) -> None:
         for node in reversed(self.nodes):

@@ -242,7 +242,6 @@ def test_the_head_is_lost(folder, undisturbed, tally):
 def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, capfd):
     """Without Ray: someone who listens, then nobody."""
     monkeypatch.setattr(head, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(head, "GONE_AFTER_S", 0.1)
     ended = head.threading.Event()
     codes = []
 
@@ -254,7 +253,7 @@ def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, cap
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert head._answers(address)
-        watch = head.threading.Thread(target=head._watch, args=(address, ended), daemon=True)
+        watch = head.threading.Thread(target=head._watch, args=(address, ended, 0.1), daemon=True)
         watch.start()
         for _ in range(5):
             listener.accept()[0].close()
@@ -262,6 +261,12 @@ def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, cap
     watch.join(10)
     assert codes == [2]
     assert f"fedsweep: the head of the Ray cluster at {address} has not answered" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("rays", "ours"), [("", 30), ("60", 30), ("150", 120), ("20", 10)])
+def test_a_head_is_waited_for_as_long_as_ray_does_or_a_little_less(rays, ours, monkeypatch):
+    monkeypatch.setenv(head.RAYS_PATIENCE, rays)
+    assert head.patience() == ours
 
 
 # ---- one driver at a time

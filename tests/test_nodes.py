@@ -3,6 +3,8 @@ the tables of a local run."""
 
 import json
 import pickle
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from nodes import HOST, Cluster, free_port, peak_bytes, thaw, title_of, wait_for
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import runner, sweeping
+from orchestrator.running import head, runner, sweeping
 from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
 from trainables import pack_slot
@@ -80,14 +82,28 @@ def cluster(tmp_path_factory):
     made.close()
 
 
+ON_A_NODE = """\
+import sys, ray
+from orchestrator.cli import main
+address, ip = sys.argv[1:3]
+del sys.argv[1:3]
+ray.init(address, _node_ip_address=ip, log_to_driver=False)
+main()
+"""
+"""The command on one node of several on one machine, where Ray would take the head's."""
+
+
 class Driver:
     """`fedsweep run` on the cluster, as a process of its own."""
 
-    def __init__(self, cluster: Cluster, study: Path, folder: Path, *options: str, **environment: str) -> None:
+    def __init__(
+        self, cluster: Cluster, study: Path, folder: Path, *options: str, on: str | None = None, **environment: str
+    ) -> None:
         self.folder = folder
         self._err = folder.with_suffix(".err")
+        command = [sys.executable, "-c", ON_A_NODE, cluster.address, on] if on else [FEDSWEEP]
         self._process = subprocess.Popen(
-            [FEDSWEEP, "run", study, "--results", folder, "--json", *options],
+            [*command, "run", study, "--results", folder, "--json", *options],
             env={**cluster.environment, **environment},
             stdout=folder.with_suffix(".out").open("w"),
             stderr=self._err.open("w"),
@@ -154,6 +170,40 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     wait_for(lambda: len(large.processes(HOST)) == 3, "the federation was on the new node", driver.alive)
     assert len(driver.finished()["retries"]) >= 1
     assert shown(driver.folder) == expected
+
+
+def test_a_head_that_comes_back(study, tmp_path_factory, expected):
+    """Its state is in a Redis, and the driver on another node: while the head is gone the round that was begun waits,
+    and nothing is begun again."""
+    server = shutil.which("redis-server")
+    if server is None:
+        pytest.skip("there is no redis-server here")
+    folder = tmp_path_factory.mktemp("h")
+    port = free_port("127.0.0.1")
+    redis = subprocess.Popen([server, "--port", str(port), "--save", "", "--dir", folder], stdout=subprocess.DEVNULL)
+    wait_for(lambda: _listens(port), "Redis was up", lambda: redis.poll() is None)
+    told = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}", head.RAYS_PATIENCE: "150"}
+    cluster = Cluster(folder, (0, 2, 2), "--include-dashboard=false", **told)
+    driver = Driver(cluster, study, folder / "results", on=cluster.nodes[1].ip)
+    try:
+        frozen = cluster.nodes[2].freeze_in_a_round(driver.alive)
+        cluster.nodes[0].kill()
+        cluster.head_again()
+        thaw(frozen)
+        status = driver.finished()
+    finally:
+        driver.end()
+        cluster.close()
+        redis.kill()
+        redis.wait()
+    assert status["finished"]
+    assert status["retries"] == []
+    assert shown(driver.folder) == expected
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, expected):

@@ -16,7 +16,7 @@ import ray
 from orchestrator.console import stderr
 
 LOOK_EVERY_S = 2.0
-GONE_AFTER_S = 30.0  # a head that is only busy answers before that; Ray's own patience ends after 60 s
+RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 log = logging.getLogger("fedsweep")
 
 
@@ -29,7 +29,7 @@ def watched() -> Iterator[None]:
     the ledger is whole after every write."""
     address = ray.get_runtime_context().gcs_address
     ended = threading.Event()
-    watch = threading.Thread(target=_watch, args=(address, ended), name="head watch", daemon=True)
+    watch = threading.Thread(target=_watch, args=(address, ended, patience()), name="head watch", daemon=True)
     watch.start()
     try:
         yield
@@ -38,14 +38,23 @@ def watched() -> Iterator[None]:
         watch.join()
 
 
-def _watch(address: str, ended: threading.Event) -> None:
+def patience() -> float:
+    """Seconds without an answer after which a head is gone; one that is only busy answers sooner.
+
+    Less than Ray's own patience, which is a minute unless the cluster was told of another, because its head keeps its
+    state in a Redis and may come back."""
+    rays = float(os.environ.get(RAYS_PATIENCE) or 60)
+    return max(rays - 30, rays / 2)
+
+
+def _watch(address: str, ended: threading.Event, patience_s: float) -> None:
     last = time.monotonic()
     while not ended.wait(LOOK_EVERY_S):
         if _answers(address):
             last = time.monotonic()
-        elif time.monotonic() - last > GONE_AFTER_S:
+        elif time.monotonic() - last > patience_s:
             sentence = (
-                f"the head of the Ray cluster at {address} has not answered for {GONE_AFTER_S:g} s; nothing finished "
+                f"the head of the Ray cluster at {address} has not answered for {patience_s:g} s; nothing finished "
                 "is lost, and the same command goes on once there is a cluster again"
             )
             log.error(sentence)
