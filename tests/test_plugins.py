@@ -173,6 +173,25 @@ def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path):
     assert study.methods[0].space().coarse == {"learning_rate": (7.0,)}
 
 
+@pytest.mark.parametrize(
+    ("content", "line", "sentence"),
+    [
+        ("coarse: {learning_rate: [1]}\nfine: {learning_rat: [2]}\n", 1, "'learning_rat' is in only one of"),
+        ("coarse: {learning_rate: [1]}\nfine: {learning_rate: [-8]}\n", 1, "learning_rate = -8 is not in (0, inf)"),
+        ("coarse: {learning_rate: [1]}\nfin: {learning_rate: [2]}\n", 2, "fin: there is no such setting"),
+        ("coarse: {learning_rate: [1]\nfine: {learning_rate: [2]}\n", 2, "not valid YAML"),
+    ],
+)
+def test_a_fault_in_a_file_beside_the_study_names_that_file(tmp_path, content, line, sentence):
+    file = tmp_path / "dp_fedgd.yaml"
+    file.write_text(content)
+    text = "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    with pytest.raises(UserError) as caught:
+        parse(text, "study.yaml", tmp_path)
+    assert str(caught.value).startswith(f"{file}:{line}: ")
+    assert sentence in str(caught.value)
+
+
 def test_a_changed_plug_in_is_another_method(tmp_path):
     """Its old results do not count as those of the new code; a packaged method's key knows of none."""
     text = EXAMPLE.read_text()

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 import search_spaces
 from orchestrator.study.pointing import SettingError
-from orchestrator.study.settings import DataSettings, ResourceSettings, Study
+from orchestrator.study.settings import DataSettings, MethodSettings, ResourceSettings, Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
 from trainables.methods import METHODS
@@ -109,9 +109,19 @@ def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]
         if file is None or not file.is_file() or not isinstance(given, dict) or "search_space" in given:
             found.append(item)
             continue
-        space, _ = read_yaml(file.read_text(encoding="utf-8"), file.name)
-        found.append({"name": name, **given, "search_space": space})
+        found.append({"name": name, **given, "search_space": _space_in(file, str(name))})
     return {**content, "methods": found}
+
+
+def _space_in(file: Path, method: str) -> Any:
+    """What is wrong with it alone is said here, with its own line."""
+    space, marks = read_yaml(file.read_text(encoding="utf-8"), str(file))
+    try:
+        MethodSettings.model_validate({"name": method, "search_space": space})
+    except ValidationError as error:
+        place, sentence = said(error)
+        raise UserError(f"{file}:{_line(marks, place[1:])}: {sentence.removeprefix('search_space.')}") from None
+    return space
 
 
 def from_mapping(content: Mapping[str, Any], called: str) -> Study:
