@@ -22,8 +22,9 @@ from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.running import planning
+from orchestrator.running import planning, sweeping
 from orchestrator.running.planning import plan
+from orchestrator.running.progress import View
 from orchestrator.search.contenders import contenders_of, paired
 from orchestrator.search.optuna_search import OptunaSearch
 from orchestrator.search.selection import choose, ranked, win_contest
@@ -667,6 +668,82 @@ def test_confirm_trials_that_diverge_end_the_cell_all_the_same(tmp_path):
     assert status.read(tmp_path)["finished"]
 
 
+# ---- the budgets beside
+
+
+def test_the_best_of_the_budgets_beside_meet_in_the_contest(tmp_path):
+    """At every budget another rate is best; each contest has room for two."""
+    best = {1: 0.01, 2: 0.1, 4: 1}
+
+    def judge(trial):
+        return near(best[trial.privacy.epsilon])(trial)
+
+    of = {
+        "methods": [{**GD, "fine": {"learning_rate": [0.01, 0.1, 1]}}],
+        "epsilons": [4, 1, 2],
+        "seeds": {"search": [1], "contest": [11], "confirm": [21]},
+    }
+
+    def contests(warm: bool) -> dict[float, set[float]]:
+        ran = drive(tmp_path / str(warm), study(**of, search={"warm_start": warm, "contenders": 2}), judge)
+        assert ran.finished
+        return {eps: set(rates(ran.of("DP-FedGD", "contest", epsilon=eps))) for eps in best}
+
+    assert contests(warm=False) == {1: {0.01, 0.1}, 2: {0.1, 0.01}, 4: {1, 0.1}}
+    assert contests(warm=True) == {1: {0.01, 0.1}, 2: {0.1, 1}, 4: {1, 0.1}}
+
+
+def test_the_winner_of_a_budget_has_a_place_before_its_guests(tmp_path):
+    of = study(
+        methods=[GD],
+        epsilons=[1, 2, 4],
+        seeds={"search": [1], "contest": [11], "confirm": [21]},
+        search={"warm_start": True, "contenders": 1},
+    )
+    ran = drive(tmp_path, of, lambda trial: near({1: 0.01, 2: 0.1, 4: 1}[trial.privacy.epsilon])(trial))
+    assert [rates(ran.of("DP-FedGD", "contest", epsilon=eps)) for eps in (1, 2, 4)] == [[0.01], [0.1], [1.0]]
+
+
+def test_a_trial_that_failed_is_final_once_a_contest_beside_was_built_on_it(tmp_path):
+    """Its own cell has no contest yet: tried again, it might win, and the recorded contest would be another one."""
+    of = study(
+        methods=[{"name": "dp-fedgd", "coarse": {"learning_rate": [0.01, 0.1]}, "fine": {"learning_rate": [1]}}],
+        epsilons=[1, 2, 4],
+        seeds={"search": [1], "contest": [11], "confirm": [21]},
+        search={"warm_start": True, "contenders": 2},
+    )
+
+    def judge(trial):
+        if trial.privacy.epsilon == 2 and trial.hyperparameters["learning_rate"] == 1 and not again:
+            return "failed", None, None
+        return near(0.01 if trial.privacy.epsilon == 1 else 1)(trial)
+
+    again = False
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add_study(of.model_dump_json(), "by hand")
+        sweep = Sweep(Blueprint.draw(of), ledger)
+        while not any(key[2] == "contest" for key in ledger.stages()):
+            early = [trial for trial in sweep.waiting.values() if trial.privacy.epsilon < 4]
+            rows = [row(trial, judge(trial)) for trial in early[:1]]
+            ledger.add(rows)
+            sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
+    again = True
+    assert drive(tmp_path, of, judge).finished
+
+
+def test_a_budget_more_would_change_contests_that_were_held(tmp_path):
+    old, new = (study(epsilons=e, seeds={"contest": [11]}, search={"warm_start": True}) for e in ([1], [1, 2]))
+    with pytest.raises(UserError, match=r"epsilons = \[1.0, 2.0\]: with search.warm_start .* depend on \[1.0\]"):
+        check_extension(old, new)
+
+
+def test_where_the_budgets_beside_cannot_be_asked(tmp_path):
+    with pytest.raises(ValueError, match="warm_start brings more contenders to a contest, and there is none"):
+        study(search={"warm_start": True, "select": "single"})
+    with pytest.raises(UserError, match=r"shard = 2/3: with search.warm_start"):
+        sweeping.run(study(search={"warm_start": True}), "", tmp_path, View(), shard=(2, 3))
+
+
 # ---- cut off and taken up again
 
 
@@ -678,6 +755,12 @@ WAYS = {
     "early stopping": {"search": {"early_stopping": {"rounds": [2]}}},
     "random": {"methods": [GD], "search": {"ways": ["random"], "early_stopping": {"rounds": [2]}}},
     "contest": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [11, 12]}},
+    "warm": {
+        "methods": [GD],
+        "epsilons": [1, 2, 4],
+        "seeds": {"search": [1, 2], "contest": [11]},
+        "search": {"warm_start": True, "contenders": 2},
+    },
     "both selections, optuna": {
         "methods": [GD],
         "seeds": {"search": [1, 2], "contest": [11]},

@@ -491,6 +491,7 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "seeds.search": (TEXT.replace("seeds:", "seeds:\n  search: 1"), [1], [1, 2, 3]),
     "seeds.contest": (TEXT.replace("seeds:", "seeds:\n  contest: [8]"), [8], [11, 12, 13, 14, 15]),
     "search.contenders": (TEXT + "search: {contenders: 4}\n", 4, 8),
+    "search.warm_start": (TEXT + "search: {warm_start: true}\n", True, False),
     "seeds.partition": (TEXT.replace("seeds:", "seeds:\n  partition: 1"), 1, 42),
     "evaluate_every": (TEXT + "evaluate_every: 5\n", 5, 10),
     "validation.fraction": (TEXT + "validation: {fraction: 0.2}\n", 0.2, 0.1),

@@ -68,6 +68,10 @@ def run(
     """Run what is missing of a study and write the tables. Run again, it does nothing but write the same tables.
     `resources`: for this run, instead of the study's own. `stop_after_s`: then it ends as after one Ctrl-C.
     `shard`: (k, n) for every n-th cell, from the k-th on."""
+    if shard[1] > 1 and study.search.warm_start:
+        raise UserError(
+            f"shard = {shard[0]}/{shard[1]}: with search.warm_start cells need the budgets beside them; run it whole"
+        )
     end = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources
     blueprint = Blueprint.draw(study)

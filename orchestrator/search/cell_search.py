@@ -24,6 +24,8 @@ from trainables.spec import TrialSpec
 
 Next = tuple[str, list[TrialSpec]]
 OVER: Next = ("confirm", [])
+HELD: Next = ("contest", [])
+"""Until the cells beside it have searched."""
 
 
 class CellSearch:
@@ -41,6 +43,10 @@ class CellSearch:
         """By trial."""
         self._rows = rows
         self._drawn: OptunaSearch | None = None
+        self.neighbours: list[CellSearch] = []
+        """The same on the budgets above and below, where their best are to meet in its contest."""
+        self.searched = False
+        """Whether its search stages are over."""
 
     @property
     def name(self) -> str:
@@ -60,14 +66,20 @@ class CellSearch:
         if self.way.search == "private":
             return self._next_private(outcomes)
         if "contest" not in self.stages:
-            search = self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_drawn(outcomes)
+            search = self._next_search(outcomes)
+            self.searched = search is None or search is OVER
             if search is not None:
                 return search
             if has_contest(self.cell.study, self.way):
+                if not all(beside.searched for beside in self.neighbours):
+                    return HELD
                 best = self.finalists(outcomes)
                 return ("contest", self._trials("contest", best)) if best else OVER
         choice = self.choice(outcomes)
         return OVER if choice is None else ("confirm", self._trials("confirm", [self.configuration(choice.contender)]))
+
+    def _next_search(self, outcomes: Mapping[str, Outcome]) -> Next | None:
+        return self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_drawn(outcomes)
 
     def _next_of_grid(self, outcomes: Mapping[str, Outcome]) -> Next | None:
         space = self.cell.space
@@ -154,9 +166,17 @@ class CellSearch:
         return self._configurations[contender.key]
 
     def finalists(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
-        """The best of all search stages: a fine grid may lie beside what the coarse one found."""
+        """The best of all search stages: a fine grid may lie beside what the coarse one found. Those of the budgets
+        above and below have the last places."""
+        most = self.cell.study.search.contenders
+        own = self._ranked(outcomes)[:most]
+        winners = [configuration for beside in self.neighbours for configuration in beside._ranked(outcomes)[:1]]
+        guests = [guest for guest in search_spaces.unique(winners) if guest not in own][: most - 1]
+        return [*own[: most - len(guests)], *guests]
+
+    def _ranked(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
         found = ranked(self.contenders(*SEARCH_STAGES[self.way.search]), outcomes, self.cell.study.judged_by)
-        return search_spaces.unique(map(self.configuration, found))[: self.cell.study.search.contenders]
+        return search_spaces.unique(map(self.configuration, found))
 
     def choice(self, outcomes: Mapping[str, Outcome]) -> Choice | None:
         """The winner of the contest, or of the search where there is none."""

@@ -5,10 +5,11 @@ A stage's trials are written to the ledger when it opens, so that an interrupted
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.cell_search import HELD, CellSearch
 from orchestrator.search.contenders import Outcome
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.ways import STAGES
@@ -29,7 +30,7 @@ class Sweep:
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
         self.outcomes: dict[str, Outcome] = _without_passing_failures(
-            ledger.outcomes(blueprint.study.objective), self._recorded
+            ledger.outcomes(blueprint.study.objective), self._recorded, warm=blueprint.study.search.warm_start
         )
         self.searches = [
             CellSearch(
@@ -41,8 +42,23 @@ class Sweep:
             for cell in blueprint.cells
             for way in blueprint.study.ways
         ]
+        self._held: list[CellSearch] = []
+        """Those that wait for others, not for trials of their own."""
+        if blueprint.study.search.warm_start:
+            self._introduce()
+        self._advance_all(self.searches)
+
+    def _introduce(self) -> None:
+        """Searches to those on the budgets above and below."""
+        kin: dict[tuple[str, str, str], list[CellSearch]] = defaultdict(list)
         for search in self.searches:
-            self._advance(search)
+            cell = search.cell
+            kin[cell.setting.id, cell.method.shown, search.way.name].append(search)
+        for family in kin.values():
+            family.sort(key=lambda search: search.cell.epsilon)
+            for below, above in itertools.pairwise(family):
+                below.neighbours.append(above)
+                above.neighbours.append(below)
 
     @property
     def finished(self) -> bool:
@@ -67,13 +83,22 @@ class Sweep:
                 self._left[id(search)] -= 1
                 if self._left[id(search)] == 0:
                     touched.append(search)
-        for search in touched:
+        self._advance_all(touched)
+
+    def _advance_all(self, searches: list[CellSearch]) -> None:
+        for search in searches:
+            self._advance(search)
+        held, self._held = self._held, []
+        for search in held:  # perhaps for one of those
             self._advance(search)
 
     def _advance(self, search: CellSearch) -> None:
         """Open stages until one has something left to run."""
         while True:
-            stage, trials = search.next_trials(self.outcomes)
+            stage, trials = opens = search.next_trials(self.outcomes)
+            if opens is HELD:
+                self._held.append(search)
+                return
             if not trials:
                 search.stages.setdefault("confirm", [])
                 return
@@ -101,12 +126,15 @@ class Sweep:
 
 
 def _without_passing_failures(
-    outcomes: dict[str, Outcome], stages: dict[tuple[str, str, str], list[str]]
+    outcomes: dict[str, Outcome], stages: dict[tuple[str, str, str], list[str]], *, warm: bool
 ) -> dict[str, Outcome]:
-    """What has ended, without failed trials that can be tried again: those on which no later stage was built yet."""
+    """What has ended, without failed trials that can be tried again: those on which no later stage was built yet.
+    `warm`: a contest may be built on the searches of other cells, too."""
     final = set()
+    contests = {way for _, way, stage in stages if stage == "contest" and warm}
     for (cell, way, stage), keys in stages.items():
         built_upon = any((cell, way, later) in stages for later in STAGES[STAGES.index(stage) + 1 :])
+        built_upon |= way in contests and stage not in ("contest", "confirm")
         if built_upon or stage == "optuna":  # whose next batch follows from those before
             final.update(keys)
     return {key: outcome for key, outcome in outcomes.items() if outcome[0] != "failed" or key in final}

@@ -19,6 +19,11 @@ def check_extension(old: Study, new: Study) -> None:
             # a file may move; that its content is the same is checked by its hash
             data["source"] = Path(data["source"]).stem if data["source"].endswith(".npz") else data["source"]
     _check_extension("", before, after)
+    if new.search.warm_start and before["epsilons"] != after["epsilons"]:
+        raise UserError(
+            f"epsilons = {_short(after['epsilons'])}: with search.warm_start the folder's contests depend on "
+            f"{_short(before['epsilons'])}; choose another folder"
+        )
 
 
 GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.ways", "search.select")

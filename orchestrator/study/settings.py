@@ -311,6 +311,8 @@ class SearchSettings(Settings):
     meet again on fresh ones. single: the best on the first search seed wins, as in the papers."""
     contenders: int = Field(default=8, ge=1, le=1000)
     """How many meet in a contest."""
+    warm_start: bool = False
+    """The best of the budgets above and below, of the same method on the same data, meet in a contest, too."""
     refine: Literal["table", "zoom"] = "zoom"
     """The fine grid: as the search space prints it, or around the coarse winner."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
@@ -337,6 +339,12 @@ class SearchSettings(Settings):
     def _optuna_sees_every_score(self) -> SearchSettings:
         if self.early_stopping is not None and "optuna" in self.ways:
             raise wrong("early_stopping does not go with optuna, which must be told every score", "early_stopping")
+        return self
+
+    @model_validator(mode="after")
+    def _warm_start_needs_a_contest(self) -> SearchSettings:
+        if self.warm_start and ("contest" not in self.select or "private" in self.ways):
+            raise wrong("warm_start brings more contenders to a contest, and there is none", "warm_start")
         return self
 
     @model_validator(mode="after")
