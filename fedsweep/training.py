@@ -27,7 +27,7 @@ class Account:
     bought: Mapping[Release, float]
     """The eps that the noise really buys, by who is not trusted: local, secure-aggregation."""
     unsampled: Mapping[Release, float]
-    """The same to one who knows which rows were sampled."""
+    """The same to one who knows which rows, or users, were sampled."""
     delta: float
     noise_multiplier: float
 
@@ -77,6 +77,7 @@ def train(
     release: Release = "local",
     adjacency: Adjacency = "replace-one",
     level: Level = "record",
+    secret_participation: float = 1.0,
     center: float = 0.0,
     center_bound: float = 16.0,
     aggregate: Aggregate = "uniform",
@@ -116,6 +117,7 @@ def train(
         release=release,
         adjacency=adjacency,
         level=level,
+        secret_participation=secret_participation,
         center=center,
         center_bound=center_bound,
         aggregate=aggregate,

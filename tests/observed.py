@@ -46,6 +46,8 @@ class Query:
     rate: float = 1.0
     sample: tuple[int, ...] = ()
     """The address of the sample it looked at."""
+    coin: bool = False
+    """Whether `rate` is that of a coin which decides if what is made of the look leaves the client at all."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Record:
     """By client and round."""
     work: dict[int, ClientWork] = field(default_factory=dict)
     """By round, what the clients were told to do."""
+    coins: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Thrown by clients to see whether they take part: seed, client, round, step."""
 
     @property
     def clients(self) -> int:
@@ -162,6 +166,8 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
     def generator(self):
         if self.purpose == "sample":
             samples.append((self.client, self.round, self.step))
+        if self.purpose == "takes part":
+            record.coins.append((self.seed, self.client, self.round, self.step))
         return plain_generator(self)
 
     class Watched(client_host._Clients):
@@ -198,7 +204,9 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
 
         def looked(self, kind, bound, found, rate=1.0, sample=()):
             number = sum(isinstance(one, Query) for one in record.of(self._client, self._when))
-            query = Query(self._client, self._when, number, kind, float(bound), rate, sample)
+            coin = self._secret < 1 and self._when > ONCE
+            rate = self._secret if coin else rate
+            query = Query(self._client, self._when, number, kind, float(bound), rate, sample, coin)
             record.seen.append(query)
             if query in sums:
                 found = found + torch.from_numpy(sums[query]).to(found).view(found.shape)

@@ -35,6 +35,7 @@ from observed import Draw, Query, Record
 from orchestrator.running.conductor import Conductor
 from trainables import pack
 from trainables.methods import METHODS
+from trainables.participation import takes_part
 from trainables.privacy import sampled
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
@@ -304,6 +305,11 @@ def structure_of(record: Record, level: str) -> Structure:
     return Structure(local, summed)
 
 
+def rate_of(query: Query, view: str) -> float:
+    """A user's coin is a secret that only a sum keeps: no credit to single releases, a rule of the project."""
+    return 1.0 if query.coin and view == "local" else query.rate
+
+
 def events_of(record: Record, structure: Structure, trial: TrialSpec, client: int, size: int, view: str) -> list[Event]:
     """What one who has this view learns of a record of this client."""
     m = MOVES[trial.privacy.adjacency]
@@ -316,7 +322,7 @@ def events_of(record: Record, structure: Structure, trial: TrialSpec, client: in
     found = []
     for t in record.rounds:
         for group in groups[t] if t not in together else []:
-            (draw,), (rate,) = group.draws, {query.rate for query in group.queries}
+            (draw,), (rate,) = group.draws, {rate_of(query, view) for query in group.queries}
             found.append(Event(m * draw.std / moves[group.key], rate))
     mine = [group for t in together for group in groups[t]]
     if not mine:
@@ -339,7 +345,7 @@ def events_of(record: Record, structure: Structure, trial: TrialSpec, client: in
     cost = B.T @ np.linalg.solve(A @ A.T, B)
     single = np.diag(cost)
     if np.abs(cost - np.diag(single)).max() <= 1e-3 * single.max():
-        return found + [Event(m / math.sqrt(c), g.key.rate) for c, g in zip(single, mine, strict=True)]
+        return found + [Event(m / math.sqrt(c), rate_of(g.key, view)) for c, g in zip(single, mine, strict=True)]
     assert all(group.key.rate == 1 for group in mine), "samples are priced one by one"
     signs = np.array(list(itertools.product((-1, 1), repeat=len(mine))))
     return [*found, Event(m / math.sqrt(max((signs @ cost * signs).sum(1))), 1.0)]
@@ -399,6 +405,7 @@ def bounds_hold(record: Record, trial: TrialSpec, sizes) -> bool:
     weights = [size / np.mean(sizes) if trial.aggregate == "size" else 1 for size in sizes]
     silence = {a: -Address(*a).normal(draw.size) for a, draw in record.draws().items()}
     silent = observed.again(record, noise=silence)
+    weights = [weight / trial.privacy.secret_participation for weight in weights]
     lengths = [np.linalg.norm(value) / weights[client] for (client, t), value in silent.items() if t > 0]
     assert max(lengths) <= trial.privacy.clip * (1 + 1e-5)
     return max(lengths) > trial.privacy.clip * (1 - 1e-5)
@@ -437,22 +444,48 @@ def test_automatic_clipping_is_priced_too(method):
     """Sums of gradients that are all about as long as the bound, and never longer."""
     names = {h.name for h in METHODS[method].hyperparameters}
     options = {name: values[0] for name, values in STRUCTURE.items() if name in names}
-    assert_priced(method, "record", options, clipping="automatic")
+    assert_priced(method, "record", options, claim={"clipping": "automatic"})
 
 
 def test_what_a_claim_is_made_of_is_known_here():
     """A new setting must be asked whether the account hangs on it."""
-    asked = {"epsilon", "delta", "clip", "release", "adjacency", "level", "clipping"}
+    asked = {"epsilon", "delta", "clip", "release", "adjacency", "level", "clipping", "secret_participation"}
     assert set(PrivacySettings.model_fields) == asked
 
 
-def assert_priced(method, level, options, clipping="plain", **beside) -> Record:
-    """`beside`: what the trial has beside hyperparameters and privacy."""
+@pytest.mark.parametrize("aggregate", ["uniform", "size"])
+def test_secret_participation_is_priced_too(aggregate):
+    """Every user answers in every round, and throws one coin for it, which nobody but the sum hides."""
+    claim = {"secret_participation": 0.6}
+    record = assert_priced("dp-fedavg", "user", {"local_steps": 2}, ("secure-aggregation",), claim, aggregate=aggregate)
+    assert len(record.coins) == len(set(record.coins)) == ROUNDS * CLIENTS
+    thrown = {(client, t) for _, client, t, _ in record.coins}
+    assert thrown == set(itertools.product(range(CLIENTS), range(1, ROUNDS + 1)))
+
+
+def test_a_coin_decides_what_is_in_a_release():
+    """Without noise, a user's release is nothing where its coin fell so, and else its update over the probability."""
+    of = problem_for("dp-fedavg")
+    trial = small.trial(of, "dp-fedavg", rounds=ROUNDS, every=ROUNDS, clip=0.6, level="user", **SECRET)
+    record = observed.run(trial, of)
+    silence = {a: -Address(*a).normal(draw.size) for a, draw in record.draws().items()}
+    silent = observed.again(record, noise=silence)
+    for (client, t), value in silent.items():
+        there = takes_part(trial.seed, client, t, 0.6)
+        assert np.linalg.norm(value) == pytest.approx(0.6 / 0.6 if there else 0.0, abs=1e-5), (client, t)
+    assert {takes_part(trial.seed, client, t, 0.6) for client, t in silent} == {True, False}
+
+
+SECRET = {"release": "secure-aggregation", "secret_participation": 0.6}
+
+
+def assert_priced(method, level, options, releases=RELEASES, claim=None, **beside) -> Record:
+    """`claim`: more of what is claimed; `beside`: what the trial has beside hyperparameters and privacy."""
     of = problem_for(method)
     if level == "user" and options.get("as_released") and method == "dp-fedfc":
         pytest.skip("there is no such mode")
     structure = None
-    for release, adjacency in itertools.product(RELEASES, ADJACENCIES):
+    for release, adjacency in itertools.product(releases, ADJACENCIES):
         trial = small.trial(
             of,
             method,
@@ -465,7 +498,7 @@ def assert_priced(method, level, options, clipping="plain", **beside) -> Record:
             release=release,
             adjacency=adjacency,
             level=level,
-            clipping=clipping,
+            **(claim or {}),
         ).model_copy(update=beside)
         record = observed.run(trial, of)
         if structure is None:

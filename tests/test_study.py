@@ -477,6 +477,7 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "privacy.delta": (TEXT + "privacy: {delta: 0.001}\n", 0.001, 1e-05),
     "privacy.clip": (TEXT + "privacy: {clip: 1}\n", 1.0, 10.0),
     "privacy.clipping": (TEXT + "privacy: {clipping: automatic}\n", "'automatic'", "'plain'"),
+    "privacy.secret_participation": (TEXT + "privacy: {secret_participation: 0.5}\n", 0.5, 1.0),
     "privacy.release": (TEXT + "privacy: {release: secure-aggregation}\n", "'secure-aggregation'", "'local'"),
     "privacy.adjacency": (TEXT + "privacy: {adjacency: zero-out}\n", "'zero-out'", "'replace-one'"),
     "privacy.level": (TEXT + "privacy: {level: user}\n", "'user'", "'record'"),

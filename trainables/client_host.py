@@ -20,7 +20,7 @@ from trainables.models.lanes import SHAPES
 from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
 from trainables.pack import CENTRE, ClientWork
-from trainables.participation import participants
+from trainables.participation import participants, takes_part
 from trainables.privacy.noise import Address
 from trainables.problem import fetch
 from trainables.spec import Aggregate
@@ -153,6 +153,7 @@ class ClientHost:
                 continue
             view = _Clients(batch, t, work, lanes, present, broadcast, state, reported)
             release = work.program.round(view, weights)
+            view.kept_secret()
             total += to_grid(release * present).sum(0)
         self._states = (work.lanes, t, states)
         return HostReply(total, reported.collect() if reported else None)
@@ -263,6 +264,12 @@ class _Lanes:
             table *= (sizes[mine, None] / [sizes[some].mean() for some in chosen]).astype(np.float32)
         return torch.from_numpy(table[:, self._seed_of_lane]).to(self.device).unsqueeze(2)
 
+    def coins(self, clients: Sequence[int], t: int, probability: float) -> torch.Tensor:
+        """(clients, lanes, 1): 1 where a client takes part in a round, by a coin of its own that nobody else sees."""
+        fallen = [[takes_part(int(seed), client, t, probability) for seed in self.seeds] for client in clients]
+        table = np.asarray(fallen, dtype=np.float32)
+        return torch.from_numpy(table[:, self._seed_of_lane]).to(self.device).unsqueeze(2)
+
     def noise(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
         drawn = self._drawn(clients, t, step, purpose, size)
         return drawn[:, self.which] * self.std[purpose]
@@ -316,6 +323,7 @@ class _Clients:
         self.state: State = {} if state is None else state
         self._clients, self._lanes, self._present = batch.clients, lanes, present
         self._whole: Parts = [(slice(None), batch.shard)]
+        self._secret, self._answered = work.secret_participation, False
         self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
         self._reported, self._report_noise, self._noise_over = reported, reported, self.size
 
@@ -383,6 +391,18 @@ class _Clients:
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
+
+    def noised_update(self, update: torch.Tensor) -> torch.Tensor:
+        if self._secret == 1:
+            return update + self.noise("gradient")
+        self._answered, self._noise_over = True, self._noise_over * self._secret
+        taking_part = self._lanes.coins(self._clients, self.t, self._secret)
+        return (update * taking_part + self.noise("gradient")) / self._secret
+
+    def kept_secret(self) -> None:
+        """After a round: a secret that is paid for by less noise must be one."""
+        if self._secret < 1 and not self._answered:
+            raise RuntimeError(f"{self._program.name} tells who takes part: let its release be a `noised_update`")
 
     def noise_std(self, purpose: str) -> torch.Tensor:
         return self._lanes.std[purpose]

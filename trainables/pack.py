@@ -17,7 +17,7 @@ from trainables.data import partition
 from trainables.errors import UserError, one_of
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
-from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
+from trainables.privacy.plan import LATER, Clipping, Event, Level, PrivacyPlan
 from trainables.problem import Problem, Shipment
 from trainables.spec import AGGREGATES, Aggregate, ProblemSpec, TrialSpec
 
@@ -28,9 +28,10 @@ PackGroup = tuple[str, str, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials can share a pack if this is equal: same data, same client program, rounds and clipping, same features:
-    those that are centred by a noisy mean are the same for one seed and one budget."""
-    features: str = trial.aggregate if trial.privacy.clipping == "plain" else f"{trial.aggregate}:automatic"
+    """Trials can share a pack if this is equal: same data, same client program, rounds, clipping and participation,
+    same features: those that are centred by a noisy mean are the same for one seed and one budget."""
+    later = {name: getattr(trial.privacy, name) for name in LATER}
+    features: str = trial.aggregate if later == LATER else f"{trial.aggregate}:{later}"
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
         features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
@@ -71,6 +72,8 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     if trial.privacy.clipping == "automatic":
         _check_automatic(trial, problem.model)
+    if trial.privacy.secret_participation < 1:
+        _check_secret(trial)
     return plan_of(trial, problem.partition.sizes)
 
 
@@ -83,6 +86,17 @@ def _check_automatic(trial: TrialSpec, model: Model) -> None:
         raise UserError(f"{at}: as released, {trial.method} clips as its authors' program does")
     if "automatic" not in inspect.signature(model.clipped_gradient_sum).parameters:
         raise UserError(f"{at}: the head {trial.problem.model!r} knows plain clipping alone")
+
+
+def _check_secret(trial: TrialSpec) -> None:
+    """Where somebody knows who takes part, or everybody must."""
+    at = f"secret_participation = {trial.privacy.secret_participation:g}"
+    if trial.privacy.level != "user":
+        raise UserError(f"{at} is of users; level = {trial.privacy.level!r} protects one of a client's records")
+    if trial.privacy.release != "secure-aggregation":
+        raise UserError(f"{at}: release = {trial.privacy.release!r} shows who takes part; only a sum hides it")
+    if not program_of(trial).in_secret:
+        raise UserError(f"{at}: of {trial.method} all clients take part in every round")
 
 
 def code_of(method: str, problem: ProblemSpec) -> str:
@@ -138,6 +152,7 @@ class ClientWork:
     centre: NDArray[np.float32] | None = None
     """That mean, once it is known."""
     clipping: Clipping = "plain"
+    secret_participation: float = 1.0
 
     @property
     def automatic(self) -> bool:
@@ -215,6 +230,7 @@ def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> 
         aggregate=first.aggregate,
         bound=first.preprocess.bound if first.preprocess.center else None,
         clipping=first.privacy.clipping,
+        secret_participation=first.privacy.secret_participation,
     )
 
 

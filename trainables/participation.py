@@ -1,7 +1,8 @@
 """Which clients take part in a round.
 
 The choice follows from the seed alone. The server makes it and everybody may know it, so a client's account counts the
-rounds it takes part in and gets no credit for chance.
+rounds it takes part in and gets no credit for chance. But where a client throws a coin of its own and tells nobody how
+it fell (`takes_part`), and only a sum is seen in which its noise is anyhow, the secret is worth something.
 """
 
 from __future__ import annotations
@@ -39,3 +40,8 @@ def most_rounds(seed: int, rounds: int, clients: int, share: float) -> int:
     for t in range(1, rounds + 1):
         taken += participants.__wrapped__(seed, t, clients, share)
     return int(taken.max())
+
+
+def takes_part(seed: int, client: int, t: int, probability: float) -> bool:
+    """Whether a client's own coin says so in round t."""
+    return bool(Address(seed, client, t, 0, "takes part").generator().random() < probability)

@@ -25,6 +25,7 @@ from orchestrator.commands.options import (
     Release,
     ReleaseModel,
     Rounds,
+    SecretParticipation,
     Settings,
     key_values,
     refuse_options,
@@ -54,6 +55,7 @@ def audit(
     release: ReleaseModel = Release.LOCAL,
     adjacency: AdjacencyModel = Adjacency.REPLACE,
     level: LevelModel = Level.RECORD,
+    secret_participation: SecretParticipation = 1.0,
     clipping: ClippingBy = Clipping.PLAIN,
     center: Center = 0.0,
     aggregate: AggregateBy = Aggregate.UNIFORM,
@@ -91,6 +93,7 @@ def audit(
         adjacency=adjacency.value,
         level=level.value,
         clipping=clipping.value,
+        secret_participation=secret_participation,
     ).check()
     found = auditing.audit(
         method,

@@ -65,6 +65,13 @@ ClippingBy = Annotated[
     typer.Option(help="How gradients come to that bound: longer ones are shortened, or all become about as long."),
 ]
 LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
+SecretParticipation = Annotated[
+    float,
+    typer.Option(
+        help="Probability with which a user takes part in a round, which only it knows; 1: all do. For user level and "
+        "secure aggregation."
+    ),
+]
 ModelText = Annotated[
     str, typer.Option("--model", help="softmax, the linear head, mlp:HIDDEN, logistic, multinomial or poisson.")
 ]

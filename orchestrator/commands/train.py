@@ -36,6 +36,7 @@ from orchestrator.commands.options import (
     Release,
     ReleaseModel,
     Rounds,
+    SecretParticipation,
     Settings,
     TrainOn,
     key_values,
@@ -70,6 +71,7 @@ def train(
     clip: Clip = 10.0,
     clipping: ClippingBy = Clipping.PLAIN,
     level: LevelModel = Level.RECORD,
+    secret_participation: SecretParticipation = 1.0,
     center: Center = 0.0,
     center_bound: CenterBound = 16.0,
     aggregate: AggregateBy = Aggregate.UNIFORM,
@@ -132,6 +134,7 @@ def train(
             release=release.value,
             adjacency=adjacency.value,
             level=level.value,
+            secret_participation=secret_participation,
             center=center,
             center_bound=center_bound,
             aggregate=aggregate.value,
@@ -187,7 +190,7 @@ def _train(
     )
     if unsampled != bought:
         out.print(
-            "to one who knows which rows were sampled: "
+            "to one who knows which rows (or users) were sampled: "
             + ", ".join(f"{number(value)} as {model}" for model, value in unsampled.items())
         )
     out.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")

@@ -61,6 +61,7 @@ def set_up(
     release: Release,
     adjacency: Adjacency,
     level: Level,
+    secret_participation: float,
     center: float,
     center_bound: float,
     aggregate: Aggregate,
@@ -87,6 +88,7 @@ def set_up(
         release=release,
         adjacency=adjacency,
         level=level,
+        secret_participation=secret_participation,
     ).check()
     preprocess = Preprocess(center=center, bound=center_bound).check()
     dealt = partitions.parse(partition, clients=clients, seed=partition_seed)

@@ -247,6 +247,9 @@ class PrivacyStudySettings(Settings):
     clipping: Clipping = "plain"
     """How a record's gradient g comes to that bound C: plain shortens the longer ones; automatic takes
     C g / (‖g‖ + 0.01) of all."""
+    secret_participation: float = Field(default=1.0, gt=0, le=1)
+    """The probability with which a user takes part in a round, which only it knows; needs level: user and release:
+    secure-aggregation."""
     release: Release = "local"
     """Who is not trusted: whoever sees a client's own release, or only their sum."""
     adjacency: Adjacency = "replace-one"

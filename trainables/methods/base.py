@@ -164,6 +164,11 @@ class ClientRound(Protocol):
     def noise_std(self, purpose: str) -> torch.Tensor:
         """The standard deviation of that noise, (lanes, 1)."""
 
+    def noised_update(self, update: torch.Tensor) -> torch.Tensor:
+        """A user's update with the noise of `gradient`. Where participation is secret, every user answers, with its
+        update or with nothing as a coin says that only it sees, and noise; over the coin's probability, which is
+        public, so that the mean over all users is the same on average."""
+
     def zeros(self) -> torch.Tensor:
         """A state of the weights' shape."""
 
@@ -178,6 +183,8 @@ class ClientProgram(ABC):
     """Which hyperparameters the clients need."""
     prepares: ClassVar[bool] = False
     """Whether the clients release something once, before the first round."""
+    in_secret: ClassVar[bool] = False
+    """Whether what a user releases is a `noised_update`, so that it may keep secret if it takes part."""
 
     @property
     def stateful(self) -> bool:

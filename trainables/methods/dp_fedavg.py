@@ -1,7 +1,9 @@
 """DP-FedAvg: clients take K noisy steps, the server moves along the mean of where they came to.
 
 At user level the steps are free of noise, and where they lead is clipped to C and noised as a whole (McMahan et al.
-2018): however many there are, a round is one release, and in a sum of all clients' their noises add up.
+2018): however many there are, a round is one release, and in a sum of all clients' their noises add up. With
+`secret_participation` q a user's update is in the sum with probability q, and only the user knows; its noise always
+is, and the sum is divided by q n, however many there were.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class DPFedAvg(LocalStepsMethod):
 
     def releases(self, run: Run) -> tuple[Event, ...]:
         if run.privacy.level == "user":
-            return (Event("gradient", run.rounds, run.privacy.sensitivity),)
+            q = run.privacy.secret_participation
+            return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=q, hidden_by_sum=True),)
         return super().releases(run)
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:

@@ -40,6 +40,8 @@ class LocalSteps(ClientProgram):
 class UserLocalSteps(LocalSteps):
     """The steps are not private; where they lead is clipped and noised as a whole: the client is the record."""
 
+    in_secret = True
+
     @property
     def name(self) -> str:
         return f"{self.steps} local steps of a user"
@@ -48,7 +50,7 @@ class UserLocalSteps(LocalSteps):
         return client.gradient_mean(y)
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        return clip_norm(super().round(client, theta), client.clip) + client.noise("gradient")
+        return client.noised_update(clip_norm(super().round(client, theta), client.clip))
 
 
 LOCAL_STEPS = Hyperparameter("local_steps", 1, "K, noisy steps of a client in a round", low=1, whole=True, shared=True)

@@ -24,7 +24,7 @@ RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
 ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
 LEVELS: tuple[Level, ...] = ("record", "user")
 CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic")
-LATER = {"clipping": "plain"}
+LATER = {"clipping": "plain", "secret_participation": 1.0}
 """Settings that older trials do not name, and what they are there."""
 FAR_BEYOND = 1e4  # an eps of no privacy at all
 
@@ -55,6 +55,8 @@ class PrivacySettings(BaseModel):
     clipping: Clipping = "plain"
     """How gradients are brought to `clip`: longer ones are shortened; or all become about as long, which costs the
     same, for nothing is longer then either."""
+    secret_participation: float = 1.0
+    """The probability with which a user takes part in a round, drawn afresh each time and known to nobody else."""
 
     _known = field_validator("adjacency", mode="before")(known_adjacency)
 
@@ -66,6 +68,7 @@ class PrivacySettings(BaseModel):
         one_of(ADJACENCIES, adjacency=self.adjacency)
         one_of(LEVELS, level=self.level)
         one_of(CLIPPINGS, clipping=self.clipping)
+        in_range(0, 1, open_low=True, secret_participation=self.secret_participation)
         return self
 
     @model_serializer(mode="wrap")
@@ -114,7 +117,9 @@ class Event:
     """Whether secure aggregation hides a single client's release. Not so where a release follows noise that only its
     client knows, as local steps after the first do: later noise of the sum then tells earlier noise."""
     sampling: float = 1.0
-    """The probability with which a record takes part in one release, drawn afresh and in secret each time."""
+    """The probability with which a record (or a user) is in one release, drawn afresh and in secret each time."""
+    hidden_by_sum: bool = False
+    """Whether only a sum hides who takes part: one who sees every client's release gets no credit for the secret."""
     even: bool = False
     """Whether all clients' noise weighs the same in the sum of releases, however large they are."""
     noised_for: float | None = None
@@ -219,7 +224,9 @@ def _sampled(
 ) -> tuple[Sampled, ...]:
     return tuple(
         Sampled(
-            e.count, noise_std[e.purpose] * settings.moves / (e.sensitivity * _seen(e, release, weights)), e.sampling
+            e.count,
+            noise_std[e.purpose] * settings.moves / (e.sensitivity * _seen(e, release, weights)),
+            1.0 if e.hidden_by_sum and release == "local" else e.sampling,
         )
         for e in events
     )

@@ -75,8 +75,8 @@ def privacy(results: Results, setting: str) -> Table:
     caption += _to_a_client(results, cells) + _too_large_a_delta(results, setting)
     if sampled:
         caption += (
-            " ε unsampled is what is bought in the claim's own release model to one who knows which rows were sampled; "
-            "it differs only for methods that sample them."
+            " ε unsampled is what is bought in the claim's own release model to one who knows which rows were sampled, "
+            "or which users; it differs only where some are."
         )
     return Table(
         title=f"ε claimed and ε bought: {setting}",
