@@ -246,6 +246,27 @@ def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
     assert found == outcomes(undisturbed.advance(12))
 
 
+@pytest.mark.parametrize("died", [0, 1])
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_snapshot_is_whole_though_a_host_died_before_it(small_problem, hosts, died):
+    """The rounds since the last one are repeated first: a snapshot without some clients' states is none to go on from.
+    It is of the round that was reached."""
+    trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (42, 7)]
+    here, undisturbed = HostsHere(hosts), Server(HostsHere(1))
+    server, after = Server(here), Server(HostsHere(2))
+    for one in (server, undisturbed):
+        one.open(trials, in_process(small_problem))
+        one.advance(4)
+        one.snapshot()
+        one.advance(7)
+    here._hosts[died % hosts] = ClientHost(died % hosts)
+    after.open(trials, in_process(small_problem), server.snapshot())
+    assert (server.t, after.t) == (7, 7)
+    expected = outcomes(undisturbed.advance(12))
+    assert outcomes(server.advance(12)) == expected
+    assert outcomes(after.advance(12)) == expected
+
+
 def test_a_host_knows_which_round_its_states_are_from(small_problem):
     """Of the round before the one that is asked for, or they are as good as lost."""
     trial = small.trial(small_problem, "dp-scaffold")
@@ -282,8 +303,9 @@ def test_a_round_that_fails_half_way_leaves_the_states_as_they_were(small_proble
     assert torch.equal(again.total, expected.total)
 
 
-def test_lanes_that_were_stopped_stay_stopped(small_problem):
-    """Also where a host then loses its clients' states, and rounds are repeated from the last snapshot."""
+@pytest.mark.parametrize("died", ["before", "after"])
+def test_lanes_that_were_stopped_stay_stopped(small_problem, died):
+    """Also where a host loses its clients' states, and rounds are repeated from the last snapshot."""
     trials = [small.trial(small_problem, "dp-scaffold", seed=seed) for seed in (42, 7)]
     hosts = HostsHere(2)
     server = Server(hosts)
@@ -291,8 +313,11 @@ def test_lanes_that_were_stopped_stay_stopped(small_problem):
     server.advance(4)
     server.snapshot()
     server.advance(8)
+    if died == "before":
+        hosts._hosts[1] = ClientHost(1)
     server.stop_lanes([trials[0].key])
-    hosts._hosts[1] = ClientHost(1)
+    if died == "after":
+        hosts._hosts[1] = ClientHost(1)
     found = {lane.key: lane for lane in server.advance(12)}
     assert (found[trials[0].key].state, found[trials[0].key].rounds) == ("stopped", 8)
     assert found[trials[1].key].state == "done"

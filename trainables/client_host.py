@@ -58,10 +58,12 @@ class ClientStates:
     clients: dict[int, State]
 
     @classmethod
-    def merged(cls, parts: Iterable[ClientStates | None]) -> ClientStates:
-        """The states of all hosts together."""
-        found = [part for part in parts if part is not None]
-        return cls(found[0].lanes, found[0].t, {c: state for part in found for c, state in part.clients.items()})
+    def merged(cls, parts: Sequence[ClientStates | None], t: int) -> ClientStates:
+        """The states of all hosts together, after round t. One that was started again since has none."""
+        found = [part for part in parts if part is not None and part.t == t]
+        if len(found) < len(parts):
+            raise ClientStateLostError(f"{len(parts) - len(found)} client hosts do not hold the state after round {t}")
+        return cls(found[0].lanes, t, {c: state for part in found for c, state in part.clients.items()})
 
     def of(self, clients: Iterable[int]) -> ClientStates:
         """The states of some clients."""

@@ -225,7 +225,7 @@ class Overhearing(HostsHere):
         quiet, shadows = _scaled(work, 0.0), []
         for hosts, shipment in self._shadows:
             if work.program.stateful and t > 1:  # what a client keeps follows from what it has released
-                hosts.restore(replace(quiet, shipment=shipment), ClientStates.merged(self.states()))
+                hosts.restore(replace(quiet, shipment=shipment), ClientStates.merged(self.states(), t - 1))
             shadows.append(hosts.round(replace(quiet, shipment=shipment), t, sent, diagnose=False))
         replies = super().round(_scaled(work, self._factor), t, sent, diagnose)
         effects = self._planted.effects(work, sent["theta"])

@@ -159,7 +159,7 @@ class Server:
             try:
                 self._round(evaluate)
             except ClientStateLostError:
-                self.open(*self._opened, self._kept)  # back to the last snapshot; the rounds since are repeated
+                self._go_back()
                 continue
             if evaluate:
                 self._evaluate(last)
@@ -170,6 +170,14 @@ class Server:
             if evaluate:
                 self._retire(last)
         return list(self.results.values())
+
+    def _go_back(self) -> None:
+        """To the last snapshot; the rounds since are repeated."""
+        self.open(*self._opened, self._kept)
+
+    def _repeat(self, until: int) -> None:
+        self._go_back()
+        self.advance(until)
 
     def progress(self, until: int) -> Progress:
         """As `advance`, but says only how it stands: of a thousand lanes all metrics are slow to send."""
@@ -192,13 +200,19 @@ class Server:
 
     def stop_lanes(self, keys: Iterable[str]) -> None:
         """End some trials before their last round; the pack goes on without them."""
-        chosen = set(keys)
-        for trial in self.trials:
-            if trial.key in chosen:
-                self.results[trial.key].state = "stopped"
-        self._compact()
-        if self._work.program.stateful:
-            self.snapshot()  # going back to an older one would wake them again
+        chosen, until = set(keys), self.t
+        while True:
+            for trial in self.trials:
+                if trial.key in chosen:
+                    self.results[trial.key].state = "stopped"
+            self._compact()
+            if not self._work.program.stateful:
+                return
+            try:
+                self._keep()  # going back to an older one would wake them again
+                return
+            except ClientStateLostError:
+                self._repeat(until)
 
     def lanes_that_fit(self, shipment: Shipment, stateful: bool, share: float) -> int | None:
         """Into the free memory of the GPU, of which a host may use a share. A CPU knows no bound."""
@@ -342,10 +356,18 @@ class Server:
 
     def snapshot(self) -> bytes:
         """Everything needed to go on from here: plain tensors and numbers, no code."""
+        until = self.t
+        while True:
+            try:
+                return self._keep()
+            except ClientStateLostError:
+                self._repeat(until)
+
+    def _keep(self) -> bytes:
         clients = None
         if self._work.program.stateful and self.t > 0:
             busy = self.hosts.states()[: len(self._work.assignment)]  # the others may still hold another pack's clients
-            clients = ClientStates.merged(busy)
+            clients = ClientStates.merged(busy, self.t)
         buffer = io.BytesIO()
         torch.save(
             {
