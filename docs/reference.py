@@ -158,7 +158,8 @@ def python() -> str:
         if name != "__version__":
             parts.append(_documented(f"fedsweep.{name}", value))
     parts.append(f"## fedsweep.plugins\n\n{_doc(fedsweep.plugins)}\n")
-    added = ("head", "data_source", "partition")
+    added = ("use", "Method", "Hyperparameter", "learning_rate", "ClientProgram", "ClientRound", "Event", "Run")
+    added = (*added, "head", "data_source", "partition")
     parts += [_documented(f"fedsweep.plugins.{name}", getattr(fedsweep.plugins, name)) for name in added]
     return "\n".join(parts)
 

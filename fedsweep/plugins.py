@@ -1,5 +1,7 @@
 """What a plug-in needs: the base of a method, and decorators for heads, data sources and partitions.
 
+A program loads one with `use`, as the commands do with --import.
+
 A study names them by the word given here: `model: wide:64`, `source: sensors:2024`, `partitions: [by-size:2]`.
 """
 
@@ -15,13 +17,24 @@ from trainables.data import features
 from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet, Rows
 from trainables.errors import UserError
-from trainables.methods.base import ClientProgram, Hyperparameter, Hypers, Method, State, learning_rate
+from trainables.methods.base import (
+    ClientProgram,
+    ClientRound,
+    Hyperparameter,
+    Hypers,
+    Method,
+    Run,
+    State,
+    learning_rate,
+)
 from trainables.models import Model
+from trainables.plugins import use
 from trainables.privacy.plan import Event
 from trainables.spec import PartitionSpec
 
 __all__ = [
     "ClientProgram",
+    "ClientRound",
     "Event",
     "FeatureSet",
     "Hyperparameter",
@@ -30,12 +43,14 @@ __all__ = [
     "Model",
     "PartitionSpec",
     "Rows",
+    "Run",
     "State",
     "UserError",
     "data_source",
     "head",
     "learning_rate",
     "partition",
+    "use",
 ]
 
 Head = Callable[[str, int, int], Model]

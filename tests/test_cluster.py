@@ -12,6 +12,7 @@ from nodes import family
 
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
+from orchestrator.running import cluster
 from orchestrator.running.cluster import connected
 from trainables.errors import UserError
 
@@ -109,3 +110,18 @@ def test_results_have_the_rights_that_the_user_wants(tmp_path):
         found = {path.name: path.stat().st_mode & 0o777 for path in [folder, *folder.rglob("*")]}
         assert found.pop(folder.name) == found.pop("tables") == folders
         assert set(found.values()) == {files}
+
+
+def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
+    """Ray raises plain exceptions, of many lines. What it had started is ended."""
+    ended = []
+
+    def init(**_):
+        raise Exception("The current node timed out during startup. This could happen because\nsomething failed.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append("Ray"))
+    sentence = "Ray did not start on this machine: The current node timed out during startup; where that is busy"
+    with pytest.raises(UserError, match=sentence):
+        cluster._start(2)
+    assert ended == ["Ray"]

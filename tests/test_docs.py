@@ -94,9 +94,10 @@ def test_the_first_study_is_one():
 
 def test_the_page_on_methods_shows_the_example_itself():
     """What stands there is what the tests run, to the letter."""
-    source = (REPOSITORY / "examples" / "plugin" / "heavy_ball.py").read_text()
+    sources = [(REPOSITORY / "examples" / "plugin" / name).read_text() for name in ("heavy_ball.py", "look_ahead.py")]
+    source = "\n".join(sources)
     shown = blocks(DOCS / "write-a-method.md", "python")
-    assert len(shown) == 5
+    assert len(shown) == 6
     for block in shown:
         assert block in source
     (space,) = blocks(DOCS / "write-a-method.md", "yaml")

@@ -12,6 +12,8 @@ import pytest
 from conftest import REPOSITORY, added_for_now
 from test_api import packs_here
 
+import fedsweep as face
+from fedsweep.plugins import use
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.reading import load, parse
 from trainables import contract, methods, plugins
@@ -78,8 +80,11 @@ def test_a_folder_says_which_plug_ins_it_needs(fedsweep, tmp_path, monkeypatch):
     monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
     monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
     folder = tmp_path / "results"
-    code, _, err = fedsweep("run", STUDY, "--results", folder, "--import", EXAMPLE)
+    with added_for_now():
+        code, _, err = fedsweep("run", STUDY, "--results", folder, "--import", EXAMPLE)
+    monkeypatch.setenv(plugins.VARIABLE, "")
     assert code == 0, err
+    assert f'--cell "NAME" --seed SEED --import {EXAMPLE}' in (folder / "best.yaml").read_text()
     assert f"fedsweep report {folder} --import {EXAMPLE}" in err
 
     def alone(*words):
@@ -93,6 +98,10 @@ def test_a_folder_says_which_plug_ins_it_needs(fedsweep, tmp_path, monkeypatch):
         assert found.stderr.count("\n") == 1
     told = alone("status", folder, "--import", EXAMPLE)
     assert "study heavy-ball: finished" in told.stdout, told.stderr
+    with pytest.raises(UserError, match=rf"from Python fedsweep\.plugins\.use\('{EXAMPLE}'\)"):
+        face.load_results(folder).winners  # noqa: B018
+    use(str(EXAMPLE))
+    assert set(face.load_results(folder).winners["method"]) == {"DP-FedGD", "DP-HeavyBall"}
 
 
 # ---- how they are found
@@ -284,6 +293,11 @@ def test_a_step_unlike_its_twin_is_found_out(monkeypatch):
     for said, twin in twins.items():
         (last,) = [f for f in contract.examine(made, {}, twin, 200) if f.check == "steps as its twin does"]
         assert (said in last.complaint) if said else last.complaint == ""
+
+
+def test_the_example_with_clients_of_its_own_keeps_the_contract():
+    plugins.use(str(EXAMPLE.with_name("look_ahead.py")))
+    assert [f.check for f in contract.examine(methods.get("dp-look-ahead"), {}) if f.complaint] == []
 
 
 def test_packaged_methods_keep_the_contract_too():

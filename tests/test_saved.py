@@ -77,6 +77,13 @@ def test_the_command(fedsweep, tmp_path):
     assert "100 rows predicted" in out
     assert "epsilon 8" in out
     assert len((tmp_path / "p.csv").read_text().split()) == 101
+    np.savez(tmp_path / "new.npz", x_test=data.x_test)
+    code, out, _ = fedsweep("predict", tmp_path / "m.npz", tmp_path / "new.npz", "--output", tmp_path / "q.csv")
+    assert (code, "as labelled" in out) == (0, False)
+    assert (tmp_path / "q.csv").read_text() == (tmp_path / "p.csv").read_text()
+    np.savez(tmp_path / "none.npz", x_train=data.x_train)
+    lacking = fedsweep("predict", tmp_path / "m.npz", tmp_path / "none.npz", "--output", tmp_path / "r.csv")
+    assert_one_sentence(lacking, "none.npz lacks the array 'x_test'; it needs x_test")
     again = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")
     assert_one_sentence(again, "p.csv")
     assert_one_sentence(fedsweep("train", "--epsilon", 1, "--save", tmp_path / "m.npz"), "--save")

@@ -161,7 +161,7 @@ WRONG = {
         changed("- dp-fedgd", "- dp-nope"),
         6,
         "methods.0",
-        "'dp-nope' is unknown; it is one of: dp-ada",
+        "'dp-nope' is unknown; --import MODULE loads a plug-in's, else it is one of: dp-ada",
     ),
     "method of a wrong kind": (changed("- dp-fedgd", "- 5"), 6, "methods.0", "found 5"),
     "changes of a wrong kind": (changed("- dp-fedgd", "- dp-fedgd: 5"), 6, "methods.0", "5"),
@@ -236,7 +236,7 @@ FOUND_LATER = {
     "data that are not there": (
         changed('["synthetic-frozen:400,100,6,3"]', "\n  - gone.npz"),
         3,
-        "data 'gone.npz' is neither",
+        "data 'gone.npz' is not there",
     ),
     "more clients than rows": (changed("clients: 4", "clients: 500").replace("iid", "\n  iid"), 4, "clients = 500"),
     "more classes than there are": (changed("[iid]", "\n  - iid\n  - classes:9"), 5, "the data has only 3 classes"),
@@ -401,7 +401,8 @@ def test_data_is_looked_for_in_order(tmp_path, monkeypatch):
         assert study.data[0].source == str(place / "features.npz")
         (place / "features.npz").unlink()
     study = with_data(places[0], "features.npz")
-    with pytest.raises(UserError, match=r"data 'features\.npz' is neither a file nor a built-in set"):
+    sentence = r"data 'features\.npz' is not there: neither beside the study, nor here, nor in "
+    with pytest.raises(UserError, match=sentence):
         Blueprint.draw(study)
 
 

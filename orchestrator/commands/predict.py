@@ -14,11 +14,11 @@ from trainables.errors import UserError
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL.npz", help="A model that `fedsweep train --save` kept.")],
-    data: Annotated[Path, typer.Argument(metavar="FEATURES.npz", help="A feature file; its test rows are predicted.")],
+    data: Annotated[Path, typer.Argument(metavar="FEATURES.npz", help="Its x_test is predicted; y_test is optional.")],
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where the predictions go, a line for every row.")],
     json: Json = False,
 ) -> None:
-    """Predict the classes of the test rows of a feature file, and say how often that is right."""
+    """Predict the classes of the test rows of a feature file, and say how often that is right where it has labels."""
     import numpy as np
 
     from trainables.data import features
@@ -27,15 +27,16 @@ def predict(
     saved = SavedModel.load(model)
     if output.exists():
         raise UserError(f"--output {output} is there already; choose another name")
-    loaded = features.load(str(data))
+    rows, labels = features.rows_to_predict(str(data))
     if saved.model == "poisson":
         raise UserError(f"{model} is a model of counts: it has no classes to predict")
-    predicted = saved.scores(loaded.x_test).argmax(1)
+    predicted = saved.scores(rows).argmax(1)
     np.savetxt(output, predicted, fmt="%d", header="class", comments="")
-    accuracy = 100 * float((predicted == loaded.y_test).mean())
+    accuracy = None if labels is None else 100 * float((predicted == labels).mean())
     epsilon = saved.provenance["epsilon"]["claimed"]
     if json:
         emit_json({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance})
         return
-    typer.echo(f"{len(predicted)} rows predicted in {output}, {accuracy:.2f}% of them as labelled")
+    right = "" if accuracy is None else f", {accuracy:.2f}% of them as labelled"
+    typer.echo(f"{len(predicted)} rows predicted in {output}{right}")
     typer.echo(f"the model was trained at epsilon {number(float(epsilon))}, delta {saved.provenance['delta']:g}")

@@ -73,16 +73,24 @@ def _interrupts_heard() -> Iterator[None]:
 def _start(cpus: int | None) -> None:
     """A Ray that nobody else can reach: it listens to this machine alone, and only to those with the user's token."""
     _make_token()
-    with _loopback_only():
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=LOCAL_OBJECT_STORE,
-            _node_ip_address="127.0.0.1",
-        )
+    try:
+        with _loopback_only():
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=LOCAL_OBJECT_STORE,
+                _node_ip_address="127.0.0.1",
+            )
+    except Exception as error:  # of whatever kind: Ray says only in words what went wrong
+        ray.shutdown()
+        said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise UserError(
+            f"Ray did not start on this machine: {said}; where that is busy with other work, the same command may "
+            "succeed a little later"
+        ) from error
 
 
 def _join(address: str) -> None:

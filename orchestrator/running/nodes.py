@@ -10,6 +10,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.running import ray_private
+from trainables.pack_desk import PackDesk
 
 
 def node_resources() -> list[dict[str, float]]:
@@ -32,6 +33,13 @@ def holders() -> str:
         return "nobody says by whom"
     commands = {job["JobID"]: job.get("Entrypoint") or "a driver" for job in ray_private.jobs()}
     return "; ".join(f"{count} actors of {commands.get(job, 'a driver')}" for job, count in counts.most_common())
+
+
+def slots_start() -> bool:
+    """Whether this driver has been given room, and processes of its own begin there."""
+    me = ray.get_runtime_context().get_job_id()
+    mine = [actor for actor in ray_private.actors().values() if actor["JobID"] == me and actor["State"] != "DEAD"]
+    return any(actor["ActorClassName"] != PackDesk.__name__ for actor in mine)
 
 
 @contextlib.contextmanager

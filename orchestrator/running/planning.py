@@ -15,7 +15,7 @@ from orchestrator.running.memory import lanes_bytes, machine_bytes, within_memor
 from orchestrator.running.packing import Capacity, capacity, make_packs, passes
 from orchestrator.running.progress import yet_to_open
 from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.extent import is_exact
+from orchestrator.search.extent import is_exact, may_grow
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.notes import notes
 from orchestrator.study.settings import Study
@@ -123,7 +123,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         len(study.ways),
         dict(trials),
         is_exact(study),
-        "grid" in study.search.ways and study.search.refine == "zoom",
+        may_grow(study),
         dict(packs),
         rounds,
         seconds,

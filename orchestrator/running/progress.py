@@ -91,8 +91,10 @@ class View:
     def starting(self, sweep: Sweep) -> None:
         standing = Standing.of(sweep)
         left = standing.trials_total - standing.trials_done
-        about = "" if extent.is_exact(sweep.blueprint.study) else "about "
-        self.say(f"{about}{left} trials to run, {standing.trials_done} done before; starting Ray")
+        study = sweep.blueprint.study
+        about = "" if extent.is_exact(study) else "about "
+        more = ", and more where a winner calls for a finer grid" if extent.may_grow(study) and left else ""
+        self.say(f"{about}{left} trials to run{more}, {standing.trials_done} done before; starting Ray")
 
     def started(self, sweep: Sweep, size: Capacity) -> None:
         many = size.federations
@@ -113,7 +115,8 @@ class View:
         now = time.monotonic()
         if self._first is None:
             self._first = (now, running.lane_rounds)
-        if now - self._shown >= max(self.every, self._cost_s / SHOW_SHARE) or running.sweep.finished:
+        over = running.sweep.finished or (running.stopping and not running.in_flight)
+        if now - self._shown >= max(self.every, self._cost_s / SHOW_SHARE) or over:
             self._shown = now
             self.show(running)
             self._cost_s = time.monotonic() - now

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.running import head
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.metrics import Metrics
-from orchestrator.running.nodes import free_resources, holders, node_resources
+from orchestrator.running.nodes import free_resources, holders, node_resources, slots_start
 from orchestrator.running.packing import Capacity
 from orchestrator.search.sweep import Sweep
 from trainables.errors import UserError
@@ -133,6 +133,7 @@ class Errands(NotKept, tune.Callback):
         self.conductor, self.slots, self.desk = conductor, slots, desk
         self.say, self.elastic, self.why_stop = say, elastic, why_stop
         self._metrics = Metrics(conductor)
+        self._said_stopping = False
         self._died: list[tuple[str, str]] = []
         self._heard: dict[str, float] = {}
         self._slowest = 0.0
@@ -165,6 +166,7 @@ class Errands(NotKept, tune.Callback):
                 self.conductor.stopping = True
                 log.warning("%s: stopping after the packs in flight", reason)
         if self.conductor.stopping:
+            self._say_stopping()
             self.conductor.withdrawn(self._ask(self.desk.withdraw.remote()))
         heard = self._exchange()
         died, self._died = self._died, []
@@ -172,6 +174,12 @@ class Errands(NotKept, tune.Callback):
             self.conductor.slot_failed(slot, reason, blameless=NODE_DIED in reason)
         if died or heard:  # what that has opened is laid out at once
             self._exchange()
+
+    def _say_stopping(self) -> None:
+        """Once, and not from within a signal's handler, which may have come in the middle of another line."""
+        if not self._said_stopping:
+            self._said_stopping = True
+            self.say("stopping after the packs in flight; Ctrl-C once more stops now")
 
     def _exchange(self) -> bool:
         orders = self.conductor.orders()
@@ -223,7 +231,7 @@ class Errands(NotKept, tune.Callback):
             self._say_busy(now)
 
     def _say_busy(self, now: float) -> None:
-        if self.conductor.size.room(free_resources()):
+        if self.conductor.size.room(free_resources()) or slots_start():
             return  # federations start
         self._said = now
         self.say(f"the cluster is busy: no node has room for a federation, {holders()}; waiting")

@@ -52,6 +52,11 @@ def is_exact(study: Study) -> bool:
     return len(study.ways) == 1 and study.search.ways == ["grid"] and study.search.refine == "table"
 
 
+def may_grow(study: Study) -> bool:
+    """Whether finer grids may follow, of which nobody knows before."""
+    return "grid" in study.search.ways and study.search.refine == "zoom"
+
+
 def _shared(study: Study, method: MethodSettings, space: SearchSpace) -> int:
     """Configurations of the fine grid that are trials of the coarse one already, around a winner that is on no edge."""
     same_rounds = study.rounds_of(method, "coarse") == study.rounds_of(method, "fine")

@@ -123,7 +123,7 @@ class MethodSettings(Settings):
     def _known(cls, name: str) -> str:
         if name not in METHODS:
             known = f"it is one of: {', '.join(METHODS)}"
-            raise ValueError(f"method {name!r} is unknown; {known}; --import MODULE loads a plug-in's")
+            raise ValueError(f"method {name!r} is unknown; --import MODULE loads a plug-in's, else {known}")
         return name
 
     @model_validator(mode="after")
@@ -180,7 +180,7 @@ class RoundSettings(Settings):
     coarse: int = Field(default=50, ge=1, le=10**6)
     """Of the first search stage."""
     fine: int = Field(default=50, ge=1, le=10**6)
-    """Of all later ones, the contest and Optuna's."""
+    """Of all later ones, and Optuna's. A contest has as many as confirm."""
     confirm: int = Field(default=70, ge=1, le=10**6)
     """Of the winners' runs that are judged on the test rows."""
 
@@ -573,7 +573,8 @@ class Study(Settings):
             missing = plugins.not_loaded(imports)
             if missing:
                 raise UserError(
-                    f"the study of this folder cannot be read without its plug-ins; say{plugins.options(missing)}"
+                    f"the study of this folder cannot be read without its plug-ins; say{plugins.options(missing)}, or "
+                    f"from Python fedsweep.plugins.use({missing[0]!r})"
                 ) from None
             for wrong_here in error.errors():
                 if "--import" in wrong_here["msg"]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
 from trainables.data.sources.catalogue import recipe
+from trainables.data.sources.fetching import data_folder
 from trainables.data.stored import StoredRows, left_lying, open_file
 from trainables.errors import UserError, in_range
 from trainables.urls import said
@@ -121,6 +123,11 @@ def _missing(name: str) -> str:
     known = recipe(Path(name).stem) if name.endswith(".npz") else None
     if known is not None:
         return f"data {name!r} is not there; make it with: fedsweep data prepare {known.name}"
+    if name.endswith(".npz"):
+        folder = Path(name).parent
+        close = difflib.get_close_matches(Path(name).name, [file.name for file in folder.glob("*.npz")], n=1)
+        meant = f"; did you mean {folder / close[0]}?" if close else ""
+        return f"data {name!r} is not there: neither beside the study, nor here, nor in {data_folder()}{meant}"
     return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
 
 
@@ -147,15 +154,27 @@ def _sha256(path: str) -> str:
         raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
 
 
-def _read_npz(path: str) -> dict[str, NDArray | StoredRows]:
+def rows_to_predict(path: str) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+    """The test rows of a feature file, and their labels where it has any; nothing else need be in it."""
+    if not os.path.isfile(path):
+        return (found := load(path)).x_test, found.y_test
+    arrays = _read_npz(path, needs=("x_test",))
+    x = _features(Path(path).stem, "x_test", arrays["x_test"])
+    return x, _labels(Path(path).stem, "y_test", arrays["y_test"], len(x)) if "y_test" in arrays else None
+
+
+def _read_npz(path: str, needs: Sequence[str] = ARRAYS) -> dict[str, Any]:
+    """`needs`: where that is not all arrays, of the others only those of the test rows are read."""
     try:
         with open_file(path) as content:
             file = np.load(content, allow_pickle=False)  # a pickle in a data file could run anything
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise UserError(f"data file {path} is not an npz archive")
-            missing = [name for name in ARRAYS if name not in file]
+            missing = [name for name in needs if name not in file]
             if missing:
-                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(ARRAYS)}")
+                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
+            if needs is not ARRAYS:
+                return {name: file[name] for name in ("x_test", "y_test") if name in file}
             wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
             assert file.zip is not None  # as long as it is open
             whole = left_lying(path, content, file.zip.getinfo("x_train.npy"))

@@ -24,7 +24,9 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     kind, _, parameter = text.partition(":")
     fitting = kind in ADDED or (kind in _DEALERS and bool(parameter) == (kind in ("dirichlet", "classes")))
     if not fitting:
-        raise UserError(f"partition = {text!r} is unknown; it is one of: {', '.join([*FORMS, *ADDED])}")
+        form = next((form for form in FORMS if form.partition(":")[0] == kind), None)
+        known = f"unknown; it is one of: {', '.join([*FORMS, *ADDED])}" if form is None else f"not {form}"
+        raise UserError(f"partition = {text!r} is {known}")
     try:
         value = float(parameter or 0)
     except ValueError:

@@ -10,6 +10,7 @@ import yaml
 from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.results.places import read_text
 from orchestrator.study.settings import SECRET
+from trainables import plugins
 from trainables.data import partition
 from trainables.errors import UserError
 from trainables.spec import PartitionSpec
@@ -26,9 +27,8 @@ PRIVATE_HEADER = """\
 
 def page(results: Results) -> str:
     cells = {cell.id: _entry(cell) for cell in results.cells if cell.confirm}
-    return (PRIVATE_HEADER if results.study.private else HEADER) + yaml.safe_dump(
-        {"cells": cells}, sort_keys=False, allow_unicode=True, width=120
-    )
+    header = (PRIVATE_HEADER if results.study.private else HEADER).rstrip("\n") + f"{plugins.options()}\n"
+    return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
 
 
 def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
