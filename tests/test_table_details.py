@@ -1,21 +1,71 @@
 """What stands at the edges of the tables: little to show, much left to run, runs that are secret."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 import yaml
-from test_tables import GRID, HIGH, LAST, LOW, SETTING, build, caption, frame, lines, row, study, writing
+from test_tables import (
+    GRID,
+    HIGH,
+    LAST,
+    LOW,
+    SETTING,
+    build,
+    caption,
+    frame,
+    lines,
+    row,
+    study,
+    write_finished,
+    writing,
+)
 
-from orchestrator.report.tables import Results, frames
+from orchestrator.report.tables import Results, frames, render
 from orchestrator.report.tables.common import bold_best
 from orchestrator.results.ledger import Ledger
 from trainables.objective import ACCURACY
+from trainables.privacy.gaussian import epsilon_of, mu_of
 
 
 def results_of(folder) -> Results:
     with Ledger.read(folder) as ledger:
         return Results.read(ledger)
+
+
+# ---- a finished study
+
+
+def test_a_finished_study_is_shown_without_reservations(tmp_path):
+    """DP-FedGD comes to 41.5 at either budget, DP-FedAdam to 50.5; both came to 50 on the validation rows. So that is
+    50 - 41.5 and 50 - 50.5 above, twice each: 4 on average."""
+    whole = tmp_path
+    write_finished(whole)
+    build(whole)
+    assert "No configuration" not in caption(whole, "accuracy")
+    assert "DP-FedGD has after round 20 at the same" in caption(whole, "rounds-to-95")
+    assert "validation is 4.00 above test on average (-0.50 to 8.50)" in caption(whole, "selection")
+    assert lines(whole, "selection")[3][1:3] == ["the same", "learning_rate = 0.1"]
+    found = frame(whole, "selection")
+    assert found["same"].all()
+    assert found["difference"].tolist() == [8.5, -0.5, 8.5, -0.5]
+    assert found["validation"].tolist() == [50.0] * 4
+    assert found["validation_std"].isna().all(), "one seed has no deviation"
+
+    assert frame(whole, "mcnemar")["reference_is"].tolist() == ["better", "better"]
+
+    curves = frame(whole, "trade-off")
+    alarms = sorted(curves["false_positives"].unique())
+    assert (alarms[:4], alarms[-3:]) == ([0.0001, 0.001, 0.01, 0.05], [0.95, 0.99, 0.999])
+    assert len(curves) == 4 * len(alarms)
+    text = (whole / "tables" / "accuracy.md").read_text()
+    assert len({len(line) for line in text.splitlines() if line.startswith("|")}) == 1, "columns under one another"
+
+
+def test_a_file_name_is_not_too_long_and_its_own():
+    assert render.slug("a" * 100) == "a" * 80
+    assert list(render.endings(["a b", "A b", "a-b", "c"]).values()) == ["-a-b", "-a-b-2", "-a-b-3", "-c"]
 
 
 # ---- partition and noise
@@ -77,6 +127,44 @@ def test_one_partition_for_all_has_no_such_table(tmp_path):
     best = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedGD / eps 1"]
     assert best["partition_seed"] == 42
     assert "partition" not in caption(tmp_path, "accuracy")
+
+
+# ---- privacy
+
+
+def test_what_clients_measured_is_shown_as_means(tmp_path):
+    """Over rounds and seeds: 10, 20 and 33 percent, norms of 0.012345 and 6.789."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], seeds={"confirm": [42]})) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        trial = writer.trial("dp-fedgd", 1, {"learning_rate": 0.1}, 42, confirm=True)
+        measured = {
+            "clipped_share": {10: 10.0, 15: 20.0, 20: 33.0},
+            "signal_norm": {20: 0.012345},
+            "noise_norm": {20: 6.789},
+        }
+        ended = row(trial, {10: 20.0, 20: 40.0})
+        writer.ledger.add([replace(ended, metrics={**ended.metrics, **measured})])
+        writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "confirm", [trial.key])
+    build(tmp_path)
+    assert lines(tmp_path, "privacy")[2][-3:] == ["21.0", "0.0123", "6.79"]
+    found = frame(tmp_path, "privacy").iloc[0]
+    assert found["clipped_share"] == 21.0
+    assert "Over all cells" not in caption(tmp_path, "selection"), "there is only one"
+
+
+def test_a_client_that_takes_its_own_noise_off(tmp_path):
+    """Three of four clients' noise is left: mu times the root of 4 / 3."""
+    with writing(tmp_path, study(epsilons=[1], privacy={"release": "secure-aggregation"})) as writer:
+        for method in ("dp-fedgd", "dp-fedadam"):
+            writer.search(method, 1, {"coarse": GRID["coarse"]})
+            writer.confirm(method, 1, {"learning_rate": 0.1}, LOW, epsilon_secure=1.0)
+    build(tmp_path)
+    worth = epsilon_of(mu_of(1, 1e-5) * math.sqrt(4 / 3), 1e-5)
+    said = caption(tmp_path, "privacy").partition("to one of 4 a claimed 1 is worth ")[2].split(". ")[0]
+    assert worth <= float(said.rstrip(".")) < worth + 2e-3
+    differs = frame(tmp_path, "differences").iloc[0]
+    assert (differs["difference"], differs["p"]) == (0.0, 1.0), "the same scores"
+    assert lines(tmp_path, "selection")[3][2] == "learning_rate = 0.1", "of two that were tried, and of nothing else"
 
 
 # ---- little to show
