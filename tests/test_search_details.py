@@ -1,0 +1,146 @@
+"""Who wins at the margins, and what a private search draws from its secret."""
+
+import re
+
+import pytest
+import test_private_search as private
+from test_search import DATA, GD, drive, near, study
+
+from orchestrator.results.ledger import Ledger
+from orchestrator.search.contenders import Contender, contenders_of, mean, paired, spread
+from orchestrator.search.extent import is_exact, yet_to_open
+from orchestrator.search.private_search import best_of, draws
+from orchestrator.search.selection import choose, leader, told_apart, win_contest
+from orchestrator.search.sweep import Sweep
+from orchestrator.study.cells import Blueprint
+from trainables.objective import SQUARED_ERROR
+
+
+def judged(*rows: tuple[float | None, ...]):
+    """Contenders with these scores, seed by seed; None: that trial diverged."""
+    outcomes, contenders = {}, []
+    for place, scores in enumerate(rows):
+        keys = tuple(f"{place}/{seed}" for seed in range(len(scores)))
+        contenders.append(Contender(keys))
+        for key, score in zip(keys, scores, strict=True):
+            outcomes[key] = ("diverged", None, None) if score is None else ("done", score, 1.0)
+    return contenders, outcomes
+
+
+# ---- contenders
+
+
+def test_the_first_trial_stands_for_a_configuration():
+    (one, two) = contenders_of(["a", "b", "c", "d"], 2)
+    assert (one.key, two.key, one.keys) == ("a", "c", ("a", "b"))
+    assert contenders_of([], 0) == []
+
+
+def test_a_single_value_has_a_mean_and_no_spread():
+    assert (mean([0.1]), spread([0.1])) == (0.1, 0.0)
+    assert (mean([1.0, 3.0]), spread([1.0, 3.0])) == (2.0, pytest.approx(2**0.5))
+
+
+def test_differences_are_paired_over_the_seeds_that_both_have():
+    """1 and 3 apart: 2 on average, with a standard error of sqrt(2) / sqrt(2)."""
+    assert paired([10.0, None, 20.0, 5.0], [9.0, 3.0, 17.0, None]) == pytest.approx((2.0, 1.0))
+    assert paired([None, 1.0], [1.0, None]) is None
+
+
+# ---- who wins
+
+
+@pytest.mark.parametrize(("other", "tied"), [((50.0, 58.0), 2), ((52.0, 57.0), 2), ((49.0, 58.0), 1)])
+def test_within_one_standard_error_is_tied_and_just_so(other, tied):
+    """50, 60 against it: 0 and 2 apart are 1 on average with an error of 1; -2 and 3 are 0.5 with 2.5; 1 and 2 are 1.5
+    with 0.5."""
+    contenders, outcomes = judged((50.0, 60.0), other)
+    assert choose(contenders, outcomes, 100).within_standard_error == tied
+    assert win_contest(contenders, outcomes).within_standard_error == tied
+
+
+@pytest.mark.parametrize(("theirs", "apart"), [(41.0, False), (39.0, True), (None, True)])
+def test_single_seeds_are_told_apart_by_their_rows(theirs, apart):
+    """50% of 100 rows is good to 5, twice that is 10."""
+    (ours, other), outcomes = judged((50.0,), (theirs,))
+    assert told_apart(ours, other, outcomes, 100) is apart
+
+
+def test_several_seeds_are_told_apart_by_their_differences():
+    """4 and 6 apart: 5 with an error of 1. 1 and 9: 5 with an error of 4."""
+    (ours, clear, unclear), outcomes = judged((50.0, 60.0), (46.0, 54.0), (49.0, 51.0))
+    assert told_apart(ours, clear, outcomes, 100)
+    assert not told_apart(ours, unclear, outcomes, 100)
+
+
+def test_an_error_has_no_standard_error_of_one_seed():
+    (ours, other), outcomes = judged((1.0,), (1.5,))
+    assert told_apart(ours, other, outcomes, 100, SQUARED_ERROR)
+    assert choose([ours, other], outcomes, 100, SQUARED_ERROR).within_standard_error is None
+
+
+def test_who_leads_before_all_has_ended():
+    contenders, outcomes = judged((50.0,), (60.0,), (70.0,))
+    del outcomes["2/0"]
+    assert leader([], contenders, outcomes).key == "1/0"
+    assert leader(contenders[:1], contenders, outcomes).key == "0/0", "of those that met again"
+    assert leader([], contenders[2:], outcomes) is None
+
+
+# ---- how much is to come
+
+
+def test_what_is_yet_to_open_is_what_is_not_open():
+    """GD has 3 coarse and 4 fine configurations, of which 0.1 is in both; two seeds in confirm."""
+    of = study(methods=[GD])
+    (cell,), (way,) = Blueprint.draw(of).cells, of.ways
+    assert yet_to_open(of, cell.method, cell.space, way, {}) == {"coarse": 3, "fine": 3, "confirm": 2}
+    assert yet_to_open(of, cell.method, cell.space, way, {"coarse": 3}) == {"fine": 3, "confirm": 2}
+    assert yet_to_open(of, cell.method, cell.space, way, {"coarse": 3, "fine": 4}) == {"confirm": 2}
+    assert yet_to_open(of, cell.method, cell.space, way, {"coarse": 3, "fine": 4, "confirm": 2}) == {}
+
+
+@pytest.mark.parametrize(("search", "exact"), [({}, True), ({"refine": "zoom"}, False), ({"ways": ["optuna"]}, False)])
+def test_only_grids_of_a_table_are_known_beforehand(search, exact):
+    assert is_exact(study(search=search)) is exact
+    assert not is_exact(study(search={"ways": ["grid", "optuna"]}))
+
+
+# ---- what a stage is
+
+
+def test_the_company_of_a_trial_is_named_in_sixteen_digits(tmp_path):
+    of = study(methods=[GD], search={"early_stopping": {"rounds": [2]}})
+    ran = drive(tmp_path, of, near(0.1))
+    (rule,) = {trial.stop_rule for trial in ran.of("DP-FedGD", "coarse")}
+    assert re.fullmatch(r"halving:2:0\.\d+:[0-9a-f]{16}", rule)
+
+
+# ---- a private search
+
+
+def test_what_is_drawn_from_a_secret_is_pinned():
+    """A search that was interrupted goes on with the same runs, whatever the program has become meanwhile."""
+    cell = Blueprint.draw(private.study()).cells[0]
+    found = [(draw.configuration["learning_rate"], draw.seed) for draw in draws(cell, private.SECRET)]
+    assert [rate for rate, _ in found] == [0.01, 0.01, 0.5, 1.0, 0.01, 0.5, 0.01]
+    assert found[0][1] == 6762732775533463137
+    assert found[-1][1] == 7514469603514694182
+    assert max(seed for _, seed in found) < 2**63
+    assert best_of({"a": 5}, {"a": ("done", 50.0, 1.0)}, 1.0).score == pytest.approx(48.29090487957001, rel=1e-6)
+
+
+def test_a_private_search_runs_what_its_secret_says_and_then_the_winner_itself(tmp_path):
+    of = study(methods=[GD], data=[{"source": DATA, "label": "toy"}], search={"ways": ["private"], "trials": 6})
+    ran = drive(tmp_path, of, near(1.0))
+    searched = ran.of("DP-FedGD", "private", way="private")
+    (confirmed,) = ran.of("DP-FedGD", "confirm", way="private")
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(blueprint := Blueprint.draw(of), ledger)
+        (cell,) = blueprint.cells
+        drawn = [(draw.configuration["learning_rate"], draw.seed) for draw in draws(cell, ledger.secret(cell.id))]
+        (search,) = sweep.searches
+        assert (sweep.finished, sweep.running, sweep.left(search)) == (True, 0, 0)
+    assert [(trial.hyperparameters["learning_rate"], trial.seed) for trial in searched] == drawn
+    assert (confirmed.hyperparameters, confirmed.seed) in [(trial.hyperparameters, trial.seed) for trial in searched]
+    assert (searched[0].problem.evaluate_on, confirmed.problem.evaluate_on) == ("validation", "test")
