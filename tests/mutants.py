@@ -11,7 +11,8 @@ what the faultless run took: how loaded a machine is does not matter.
     python tests/mutants.py trainables/privacy        what lies there
     python tests/mutants.py --every 10                a tenth of the faults
     python tests/mutants.py --sample 20               at most twenty of every module
-    python tests/mutants.py --left                    those that survived last time, once there are tests for them
+    python tests/mutants.py --left                    those that survived last time, once there are tests for them;
+                                                      quickly so with `--tests` and the files that have the new ones
     python tests/mutants.py --named                   faults that once passed unnoticed, and which test notices now
 
 Faults that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`, and are
@@ -57,11 +58,8 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 NAMED = Path(__file__).with_name("mutants_named.json")
 COUNTED = Path(__file__).with_name("mutants.md")
 LEFT = Path(__file__).with_name("mutants_left.json")
-OF_METHODS = (
-    *("tests/test_goldens.py", "tests/test_methods.py", "tests/test_observed_releases.py", "tests/test_user_level.py"),
-    *("tests/test_fednew.py", "tests/test_tree.py", "tests/test_glm.py", "tests/test_sampling.py"),
-)
-OF_SEARCH = ("tests/test_search.py", "tests/test_private_search.py")
+OF_METHODS = ("tests/test_methods.py", "tests/test_goldens.py")
+OF_SEARCH = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
 
 
 def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -582,7 +580,7 @@ def main() -> int:
                 tried, alike = before[module].faults, before[module].alike + alike
                 noticed = tried - alike - len(survivors)
             date = subprocess.check_output(("date", "-u", "+%Y-%m-%d"), text=True).strip()
-            lines = f"{learnt.share[module]:.0f}%"
+            lines = before[module].lines if given.left and given.tests else f"{learnt.share[module]:.0f}%"
             row = Row(module, len(possible), tried, noticed, alike, lines, as_of(module), date)
             rows.append(row)
             print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
