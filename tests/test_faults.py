@@ -363,6 +363,7 @@ def small_disk(tmp_path):
         yield disk
 
 
+@pytest.mark.chaos
 def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, undisturbed, tally):
     """A sentence and code 2; what had ended is there, and when there is room the rest is done. Then the same for the
     tables: those that were there stay whole."""
