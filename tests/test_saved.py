@@ -1,6 +1,7 @@
 """A model comes out: it says of features as they came what the server said of them, and it knows its account."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -82,6 +83,10 @@ def test_the_command(fedsweep, tmp_path):
     assert (code, "as labelled" in out) == (0, False)
     assert (tmp_path / "q.csv").read_text() == (tmp_path / "p.csv").read_text()
     np.savez(tmp_path / "none.npz", x_train=data.x_train)
+    with zipfile.ZipFile(tmp_path / "odd.npz", "w") as archive:
+        archive.writestr("x_test", b"no array")
+    odd = fedsweep("predict", tmp_path / "m.npz", tmp_path / "odd.npz", "--output", tmp_path / "r.csv")
+    assert_one_sentence(odd, "its x_test is no array")
     lacking = fedsweep("predict", tmp_path / "m.npz", tmp_path / "none.npz", "--output", tmp_path / "r.csv")
     assert_one_sentence(lacking, "none.npz lacks the array 'x_test'; it needs x_test")
     again = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")

@@ -158,13 +158,13 @@ def rows_to_predict(path: str) -> tuple[NDArray[np.float32], NDArray[np.int64] |
     """The test rows of a feature file, and their labels where it has any; nothing else need be in it."""
     if not os.path.isfile(path):
         return (found := load(path)).x_test, found.y_test
-    arrays = _read_npz(path, needs=("x_test",))
+    arrays = _read_npz(path, needs=("x_test",), may_have="y_test")
     x = _features(Path(path).stem, "x_test", arrays["x_test"])
     return x, _labels(Path(path).stem, "y_test", arrays["y_test"], len(x)) if "y_test" in arrays else None
 
 
-def _read_npz(path: str, needs: Sequence[str] = ARRAYS) -> dict[str, Any]:
-    """`needs`: where that is not all arrays, of the others only those of the test rows are read."""
+def _read_npz(path: str, needs: Sequence[str] = ARRAYS, may_have: str = CLIENT_COLUMN) -> dict[str, Any]:
+    """The arrays that are needed, and that one if it is there."""
     try:
         with open_file(path) as content:
             file = np.load(content, allow_pickle=False)  # a pickle in a data file could run anything
@@ -173,11 +173,9 @@ def _read_npz(path: str, needs: Sequence[str] = ARRAYS) -> dict[str, Any]:
             missing = [name for name in needs if name not in file]
             if missing:
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
-            if needs is not ARRAYS:
-                return {name: file[name] for name in ("x_test", "y_test") if name in file}
-            wanted = [*ARRAYS, CLIENT_COLUMN] if CLIENT_COLUMN in file else [*ARRAYS]
+            wanted = [*needs, may_have] if may_have in file else [*needs]
             assert file.zip is not None  # as long as it is open
-            whole = left_lying(path, content, file.zip.getinfo("x_train.npy"))
+            whole = left_lying(path, content, file.zip.getinfo("x_train.npy")) if "x_train" in wanted else None
             found: dict[str, NDArray | StoredRows] = {name: file[name] for name in wanted[whole is not None :]}
             for name, array in found.items():
                 if not isinstance(array, np.ndarray):

@@ -195,9 +195,9 @@ def _gaps(results: Results) -> list[str]:
     if not far:
         return []
     gap, cell = max(far, key=lambda item: abs(item[0]))
-    why = "the choice was optimistic, or " if gap > 0 else "confirm trains on the validation rows, too, or "
-    if gap <= 0 and results.study.confirm_train_on == "train":
-        why = ""
+    more_rows = results.study.confirm_train_on == "all"
+    below = "confirm trains on the validation rows, too, or " if more_rows else ""
+    why = "the choice was optimistic, or " if gap > 0 else below
     return [
         f"In {len(far)} of {len(results.cells)} cells validation and test differ by more than {GAP_IN_DEVIATIONS:g} "
         f"deviations between seeds (most for {_told(cell, results)}: {_number(abs(gap))} "
