@@ -140,6 +140,8 @@ def regrets(options: argparse.Namespace, method: str, epsilon: float) -> dict[st
             pool.setdefault(_name(configuration), configuration)
         spent = time.perf_counter() - began
         print(f"{method} eps {epsilon:g}: repetition {repetition}, {len(pool)} judged, {spent:.0f} s", file=sys.stderr)
+        if options.seconds and spent > options.seconds:
+            break
     assert blueprint is not None
     scores = bench.judge(blueprint.cells[0], blueprint.problems, list(pool.values()))
     means = dict(zip(pool, map(fmean, scores), strict=True))
@@ -151,7 +153,7 @@ def regrets(options: argparse.Namespace, method: str, epsilon: float) -> dict[st
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
         "method": method,
         "epsilon": epsilon,
-        "repetitions": options.repetitions,
+        "repetitions": repetition,
         "judges": options.judges,
         "judged": len(pool),
         "best": {"configuration": pool[best], "mean": means[best], "std": stdev(scores[list(pool).index(best)])},
@@ -200,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--refine", default="zoom")
     parser.add_argument("--space", type=json.loads, default={}, help="JSON: fixed, coarse, fine of every method")
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--seconds", type=float, help="begin no further repetition of a cell after so long")
     parser.add_argument("--search-seeds", type=int, default=3)
     parser.add_argument("--contest-seeds", type=int, default=5)
     parser.add_argument("--judges", type=int, default=20, help="seeds on which configurations are judged")

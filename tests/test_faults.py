@@ -523,6 +523,19 @@ def test_a_clock_that_jumps_back(folder, undisturbed, tally):
 STUDIES_IN_A_ROW = """\
 import gc, json, os, sys, threading
 from pathlib import Path
+
+def open_files():
+    # of a Ray that has ended its client keeps a socket or two that lead nowhere, and that the kernel lists no more
+    kinds = ("tcp", "tcp6", "udp", "udp6", "unix", "netlink")
+    listed = {word for kind in kinds for word in Path("/proc/net", kind).read_text().split()}
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            pass  # the folder that was just read
+    return [file for file in found if not file.startswith("socket:") or file[8:-1] in listed]
+
 from orchestrator.running import sweeping
 from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
@@ -532,15 +545,13 @@ for number in range(int(sys.argv[3])):
     sweeping.run(parse(text, "study.yaml", Path.cwd()), text, folder / str(number), View())
     gc.collect()
     memory = next(line for line in open("/proc/self/status") if line.startswith("VmRSS"))
-    open_files = len(os.listdir("/proc/self/fd"))
-    print(json.dumps([int(memory.split()[1]) / 1024, open_files, threading.active_count()]), flush=True)
+    print(json.dumps([int(memory.split()[1]) / 1024, len(open_files()), threading.active_count()]), flush=True)
 """
 
 
 @pytest.mark.chaos
 def test_twenty_studies_in_a_row_in_one_process(tmp_path, tally):
-    """Each with a Ray of its own. The first few fill caches; from then on nothing may grow, but for the one socket or
-    log file that `ray.init` and `ray.shutdown` by themselves leave open."""
+    """Each with a Ray of its own. The first few fill caches; from then on nothing may grow."""
     command = [sys.executable, "-c", STUDIES_IN_A_ROW, POISONED, str(tmp_path), "20"]
     ran = subprocess.run(command, env=chaos.ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert ran.returncode == 0
@@ -549,5 +560,5 @@ def test_twenty_studies_in_a_row_in_one_process(tmp_path, tally):
     )
     print(f"MiB after each of 20 studies: {[round(m) for m in memory]}; open files {files}; threads {threads}")
     assert memory[19] - memory[4] < 15, memory
-    assert files[19] - files[4] <= 15
+    assert files[19] <= files[4]
     assert threads[19] == threads[4]

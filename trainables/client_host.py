@@ -24,6 +24,7 @@ from trainables.participation import participants, takes_part
 from trainables.privacy.noise import Address
 from trainables.problem import fetch
 from trainables.spec import Aggregate
+from trainables.staging import Staging
 from trainables.subnormal import taken_for_zero
 
 
@@ -110,6 +111,7 @@ class ClientHost:
         self._states: tuple[tuple[str, ...], int, list[State]] | None = None
         """The lanes, the round, and what the clients of every batch keep: (clients, lanes, ...)."""
         self._prepared: tuple[ClientWork, _Lanes] | None = None
+        self._staging: Staging | None = None
         if device == "cpu":
             torch.set_num_threads(1)  # more cores means more hosts: no thread ever waits for another inside a round
 
@@ -163,7 +165,9 @@ class ClientHost:
     def _lanes(self, work: ClientWork) -> _Lanes:
         """Kept from round to round where the work comes as the same object."""
         if self._prepared is None or self._prepared[0] is not work:
-            self._prepared = (work, _Lanes(work, self.device))
+            if self.device == "cuda" and self._staging is None:
+                self._staging = Staging()
+            self._prepared = (work, _Lanes(work, self.device, self._staging))
         return self._prepared[1]
 
     def _states_before(self, work: ClientWork, t: int) -> list[State]:
@@ -242,7 +246,8 @@ def _even(size: torch.Tensor, work: ClientWork) -> torch.Tensor:
 class _Lanes:
     """The lanes' vectors on the device, and the noise of a seed drawn once for all lanes that have it."""
 
-    def __init__(self, work: ClientWork, device: str) -> None:
+    def __init__(self, work: ClientWork, device: str, staging: Staging | None) -> None:
+        self._staging = staging
         self.device, self.shape = device, (len(work.lanes), work.shipment.model.dimension)
         self.clip = torch.from_numpy(work.clip).to(device)
         self.std = {name: torch.from_numpy(std).to(device).unsqueeze(1) for name, std in work.noise_std.items()}
@@ -281,13 +286,17 @@ class _Lanes:
         return drawn[:, self.which[self.distinct]] * self.std[purpose][self.distinct]
 
     def _drawn(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
-        drawn = np.empty((len(clients), len(self.seeds), size), dtype=np.float32)
-        for i, client in enumerate(clients):
-            for j, seed in enumerate(self.seeds):
-                drawn[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
-        found = torch.from_numpy(drawn)
-        # from pinned memory a copy does not wait for the device, so the next noise is drawn while it computes
-        return found.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else found
+        def draw(into: NDArray[np.float32]) -> None:
+            for i, client in enumerate(clients):
+                for j, seed in enumerate(self.seeds):
+                    into[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
+
+        shape = (len(clients), len(self.seeds), size)
+        if self._staging is not None:
+            return self._staging.sent(shape, draw)
+        drawn = np.empty(shape, dtype=np.float32)
+        draw(drawn)
+        return torch.from_numpy(drawn)
 
 
 class _Reported:
