@@ -29,7 +29,7 @@ STUDIES = {
     "paper-cifar10-resnet20": "tables 3, 7, 14 and 15",
     "paper-cifar10-as-released": "table 3, as released and as published",
     "cifar10-resnet20": "table 3, searched our way",
-    "beyond-two": "at the same budgets: features centred in private, clients weighted by size, a smaller clip",
+    "beyond-cifar10": "at the same budgets: features centred in private, clients weighted by size, a smaller clip",
     "paper-cifar10-iid": "table 8",
     "paper-cifar10-ablation": "tables 10 and 12",
     "paper-crc5-resnet20": "in place of table 4",
@@ -54,7 +54,7 @@ MISSING = ("is not there; make it with", "is neither a file nor a built-in set")
 """How a study says that its data are missing."""
 KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml", "made.json")
 NOT_KEPT = ("trials.csv",)  # every trial of a search is many megabytes, and what a ledger is for
-BEYOND = ("beyond-two",)
+BEYOND = ("beyond-cifar10",)
 """What no paper has: kept, but not set beside one."""
 PACKED = ("ledger.sqlite", "study.yaml", "made.json")
 DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")

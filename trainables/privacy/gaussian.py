@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from trainables.errors import UserError, in_range
+
+SMALL_MU = 1e-3
+GAUSS = ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9))
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -21,11 +24,30 @@ def log_delta(epsilon: float, mu: float) -> float:
         return -math.inf
     if math.isinf(mu):
         return 0.0
+    if mu < SMALL_MU:
+        return _log_delta_of_small(epsilon, mu)
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     if second >= first:  # the difference is below what float64 can tell from nothing
         return -math.inf
     return first + math.log(-math.expm1(second - first))
+
+
+def _log_delta_of_small(epsilon: float, mu: float) -> float:
+    """Where both terms are nearly one number, and how their difference rounds is the processor's affair.
+
+    With R = Phi / phi the difference is phi(a) (R(a) - R(a - mu)) at a = mu/2 - eps/mu, and R' = 1 + x R is of one sign:
+    its integral, by three points of Gauss, has no difference in it."""
+    a = mu / 2 - epsilon / mu
+    inside = math.fsum(weight * _slope(a - mu * (1 - point) / 2) for point, weight in GAUSS) * mu / 2
+    return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(inside)
+
+
+def _slope(x: float) -> float:
+    """1 + x R(x)"""
+    if x < -1000:
+        return 1 / x**2 - 3 / x**4
+    return 1 + x * math.sqrt(math.pi / 2) * float(erfcx(-x / math.sqrt(2)))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
