@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import page
 from orchestrator.results.ledger import Ledger
 from orchestrator.running.packing import AUTO_LANES, Capacity, make_packs
 from orchestrator.search.cell_search import CellSearch
@@ -37,6 +38,7 @@ from trainables.problem import Problem, in_process
 from trainables.server import run_here
 from trainables.spec import TrialSpec
 
+REPORT = Path(__file__).resolve().parent / "reports" / "regret.json"
 FIRST_JUDGE = 1_000_000  # seeds of the judges; no search has them
 APART = 1_000  # between the seeds of one repetition and the next
 
@@ -181,20 +183,24 @@ def _name(configuration: Configuration) -> str:
 def table(cells: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown: cells by ways, mean / 95th percentile of the regret (thousands of trial-rounds)."""
     ways = list(dict.fromkeys(way for cell in cells for way in cell["ways"]))
-    lines = [f"| data, method, ε | best mean | {' | '.join(ways)} |", "|---|---:|" + "---:|" * len(ways)]
+    lines = [
+        f"| data, method, ε | repetitions | best mean | {' | '.join(ways)} |",
+        "|---|---:|---:|" + "---:|" * len(ways),
+    ]
     for cell in cells:
         texts = []
         for way in ways:
             f = cell["ways"].get(way)
             texts.append(f"{f['mean']:.2f} / {f['p95']:.2f} ({f['trial_rounds'] / 1000:.1f}k)" if f else "")
         name = f"{cell['data']}, {cell['method']}, {cell['epsilon']:g}"
-        lines.append(f"| {name} | {cell['best']['mean']:.2f} | {' | '.join(texts)} |")
+        lines.append(f"| {name} | {cell['repetitions']} | {cell['best']['mean']:.2f} | {' | '.join(texts)} |")
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a feature file or a built-in set")
+    parser.add_argument("--collect", nargs="+", type=Path, help="only put what --json wrote into docs/studies.md")
+    parser.add_argument("--data", default="synthetic-frozen", help="a feature file or a built-in set")
     parser.add_argument("--methods", nargs="+", default=["dp-fedgd", "dp-fedsofim"])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 10.0])
     parser.add_argument("--ways", nargs="+", default=["grid"], help="grid, optuna, random")
@@ -212,6 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lanes", type=int, help="in a pack; default: as a sweep has them")
     parser.add_argument("--json", type=Path, help="write all numbers there, cell by cell")
     options = parser.parse_args(arguments)
+    if options.collect:
+        found = [cell for file in options.collect for cell in json.loads(file.read_text(encoding="utf-8"))]
+        REPORT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        page.write("regret", table(found), page.DOCS / "studies.md")
+        return
     cells = []
     for method in options.methods:
         for epsilon in options.epsilons:

@@ -171,7 +171,7 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
     for name in there:
         _fedsweep("tables", work / name)
         _fedsweep("figures", work / name)
-    made = {name: json.loads((work / name / "made.json").read_text()) for name in there}
+    made = {name: _made(work / name) for name in there}
     left = {name: _why_left(name) for name in STUDIES if name not in there}
     beside = [work / name for name in there if name not in BEYOND]
     compared = (*beside, "--to", work / "compare", "--made", _sentence(made, left))
@@ -184,6 +184,16 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
     for path in sorted((work / "compare").iterdir()):
         _copy(path, keep / "compare" / path.name)
     (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")
+
+
+def _made(folder: Path) -> dict[str, Any]:
+    """What made a study. One that was resumed took as long as all its sessions."""
+    from orchestrator.results.ledger import Ledger
+
+    made = json.loads((folder / "made.json").read_text())
+    with Ledger.read(folder) as ledger:
+        sessions = sum(session.last - session.began for session in ledger.sessions())
+    return {**made, "seconds": round(max(made["seconds"], sessions), 1)}
 
 
 def _copy(path: Path, target: Path) -> None:

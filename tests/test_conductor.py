@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_search import GD, drive, near, study
 
+from benchmarks import slots
 from orchestrator.report import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.running.conductor import GIVE_UP_AFTER, Conductor
@@ -151,6 +152,18 @@ def test_the_longest_packs_come_first(tmp_path):
     with Cluster(tmp_path, study(methods=[GD, long]), lanes=1) as cluster:
         _, (trial,) = cluster.take()
         assert trial.method == "dp-fedavg"
+
+
+def test_what_a_stage_waits_for_comes_before_what_none_does(tmp_path):
+    """Four cells, three waves of packs a stage and one to confirm, all of one length: no slot is ever idle, which
+    it would be in the last if some cells were confirmed before others have searched."""
+    with Cluster(tmp_path, slots.study(8, 3), lanes=1, federations=8) as cluster:
+        waves = []
+        while wave := [found for _ in range(8) if (found := cluster.take()) is not None]:
+            for number, trials in wave:
+                cluster.complete(number, trials, near(0.02))
+            waves.append(len(wave))
+        assert waves == [8] * 7
 
 
 def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):

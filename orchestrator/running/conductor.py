@@ -57,6 +57,11 @@ class Pack:
         """Nothing has happened to it yet, so it can be put together otherwise."""
         return not self.began and not self.resume_from
 
+    @property
+    def last(self) -> bool:
+        """No stage waits for it: test rows decide nothing."""
+        return self.trials[0].problem.evaluate_on == "test"
+
 
 @dataclass
 class Conductor:
@@ -139,16 +144,18 @@ class Conductor:
         self._add(self._packs(fresh))
 
     def _gather(self) -> None:
-        """What the sweep has opened since, the longest first: so no slot begins with a long one when the others end."""
+        """What the sweep has opened since."""
         fresh = [trial for key, trial in self.sweep.waiting.items() if key not in self._queued]
         self._queued.update(trial.key for trial in fresh)
         self._add(self._packs(fresh))
 
     def _add(self, packs: list[Pack]) -> None:
+        """What a further stage waits for goes first, or the last stages would have the cluster to themselves; then the
+        longest: so no slot begins with a long one when the others end."""
         if packs:
             again = [pack for pack in self._ready if not pack.fresh]
             fresh = [pack for pack in self._ready if pack.fresh]
-            self._ready = again + sorted(fresh + packs, key=lambda pack: -pack.work)
+            self._ready = again + sorted(fresh + packs, key=lambda pack: (pack.last, -pack.work))
 
     def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
         return [self._pack(members) for members in make_packs(trials, self.size, self._limits)]
