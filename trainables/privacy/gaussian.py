@@ -36,8 +36,8 @@ def log_delta(epsilon: float, mu: float) -> float:
 def _log_delta_of_small(epsilon: float, mu: float) -> float:
     """Where both terms are nearly one number, and how their difference rounds is the processor's affair.
 
-    With R = Phi / phi the difference is phi(a) (R(a) - R(a - mu)) at a = mu/2 - eps/mu, and R' = 1 + x R is of one sign:
-    its integral, by three points of Gauss, has no difference in it."""
+    With R = Phi / phi the difference is phi(a) (R(a) - R(a - mu)) at a = mu/2 - eps/mu, and R' = 1 + x R is nowhere
+    negative: its integral, by three points of Gauss, has no difference in it."""
     a = mu / 2 - epsilon / mu
     inside = math.fsum(weight * _slope(a - mu * (1 - point) / 2) for point, weight in GAUSS) * mu / 2
     return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(inside)
