@@ -159,11 +159,11 @@ class MethodSettings(Settings):
     @property
     def shown(self) -> str:
         """Its name in tables. What runs as its authors released it is always marked so."""
-        name = self.label or " ".join([METHODS[self.name].title, *self._own_ways])
+        name = self.label or " ".join([METHODS[self.name].title, *self.own_ways])
         return f"{name} (as released)" if self.as_released else name
 
     @property
-    def _own_ways(self) -> list[str]:
+    def own_ways(self) -> list[str]:
         """What is done to features and releases in this method's own way, for its name."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
         clipped = ["automatic clipping"] if self.clipping == "automatic" else []

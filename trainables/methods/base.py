@@ -250,6 +250,8 @@ class Method(ABC):
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
     levels: ClassVar[tuple[Level, ...]] = ("record",)
     """Whose privacy it can protect."""
+    second_order: ClassVar[bool] = False
+    """Whether it bends its steps by a curvature: of the loss, of the features or of the gradients."""
 
     def accepts(self, model: Model) -> bool:
         """Whether it makes sense on this model."""

@@ -119,6 +119,7 @@ class DPFedFC(Method):
     title = "DP-FedFC"
     paper = "Mehta et al. 2023; Krouka et al. 2025 (baseline of DP-FedSOFIM, arXiv:2601.09166)"
     levels: ClassVar[tuple[Level, ...]] = LEVELS
+    second_order = True
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]] = (
         learning_rate(0.3),
         *COVARIANCE,

@@ -51,6 +51,7 @@ class DPFedNewton(FedAvgStartMethod):
     name = "dp-fednewton"
     title = "DP-FedNewton"
     paper = "Auddy, Paul and Peng 2026, arXiv:2605.18656"
+    second_order = True
     hyperparameters = (
         *FedAvgStartMethod.start_hyperparameters,
         share("hessian_share", 0.5, "the Hessians' part of what FedAvg leaves of the budget, of mu squared"),

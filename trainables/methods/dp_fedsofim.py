@@ -19,6 +19,7 @@ class DPFedSOFIM(Method):
     title = "DP-FedSOFIM"
     paper = "Nair et al. 2026, arXiv:2601.09166"
     levels = LEVELS
+    second_order = True
     hyperparameters = (
         learning_rate(0.8),
         Hyperparameter("rho", 0.5, "regularisation of the Fisher proxy", low=0, open_low=True),

@@ -110,6 +110,7 @@ def stretch(clip: float, sum_clip: float, size: int) -> float:
 
 class FedNewMethod(Method):
     levels = LEVELS
+    second_order = True
     hyperparameters = (
         learning_rate(1.0),
         Hyperparameter("alpha", 0.1, "added to the Hessian's eigenvalues, with rho", low=0, open_low=True),

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pandas as pd
 
+from orchestrator.report.tables import both_ways
 from orchestrator.report.tables.common import (
     NAMES,
     bold_best,
@@ -54,7 +55,15 @@ def accuracy(results: Results, setting: str) -> Table:
     return Table(
         title=f"{objective.final} by round: {setting}",
         summary=f"{objective.final} of every method, round by round, at every privacy budget.",
-        caption=" ".join([*caption, *_seed_notes(results, cells), *not_monotone(results, setting), *unfinished(cells)]),
+        caption=" ".join(
+            [
+                *caption,
+                *_seed_notes(results, cells),
+                *both_ways.in_words(results, setting),
+                *not_monotone(results, setting),
+                *unfinished(cells),
+            ]
+        ),
         columns=[*name_columns(results), *(str(t) for t in shown)],
         align="l" * len(name_columns(results)) + "r" * len(shown),
         groups=groups,
@@ -73,7 +82,14 @@ def final_accuracy(results: Results, setting: str) -> Table:
     return Table(
         title=f"{objective.final} {when}: {setting}",
         summary="",
-        caption=" ".join([caption, *_seed_notes(results, cells), *not_monotone(results, setting)]),
+        caption=" ".join(
+            [
+                caption,
+                *_seed_notes(results, cells),
+                *both_ways.in_words(results, setting),
+                *not_monotone(results, setting),
+            ]
+        ),
         columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
         align="l" * len(name_columns(results)) + "r" * len(columns),
         groups=[Group("", named_rows(results, by_budget[0], zip(*columns, strict=True)))],
@@ -127,6 +143,14 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
         groups=[Group("", goals), Group("", first_rows)],
         data=pd.DataFrame(records, columns=[*NAMES, "target", "round"]).astype({"round": "Int64"}),
     )
+
+
+def _notes(results: Results, setting: str) -> list[str]:
+    return [
+        *_seed_notes(results, results.of(setting)),
+        *both_ways.in_words(results, setting),
+        *not_monotone(results, setting),
+    ]
 
 
 def _best(results: Results) -> str:
