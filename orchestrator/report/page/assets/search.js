@@ -129,7 +129,8 @@ function heatPanel(study, cell, { list, across, down, xName, yName }, what, widt
     points.push({ x: x + wide / 2, y: y + high / 2, c });
   }
   if (won) edgesOf(won, across, down).forEach(([x, y, w, h]) => root.append(svg("rect", { class: "edge", x: left + x * wide + 1, y: 6 + y * high + 1, width: w * wide - 2, height: h * high - 2 })));
-  const every = Math.ceil(across.length / Math.max(1, Math.floor((width - left) / 46)));
+  const longest = 7 * Math.max(...across.map((text) => `${text}`.length)) + 6; // about what the longest label takes
+  const every = Math.ceil(longest / wide);
   across.forEach((text, k) => { if (k % every === 0) root.append(svg("text", { class: "tick", x: left + (k + 0.5) * wide, y: height - 34, "text-anchor": "middle" }, text)); });
   down.forEach((text, k) => root.append(svg("text", { class: "tick", x: left - 5, y: 6 + (down.length - 0.5 - k) * high + 4, "text-anchor": "end" }, text)));
   root.append(svg("text", { class: "label", x: (left + width) / 2, y: height - 12, "text-anchor": "middle" }, xName));
