@@ -167,7 +167,7 @@ WRONG = {
     "changes of a wrong kind": (changed("- dp-fedgd", "- dp-fedgd: 5"), 6, "methods.0", "5"),
     "unknown hyperparameter": (changed("beta", "gamma"), 7, "methods.1", "has no hyperparameter 'gamma'"),
     "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
-    "hyperparameter of a wrong kind": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "valid"),
+    "hyperparameter of a wrong kind": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "should be a number"),
     "axis that is no list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
     "method named twice": (
         changed("- dp-fedgd", "- dp-fedsofim"),
@@ -188,7 +188,7 @@ WRONG = {
         "data.0.sorce",
         "data.source?",
     ),
-    "clients is no number": (changed("clients: 4", "clients: four"), 4, "clients", "(found 'four')"),
+    "clients is no number": (changed("clients: 4", "clients: four"), 4, "clients", "a whole number (found 'four')"),
     "no clients": (changed("clients: 4", "clients: 0"), 4, "clients", "(found 0)"),
     "seed in search and contest": (
         changed("seeds:", "seeds:\n  search: [1, 11]"),
@@ -585,10 +585,10 @@ def test_resources_of_a_run_replace_those_of_the_study():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hosts", "Input should be a valid integer"),
-        ("hosts=none", "Input should be a valid integer"),
+        ("hosts", "it should be a whole number"),
+        ("hosts=none", "it should be a whole number"),
         ("hosts=0", "0 is less than 1"),
-        ("placement=far", "Input should be 'pack' or 'spread'"),
+        ("placement=far", "it should be 'pack' or 'spread'"),
         ("rounds=5", "is not KEY=VALUE with a key of: hosts, gpus_per_host, lanes_per_pack"),
     ],
 )

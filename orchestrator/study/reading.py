@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 import search_spaces
 from orchestrator.study.pointing import SettingError
@@ -138,6 +139,18 @@ def as_text(study: Study) -> str:
     return yaml.safe_dump(study.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
 
 
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+}
+"""By the first word of pydantic's names for what was found to be something else."""
+
+
 def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """The first thing that is wrong with a study: where it stands, and a sentence."""
     found = error.errors()
@@ -146,13 +159,20 @@ def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     first = misspelt[0] if misspelt and found[0]["type"] == "missing" else found[0]
     place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
     name = ".".join(str(part) for part in place if not _internal(part))
-    message = first["msg"].removeprefix("Value error, ")
+    message = _plainly(first)
     shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
     if first["type"] == "extra_forbidden":
         message, shown = f"there is no such setting{_meant(place)}", ""
     elif first["type"] == "missing":
         message, shown = "it is missing", ""
     return place, f"{name + ': ' if name else ''}{message}{shown}"
+
+
+def _plainly(error: ErrorDetails) -> str:
+    kind, _, wrong = error["type"].partition("_")
+    if kind in KINDS and wrong in ("parsing", "type", "from_float"):
+        return f"it should be {KINDS[kind]}"
+    return error["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
 
 
 def _meant(place: tuple[str | int, ...]) -> str:
@@ -252,8 +272,7 @@ def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSett
         try:
             ResourceSettings.model_validate({key: value})
         except ValidationError as error:
-            message = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise UserError(f"resource {text!r}: {message}") from None
+            raise UserError(f"resource {text!r}: {_plainly(error.errors()[0])}") from None
     return ResourceSettings.model_validate(content)
 
 
