@@ -36,13 +36,14 @@ from orchestrator.study.settings import ResourceSettings
 from trainables import methods
 from trainables.data import features, partition
 from trainables.federation import Federation, FederationSize, HostActor, HostActors
+from trainables.lane_result import LaneResult
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem, Shipper
-from trainables.server import HostsHere, LaneResult, Server
+from trainables.server import HostsHere, Server
 from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
 PAPER_SIZED = "synthetic-frozen"

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from orchestrator.running import training
 from trainables.errors import UserError
+from trainables.lane_result import LaneResult
 from trainables.privacy.plan import Adjacency, Clipping, Level, Release
 from trainables.saved import SavedModel
-from trainables.server import LaneResult
 from trainables.spec import Aggregate, HyperValue
 
 

@@ -17,9 +17,9 @@ from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from trainables.federation import FederationSize
+from trainables.lane_result import METRICS, LaneResult
 from trainables.pack_desk import Order, Report
 from trainables.pack_storage import PackStorage, name_of
-from trainables.server import METRICS, LaneResult
 from trainables.spec import TrialSpec
 
 

@@ -20,10 +20,11 @@ from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import Way
 from trainables.errors import UserError
+from trainables.lane_result import LaneResult
 from trainables.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
 from trainables.privacy.gaussian import epsilon_of
 from trainables.problem import in_process
-from trainables.server import LaneResult, run_here
+from trainables.server import run_here
 from trainables.stopping import lanes_to_stop
 
 TEXT = """

@@ -34,12 +34,12 @@ from observed import Draw, Query, Record
 
 from orchestrator.running.conductor import Conductor
 from trainables import pack
+from trainables.lane_result import LaneResult
 from trainables.methods import METHODS
 from trainables.participation import takes_part
 from trainables.privacy import sampled
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
-from trainables.server import LaneResult
 from trainables.spec import Preprocess, TrialSpec
 
 ROUNDS, CLIENTS = 3, 3

@@ -33,9 +33,9 @@ from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.extension import check_extension
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
+from trainables.lane_result import LaneResult
 from trainables.objective import SQUARED_ERROR
 from trainables.pack import plan_of
-from trainables.server import LaneResult
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
 

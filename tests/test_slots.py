@@ -2,6 +2,8 @@
 
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,13 @@ def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
     assert len(list(seen.glob("failed-*"))) == SLOTS + 1
     assert stages == drive(tmp_path / "plain", STUDY, judge).stages
     assert len(outcomes) == len({key for keys in stages.values() for key in keys})
+
+
+def test_a_slot_has_no_use_for_torch():
+    """It takes seconds to import, and the federation waits for them: its own processes import it, side by side."""
+    program = (
+        "import sys\n"
+        "from trainables import federation, lane_result, pack_desk, pack_slot, pack_storage, spec\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

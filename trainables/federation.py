@@ -1,4 +1,7 @@
-"""A federation: one server actor and its client hosts, long-lived, reused by pack after pack."""
+"""A federation: one server actor and its client hosts, long-lived, reused by pack after pack.
+
+Whoever starts one has no use for torch, which takes seconds to import: the actors' own processes do that.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,24 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.client_host import ClientHost, ClientStates, HostDiagnostics, HostReply, Sent
-from trainables.models import kernels
-from trainables.models.kernels import Kernel
-from trainables.models.lanes import SHAPES
-from trainables.pack import ClientWork, program_of
-from trainables.problem import Shipment
-from trainables.server import HostsHere, LaneResult, Progress, Server
+from trainables.lane_result import LaneResult, Progress
 from trainables.spec import TrialSpec
 from trainables.stopping import companies
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainables.client_host import ClientStates, HostReply, Sent
+    from trainables.models.kernels import Kernel
+    from trainables.pack import ClientWork
+    from trainables.problem import Shipment
 
 HOST_RESTARTS = 8  # how often a host may die before its federation is given up, and the pack with it begun elsewhere
 ROUND_RETRIES = 2  # how often a host that dies in a round is asked again: whoever dies three times dies for a reason
@@ -84,6 +88,9 @@ class HostActor:
     """A client host in a process of its own. What goes over the wire is plain arrays."""
 
     def __init__(self, index: int, device: str, kernel: Kernel) -> None:
+        from trainables.client_host import ClientHost
+        from trainables.models import kernels
+
         kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
 
@@ -96,6 +103,8 @@ class HostActor:
     def round(
         self, work: ClientWork, t: int, sent: dict[str, np.ndarray], diagnose: bool
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        import torch
+
         # a copy: what comes out of the object store cannot be written to, which torch warns of
         reply = self._host.round(work, t, {name: torch.from_numpy(v.copy()) for name, v in sent.items()}, diagnose)
         seen = reply.diagnostics
@@ -142,10 +151,16 @@ class HostActors:
             return f"client host {index}"
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
+        import torch
+
         replies = self._answers([host.prepare.remote(self._sent(work)) for host in self._busy(work)])
         return [torch.from_numpy(reply.copy()) for reply in replies]
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
+        import torch
+
+        from trainables.client_host import HostDiagnostics, HostReply
+
         message = ray.put({name: _array(value) for name, value in sent.items()})
         replies = self._answers(
             [host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)]
@@ -179,6 +194,43 @@ class HostActors:
         )
 
 
+class ServerActor:
+    """The server in a process of its own."""
+
+    def __init__(self, hosts: Sequence[Any], device: str, kernel: Kernel) -> None:
+        """No `hosts`: the only one is in this process, too."""
+        from trainables.server import HostsHere, Server
+
+        self._server = Server(HostActors(hosts) if hosts else HostsHere(1, device), device, kernel)
+
+    def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Shipment, share: float) -> int | None:
+        return self._server.lanes_that_fit(trials, shipment, share)
+
+    def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None) -> None:
+        self._server.open(trials, shipment, snapshot)
+
+    def advance(self, until: int) -> list[LaneResult]:
+        return self._server.advance(until)
+
+    def progress(self, until: int) -> Progress:
+        return self._server.progress(until)
+
+    def stop_lanes(self, keys: Sequence[str]) -> None:
+        self._server.stop_lanes(keys)
+
+    def stop_hopeless(self) -> Progress:
+        return self._server.stop_hopeless()
+
+    def pickled_results(self) -> bytes:
+        return self._server.pickled_results()
+
+    def snapshot(self) -> bytes:
+        return self._server.snapshot()
+
+    def final_weights(self) -> np.ndarray | None:
+        return self._server.final_weights()
+
+
 class Federation:
     """Starts the actors and speaks with the server. `close` ends them all."""
 
@@ -192,21 +244,23 @@ class Federation:
         """`kernel`: which one all hosts use; if not said, the one that this process does. `name`: what Ray's own lists
         call the actors by."""
         self._name = f"{name} {secrets.token_hex(3)}"  # one that died may still be in the list
-        self.size, self._kernel = size, kernel or kernels.chosen(size.device)
+        if kernel is None:
+            from trainables.models import kernels
+
+            kernel = kernels.chosen(size.device)
+        self.size, self._kernel = size, kernel
         self._slowest = 0.0
         self._all_there = False
         self._hosts = [] if size.one_process else [self._start_host(index, group) for index in range(size.hosts)]
         self._server = (
-            ray.remote(Server)
+            ray.remote(ServerActor)
             .options(
                 num_cpus=size.cpus_per_host if size.one_process else 0,
                 num_gpus=size.gpus_per_host if size.one_process else size.server_gpus,
                 name=f"{self._name} server",
                 **_placed(group, 0),
             )
-            .remote(
-                HostsHere(1, size.device) if size.one_process else HostActors(self._hosts), size.device, self._kernel
-            )
+            .remote(self._hosts, size.device, self._kernel)
         )
 
     def _start_host(self, index: int, group: PlacementGroup | None) -> Any:
@@ -229,12 +283,10 @@ class Federation:
         """Trials like these, side by side, into the memory of a GPU. None: that is no question."""
         if self.size.device != "cuda" or len(companies(trials)) == 1:
             return None
-        stateful = program_of(trials[0]).stateful
-        fits = self._answer(self._server.lanes_that_fit.remote(shipment, stateful, self.size.gpus_per_host))
-        # an estimate; whether even a block of lanes, which is always computed whole, is too much is seen by trying
-        return max(SHAPES["cuda"].lanes, fits) if fits is not None else None
+        return self._answer(self._server.lanes_that_fit.remote(list(trials), shipment, self.size.gpus_per_host))
 
-    def open(self, trials: Sequence[TrialSpec], shipment: Shipment, snapshot: bytes | None = None) -> None:
+    def open(self, trials: Sequence[TrialSpec], shipment: Shipment | Any, snapshot: bytes | None = None) -> None:
+        """`shipment`: or a reference to it, for whoever has no use for it himself."""
         self._answer(self._server.open.remote(list(trials), shipment, snapshot))
 
     def advance(self, until: int) -> list[LaneResult]:
@@ -289,3 +341,8 @@ def _placed(group: PlacementGroup | None, index: int) -> dict[str, Any]:
     if group is None:
         return {}
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)}
+
+
+def start_in_slot(size: FederationSize, kernel: Kernel, study: str) -> Federation:
+    """In the placement group of the slot that calls this."""
+    return Federation(size, ray.util.get_current_placement_group(), kernel, f"fedsweep {study}")

@@ -9,7 +9,7 @@ import math
 import pickle
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,10 +18,12 @@ import torch
 from trainables import memory
 from trainables.client_host import ClientHost, ClientStateLostError, ClientStates, HostReply, Sent
 from trainables.exact import from_grid
+from trainables.lane_result import LaneResult, Progress
 from trainables.methods.base import State
 from trainables.models import kernels
 from trainables.models.centring import centred, for_raw_features
 from trainables.models.kernels import Kernel
+from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
 from trainables.pack import (
     ClientWork,
@@ -31,6 +33,7 @@ from trainables.pack import (
     lane_groups,
     order_lanes,
     pack_group,
+    program_of,
     select_lanes,
 )
 from trainables.participation import cohort
@@ -38,32 +41,6 @@ from trainables.problem import Shipment, fetch
 from trainables.spec import TrialSpec
 from trainables.stopping import lanes_to_stop
 from trainables.subnormal import taken_for_zero
-
-METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "noise_norm")
-
-
-@dataclass
-class LaneResult:
-    """What is known of a trial so far. `metrics` are by round; accuracy and shares are in percent. Where the truth is
-    known there is also `squared_error`, the squared distance of the weights from it."""
-
-    key: str
-    state: str = "running"
-    """running, done, diverged or stopped"""
-    rounds: int = 0
-    metrics: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
-    seconds: float = 0.0
-    """The trial's share of the time its pack took."""
-    correct: bytes = b""
-    """Per-example correctness on the test set after the last round, as packed bits; empty in a search."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How a pack stands."""
-
-    running: int
-    computing_s: float
 
 
 class Hosts(Protocol):
@@ -214,14 +191,17 @@ class Server:
             except ClientStateLostError:
                 self._repeat(until)
 
-    def lanes_that_fit(self, shipment: Shipment, stateful: bool, share: float) -> int | None:
-        """Into the free memory of the GPU, of which a host may use a share. A CPU knows no bound."""
+    def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Shipment, share: float) -> int | None:
+        """Trials like these, into the free memory of the GPU, of which a host may use a share. A CPU knows no bound."""
         if self.device != "cuda":
             return None
         hosts = assign(shipment.sizes, self.hosts.count)
         clients = max(hosts, key=lambda mine: sum(shipment.sizes[client] for client in mine))
         sizes = [shipment.sizes[client] for client in clients]
-        return memory.lanes_that_fit(shipment.model, sizes, stateful, memory.free_bytes(share))
+        stateful = program_of(trials[0]).stateful
+        fits = memory.lanes_that_fit(shipment.model, sizes, stateful, memory.free_bytes(share))
+        # an estimate; whether even a block of lanes, which is always computed whole, is too much is seen by trying
+        return max(SHAPES["cuda"].lanes, fits)
 
     # ---- the round
 

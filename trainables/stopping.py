@@ -11,7 +11,7 @@ from trainables.objective import ACCURACY, OBJECTIVES
 from trainables.spec import TrialSpec
 
 if TYPE_CHECKING:
-    from trainables.server import LaneResult
+    from trainables.lane_result import LaneResult
 
 
 def companies(members: Sequence[TrialSpec]) -> list[list[TrialSpec]]:

@@ -47,7 +47,7 @@ from trainables.errors import UserError
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the command line should not cost them
     from orchestrator.running.training import Training
-    from trainables.server import LaneResult
+    from trainables.lane_result import LaneResult
 
 
 WITH_A_CELL = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise")

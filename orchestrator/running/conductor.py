@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from orchestrator.results.ledger import Row
 from orchestrator.running.packing import Capacity, make_packs, work
 from orchestrator.search.sweep import Sweep
+from trainables.lane_result import LaneResult
 from trainables.models.lanes import SHAPES
 from trainables.pack import PackGroup, pack_group, plan_of
 from trainables.pack_desk import Order, Report
 from trainables.pack_slot import short_of_memory
 from trainables.pack_storage import PackStorage
-from trainables.server import LaneResult
 from trainables.spec import TrialSpec
 from trainables.stopping import companies
 

@@ -37,9 +37,8 @@ from orchestrator.running.nodes import free_resources, holders, node_resources, 
 from orchestrator.running.packing import Capacity
 from orchestrator.search.sweep import Sweep
 from trainables.errors import UserError
-from trainables.federation import Federation, FederationSize
+from trainables.federation import start_in_slot
 from trainables.models import kernels
-from trainables.models.kernels import Kernel
 from trainables.pack_desk import PackDesk
 from trainables.pack_slot import PackSlot
 from trainables.pack_storage import PackStorage
@@ -250,11 +249,6 @@ def _reason(trial: Any) -> str:
     return "its process ended without a word"
 
 
-def start_federation(size: FederationSize, kernel: Kernel, study: str) -> Federation:
-    """In the placement group of the slot that calls this."""
-    return Federation(size, ray.util.get_current_placement_group(), kernel, f"fedsweep {study}")
-
-
 def run(
     sweep: Sweep,
     size: Capacity,
@@ -278,10 +272,11 @@ def run(
     if start is None:
         kernel = kernels.chosen(size.size.device)
         log.info("the kernel of the rounds: %s", kernel)
-        start = functools.partial(start_federation, size.size, kernel, sweep.blueprint.study.name)
+        start = functools.partial(start_in_slot, size.size, kernel, sweep.blueprint.study.name)
     shipper = Shipper()
     problems = sweep.blueprint.problems
-    shipments = {key: shipper.ship(problem) if real else None for key, problem in problems.items()}
+    # as references: a slot passes them on and needs nothing of what is in them
+    shipments = {key: ray.put(shipper.ship(problem)) if real else None for key, problem in problems.items()}
     desk = _open_desk(sweep.blueprint.study.name)
     try:
         with quiet(), _stop_on_signal(conductor), head.watched():

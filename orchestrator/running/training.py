@@ -22,12 +22,12 @@ from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
 from trainables.federation import Federation, FederationSize
+from trainables.lane_result import LaneResult
 from trainables.pack import check, code_of
 from trainables.privacy.gaussian import budget
 from trainables.privacy.plan import LATER, Adjacency, Clipping, Level, PrivacyPlan, PrivacySettings, Release
 from trainables.problem import Problem, Shipper
 from trainables.saved import SavedModel
-from trainables.server import LaneResult
 from trainables.spec import ENGINE_VERSION, Aggregate, DataSpec, PartitionSpec, Preprocess, ProblemSpec, TrialSpec
 
 
