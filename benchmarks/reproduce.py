@@ -40,7 +40,7 @@ STUDIES = {
     "m-estimation": "error curves of the M-estimation paper",
     "sampled-cifar10-resnet20": "methods that sample rows",
     "paper-heart-disease": "heart disease, four hospitals",
-    "paper-pathmnist-resnet20": "tables 4 and 16",
+    "paper-pathmnist-resnet20": "tables 4, 13 and 16",
     "paper-pathmnist-iid": "table 9",
     "paper-pathmnist-ablation": "tables 11 and 12",
     "paper-pathmnist-vgg16": "tables 6 and 16",

@@ -5,11 +5,12 @@ import math
 import re
 import shutil
 import tarfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from orchestrator.report.papers import join, read, write_comparison
+from orchestrator.report.papers import join, others, read, write_comparison
 from orchestrator.report.papers.findings import findings
 from orchestrator.report.papers.joining import numbers
 from orchestrator.report.papers.pages import tables
@@ -53,13 +54,17 @@ def make_study(name="paper-cifar10-resnet20", label="CIFAR-10"):
     )
 
 
+def _dealt(table: int) -> list:
+    return [row for row in numbers("fedsofim-partition") if row.table == table]
+
+
 def fill(folder, study, final=FINAL, setting=SETTING):
     """Accuracy rises in a straight line from 40% of the end's; every method's seeds lie 0.5 apart."""
     with Ledger.write(folder) as ledger:
         ledger.add_study(study.model_dump_json(), "by hand")
         ledger.add_facts({f"validation_rows:{setting}": 5000, f"test_rows:{setting}": 8})
         counts = [[0] * 10 for _ in range(20)]
-        for row in numbers("fedsofim-partition"):
+        for row in _dealt(14):
             counts[row.client][row.__dict__["class"]] = row.rows
         ledger.add_partitions({(setting, 42): counts})
         for method in study.methods:
@@ -214,9 +219,22 @@ def test_of_the_papers_own_numbers_the_papers_findings_hold(papers_own):
 def test_the_partition_and_mcnemar_have_their_counterpart(ours):
     built = tables(ours, join(ours))
     assert "200 of the 200 counts" in built["dp-fedsofim-table-14"].caption
+    assert "dp-fedsofim-table-13" not in built, "nobody has PathMNIST's"
     first = built["dp-fedsofim-table-15"].data.iloc[0]
     assert (first["n10"], first["n01"]) == (1, 0)
     assert first["we_say"] == "no different"
+
+
+def test_tissue_has_a_partition_of_its_own():
+    """Table 13: what our clients hold of PathMNIST, with one row of the first client gone."""
+    counts = [[0] * 9 for _ in range(20)]
+    for row in _dealt(13):
+        counts[row.client][row.__dict__["class"]] = row.rows
+    counts[0][0] -= 1
+    found = others.partition(SimpleNamespace(partitions={"PathMNIST / ResNet-20 / dirichlet:0.5": counts}), 13)
+    assert found.title.startswith("Table 13 of the DP-FedSOFIM paper")
+    assert found.caption == "179 of the 180 counts (client by class) are the same."
+    assert [line[3] for line in found.groups[0].rows[:2]] == ["no", "yes"]
 
 
 def test_papers_numbers_are_those_of_the_paper():
@@ -224,10 +242,11 @@ def test_papers_numbers_are_those_of_the_paper():
     assert len(accuracy) == 1400
     one = [r for r in accuracy if (r.table, r.epsilon, r.method, r.round) == (3, 10, "DP-FedSOFIM", 70)]
     assert [(row.mean, row.std) for row in one] == [(68.56, 0.05)]
-    counts = numbers("fedsofim-partition")
-    sizes = [sum(row.rows for row in counts if row.client == client) for client in range(20)]
-    assert (min(sizes), max(sizes), sum(sizes)) == (891, 3498, 50_000)
-    assert all(sum(row.rows for row in counts if row.__dict__["class"] == label) == 5000 for label in range(10))
+    for table, expected in ((14, (891, 3498, 50_000)), (13, (1045, 9986, 89_996))):
+        counts = _dealt(table)
+        sizes = [sum(row.rows for row in counts if row.client == client) for client in range(20)]
+        assert (min(sizes), max(sizes), sum(sizes)) == expected
+    assert all(sum(row.rows for row in _dealt(14) if row.__dict__["class"] == label) == 5000 for label in range(10))
 
 
 def test_two_folders_of_one_study_are_refused(folder, tmp_path, fedsweep):

@@ -86,9 +86,9 @@ def _rows(ours: Ours, entry: Entry) -> int | None:
     return facts.get(f"test_rows:{entry.setting}")
 
 
-def partition(ours: Ours) -> Table | None:
-    """Table 14: whether our clients hold what the paper's hold."""
-    theirs = numbers("fedsofim-partition")
+def partition(ours: Ours, table: int) -> Table | None:
+    """Tables 13 and 14: whether our clients hold what the paper's hold."""
+    theirs = [row for row in numbers("fedsofim-partition") if row.table == table]
     clients = 1 + max(row.client for row in theirs)
     for setting, counts in ours.partitions.items():
         dataset, *_, dealt = setting.split(" / ")
@@ -102,7 +102,7 @@ def partition(ours: Ours) -> Table | None:
             lines.append([str(client), str(sum(row.rows for row, _ in mine)), str(sum(counts[client])), equal])
         data = [{**row.__dict__, "ours": counts[row.client][row.__dict__["class"]]} for row in theirs]
         return Table(
-            title=f"{name_of(FEDSOFIM, 14)} beside ours: {setting}",
+            title=f"{name_of(FEDSOFIM, table)} beside ours: {setting}",
             summary="How many rows of which class every client holds, there and here.",
             caption=f"{sum(same)} of the {len(same)} counts (client by class) are the same.",
             columns=["Client", "Paper's rows", "Our rows", "All classes the same"],

@@ -20,7 +20,8 @@ def tables(ours: Ours, joined: Sequence[Joined]) -> dict[str, Table]:
     for number, table in others.mcnemar(ours).items():
         found[f"dp-fedsofim-table-{number}"] = table
     for stem, built in (
-        ("table-14", others.partition(ours)),
+        ("table-13", others.partition(ours, 13)),
+        ("table-14", others.partition(ours, 14)),
         ("table-7", others.runtime(ours)),
         ("stand-in", others.order(ours)),
     ):
