@@ -52,7 +52,7 @@ STUDIES = {
 """The most wanted first: with --seconds the last ones may have to wait."""
 MISSING = ("is not there; make it with", "is neither a file nor a built-in set")
 """How a study says that its data are missing."""
-KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml", "made.json")
+KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml")
 NOT_KEPT = ("trials.csv",)  # every trial of a search is many megabytes, and what a ledger is for
 BEYOND = ("beyond-cifar10",)
 """What no paper has: kept, but not set beside one."""
@@ -128,7 +128,7 @@ def _run(name: str, folder: Path, made: dict[str, Any]) -> str:
 
 def _fedsweep(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     program = "from orchestrator.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, env=environment
     )
@@ -181,6 +181,7 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
         for pattern in KEPT:
             for path in sorted(path for path in folder.glob(pattern) if path.name not in NOT_KEPT):
                 _copy(path, keep / folder.name / path.relative_to(folder))
+        (keep / folder.name / "made.json").write_text(json.dumps(made[folder.name], indent=1) + "\n")
     for path in sorted((work / "compare").iterdir()):
         _copy(path, keep / "compare" / path.name)
     (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")

@@ -62,7 +62,7 @@ LANES = 4
 PATIENCE_S = 400.0  # longer than a federation is given to start; a test that waits so long fails
 ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(16),
 }

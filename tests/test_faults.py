@@ -523,11 +523,15 @@ def test_a_clock_that_jumps_back(folder, undisturbed, tally):
 STUDIES_IN_A_ROW = """\
 import gc, json, os, sys, threading
 from pathlib import Path
+from orchestrator.running import sweeping
+from orchestrator.running.progress import View
+from orchestrator.study.reading import parse
 
 def open_files():
     # of a Ray that has ended its client keeps a socket or two that lead nowhere, and that the kernel lists no more
     kinds = ("tcp", "tcp6", "udp", "udp6", "unix", "netlink")
-    listed = {word for kind in kinds for word in Path("/proc/net", kind).read_text().split()}
+    there = [file for kind in kinds if (file := Path("/proc/net", kind)).is_file()]
+    listed = {word for file in there for word in file.read_text().split()}
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -535,10 +539,6 @@ def open_files():
         except OSError:
             pass  # the folder that was just read
     return [file for file in found if not file.startswith("socket:") or file[8:-1] in listed]
-
-from orchestrator.running import sweeping
-from orchestrator.running.progress import View
-from orchestrator.study.reading import parse
 
 text, folder = sys.argv[1], Path(sys.argv[2])
 for number in range(int(sys.argv[3])):

@@ -480,7 +480,7 @@ def ran(local_ray, small_problem, monkeypatch):
     monkeypatch.setattr(pack_slot, "CHECKPOINT_SHARE", 1e9)
     monkeypatch.setattr(pack_slot, "CHUNK_S", 0.0)
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, rounds=8, seed=seed) for seed in range(3)]
-    shipments = {small_problem.spec.key: Shipper().ship(small_problem)}
+    shipments = {small_problem.spec.key: ray.put(Shipper().ship(small_problem))}
 
     def run(storage: PackStorage, resume_from: str = "", of=trials) -> tuple[list, Desk]:
         desk = Desk(of, resume_from)

@@ -168,11 +168,17 @@ def test_beyond_the_range_it_still_answers(epsilon, delta, reach, asked):
     assert float(exact_log_delta(epsilon, mu * reach)) > math.log(delta)
 
 
-@pytest.mark.parametrize("mu", [1e-15, 1e-9, 1e-4, 0.99e-3, 1.01e-3])
-def test_delta_of_hardly_any_noise_that_is_missing(mu):
-    """Where its two terms are nearly one number, delta is as right as elsewhere."""
-    for reach in (0.0, 0.1, 1.0, 5.0, 30.0, 200.0, 5000.0):
-        assert log_delta(mu * reach, mu) == pytest.approx(float(exact_log_delta(mu * reach, mu)), rel=1e-8)
+@pytest.mark.parametrize("mu", [1e-15, 1e-9, 1e-4, 0.99e-3])
+def test_delta_of_very_much_noise(mu):
+    """Where its two terms are nearly one number, delta is right to eight digits."""
+    for reach in (0.0, 0.1, 1.0, 5.0, 30.0, 200.0, 999.0, 1001.0, 5000.0):
+        exact = float(exact_log_delta(mu * reach, mu))
+        assert log_delta(mu * reach, mu) == pytest.approx(exact, abs=1e-8)
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(1.0, 1e-78), (1e300, 1e-15), (1.0, 1e-310), (0.0, 1e-310)])
+def test_delta_of_noise_without_end(epsilon, mu):
+    assert log_delta(epsilon, mu) < -600
 
 
 @pytest.mark.parametrize("above", [1e-9, 1e-7, 1e-5, 1e-3])

@@ -188,7 +188,12 @@ WRONG = {
         "data.0.sorce",
         "data.source?",
     ),
-    "clients is no number": (changed("clients: 4", "clients: four"), 4, "clients", "a whole number (found 'four')"),
+    "clients is no number": (
+        changed("clients: 4", "clients: four"),
+        4,
+        "clients",
+        "a whole number or 'auto' (found 'four')",
+    ),
     "no clients": (changed("clients: 4", "clients: 0"), 4, "clients", "(found 0)"),
     "seed in search and contest": (
         changed("seeds:", "seeds:\n  search: [1, 11]"),

@@ -295,8 +295,8 @@ def write_both_ways(folder, methods_of_study, scores: dict[tuple[str, str], list
 
 
 def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
-    """DP-FedGD gains 10, DP-FedSOFIM 5.5; it leads by 4.5 on either seed, and then by 0.2 on one and -0.2 on the other.
-    DP-FedYogi, which runs one way alone, is in no average but may be the best of its kind."""
+    """DP-FedGD gains 10, DP-FedSOFIM 5.5, which leads by 4.5 on either seed. DP-FedYogi, which runs one way alone, is
+    in no average but may be the best of its kind."""
     own = {"preprocess": {"center": 0.02, "bound": 16}, "aggregate": "size"}
     methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fedsofim": own}, {"dp-fedyogi": own}]
     scores = {
@@ -312,6 +312,22 @@ def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
         assert "Second order against first, plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
         then = "DP-FedSOFIM centred by size is behind DP-FedYogi centred by size by 2.00, which the seeds cannot tell"
         assert f"Second order against first, centred by size: at ε = 1 {then} from nothing." in text
+
+
+def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
+    """A smaller clip and another grid; and a method that runs plainly in two variants has no one partner."""
+    own = {"aggregate": "size", "clip": 4, "coarse": {"learning_rate": [0.1, 0.3]}}
+    methods_of_study = ["dp-fedgd", "dp-fedadam", {"dp-fedadam": {"label": "slow", "fixed": {"tau": 0.1}}}]
+    scores = {
+        ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
+        ("dp-fedadam", "DP-FedAdam"): [40.0, 41.0],
+        ("dp-fedadam", "slow"): [20.0, 21.0],
+        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
+        ("dp-fedadam", "DP-FedAdam by size"): [60.0, 61.0],
+    }
+    write_both_ways(tmp_path, [*methods_of_study, {"dp-fedgd": own}, {"dp-fedadam": {"aggregate": "size"}}], scores)
+    besides = "clip 4 in place of 10 and another grid for DP-FedGD by size"
+    assert f"What 'by size' with {besides} brings: +10.00 at ε = 1." in caption(tmp_path, "accuracy")
 
 
 def test_where_no_method_runs_both_ways_nothing_is_said_of_it(tmp_path):

@@ -279,14 +279,14 @@ class Federation:
             .remote(index, self.size.device, self._kernel)
         )
 
-    def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Shipment) -> int | None:
-        """Trials like these, side by side, into the memory of a GPU. None: that is no question."""
+    def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Any) -> int | None:
+        """Trials like these, side by side, into the memory of a GPU. None: that is no question. `shipment`: here and
+        below, or a reference to one, for whoever has no use for what is in it."""
         if self.size.device != "cuda" or len(companies(trials)) == 1:
             return None
         return self._answer(self._server.lanes_that_fit.remote(list(trials), shipment, self.size.gpus_per_host))
 
-    def open(self, trials: Sequence[TrialSpec], shipment: Shipment | Any, snapshot: bytes | None = None) -> None:
-        """`shipment`: or a reference to it, for whoever has no use for it himself."""
+    def open(self, trials: Sequence[TrialSpec], shipment: Any, snapshot: bytes | None = None) -> None:
         self._answer(self._server.open.remote(list(trials), shipment, snapshot))
 
     def advance(self, until: int) -> list[LaneResult]:

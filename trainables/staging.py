@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+LARGEST = 4 * 2**20  # numbers: more is sent once in a while, and would stay locked in memory for good
 DEPTH = 16  # how many arrays may be on their way: so far the processor may be ahead of the device
 
 
@@ -21,6 +23,10 @@ class Staging:
 
     def sent(self, shape: tuple[int, ...], fill: Callable[[NDArray[np.float32]], None]) -> torch.Tensor:
         """What `fill` writes into an array of this shape, on the device."""
+        if math.prod(shape) > LARGEST:
+            values = np.empty(shape, dtype=np.float32)
+            fill(values)
+            return torch.from_numpy(values).to("cuda")
         return next(self._places).sent(shape, fill)
 
 
@@ -31,7 +37,7 @@ class _Place:
 
     def sent(self, shape: tuple[int, ...], fill: Callable[[NDArray[np.float32]], None]) -> torch.Tensor:
         self._left.synchronize()  # what was here before is on the device
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         if self._memory.numel() < size:
             self._memory = torch.empty(size, pin_memory=True)
         values = self._memory[:size].view(shape)

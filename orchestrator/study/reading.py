@@ -158,8 +158,8 @@ def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     misspelt = [e for e in found if e["type"] == "extra_forbidden" and _meant(e["loc"])]
     first = misspelt[0] if misspelt and found[0]["type"] == "missing" else found[0]
     place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
-    name = ".".join(str(part) for part in place if not _internal(part))
-    message = _plainly(first)
+    name = ".".join(map(str, _visible(place)))
+    message = _plainly([e for e in found if _visible(e["loc"]) == _visible(first["loc"])])
     shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
     if first["type"] == "extra_forbidden":
         message, shown = f"there is no such setting{_meant(place)}", ""
@@ -168,11 +168,27 @@ def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     return place, f"{name + ': ' if name else ''}{message}{shown}"
 
 
-def _plainly(error: ErrorDetails) -> str:
+def _visible(place: tuple[str | int, ...]) -> list[str | int]:
+    return [part for part in place if not _internal(part)]
+
+
+def _plainly(errors: list[ErrorDetails]) -> str:
+    """What is wrong with a setting: of one that may be of several kinds pydantic says of each why it is not."""
+    wanted = list(dict.fromkeys(kind for error in errors if (kind := _wanted(error))))
+    if wanted:
+        return f"it should be {' or '.join(wanted)}"
+    first = errors[0]
+    if first["type"] == "too_short":
+        least = first["ctx"]["min_length"]
+        return f"it should have at least {least} item{'s' if least > 1 else ''}"
+    return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+
+
+def _wanted(error: ErrorDetails) -> str:
     kind, _, wrong = error["type"].partition("_")
-    if kind in KINDS and wrong in ("parsing", "type", "from_float"):
-        return f"it should be {KINDS[kind]}"
-    return error["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"])
+    return KINDS.get(kind, "") if wrong in ("parsing", "type", "from_float") else ""
 
 
 def _meant(place: tuple[str | int, ...]) -> str:
@@ -272,7 +288,7 @@ def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSett
         try:
             ResourceSettings.model_validate({key: value})
         except ValidationError as error:
-            raise UserError(f"resource {text!r}: {_plainly(error.errors()[0])}") from None
+            raise UserError(f"resource {text!r}: {_plainly(error.errors())}") from None
     return ResourceSettings.model_validate(content)
 
 

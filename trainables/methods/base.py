@@ -251,7 +251,7 @@ class Method(ABC):
     levels: ClassVar[tuple[Level, ...]] = ("record",)
     """Whose privacy it can protect."""
     second_order: ClassVar[bool] = False
-    """Whether it bends its steps by a curvature: of the loss, of the features or of the gradients."""
+    """Whether it bends its steps by a matrix, not coordinate by coordinate: tables set such methods against others."""
 
     def accepts(self, model: Model) -> bool:
         """Whether it makes sense on this model."""

@@ -40,13 +40,13 @@ def _log_delta_of_small(epsilon: float, mu: float) -> float:
     negative: its integral, by three points of Gauss, has no difference in it."""
     a = mu / 2 - epsilon / mu
     inside = math.fsum(weight * _slope(a - mu * (1 - point) / 2) for point, weight in GAUSS) * mu / 2
-    return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(inside)
+    return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(inside) if inside > 0 else -math.inf
 
 
 def _slope(x: float) -> float:
     """1 + x R(x)"""
     if x < -1000:
-        return 1 / x**2 - 3 / x**4
+        return (1 - 3 / x / x) / x / x
     return 1 + x * math.sqrt(math.pi / 2) * float(erfcx(-x / math.sqrt(2)))
 
 

@@ -55,15 +55,7 @@ def accuracy(results: Results, setting: str) -> Table:
     return Table(
         title=f"{objective.final} by round: {setting}",
         summary=f"{objective.final} of every method, round by round, at every privacy budget.",
-        caption=" ".join(
-            [
-                *caption,
-                *_seed_notes(results, cells),
-                *both_ways.in_words(results, setting),
-                *not_monotone(results, setting),
-                *unfinished(cells),
-            ]
-        ),
+        caption=" ".join([*caption, *_notes(results, setting), *unfinished(cells)]),
         columns=[*name_columns(results), *(str(t) for t in shown)],
         align="l" * len(name_columns(results)) + "r" * len(shown),
         groups=groups,
@@ -82,14 +74,7 @@ def final_accuracy(results: Results, setting: str) -> Table:
     return Table(
         title=f"{objective.final} {when}: {setting}",
         summary="",
-        caption=" ".join(
-            [
-                caption,
-                *_seed_notes(results, cells),
-                *both_ways.in_words(results, setting),
-                *not_monotone(results, setting),
-            ]
-        ),
+        caption=" ".join([caption, *_notes(results, setting)]),
         columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
         align="l" * len(name_columns(results)) + "r" * len(columns),
         groups=[Group("", named_rows(results, by_budget[0], zip(*columns, strict=True)))],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -14,7 +15,7 @@ PLAIN = ""
 
 
 def in_words(results: Results, setting: str) -> list[str]:
-    """A sentence for every such way; one that says whether second order leads plainly, and one whether it does so."""
+    """For every such way a sentence on what it brings, and on whether second order leads: plainly, and in that way."""
     found: list[str] = []
     for search in results.study.ways:
         by_way: dict[str, list[CellResult]] = {}
@@ -22,45 +23,70 @@ def in_words(results: Results, setting: str) -> list[str]:
             if cell.way == search.name and counts(cell):
                 by_way.setdefault(" ".join(cell.method.own_ways), []).append(cell)
         plain = by_way.pop(PLAIN, [])
-        gains = [_gain(way, plain, cells) for way, cells in by_way.items()]
-        if not any(gains):
+        pairs = {way: paired for way, cells in by_way.items() if (paired := _pairs(cells, plain))}
+        if not pairs:
             continue
         named = f" ({search.name})" if results.both_ways else ""
-        found += [f"{text[0].upper()}{text[1:]}{named}." for text in gains if text]
-        duels = {"plainly": _duels(plain), **{way: _duels(cells) for way, cells in by_way.items()}}
+        clip = results.study.privacy.clip
+        found += [f"What '{way}'{_besides(both, clip)} brings{named}: {_gains(both)}." for way, both in pairs.items()]
+        duels = {"plainly": _duels(plain), **{way: _duels(by_way[way]) for way in pairs}}
         found += [f"Second order against first, {way}{named}: {text}." for way, text in duels.items() if text]
     return found
 
 
-def _gain(way: str, plain: Sequence[CellResult], cells: Sequence[CellResult]) -> str:
-    """What the way brings at every budget, over the methods that run both ways."""
+Pair = tuple[CellResult, CellResult]
+
+
+def _pairs(cells: Sequence[CellResult], plain: Sequence[CellResult]) -> list[Pair]:
+    """The same method at the same budget in its own way and plainly. A variant of many has no one partner."""
+    own, other = _only(cells), _only(plain)
+    return [(cell, other[key]) for key, cell in own.items() if key in other]
+
+
+def _only(cells: Sequence[CellResult]) -> dict[tuple[float, str], CellResult]:
+    many = Counter((cell.epsilon, cell.method.name) for cell in cells)
+    return {key: cell for cell in cells if many[key := (cell.epsilon, cell.method.name)] == 1}
+
+
+def _besides(pairs: Sequence[Pair], clip: float) -> str:
+    """What else sets the two apart: the way is not to be praised for it."""
+    clips = {(own.method.clip or clip, other.method.clip or clip) for own, other in pairs}
+    grids = dict.fromkeys(own.method.shown for own, other in pairs if own.method.space() != other.method.space())
+    texts = [f"clip {now:g} in place of {before:g}" for now, before in sorted(clips) if now != before]
+    if grids:
+        texts.append(f"another grid for {', '.join(grids)}")
+    return f" with {' and '.join(texts)}" if texts else ""
+
+
+def _gains(pairs: Sequence[Pair]) -> str:
+    """At every budget, over the methods."""
     texts = []
-    for epsilon in dict.fromkeys(cell.epsilon for cell in cells):
-        before = {cell.method.name: cell for cell in plain if cell.epsilon == epsilon}
-        pairs = [(cell, before[cell.method.name]) for cell in _at(epsilon, cells) if cell.method.name in before]
-        gaps = [gap.mean for own, other in pairs if (gap := difference(own, other)) is not None]
+    for epsilon in dict.fromkeys(own.epsilon for own, _ in pairs):
+        here = [pair for pair in pairs if pair[0].epsilon == epsilon]
+        gaps = [gap.mean for own, other in here if (gap := difference(own, other)) is not None]
         if gaps:
-            shown = [f"{gap:+{pairs[0][0].objective.form}}" for gap in (fmean(gaps), min(gaps), max(gaps))]
+            shown = [f"{gap:+{here[0][0].objective.form}}" for gap in (fmean(gaps), min(gaps), max(gaps))]
             over = f" on average over {len(gaps)} methods ({shown[1]} to {shown[2]})" if len(gaps) > 1 else ""
             texts.append(f"{shown[0]}{over} at {budget(epsilon)}")
-    return f"what '{way}' brings: {', '.join(texts)}" if texts else ""
+    return ", ".join(texts)
 
 
 def _duels(cells: Sequence[CellResult]) -> str:
     """The best method of second order against the best of first, at every budget."""
     texts = []
     for epsilon in dict.fromkeys(cell.epsilon for cell in cells):
-        here = _at(epsilon, cells)
+        here = [cell for cell in cells if cell.epsilon == epsilon]
         second = [cell for cell in here if METHODS[cell.method.name].second_order]
         first = [cell for cell in here if not METHODS[cell.method.name].second_order]
-        if not first or not second:
-            continue
-        texts.append(f"at {budget(epsilon)} {_duel(_best(second), _best(first))}")
+        if first and second:
+            # both were picked by these scores: as wide as if each had met each
+            text = _duel(_best(second), _best(first), len(first) * len(second))
+            texts.append(f"at {budget(epsilon)} {text}")
     return "; ".join(texts)
 
 
-def _duel(ours: CellResult, theirs: CellResult) -> str:
-    gap, objective = difference(ours, theirs), ours.objective
+def _duel(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
+    gap, objective = difference(ours, theirs, comparisons), ours.objective
     if gap is None:
         return f"{ours.method.shown} and {theirs.method.shown} have no seed in common"
     place = "ahead of" if objective.cost(gap.mean) < 0 else "behind"
@@ -70,7 +96,3 @@ def _duel(ours: CellResult, theirs: CellResult) -> str:
 
 def _best(cells: Sequence[CellResult]) -> CellResult:
     return min(cells, key=lambda cell: cell.objective.cost(cell.curve[cell.last].mean))
-
-
-def _at(epsilon: float, cells: Sequence[CellResult]) -> list[CellResult]:
-    return [cell for cell in cells if cell.epsilon == epsilon]
