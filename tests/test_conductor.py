@@ -95,6 +95,25 @@ def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
         assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
 
 
+@pytest.mark.parametrize("how", ["said", "killed"])
+def test_what_does_not_fit_any_more_goes_on_from_its_checkpoint(tmp_path, how):
+    """Memory may run out hours after a pack began."""
+    with Cluster(tmp_path, study(methods=[GD]), lanes=4) as cluster:
+        number, pack = cluster.take()
+        saved = name_of([trial.key for trial in pack])
+        cluster.report(number, "went on", round=2, running=len(pack), saved=saved)
+        if how == "said":
+            cluster.report(number, "too large", fits=1)
+        else:
+            cluster.conductor.slot_failed("slot", "killed", short=True)
+        mine = {trial.key for trial in pack}
+        cluster.conductor.resize(len(pack))  # as many slots as parts: all are laid out
+        cluster.lay_out()
+        parts = [order for order in cluster.desk if {trial.key for trial in pickle.loads(order.trials)} <= mine]
+        assert len(parts) > 1
+        assert {order.resume_from for order in parts} == {saved}
+
+
 def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
     """Those that wait, too, and only those of their kind; trials and results stay what they were."""
     with Cluster(tmp_path / "small", study(), lanes=128) as cluster:
@@ -339,7 +358,7 @@ def test_a_slot_that_was_killed_for_memory_gets_smaller_packs(tmp_path):
     with Cluster(tmp_path, study(methods=[GD]), lanes=2) as cluster:
         _, pack = cluster.take()
         assert len(pack) == 2
-        cluster.conductor.slot_failed("slot", "killed due to the node running low on memory.")
+        cluster.conductor.slot_failed("slot", "killed due to the node running low on memory.", short=True)
         assert cluster.run(near(0.3))[:6] == [1] * 6, "coarse and fine; confirm runs are of another kind"
         assert cluster.conductor.sweep.finished
         assert len(cluster.ledger.failures()) == 1

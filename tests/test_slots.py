@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_search import GD, SOFIM, drive, study
@@ -84,3 +85,31 @@ def test_a_slot_has_no_use_for_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+FAILURES = """\
+Failure # 1 (occurred at 2026-11-16_01-02-03)
+The actor died because its node has died. Node Id: 5e
+\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats
+Failure # 2 (occurred at 2026-11-16_01-03-03)
+Traceback (most recent call last):
+  File "python/ray/_raylet.pyx", line 1, in step
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tnamespace: x
+The actor is dead because its node has died. Node Id: 5e
+\tthe actor's node was terminated: received SIGTERM Some common causes include: many
+"""
+
+
+def test_the_cause_of_a_death_stands_lines_before_its_details(tmp_path):
+    """As Ray words it, and Tune writes it down: one failure after the other."""
+    file = tmp_path / "error.txt"
+    file.write_text(FAILURES)
+    failure = runner._failure(SimpleNamespace(error_file=str(file)))
+    assert failure.startswith(" 2 (occurred at")
+    assert runner.NODE_DIED in failure
+    assert runner._reason(failure) == "the actor's node was terminated: received SIGTERM"
+    for nothing in (None, str(tmp_path / "gone")):
+        assert (
+            runner._reason(runner._failure(SimpleNamespace(error_file=nothing))) == "its process ended without a word"
+        )

@@ -178,6 +178,8 @@ class HostActors:
 
     def _sent(self, work: ClientWork) -> Any:
         """A pack's work goes out once, not every round."""
+        if self._work is None or self._work[0].shipment.key != work.shipment.key:
+            self._slowest = 0.0  # rows of other data are loaded first, and say nothing about the pace
         if self._work is None or self._work[0] is not work:
             self._work = (work, ray.put(work))
         return self._work[1]

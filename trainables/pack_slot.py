@@ -166,7 +166,7 @@ class PackSlot(tune.Trainable):
         try:
             self._checkpoints.save(keys, self.t, self.federation.snapshot())
             self._saved = name_of(keys)
-        except OSError as error:
+        except Exception as error:  # every kind of storage fails in its own way
             self._notes.append(f"pack of {len(keys)} trials could not leave a checkpoint: {error}")
         self._saved_at = time.monotonic()
         self._interval = max(CHECKPOINT_EVERY_S, (self._saved_at - began) / CHECKPOINT_SHARE)

@@ -119,7 +119,7 @@ def _with_plugins() -> dict[str, Any]:
 
 def _knock(address: str) -> None:
     """Where nobody listens Ray would try for many minutes, with a line for every attempt."""
-    from ray._private.services import canonicalize_bootstrap_address
+    from orchestrator.running.ray_private import canonicalize_bootstrap_address
 
     found = canonicalize_bootstrap_address(address)
     if found is None:

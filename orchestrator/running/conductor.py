@@ -19,7 +19,6 @@ from trainables.lane_result import LaneResult
 from trainables.models.lanes import SHAPES
 from trainables.pack import PackGroup, pack_group, plan_of
 from trainables.pack_desk import Order, Report
-from trainables.pack_slot import short_of_memory
 from trainables.pack_storage import PackStorage
 from trainables.spec import TrialSpec
 from trainables.stopping import companies
@@ -157,8 +156,8 @@ class Conductor:
             fresh = [pack for pack in self._ready if pack.fresh]
             self._ready = again + sorted(fresh + packs, key=lambda pack: (pack.last, -pack.work))
 
-    def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
-        return [self._pack(members) for members in make_packs(trials, self.size, self._limits)]
+    def _packs(self, trials: Iterable[TrialSpec], resume_from: str = "") -> list[Pack]:
+        return [self._pack(members, resume_from) for members in make_packs(trials, self.size, self._limits)]
 
     def _pack(self, members: list[TrialSpec], resume_from: str = "") -> Pack:
         key = members[0].problem.key
@@ -229,6 +228,7 @@ class Conductor:
             self._held.setdefault(report.saved, {trial.key for trial in pack.trials})
         if report.kind == "too large":
             del self.in_flight[report.number]
+            pack.resume_from = pack.saved or pack.resume_from
             self._shrink(pack, report.fits)
             return
         self.lane_rounds += max(0, report.round - pack.round) * pack.running
@@ -271,14 +271,14 @@ class Conductor:
         cut: list[Pack] = []
         for other in (pack, *self._ready):
             too_large = pack_group(other.trials[0]) == group and len(other) > limit
-            cut += self._packs(other.trials) if too_large else [other]
+            cut += self._packs(other.trials, other.resume_from) if too_large else [other]
         self._ready = cut
 
     # ---- what dies
 
-    def slot_failed(self, slot: str, reason: str, blameless: bool = False) -> None:
+    def slot_failed(self, slot: str, reason: str, blameless: bool = False, short: bool = False) -> None:
         """A slot has died, and what it had is begun again elsewhere. `blameless`: its node has gone, so this was not
-        the pack's own doing."""
+        the pack's own doing. `short`: of memory."""
         number = next((number for number, pack in self.in_flight.items() if pack.slot == slot), None)
         if number is None:
             self._stillborn += 1
@@ -294,7 +294,7 @@ class Conductor:
             log.warning("pack of %d trials is taken up again: its node has gone", len(pack))
             self._ready.insert(0, pack)
             return
-        if short_of_memory(reason):
+        if short:
             self._shrink(pack, len(pack) // 2)
             return
         self._blame(pack.node)

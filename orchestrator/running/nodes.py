@@ -12,6 +12,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from orchestrator.running import ray_private
 from trainables.pack_desk import PackDesk
 
+STRATEGY = {"pack": "STRICT_PACK", "spread": "SPREAD"}
+"""How Ray calls where the hosts of a federation go."""
+
 
 def node_resources() -> list[dict[str, float]]:
     """The resources of every node that is alive."""
@@ -43,9 +46,9 @@ def slots_start() -> bool:
 
 
 @contextlib.contextmanager
-def asked_for(bundles: Sequence[dict[str, float]]) -> Iterator[None]:
+def asked_for(bundles: Sequence[dict[str, float]], strategy: str) -> Iterator[None]:
     """While the block runs, the cluster knows that this is wanted together: what an autoscaler acts upon."""
-    group = placement_group(list(bundles), strategy="PACK")
+    group = placement_group(list(bundles), strategy=strategy)
     try:
         yield
     finally:

@@ -33,14 +33,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.running import head
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.metrics import Metrics
-from orchestrator.running.nodes import free_resources, holders, node_resources, slots_start
+from orchestrator.running.nodes import STRATEGY, free_resources, holders, node_resources, slots_start
 from orchestrator.running.packing import Capacity
+from orchestrator.running.ray_private import actor_of
 from orchestrator.search.sweep import Sweep
 from trainables.errors import UserError
 from trainables.federation import start_in_slot
 from trainables.models import kernels
 from trainables.pack_desk import PackDesk
-from trainables.pack_slot import PackSlot
+from trainables.pack_slot import PackSlot, short_of_memory
 from trainables.pack_storage import PackStorage
 from trainables.problem import Shipper
 
@@ -149,7 +150,7 @@ class Errands(NotKept, tune.Callback):
         self._heard[trial.trial_id] = now
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._died.append((trial.trial_id, _reason(trial)))
+        self._died.append((trial.trial_id, _failure(trial)))
 
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
         now = time.monotonic()
@@ -169,8 +170,10 @@ class Errands(NotKept, tune.Callback):
             self.conductor.withdrawn(self._ask(self.desk.withdraw.remote()))
         heard = self._exchange()
         died, self._died = self._died, []
-        for slot, reason in died:
-            self.conductor.slot_failed(slot, reason, blameless=NODE_DIED in reason)
+        for slot, failure in died:
+            self.conductor.slot_failed(
+                slot, _reason(failure), blameless=NODE_DIED in failure, short=short_of_memory(failure)
+            )
         if died or heard:  # what that has opened is laid out at once
             self._exchange()
 
@@ -201,7 +204,7 @@ class Errands(NotKept, tune.Callback):
             if silent > max(SLOT_PATIENCE_S, 20 * self._slowest):
                 log.warning("a slot on %s has said nothing for %.0f s and is ended", trial.node_ip, silent)
                 self._heard[trial.trial_id] = now
-                ray.kill(trial.temporary_state.ray_actor)
+                ray.kill(actor_of(trial))
 
     # ---- nodes come and go
 
@@ -239,14 +242,19 @@ class Errands(NotKept, tune.Callback):
 NODE_DIED = "node has died"  # as Ray says it
 
 
-def _reason(trial: Any) -> str:
-    """The last line of what Tune wrote down about the failure."""
+def _failure(trial: Any) -> str:
+    """What Tune wrote down about the last failure, whole: Ray names the cause of a death lines before the details."""
     with contextlib.suppress(OSError, TypeError):
-        lines = [line.strip() for line in Path(trial.error_file).read_text(encoding="utf-8").splitlines()]
-        said = [line for line in lines if line and not line.startswith(("File ", "Failure #"))]
-        if said:
-            return said[-1].partition(" Some common causes")[0][:500]  # Ray's guesses help nobody
-    return "its process ended without a word"
+        return Path(trial.error_file).read_text(encoding="utf-8").rpartition("Failure #")[2]
+    return ""
+
+
+def _reason(failure: str) -> str:
+    """Its last line."""
+    lines = [line.strip() for line in failure.splitlines()[1:]]  # the first has its number and the time
+    said = [line for line in lines if line and not line.startswith("File ")]
+    # Ray's guesses help nobody
+    return said[-1].partition(" Some common causes")[0][:500] if said else "its process ended without a word"
 
 
 def run(
@@ -306,7 +314,7 @@ def _open_desk(study: str) -> Any:
 def _tuner(slot: Any, size: Capacity, slots: Slots, ending: Ending, errands: Errands, scratch: Path) -> tune.Tuner:
     bundles: list[dict[str, float]] = [{}, *size.size.bundles]
     # "PACK" alone would tear a federation apart where a node has room for a part of it
-    strategy = {"spread": "SPREAD", "pack": "STRICT_PACK"}[size.placement]
+    strategy = STRATEGY[size.placement]
     return tune.Tuner(
         tune.with_resources(slot, tune.PlacementGroupFactory(bundles, strategy=strategy)),
         tune_config=tune.TuneConfig(

@@ -22,7 +22,7 @@ from orchestrator.running import runner
 from orchestrator.running.cluster import connected, local_resources
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.memory import within_memory
-from orchestrator.running.nodes import asked_for
+from orchestrator.running.nodes import STRATEGY, asked_for
 from orchestrator.running.packing import Capacity, capacity, smallest
 from orchestrator.running.progress import View
 from orchestrator.running.ray_private import session_folder
@@ -158,16 +158,18 @@ def _size(resources: ResourceSettings, clients: int, view: View, elastic: bool) 
             raise
         whole = _waited_for(error, resources, clients, view)
     try:
-        return capacity(runner.free_resources(), resources, clients)
+        free = capacity(runner.free_resources(), resources, clients)
     except UserError:
         return replace(whole, federations=1)
+    # GPUs that others hold are waited for: results on a CPU have other last bits, and take longer
+    return free if free.size.device == whole.size.device else replace(whole, federations=1)
 
 
 def _waited_for(missing: UserError, resources: ResourceSettings, clients: int, view: View) -> Capacity:
     """A cluster without a node that is large enough is asked for one, and given time."""
     began = time.monotonic()
     said = -math.inf
-    with asked_for(smallest(resources).bundles):
+    with asked_for(smallest(resources).bundles, STRATEGY[resources.placement]):
         while True:
             if time.monotonic() - said > SAY_WAITING_EVERY_S:
                 said = time.monotonic()
