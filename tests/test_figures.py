@@ -1,5 +1,7 @@
 """Figures: what they show of ledgers written by hand, and that nothing in them is cut off or left unsaid."""
 
+from dataclasses import replace
+
 import pytest
 import reported
 from test_tables import LAST, study, writing
@@ -81,6 +83,34 @@ def test_a_logarithmic_axis_says_so(tmp_path):
     (axes,) = drawn(tmp_path)["score-by-round"].axes
     assert axes.get_xscale() == "log"
     assert axes.get_xlabel() == "round (logarithmic)"
+
+
+def test_a_logarithmic_score_has_plain_numbers():
+    """Formulas are not drawn: a name might be taken for one."""
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(figures.STYLE):
+        figure, axes = pyplot.subplots()
+        axes.set_yscale("log")
+        axes.set_ylim(0.004, 0.2)
+        figures._plain_ticks(axes)
+        figure.canvas.draw()
+        shown = [label.get_text() for label in axes.get_yticklabels(which="both") if label.get_text()]
+    assert {"0.005", "0.01", "0.1"} <= set(shown)
+    assert not any("$" in text for text in shown)
+
+
+def test_a_title_is_no_wider_than_its_panel(tmp_path):
+    long = "simulated:logistic,20,400,lognormal,5 / explicit"
+    fill(tmp_path, study(epsilons=[0.5, 1, 5, 8, 10]))
+    with Ledger.read(tmp_path) as ledger:
+        results = Results.read(ledger)
+    drawing = next(each for each in figures.drawings(results) if len(each.panels) == 5)
+    panels = [replace(panel, title=long) for panel in drawing.panels]
+    figure = figures._figure(results, replace(drawing, panels=panels))
+    figure.canvas.draw()
+    for axes in figure.axes[:5]:
+        assert axes.title.get_window_extent().width < 1.1 * axes.get_window_extent().width
 
 
 def test_bands_are_the_deviations_of_the_tables_and_say_so(tmp_path):

@@ -522,3 +522,24 @@ def test_principal_components_keep_what_varies_most(cache, tmp_path, monkeypatch
     flat = x_train.reshape(len(x_train), -1) / 255
     singular = np.linalg.svd(flat - flat.mean(axis=0), compute_uv=False)[:3]
     assert np.linalg.norm(found, axis=0) == pytest.approx(singular, rel=2e-3)  # kept as float16
+
+
+def test_small_pictures_are_stretched_to_what_the_networks_were_made_for(tmp_path, monkeypatch):
+    """MedMNIST's have 28 pixels, of which five halvings leave nothing."""
+    seen = []
+
+    class Network(torch.nn.Module):
+        def penultimate(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(tuple(x.shape[1:]))
+            return x.flatten(1)[:, :4]
+
+    monkeypatch.setattr(backbones, "load", lambda name, weights: Network())
+    weights = tmp_path / "weights.pth"
+    weights.write_bytes(b"none")
+    pictures = np.zeros((3, 28, 28, 3), dtype=np.uint8)
+    arrays = {f"{kind}_{part}": pictures if kind == "x" else np.zeros(3) for kind in "xy" for part in ("train", "test")}
+    recipe = catalogue.recipe("pathmnist-vgg16")
+    found, how = preparing._features(recipe, arrays, "medmnist", weights, tmp_path / "x.npz", preparing.Options())
+    assert set(seen) == {(3, 32, 32)}
+    assert how["input_size"] == 32
+    assert found["x_train"].shape == (3, 4)

@@ -43,6 +43,7 @@ STYLE = {
 }
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 LEGEND_INCHES = (0.75, 0.082)  # of an entry: its line and the space around it, and a letter
+TITLE_INCHES = 0.078  # of a letter above a panel
 LOG_FROM = 10.0  # a logarithmic axis of rounds where the methods' numbers of rounds differ by this factor
 
 
@@ -194,9 +195,10 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
         for axes, panel in zip(grid.flat, panels, strict=False):
             for one in series:
                 drawing.draw(axes, panel, one)
-            axes.set_title(_wrapped(panel.title))
+            axes.set_title(_wrapped(panel.title, int(width / columns / TITLE_INCHES)))
             if objective.lower_is_better:
                 axes.set_yscale("log")
+                _plain_ticks(axes)
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
@@ -214,7 +216,16 @@ def _legend_columns(series: Sequence[Series], width: float) -> int:
     return max(1, min(len(series), int(width / entry)))
 
 
-def _wrapped(title: str, most: int = 44) -> str:
+def _plain_ticks(axes: Axes) -> None:
+    """Of a logarithmic axis: matplotlib's own labels are formulas, which names must not be taken for."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _wrapped(title: str, most: int) -> str:
     """A long name on several lines, cut where the axes end."""
     import textwrap
 

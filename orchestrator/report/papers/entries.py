@@ -59,9 +59,9 @@ def counted(pairs: Sequence[Joined]) -> str:
     reasons = sum(1 for pair in pairs if not pair.within and pair.reason)
     text = f"{within} of {len(pairs)} entries agree"
     if reasons:
-        text += f", {reasons} more differ for a reason that the numbers bear out"
+        text += f", {reasons} more differ for the reason given"
     left = len(pairs) - within - reasons
-    return f"{text}{f', {left} without one' if left else ''}."
+    return f"{text}{f', {left} without a reason given' if left else ''}."
 
 
 def _row(pair: Joined) -> list[str]:
@@ -120,7 +120,7 @@ def winners(ours: Ours, joined: Sequence[Joined]) -> Table:
         for epsilon in dict.fromkeys(entry.epsilon for entry in ours.of(study=study, setting=setting)):
             entries = ours.of(study=study, setting=setting, epsilon=epsilon)
             mine = best(entries)
-            theirs = {pair.method: pair.paper_mean for pair in pairs if pair.epsilon == epsilon and pair.entry.plain}
+            theirs = {pair.method: pair.paper_mean for pair in pairs if pair.epsilon == epsilon}
             if not mine or len({entry.label for entry in entries}) < 2 or len(theirs) < 2:
                 continue
             top = max(theirs.values())
@@ -138,7 +138,10 @@ def winners(ours: Ours, joined: Sequence[Joined]) -> Table:
     return Table(
         title="Who wins where",
         summary="The best method after the last round at every budget, in the papers and here.",
-        caption="Ours: the best mean of those that buy the ε they claim; what runs as released is left out.",
+        caption=(
+            "The papers': of the methods that ran here. Ours: the best mean of those that buy the ε they claim; what "
+            "runs as released is left out."
+        ),
         columns=["Budget", "Paper's best", "Accuracy (%)", "Our best", "Accuracy (%)"],
         align="llrlr",
         groups=groups,

@@ -163,6 +163,19 @@ def _other_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
     return ""
 
 
+def _other_weights(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    return OTHER_WEIGHTS.get(pair.entry.backbone, "")
+
+
+def _other_noise_elsewhere(pair: Joined, same: list[Joined], ours: Ours) -> str:
+    """As `_other_noise`, but run as released with other data alone: what it would come to here nobody knows."""
+    for other in ours.of(method=pair.method, epsilon=pair.epsilon):
+        if other.cell.method.as_released and not math.isclose(other.bought, pair.epsilon, rel_tol=0.05):
+            buys = "no bounded ε" if math.isinf(other.bought) else f"ε = {other.bought:.3g}"
+            return f"The released program buys {buys} (study {other.study}), and was not run with these data."
+    return ""
+
+
 def _same_as_first_order(pair: Joined, same: list[Joined], ours: Ours) -> str:
     """The paper's search ended at one local step, which is DP-FedGD."""
     for other in same:
@@ -236,8 +249,11 @@ def _tuned(pair: Joined) -> dict[str, HyperValue]:
     return {name: value for name, value in _chosen(pair).items() if len(tried.get(name, ())) > 1}
 
 
+OTHER_WEIGHTS = {"VGG-16": "The features are another VGG-16's: the weights of the paper's are not published."}
 _RULES = (
+    _other_weights,
     _other_noise,
+    _other_noise_elsewhere,
     _same_as_first_order,
     _chose_more_steps,
     _below_a_tighter_budget,

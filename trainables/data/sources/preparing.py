@@ -151,8 +151,10 @@ def _features(
     if weights is not None:
         network = backbones.load(wanted.backbone, weights)
         mean, std = backbones.CIFAR10_MEAN, backbones.CIFAR10_STD
-        size = arrays["x_train"].shape[1]
-        how = {"weights": f"sha256:{fetching.sha256(weights)}", "mean": list(mean), "std": list(std)}
+        size = backbones.CIFAR_SIZE  # smaller pictures are stretched: VGG-16 halves them five times
+        how: dict[str, Any] = {"weights": f"sha256:{fetching.sha256(weights)}", "mean": list(mean), "std": list(std)}
+        if arrays["x_train"].shape[1] != size:
+            how["input_size"] = size
     else:
         network, config = backbones.from_timm(wanted.backbone.removeprefix("timm."))
         mean, std = config["mean"], config["std"]

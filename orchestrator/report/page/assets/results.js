@@ -173,13 +173,15 @@ function tablesOf(study, wanted) {
 function comparison(a, b) {
   if (a.objective.metric !== b.objective.metric) return [el("p", {}, `${a.name} is judged by ${a.objective.title}, ${b.name} by ${b.objective.title}: their scores cannot be compared.`)];
   const alone = a.settings.length === 1 && b.settings.length === 1; // then their names may differ
-  const alike = (x, y) => x.method === y.method && real(x.epsilon) === real(y.epsilon) && x.way === y.way && (alone || x.setting === y.setting);
+  const oneWay = a.ways.length === 1 && b.ways.length === 1;
+  const alike = (x, y) => x.method === y.method && real(x.epsilon) === real(y.epsilon) && (oneWay || x.way === y.way) && (alone || x.setting === y.setting);
   const pairs = a.cells.map((x) => [x, b.cells.find((y) => alike(x, y))]).filter(([, y]) => y);
   const lone = [a.cells.filter((x) => !b.cells.some((y) => alike(x, y))).length, b.cells.filter((y) => !a.cells.some((x) => alike(x, y))).length];
   const both = pairs.filter(([x, y]) => x.final && y.final);
   return [
     el("p", {}, `${pairs.length} cells are in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
-      alone && a.settings[0] !== b.settings[0] ? ` Their settings differ (${a.settings[0]}; ${b.settings[0]}).` : ""),
+      alone && a.settings[0] !== b.settings[0] ? ` Their settings differ (${a.settings[0]}; ${b.settings[0]}).` : "",
+      oneWay && a.ways[0] !== b.ways[0] ? ` They were searched in other ways (${a.ways[0]}; ${b.ways[0]}).` : ""),
     both.length > 0 && [drawn((width) => dumbbells(a, b, both, width), { class: "chart wide" }),
       el("p", { class: "note" }, `Full marks: ${a.name}. Hollow marks: ${b.name}. Whiskers are one standard deviation between seeds.`)],
     pairs.length > 0 && table({ name: "comparison", title: `${a.objective.final} of ${a.name} and ${b.name}`,
