@@ -181,10 +181,20 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
         for pattern in KEPT:
             for path in sorted(path for path in folder.glob(pattern) if path.name not in NOT_KEPT):
                 _copy(path, keep / folder.name / path.relative_to(folder))
+        _without_dead_links(keep / folder.name / "tables" / "README.md")
         (keep / folder.name / "made.json").write_text(json.dumps(made[folder.name], indent=1) + "\n")
     for path in sorted((work / "compare").iterdir()):
         _copy(path, keep / "compare" / path.name)
     (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")
+
+
+def _without_dead_links(page: Path) -> None:
+    """Not all that a study's page points to is kept."""
+
+    def link(found: re.Match[str]) -> str:
+        return found[0] if (page.parent / found[2]).exists() else found[1]
+
+    page.write_text(re.sub(r"\[([^]]+)\]\(([^)]+)\)", link, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _made(folder: Path) -> dict[str, Any]:
