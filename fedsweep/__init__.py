@@ -12,7 +12,7 @@ Everything that the commands do, with the same words; what is wrong with an argu
 
 from importlib.metadata import PackageNotFoundError, version
 
-from fedsweep import plugins
+from fedsweep import plugins as plugins
 from fedsweep.results import Results, load_results
 from fedsweep.studies import plan_study, run_study
 from fedsweep.training import Account, Model, train
@@ -33,7 +33,6 @@ __all__ = [
     "__version__",
     "load_results",
     "plan_study",
-    "plugins",
     "run_study",
     "train",
 ]

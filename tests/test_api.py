@@ -368,3 +368,9 @@ def test_the_shell_completes_commands():
     program = "import sys; sys.argv = ['fedsweep']; from orchestrator.cli import main; main()"
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert found.stdout.split() == ["check-method"], found.stderr
+
+
+def test_plug_ins_come_with_the_package():
+    """As docs/python.md calls them, after no other import."""
+    program = "import fedsweep; fedsweep.plugins.use"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
