@@ -114,6 +114,20 @@ def test_what_does_not_fit_any_more_goes_on_from_its_checkpoint(tmp_path, how):
         assert {order.resume_from for order in parts} == {saved}
 
 
+def test_nodes_that_vanish_cost_no_try_however_many(tmp_path):
+    """What Ray says at first is that somebody does not answer; that the node has gone it says later."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        size = len(cluster.take(node="spot 0")[1])
+        for lost in range(6):
+            cluster.conductor.slot_failed("slot", "The actor is unavailable: Socket closed")
+            cluster.conductor.gone.add(f"spot {lost}")
+            assert len(cluster.take(node=f"spot {lost + 1}")[1]) == size, "still whole"
+        for _ in range(3):  # the last node is there, and fails it
+            cluster.conductor.slot_failed("slot", "died")
+            found = cluster.take(node="spot 6")
+        assert len(found[1]) < size
+
+
 def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
     """Those that wait, too, and only those of their kind; trials and results stay what they were."""
     with Cluster(tmp_path / "small", study(), lanes=128) as cluster:

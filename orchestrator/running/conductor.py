@@ -36,8 +36,8 @@ class Pack:
     work: float
     resume_from: str = ""
     """The checkpoint to go on from."""
-    tries: int = 0
-    """How often it has failed."""
+    failed_on: list[str] = field(default_factory=list)
+    """The nodes on which it has failed."""
 
     # while a slot has it
     slot: str = ""
@@ -82,6 +82,8 @@ class Conductor:
     """Why nothing can run here at all, if that is so."""
     shunned: set[str] = field(default_factory=set)
     """Nodes that fail pack after pack."""
+    gone: set[str] = field(default_factory=set)
+    """Nodes that have left the cluster."""
 
     def __post_init__(self) -> None:
         self._ready: list[Pack] = []
@@ -253,7 +255,7 @@ class Conductor:
         self._failed_on.pop(pack.node, None)
         self._tidy(pack)
         seconds = time.monotonic() - pack.began
-        if pack.tries == 0 and not pack.resume_from:
+        if not pack.failed_on and not pack.resume_from:
             self._pace = seconds / pack.work
         log.info(
             "pack of %d trials ended after %.2f s, %.2f s of them in its rounds",
@@ -298,13 +300,18 @@ class Conductor:
             self._shrink(pack, len(pack) // 2)
             return
         self._blame(pack.node)
-        pack.tries += 1
-        if pack.tries <= PACK_RETRIES:
+        pack.failed_on.append(pack.node)
+        if self._tries(pack) <= PACK_RETRIES:
             self.retries += 1
             log.warning("pack of %d trials is taken up again: %s", len(pack), reason)
             self._ready.insert(0, pack)
             return
         self._give_up(pack, reason)
+
+    def _tries(self, pack: Pack) -> int:
+        """How often it has failed where a node was not at fault. That a node has gone is known some time after its
+        processes have fallen silent, and before its packs have failed elsewhere."""
+        return sum(node not in self.gone for node in pack.failed_on)
 
     def _blame(self, node: str) -> None:
         """Where others can work, a node that only fails is left alone."""

@@ -16,6 +16,11 @@ STRATEGY = {"pack": "STRICT_PACK", "spread": "SPREAD"}
 """How Ray calls where the hosts of a federation go."""
 
 
+def gone_nodes() -> set[str]:
+    """Those that were there once."""
+    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+
+
 def node_resources() -> list[dict[str, float]]:
     """The resources of every node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.running import head
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.metrics import Metrics
-from orchestrator.running.nodes import STRATEGY, free_resources, holders, node_resources, slots_start
+from orchestrator.running.nodes import STRATEGY, free_resources, gone_nodes, holders, node_resources, slots_start
 from orchestrator.running.packing import Capacity
 from orchestrator.running.ray_private import actor_of
 from orchestrator.search.sweep import Sweep
@@ -211,6 +211,10 @@ class Errands(NotKept, tune.Callback):
     def _look_around(self, now: float, working: int) -> None:
         """How many slots the nodes have room for, were nobody else there, and how many of them work."""
         size = self.conductor.size
+        lost = gone_nodes() - self.conductor.gone
+        if lost:
+            log.info("gone, and no fault of the packs they had: node %s", ", ".join(sorted(lost)))
+            self.conductor.gone |= lost
         found = size.room(node_resources())
         if found:
             self._had_room = now
