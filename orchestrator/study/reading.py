@@ -193,7 +193,7 @@ def _wanted(error: ErrorDetails) -> str:
 
 def _meant(place: tuple[str | int, ...]) -> str:
     """The setting whose name comes closest, of the same section if possible."""
-    *section, name = [part for part in place if isinstance(part, str) and not _internal(part)]
+    *section, name = [part for part in _visible(place) if isinstance(part, str)]
     by_name: dict[str, list[str]] = {}
     for path in setting_paths(Study):
         by_name.setdefault(path.rpartition(".")[2], []).append(path)

@@ -155,12 +155,15 @@ def _other_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
         bought = other.entry.bought
         if math.isclose(bought, pair.epsilon, rel_tol=0.05):
             continue
-        buys = "no bounded ε" if math.isinf(bought) else f"ε = {bought:.3g}"
         more = "too little" if bought > pair.epsilon else "too much"
         closer = abs(other.difference) < abs(pair.difference)
         end = f"{other.our_mean:.2f}, {'nearer to' if closer else 'no nearer to'} the paper's {pair.paper_mean:.2f}"
-        return f"The released program adds {more} noise and buys {buys}; run so it reaches {end}."
+        return f"The released program adds {more} noise and buys {_shown(bought)}; run so it reaches {end}."
     return ""
+
+
+def _shown(bought: float) -> str:
+    return "no bounded ε" if math.isinf(bought) else f"ε = {bought:.3g}"
 
 
 def _other_weights(pair: Joined, same: list[Joined], ours: Ours) -> str:
@@ -171,8 +174,10 @@ def _other_noise_elsewhere(pair: Joined, same: list[Joined], ours: Ours) -> str:
     """As `_other_noise`, but run as released with other data alone: what it would come to here nobody knows."""
     for other in ours.of(method=pair.method, epsilon=pair.epsilon):
         if other.cell.method.as_released and not math.isclose(other.bought, pair.epsilon, rel_tol=0.05):
-            buys = "no bounded ε" if math.isinf(other.bought) else f"ε = {other.bought:.3g}"
-            return f"The released program buys {buys} (study {other.study}), and was not run with these data."
+            return (
+                f"The released program buys {_shown(other.bought)} (study {other.study}), and was "
+                f"not run with these data."
+            )
     return ""
 
 

@@ -20,8 +20,8 @@ BACKBONES: dict[str, Callable[[int], torch.nn.Module]] = {
 """By name: a network for so many classes, untrained. `penultimate` of each gives the features."""
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-CIFAR_SIZE = 32  # pixels, what these networks were made for
 """What the main paper's program normalises every image by, whatever the backbone was trained on."""
+CIFAR_SIZE = 32  # pixels, what these networks were made for
 
 
 def load(name: str, weights: Path) -> torch.nn.Module:
