@@ -26,7 +26,7 @@ import torch
 from ray import tune
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import runner, sweeping
+from orchestrator.running import nodes, runner, sweeping
 from orchestrator.running.cluster import connected
 from orchestrator.running.packing import AUTO_LANES, Capacity, capacity
 from orchestrator.running.progress import Running, View
@@ -66,8 +66,7 @@ class DisagreementError(RuntimeError):
 def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     began = _process_start()
     with connected():
-        nodes = runner.node_resources()
-        size = capacity(nodes, ResourceSettings(), NAIVE_CLIENTS).size
+        size = capacity(nodes.node_resources(), ResourceSettings(), NAIVE_CLIENTS).size
         lab = _Lab(PAPER_SIZED, clients=20)
         with lab.federation(size) as federation:
             federation.open(lab.trials(1), lab.shipment)

@@ -156,6 +156,7 @@ def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
 def test_what_waits_for_what(tmp_path):
     """Three coarse trials, a pack each, on two federations: one pack lies ready beside those that are worked on."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
+        cluster.conductor._pace = 0.0  # short ones
         first, second, third = (cluster.take() for _ in range(3))
         assert cluster.take() is None
         cluster.complete(*first, near(0.3))
@@ -167,13 +168,16 @@ def test_what_waits_for_what(tmp_path):
 
 
 def test_no_more_packs_lie_ready_than_there_are_slots(tmp_path):
-    """The rest can still be put together otherwise."""
+    """Short ones, so that nobody waits for the driver; long ones only for idle slots: they can still be cut."""
     with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
         cluster.lay_out()
         assert len(cluster.desk) == 2
         cluster.lay_out()
         assert len(cluster.desk) == 2
         cluster.take()
+        cluster.lay_out()
+        assert len(cluster.desk) == 1, "nobody knows yet how long they take"
+        cluster.conductor._pace = 0.0
         cluster.lay_out()
         assert len(cluster.desk) == 2
 
@@ -202,6 +206,7 @@ def test_what_a_stage_waits_for_comes_before_what_none_does(tmp_path):
 def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):
     """The fine stage of the quick cell starts while the last coarse pack of the other is still worked on."""
     with Cluster(tmp_path, study(), lanes=1, federations=3) as cluster:
+        cluster.conductor._pace = 0.0
         held = next(found for found in iter(cluster.take, None) if found[1][0].method == "dp-fedsofim")
         cells = []
         while len(cluster.conductor.in_flight) > 1 or cluster.desk:
@@ -214,19 +219,22 @@ def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):
         assert ("dp-fedsofim", 6) not in cells
 
 
+def of_many(trials: int) -> Study:
+    """One cell with so many coarse trials."""
+    axis = [0.001 * (k + 1) for k in range(trials)]
+    return study(methods=[{"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [0.1]}}])
+
+
 def test_idle_slots_get_parts_of_what_is_left(tmp_path):
     """In whole blocks of 16 lanes, and only where a pack takes long enough."""
-    axis = [0.001 * (k + 1) for k in range(64)]
-    method = {"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [0.1]}}
-    of = study(methods=[method])
-    with Cluster(tmp_path / "four", of, federations=4) as cluster:
+    with Cluster(tmp_path / "four", of_many(64), federations=4) as cluster:
         cluster.conductor.size = Capacity(FederationSize(), 1, 128)
         cluster.conductor._gather()
         assert [len(pack) for pack in cluster.conductor._ready] == [64], "cut when there was one slot"
-        cluster.conductor.size = Capacity(FederationSize(), 3, 128)
+        cluster.conductor.size = Capacity(FederationSize(), 4, 128)
         cluster.lay_out()
-        assert sorted(len(pickle.loads(order.trials)) for order in cluster.desk) == [16, 16, 32]
-    with Cluster(tmp_path / "quick", of) as cluster:
+        assert [len(pickle.loads(order.trials)) for order in cluster.desk] == [16] * 4
+    with Cluster(tmp_path / "quick", of_many(64)) as cluster:
         cluster.conductor._gather()
         cluster.conductor._pace = 0.0  # what was like it took no time at all
         cluster.conductor.size = Capacity(FederationSize(), 3, 128)
@@ -234,17 +242,59 @@ def test_idle_slots_get_parts_of_what_is_left(tmp_path):
         assert len(cluster.desk) == 1, "it does not pay"
 
 
-def test_nodes_that_come_get_their_share_of_what_waits(tmp_path):
-    axis = [0.001 * (k + 1) for k in range(96)]
-    method = {"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [0.1]}}
-    with Cluster(tmp_path, study(methods=[method]), lanes=48) as cluster:
-        _, pack = cluster.take()
-        assert len(pack) == 48
+def test_the_last_packs_are_cut_so_that_all_slots_end_together(tmp_path):
+    """Seven packs of a hundred seconds on four slots: without a cut the last three would leave a slot idle. What
+    is cut a second time ends no sooner, so it is not."""
+    with Cluster(tmp_path, of_many(7 * 64), lanes=64, federations=4) as cluster:
+        cluster.conductor._gather()
+        cluster.conductor._pace = 100 / cluster.conductor._ready[0].work
+        for n in range(4):
+            assert len(cluster.take(f"slot {n}")[1]) == 64
+        assert cluster.take() is None, "long ones do not lie ready"
+        lengths = []
+        for _ in range(3):  # waves
+            wave, pace = list(cluster.conductor.in_flight.items()), cluster.conductor._pace
+            for _, pack in wave:
+                pack.began -= 100 * len(pack) / 64
+            for number, pack in wave:
+                cluster.complete(number, pack.trials, near(0.3))
+                cluster.conductor._pace = pace  # by the test's clock
+                if found := cluster.take(pack.slot):
+                    lengths.append(len(found[1]))
+        assert lengths == [16] * 12, "three quarters of a pack for each slot"
+
+
+def test_more_slots_are_of_use_where_what_waits_can_be_cut(tmp_path):
+    with Cluster(tmp_path, of_many(128), lanes=64, federations=1) as cluster:
+        cluster.take()
+        assert len(cluster.conductor._ready) == 1, "a pack of 64: four blocks of lanes"
+        assert [cluster.conductor.has_use_for(slots) for slots in (1, 5, 6)] == [True, True, False]
+        cluster.conductor._pace = 0.0
+        assert [cluster.conductor.has_use_for(slots) for slots in (2, 3)] == [True, False], "short ones are not cut"
+
+
+def test_where_devices_have_come_packs_in_flight_end_and_no_other_begins(tmp_path):
+    with Cluster(tmp_path, study(), lanes=2) as cluster:
+        found = cluster.take()
+        cluster.lay_out()
+        cluster.conductor.moving = True
         cluster.conductor.withdrawn([order.number for order in cluster.desk])
         cluster.desk.clear()
+        assert cluster.take() is None
+        assert not cluster.conductor.over
+        cluster.complete(*found, near(0.3))
+        assert cluster.conductor.over
+        assert not cluster.conductor.sweep.finished
+
+
+def test_nodes_that_come_get_their_share_of_what_waits(tmp_path):
+    with Cluster(tmp_path, of_many(96), lanes=48) as cluster:
+        _, pack = cluster.take()
+        assert len(pack) == 48
         cluster.conductor.resize(3)
+        assert [len(pack) for pack in cluster.conductor._ready] == [16, 16, 16]
         cluster.lay_out()
-        assert [len(pickle.loads(order.trials)) for order in cluster.desk] == [16, 16, 16]
+        assert len(cluster.desk) == 2, "for the two that have come"
 
 
 def test_nothing_starts_after_one_ctrl_c(tmp_path):

@@ -569,13 +569,26 @@ def test_a_cut_off_ledger_is_refused_with_a_sentence(tmp_path, way):
 def test_who_computed_what(tmp_path):
     """A trial belongs to the driver that handed it in first; one that failed, to whoever got it done."""
     with Ledger.write(tmp_path) as ledger:
-        ledger.begin_session()
-        ledger.describe_session({"device": "cpu", "kernel": "torch"})
-        ledger.describe_session({"kernel": "compiled"})
+        ledger.begin_session({"device": "cpu", "kernel": "compiled"})
         ledger.add([row("a"), row("b", state="failed", accuracy=None)])
-        ledger.begin_session()
-        ledger.describe_session({"device": "cuda"})
+        ledger.begin_session({"device": "cuda"})
         ledger.add([row("a"), row("b"), row("c")])
         first, second = ledger.sessions()
     assert (first.surroundings, first.computed) == ({"device": "cpu", "kernel": "compiled"}, 1)
     assert (second.surroundings, second.computed) == ({"device": "cuda"}, 2)
+
+
+def test_a_ledger_takes_over_who_computed_what_elsewhere(tmp_path):
+    """Once, however often it is asked; of what both have, whoever was there first."""
+    for name, device, keys in (("one", "cpu", "ab"), ("two", "cuda", "bc")):
+        with Ledger.write(tmp_path / name) as ledger:
+            ledger.begin_session({"device": device})
+            ledger.add([row(key) for key in keys])
+    with Ledger.write(tmp_path / "both") as into:
+        for name in ("one", "two", "one"):
+            with Ledger.read(tmp_path / name) as part:
+                into.take_rows(part)
+        found = into.sessions()
+        assert set(into.outcomes()) == {"a", "b", "c"}
+    assert [(session.surroundings["device"], session.computed) for session in found] == [("cpu", 2), ("cuda", 1)]
+    assert [sum(trials for _, trials, _ in session.batches) for session in found] == [2, 2]

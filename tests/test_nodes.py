@@ -19,7 +19,7 @@ from nodes import HOST, Cluster, free_port, peak_bytes, thaw, title_of, wait_for
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import head, runner, sweeping
+from orchestrator.running import head, nodes, runner, sweeping
 from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
 from trainables import pack_slot
@@ -422,8 +422,9 @@ resources: {{gpus_per_host: 0, hosts: 4, placement: spread}}
 def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_path, monkeypatch, expected):
     """Planned for two cores, of which one is gone when the first pack starts: nothing waits for ever."""
     plans = []
-    for what in ("node_resources", "free_resources"):
-        monkeypatch.setattr(runner, what, lambda: [{"CPU": 1.0 if plans else 2.0}])
+    there = lambda: [{"CPU": 1.0 if plans else 2.0}]  # noqa: E731
+    monkeypatch.setattr(nodes, "present_and_gone", lambda: (there(), set()))
+    monkeypatch.setattr(nodes, "free_resources", there)
     monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(runner, "WAIT_FOR_NODES_S", 0.0)
 
@@ -439,8 +440,8 @@ def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_pa
 def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
     """Planned for one core; from the second look on there are two."""
     looks = iter([1.0])
-    monkeypatch.setattr(runner, "node_resources", lambda: [{"CPU": next(looks, 2.0)}])
-    monkeypatch.setattr(runner, "free_resources", lambda: [{"CPU": 1.0}])
+    monkeypatch.setattr(nodes, "present_and_gone", lambda: ([{"CPU": next(looks, 2.0)}], set()))
+    monkeypatch.setattr(nodes, "free_resources", lambda: [{"CPU": 1.0}])
     monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
     most = []
 
@@ -454,7 +455,7 @@ def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
 
 def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
     rooms = iter([2.0])
-    monkeypatch.setattr(runner, "node_resources", lambda: [{"CPU": next(rooms, 0.0)}])
+    monkeypatch.setattr(nodes, "present_and_gone", lambda: ([{"CPU": next(rooms, 0.0)}], set()))
     monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(runner, "WAIT_FOR_NODES_S", 0.0)
     with pytest.raises(UserError, match=r"^resources: a federation of 1 hosts needs 1 CPU on one node, which none has"):
@@ -464,8 +465,8 @@ def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
 class Desk:
     """Gives one pack and keeps what is said of it. Its methods are called as an actor's."""
 
-    def __init__(self, trials, resume_from: str = "") -> None:
-        self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from)], []
+    def __init__(self, trials, shipment, resume_from: str = "") -> None:
+        self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from=resume_from, shipment=shipment)], []
         self.take = SimpleNamespace(remote=lambda *_: ray.put(self.orders.pop() if self.orders else None))
         self.tell = SimpleNamespace(remote=lambda report: ray.put(self.reports.append(report)))
 
@@ -481,12 +482,12 @@ def ran(local_ray, small_problem, monkeypatch):
     monkeypatch.setattr(pack_slot, "CHECKPOINT_SHARE", 1e9)
     monkeypatch.setattr(pack_slot, "CHUNK_S", 0.0)
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, rounds=8, seed=seed) for seed in range(3)]
-    shipments = {small_problem.spec.key: ray.put(Shipper().ship(small_problem))}
+    shipment = Shipper().reference(small_problem)
 
     def run(storage: PackStorage, resume_from: str = "", of=trials) -> tuple[list, Desk]:
-        desk = Desk(of, resume_from)
+        desk = Desk(of, shipment, resume_from)
         slot = pack_slot.PackSlot.__new__(pack_slot.PackSlot)
-        slot.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), shipments, storage)
+        slot.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), storage)
         try:
             while not desk.reports or desk.reports[-1].kind == "went on":
                 slot.step()

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,12 @@ class Order:
     number: int
     """Of this attempt: a pack that is taken up again has another one."""
     trials: bytes
+    problem: str = ""
+    """The key of what they are trained on."""
     resume_from: str = ""
     """The checkpoint to go on from."""
+    shipment: Any = None
+    """A reference to that problem: a slot passes it on and needs nothing of what is in it."""
 
 
 @dataclass(frozen=True)

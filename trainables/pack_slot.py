@@ -51,10 +51,9 @@ class PackSlot(tune.Trainable):
         config: dict[str, Any],
         desk: Any,
         start: Callable[[], FederationLike],
-        shipments: dict[str, Any],
         storage: PackStorage,
     ) -> None:
-        self._desk, self._start, self._shipments, self._checkpoints = desk, start, shipments, storage
+        self._desk, self._start, self._checkpoints = desk, start, storage
         self._slot, self._node = config["slot"], ray.get_runtime_context().get_node_id()
         self._order: Order | None = None
         self._ended = 0
@@ -104,8 +103,8 @@ class PackSlot(tune.Trainable):
 
     def _advance(self) -> None:
         """To the next evaluation, or about half a second on."""
-        first = self.trials[0]
-        shipment = self._shipments[first.problem.key]
+        assert self._order is not None
+        first, shipment = self.trials[0], self._order.shipment
         try:
             if not self._opened:
                 fits = self.federation.lanes_that_fit(self.trials, shipment)

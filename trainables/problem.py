@@ -30,12 +30,12 @@ class Problem:
     def prepare(cls, data: FeatureSet, spec: ProblemSpec) -> Problem:
         """Clients are dealt all train rows; `train_on: train` then takes the validation rows from each."""
         dealt = partition(data, spec.partition)
-        held_out = data.validation_rows(spec.data.validation_fraction, spec.data.validation_seed)
+        held_out = data.held_out(spec.data.validation_fraction, spec.data.validation_seed)
         if spec.train_on == "train":
-            dealt = dealt.without(held_out)
+            dealt = dealt.without(held_out.rows)
         if spec.evaluate_on == "test":
             return cls(spec, data, dealt, data.x_test, data.y_test)
-        return cls(spec, data, dealt, data.x_train[held_out], data.y_train[held_out])
+        return cls(spec, data, dealt, held_out.x, held_out.y)
 
     @cached_property
     def model(self) -> Model:
@@ -69,32 +69,43 @@ def fetch(value: Any) -> Any:
 
 
 class Shipper:
-    """Puts problems into the object store, the features of a data set only once."""
+    """Puts problems into the object store as they are asked for, and every array only once: problems that differ in
+    their partition share features, labels and the rows that judge."""
 
     def __init__(self) -> None:
-        self._features: dict[str, tuple[Any, Any]] = {}
+        self._arrays: dict[int, tuple[Any, Any]] = {}
+        """References by the array, which is kept: so its number stays its own."""
         self._shipped: dict[str, Shipment] = {}
+        self._references: dict[str, Any] = {}
 
     def ship(self, problem: Problem) -> Shipment:
         key = problem.spec.key
         if key not in self._shipped:
             data = problem.data
-            if data.fingerprint not in self._features:
-                x_train = data.x_train if isinstance(data.x_train, StoredRows) else ray.put(data.x_train)
-                self._features[data.fingerprint] = (x_train, ray.put(data.y_train))
-            x, y = self._features[data.fingerprint]
             self._shipped[key] = Shipment(
                 key,
                 problem.model,
                 problem.partition.sizes,
-                x,
-                y,
-                ray.put(problem.partition.rows),
-                ray.put(problem.x_eval),
-                ray.put(problem.y_eval),
+                data.x_train if isinstance(data.x_train, StoredRows) else self._put(data.x_train),
+                self._put(data.y_train),
+                self._put(problem.partition.rows),
+                self._put(problem.x_eval),
+                self._put(problem.y_eval),
                 problem.truth,
             )
         return self._shipped[key]
+
+    def reference(self, problem: Problem) -> Any:
+        """To the shipment itself, for whoever only passes it on."""
+        key = problem.spec.key
+        if key not in self._references:
+            self._references[key] = ray.put(self.ship(problem))
+        return self._references[key]
+
+    def _put(self, array: Any) -> Any:
+        if id(array) not in self._arrays:
+            self._arrays[id(array)] = (array, ray.put(array))
+        return self._arrays[id(array)][1]
 
 
 def in_process(problem: Problem) -> Shipment:

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -266,14 +267,9 @@ class Ledger:
 
     def add(self, rows: Iterable[Row]) -> None:
         """All or none of them; a row that is there already stays as it is, unless it had failed."""
-        marks, handed_in = ", ".join("?" * (COLUMNS.count(",") + 1)), list(rows)
+        handed_in = list(rows)
         with self._transaction():
-            before = self._db.total_changes
-            self._db.executemany(
-                f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) {REPLACE_FAILED}",
-                (row.values() for row in handed_in),
-            )
-            if written := self._db.total_changes - before:
+            if written := self._add(handed_in):
                 self._db.executemany(
                     "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions))",
                     ((row.key,) for row in handed_in if row.state != "failed"),
@@ -283,6 +279,40 @@ class Ledger:
                     "VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?, ?)",
                     (time.time(), written, sum(row.rounds for row in handed_in)),
                 )
+
+    def _add(self, rows: Iterable[Row]) -> int:
+        """How many were new."""
+        marks, before = ", ".join("?" * (COLUMNS.count(",") + 1)), self._db.total_changes
+        self._db.executemany(
+            f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) {REPLACE_FAILED}", (row.values() for row in rows)
+        )
+        return self._db.total_changes - before
+
+    def take_rows(self, other: Ledger) -> None:
+        """All that another ledger has, with who computed it, when and on what."""
+        there = {session.began for session in self.sessions()}
+        origins = other.origins()
+        with self._transaction():
+            self._add(other.rows(other.outcomes()).values())
+            for number, session in enumerate(other.sessions()):
+                if session.began not in there:
+                    self._take_session(session, [key for key, origin in origins.items() if origin == number])
+
+    def _take_session(self, session: Session, keys: Iterable[str]) -> None:
+        number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,)).lastrowid
+        around = ((number, *said) for said in session.surroundings.items())
+        self._db.executemany("INSERT INTO surroundings VALUES (?, ?, ?)", around)
+        batches = ((number, *batch) for batch in session.batches)
+        self._db.executemany("INSERT INTO batches (session, at, trials, rounds) VALUES (?, ?, ?, ?)", batches)
+        self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?)", ((key, number) for key in keys))
+
+    def origins(self) -> dict[str, int]:
+        """By trial, which of `sessions` computed it."""
+        if not self._has("origins"):
+            return {}
+        places = {number: place for place, (number,) in enumerate(self._db.execute("SELECT number FROM sessions"))}
+        found = self._db.execute("SELECT key, session FROM origins")
+        return {key: places[session] for key, session in found if session in places}
 
     def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
         """State, score by this metric and loss of every trial that has ended: what selection needs, and cheap for many
@@ -341,16 +371,12 @@ class Ledger:
 
     # ---- how fast it went
 
-    def begin_session(self) -> None:
-        """A driver sets out."""
-        self._db.execute("INSERT INTO sessions (began) VALUES (?)", (time.time(),))
-
-    def describe_session(self, surroundings: Mapping[str, str]) -> None:
-        """What this driver runs on; said again, it replaces what was said before."""
+    def begin_session(self, surroundings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """A driver sets out, on what it says."""
         with self._transaction():
+            number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (time.time(),)).lastrowid
             self._db.executemany(
-                "INSERT OR REPLACE INTO surroundings VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?)",
-                surroundings.items(),
+                "INSERT INTO surroundings VALUES (?, ?, ?)", ((number, *said) for said in surroundings.items())
             )
 
     def sessions(self) -> list[Session]:

@@ -5,6 +5,7 @@ Knows nothing of Ray. The runner asks for packs to lay out, and passes on what s
 
 from __future__ import annotations
 
+import heapq
 import logging
 import pickle
 import time
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from orchestrator.results.ledger import Row
-from orchestrator.running.packing import Capacity, make_packs, work
+from orchestrator.running.packing import Capacity, make_packs, shares, work
 from orchestrator.search.sweep import Sweep
 from trainables.lane_result import LaneResult
 from trainables.models.lanes import SHAPES
@@ -26,7 +27,9 @@ from trainables.stopping import companies
 PACK_RETRIES = 2  # how often a pack that failed is taken up again before it is split
 GIVE_UP_AFTER = 3  # single trials failed, or slots that did not start, and not one pack ended: the fault is not theirs
 NODE_FAILURES = 3  # packs failed on a node, one after the other, while others have ended some: it gets no more
-WORTH_HALVING_S = 1.0  # a pack that takes less is not cut in two for the sake of an idle slot
+WORTH_CUTTING_S = 1.0  # what takes less is not cut for the sake of an idle slot
+SHORT_S = 5.0  # packs that take less lie ready before a slot is free; longer ones can still be cut until then
+WELL_BALANCED = 1.1  # of the least time in which all slots could end together
 log = logging.getLogger("fedsweep")
 
 
@@ -78,6 +81,8 @@ class Conductor:
     """Seconds that federations have spent in rounds."""
     retries: int = 0
     stopping: bool = False
+    moving: bool = False
+    """The packs in flight are ended, and the rest goes on elsewhere: on devices that have come."""
     broken: str = ""
     """Why nothing can run here at all, if that is so."""
     shunned: set[str] = field(default_factory=set)
@@ -108,29 +113,32 @@ class Conductor:
     @property
     def over(self) -> bool:
         """Nothing runs, and nothing is to be run any more."""
-        return (self.stopping or self.sweep.finished) and not self.in_flight
+        return (self.stopping or self.moving or self.sweep.finished) and not self.in_flight
 
-    @property
-    def packs_left(self) -> int:
-        """Packs that are known: more slots than that have nothing to do."""
-        return len(self._ready) + len(self.laid_out) + len(self.in_flight)
+    def has_use_for(self, slots: int) -> bool:
+        """Whether so many would have something to do, were what waits cut for them."""
+        found = len(self.in_flight) + len(self.laid_out)
+        for pack in self._ready:
+            if found >= slots:
+                break
+            found += self._most_parts(pack)
+        return found >= slots
 
     def orders(self) -> list[Order]:
-        """Packs to lay out now: one for every slot, beside those that are worked on."""
-        if self.stopping:
+        """Packs to lay out now: for every idle slot, and short ones for those that soon will be."""
+        if self.stopping or self.moving:
             return []
         self._gather()
-        taken: list[Pack] = []
-        while self._ready and len(self.laid_out) + len(taken) < self.size.federations:
-            taken.append(self._ready.pop(0))
-        idle = self.size.federations - len(self.in_flight) - len(self.laid_out)
-        if not self._ready:
-            taken = self._halved(taken, idle)
+        slots = self.size.federations
+        idle = slots - len(self.in_flight)
+        if len(self.laid_out) < idle:
+            self._balance()
         found = []
-        for pack in taken:
+        while self._ready and len(self.laid_out) < (slots if self._seconds(self._ready[0]) < SHORT_S else idle):
+            pack = self._ready.pop(0)
             self._number += 1
             self.laid_out[self._number] = pack
-            found.append(Order(self._number, pickle.dumps(pack.trials), pack.resume_from))
+            found.append(Order(self._number, pickle.dumps(pack.trials), pack.trials[0].problem.key, pack.resume_from))
         return found
 
     def withdrawn(self, numbers: Iterable[int]) -> None:
@@ -167,20 +175,54 @@ class Conductor:
             self._rows[key] = sum(self.sweep.blueprint.problems[key].partition.sizes)
         return Pack(members, work(members, self._rows[key], self.size.size.device), resume_from)
 
-    def _halved(self, packs: list[Pack], idle: int) -> list[Pack]:
-        """The last packs, cut so that every idle slot gets a part, where that pays."""
-        found = list(packs)
-        while found and len(found) < idle:
-            largest = max(found, key=lambda pack: pack.work)
-            quick = self._pace is not None and largest.work * self._pace < WORTH_HALVING_S
-            if quick or len(largest) < 2 * SHAPES[self.size.size.device].lanes:
-                return found
-            parts = self._halves(largest)
-            if len(parts) < 2:
-                return found
-            where = found.index(largest)
-            found[where : where + 1] = parts
-        return found
+    def _seconds(self, pack: Pack) -> float:
+        """That a slot will take for it, as far as the last ones tell."""
+        return pack.work * self._pace if self._pace is not None else float("inf")
+
+    def _most_parts(self, pack: Pack) -> int:
+        """Into how many it can be cut where that pays: not below a block of lanes, which is computed whole anyway."""
+        if pack.trials[0].stop_rule:
+            return 1
+        lasting = self._seconds(pack) / WORTH_CUTTING_S
+        return int(max(1, min(len(pack) // SHAPES[self.size.size.device].lanes, lasting)))
+
+    def _balance(self) -> None:
+        """The last packs before slots run out of them are cut, so that all slots end at about the same time."""
+        slots = self.size.federations
+        if not self._ready or len(self._ready) + len(self.laid_out) >= slots:
+            return
+        least = self._ends(self._ready, level=True)
+        best, found = self._ends(self._ready), self._ready
+        for parts in range(2, max(map(self._most_parts, self._ready)) + 1):
+            if best <= WELL_BALANCED * least:
+                break
+            cut = [part for pack in self._ready for part in self._cut(pack, min(parts, self._most_parts(pack)))]
+            if (end := self._ends(cut)) < best:
+                best, found = end, cut
+        self._ready = found
+
+    def _ends(self, packs: Sequence[Pack], *, level: bool = False) -> float:
+        """When the last slot ends, the longest packs begun first, in seconds from now or in units of work; `level`:
+        could work be poured."""
+        pace, now = self._pace or 1.0, time.monotonic()
+        gone = 0.0 if self._pace is None else 1.0
+        taken = [max(0.0, pack.work * pace - gone * (now - pack.began)) for pack in self.in_flight.values()]
+        free = sorted([*taken, *(0.0 for _ in range(self.size.federations - len(taken)))])
+        todo = sorted((pack.work * pace for pack in (*packs, *self.laid_out.values())), reverse=True)
+        if level:
+            return max(free[-1], (sum(free) + sum(todo)) / len(free))
+        for seconds in todo:
+            heapq.heapreplace(free, free[0] + seconds)
+        return max(free)
+
+    def _cut(self, pack: Pack, parts: int) -> list[Pack]:
+        if parts == 1:
+            return [pack]
+        block = SHAPES[self.size.size.device].lanes
+        cut = [self._pack(share, pack.resume_from) for share in shares(pack.trials, parts, block)]
+        for part in cut:
+            part.failed_on = list(pack.failed_on)
+        return cut
 
     def _halves(self, pack: Pack) -> list[Pack]:
         units, block = companies(pack.trials), SHAPES[self.size.size.device].lanes

@@ -53,4 +53,4 @@ def _take(part: Ledger, into: Ledger, name: str) -> None:
         if common != keys[: len(common)]:
             raise UserError(f"result folder {name} has other {stage} trials of {cell!r} than those before it")
         into.add_stage(cell, way, stage, keys)
-    into.add(part.rows(part.outcomes()).values())
+    into.take_rows(part)

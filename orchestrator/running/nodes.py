@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from orchestrator.running import ray_private
 from trainables.pack_desk import PackDesk
@@ -16,14 +16,16 @@ STRATEGY = {"pack": "STRICT_PACK", "spread": "SPREAD"}
 """How Ray calls where the hosts of a federation go."""
 
 
-def gone_nodes() -> set[str]:
-    """Those that were there once."""
-    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+def present_and_gone() -> tuple[list[dict[str, float]], set[str]]:
+    """The resources of the nodes that are alive, and the names of those that were there once."""
+    nodes = ray.nodes()
+    there = [node["Resources"] for node in nodes if node["Alive"]]
+    return there, {node["NodeID"] for node in nodes if not node["Alive"]}
 
 
 def node_resources() -> list[dict[str, float]]:
     """The resources of every node that is alive."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return present_and_gone()[0]
 
 
 def free_resources() -> list[dict[str, float]]:
@@ -31,16 +33,36 @@ def free_resources() -> list[dict[str, float]]:
     return list(ray_private.available_resources_per_node().values())
 
 
+def some_gpu_is_free() -> bool:
+    """One, whole: somebody may have come with it, and have it."""
+    return any(node.get("GPU", 0) >= 1 for node in free_resources())
+
+
 def holders() -> str:
-    """Who else has actors on the cluster, as a part of a sentence."""
+    """Who else is on the cluster and what they have reserved there, as a part of a sentence."""
     me = ray.get_runtime_context().get_job_id()
-    counts = Counter(
-        actor["JobID"] for actor in ray_private.actors().values() if actor["State"] == "ALIVE" and actor["JobID"] != me
-    )
-    if not counts:
+    held: dict[str, Counter[str]] = defaultdict(Counter)
+    for actor in ray_private.actors().values():
+        if actor["State"] == "ALIVE":
+            held[actor["JobID"]]["actors"] += 1
+    for group, found in placement_group_table().items():
+        if found["state"] == "CREATED":
+            for bundle in found["bundles"].values():
+                held[group[-len(me) :]].update(bundle)  # whose job is the end of its name
+    held.pop(me, None)
+    if not held:
         return "nobody says by whom"
     commands = {job["JobID"]: job.get("Entrypoint") or "a driver" for job in ray_private.jobs()}
-    return "; ".join(f"{count} actors of {commands.get(job, 'a driver')}" for job, count in counts.most_common())
+    said = (
+        f"{_amounts(amounts)} held by {commands.get(job, 'a driver')!r}"
+        for job, amounts in sorted(held.items(), key=lambda found: -found[1]["CPU"])
+    )
+    return "; ".join(said)
+
+
+def _amounts(held: Counter[str]) -> str:
+    parts = [f"{held[name]:g} {name}" for name in ("CPU", "GPU") if held[name]]
+    return " and ".join([*parts, f"{held['actors']} actor{'s' if held['actors'] != 1 else ''}"])
 
 
 def slots_start() -> bool:

@@ -31,6 +31,8 @@ class Capacity:
     placement: str = "pack"
     most: int | None = None
     """Federations that the study is to have at most, if that was said."""
+    waits_for_gpus: bool = False
+    """On CPUs because there were no GPUs, not because the study says so."""
 
     def room(self, nodes: Sequence[dict[str, float]]) -> int:
         """How many federations of this size these nodes hold."""
@@ -61,7 +63,8 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
         )
     lanes = AUTO_LANES[size.device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
     most = None if settings.federations == "auto" else settings.federations
-    return Capacity(size, min(federations, most or federations), lanes, settings.placement, most)
+    without_gpus = settings.gpus_per_host == "auto" and settings.hosts == "auto" and gpus == 0
+    return Capacity(size, min(federations, most or federations), lanes, settings.placement, most, without_gpus)
 
 
 def _shown(name: str, amount: float) -> str:
@@ -146,6 +149,11 @@ def make_packs(
             length = min(most, math.ceil(length / block) * block)
         packs += _cut(members, length)
     return packs
+
+
+def shares(pack: list[TrialSpec], parts: int, block: int) -> list[list[TrialSpec]]:
+    """A pack in so many parts or fewer, of whole blocks of lanes."""
+    return _cut(pack, math.ceil(math.ceil(len(pack) / parts) / block) * block)
 
 
 def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:

@@ -16,9 +16,8 @@ from orchestrator.console import emit_json, stderr
 from orchestrator.running.packing import Capacity
 from orchestrator.search import extent
 from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.selection import leader
 from orchestrator.search.sweep import Sweep
-from orchestrator.study.ways import SEARCH_STAGES, STAGES
+from orchestrator.study.ways import STAGES
 
 SHOW_SHARE = 0.02  # of the driver's time, at most, goes into showing how it stands
 
@@ -225,9 +224,6 @@ def standing_table(sweep: Sweep) -> Table:
 
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
     """Of the configuration that leads: its mean over seeds."""
-    objective = sweep.blueprint.study.judged_by
-    if search.way.search == "private":
-        return "·"  # but for the winner's, no score is to be seen
-    searched = search.contenders(*SEARCH_STAGES[search.way.search])
-    choice = leader(search.contenders("contest"), searched, sweep.outcomes, objective)
-    return "·" if choice is None or choice.lost else objective.shown(choice.score)
+    if search.way.search == "private" or search.lead.score is None:
+        return "·"  # but for the winner's, no score of a private search is to be seen
+    return sweep.blueprint.study.judged_by.shown(search.lead.score)

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.running import head
+from orchestrator.running import head, nodes
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.metrics import Metrics
-from orchestrator.running.nodes import STRATEGY, free_resources, gone_nodes, holders, node_resources, slots_start
 from orchestrator.running.packing import Capacity
 from orchestrator.running.ray_private import actor_of
 from orchestrator.search.sweep import Sweep
@@ -64,6 +64,10 @@ class NoRoomError(StartAgainError):
     """Nodes have gone, and those that are left hold no federation of this size."""
 
 
+class GPUsCameError(StartAgainError):
+    """GPUs have come to a run that had none, and what was in flight on CPUs has ended."""
+
+
 class DeskLostError(StartAgainError):
     """The desk's process has died, and with it what slots had reported and nobody had written down."""
 
@@ -90,7 +94,7 @@ class Slots(NotKept, Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         conductor = self._conductor
-        if conductor.over or self._suggested >= min(self.wanted, conductor.packs_left):
+        if conductor.over or self._suggested >= self.wanted or not conductor.has_use_for(self._suggested + 1):
             return None
         self._suggested += 1
         return {"slot": trial_id}
@@ -126,11 +130,12 @@ class Errands(NotKept, tune.Callback):
         conductor: Conductor,
         slots: Slots,
         desk: Any,
+        ship: Callable[[str], Any],
         say: Callable[[str], None],
         elastic: bool,
         why_stop: Callable[[], str],
     ) -> None:
-        self.conductor, self.slots, self.desk = conductor, slots, desk
+        self.conductor, self.slots, self.desk, self.ship = conductor, slots, desk, ship
         self.say, self.elastic, self.why_stop = say, elastic, why_stop
         self._metrics = Metrics(conductor)
         self._said_stopping = False
@@ -167,6 +172,7 @@ class Errands(NotKept, tune.Callback):
                 log.warning("%s: stopping after the packs in flight", reason)
         if self.conductor.stopping:
             self._say_stopping()
+        if self.conductor.stopping or self.conductor.moving:
             self.conductor.withdrawn(self._ask(self.desk.withdraw.remote()))
         heard = self._exchange()
         died, self._died = self._died, []
@@ -184,7 +190,7 @@ class Errands(NotKept, tune.Callback):
             self.say("stopping after the packs in flight; Ctrl-C once more stops now")
 
     def _exchange(self) -> bool:
-        orders = self.conductor.orders()
+        orders = [replace(order, shipment=self.ship(order.problem)) for order in self.conductor.orders()]
         reports, _ = self._ask(self.desk.exchange.remote(orders, tuple(self.conductor.shunned)))
         self.conductor.heard(reports)
         self._metrics.update(self.conductor)
@@ -211,11 +217,15 @@ class Errands(NotKept, tune.Callback):
     def _look_around(self, now: float, working: int) -> None:
         """How many slots the nodes have room for, were nobody else there, and how many of them work."""
         size = self.conductor.size
-        lost = gone_nodes() - self.conductor.gone
+        there, gone = nodes.present_and_gone()
+        lost = gone - self.conductor.gone
         if lost:
             log.info("gone, and no fault of the packs they had: node %s", ", ".join(sorted(lost)))
             self.conductor.gone |= lost
-        found = size.room(node_resources())
+        found = size.room(there)
+        if size.waits_for_gpus and not self.conductor.moving and nodes.some_gpu_is_free():
+            log.info("GPUs have come: the packs in flight end here, the rest goes on there")
+            self.conductor.moving = True
         if found:
             self._had_room = now
         elif now - self._had_room > WAIT_FOR_NODES_S:
@@ -227,7 +237,7 @@ class Errands(NotKept, tune.Callback):
         self.slots.wanted = max(found, 1)
         if self.elastic:  # as many again may wait for nodes that somebody might start
             self.slots.wanted = min(found + max(1, working), size.most or 2**31)
-        if working >= min(size.federations, self.conductor.packs_left):
+        if working >= size.federations or not self.conductor.has_use_for(working + 1):
             self._had_slots = now
         room_for = working if now - self._had_slots > WAIT_FOR_NODES_S else max(working, size.federations)
         if working and room_for != size.federations:
@@ -237,10 +247,10 @@ class Errands(NotKept, tune.Callback):
             self._say_busy(now)
 
     def _say_busy(self, now: float) -> None:
-        if self.conductor.size.room(free_resources()) or slots_start():
+        if self.conductor.size.room(nodes.free_resources()) or nodes.slots_start():
             return  # federations start
         self._said = now
-        self.say(f"the cluster is busy: no node has room for a federation, {holders()}; waiting")
+        self.say(f"the cluster is busy: no node has room for a federation, {nodes.holders()}; waiting")
 
 
 NODE_DIED = "node has died"  # as Ray says it
@@ -285,18 +295,17 @@ def run(
         kernel = kernels.chosen(size.size.device)
         log.info("the kernel of the rounds: %s", kernel)
         start = functools.partial(start_in_slot, size.size, kernel, sweep.blueprint.study.name)
-    shipper = Shipper()
-    problems = sweep.blueprint.problems
-    # as references: a slot passes them on and needs nothing of what is in them
-    shipments = {key: ray.put(shipper.ship(problem)) if real else None for key, problem in problems.items()}
+    problems, shipper = sweep.blueprint.problems, Shipper()
     desk = _open_desk(sweep.blueprint.study.name)
     try:
         with quiet(), _stop_on_signal(conductor), head.watched():
-            slot = tune.with_parameters(PackSlot, desk=desk, start=start, shipments=shipments, storage=packs)
+            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=packs)
             slots = Slots(conductor)
-            _tuner(
-                slot, size, slots, Ending(conductor), Errands(conductor, slots, desk, say, elastic, why_stop), scratch
-            ).fit()
+            errands = Errands(
+                *(conductor, slots, desk, lambda key: shipper.reference(problems[key]) if real else None),
+                *(say, elastic, why_stop),
+            )
+            _tuner(slot, size, slots, Ending(conductor), errands, scratch).fit()
     finally:
         conductor.close()
         with contextlib.suppress(Exception):  # with the head gone there is nothing to close any more
@@ -304,6 +313,8 @@ def run(
             ray.kill(desk)
         shutil.rmtree(scratch, ignore_errors=True)
         packs.clear(only_if_empty=not sweep.finished)
+    if conductor.moving and not (conductor.stopping or sweep.finished):
+        raise GPUsCameError
     if conductor.broken:
         raise UserError(f"no trial can run here: {conductor.broken}")
     return conductor
@@ -318,7 +329,7 @@ def _open_desk(study: str) -> Any:
 def _tuner(slot: Any, size: Capacity, slots: Slots, ending: Ending, errands: Errands, scratch: Path) -> tune.Tuner:
     bundles: list[dict[str, float]] = [{}, *size.size.bundles]
     # "PACK" alone would tear a federation apart where a node has room for a part of it
-    strategy = STRATEGY[size.placement]
+    strategy = nodes.STRATEGY[size.placement]
     return tune.Tuner(
         tune.with_resources(slot, tune.PlacementGroupFactory(bundles, strategy=strategy)),
         tune_config=tune.TuneConfig(

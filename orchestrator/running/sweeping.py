@@ -18,7 +18,7 @@ from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.places import SCRATCH, Place, place
-from orchestrator.running import runner
+from orchestrator.running import nodes, runner
 from orchestrator.running.cluster import connected, local_resources
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.memory import within_memory
@@ -101,7 +101,6 @@ def _run(
         if not sweep.finished:
             for sentence in notes(blueprint.study):
                 view.say(f"note: {sentence}")
-            ledger.begin_session()
             view.starting(sweep)
             with connected(address):
                 _run_packs(sweep, where, view, resources, elastic=address is not None, end=end)
@@ -128,9 +127,9 @@ def _run_packs(
     where.asked_to_stop()  # a wish of yesterday is not meant
     while True:
         size = _size(resources, sweep.blueprint.most_clients, view, elastic)
-        size = within_memory(size, resources, sweep.blueprint.most_weights, runner.node_resources())
+        size = within_memory(size, resources, sweep.blueprint.most_weights, nodes.node_resources())
         view.started(sweep, size)
-        sweep.ledger.describe_session(_surroundings(size))
+        sweep.ledger.begin_session(_surroundings(size))
         with contextlib.suppress(runner.StartAgainError), view:
             scratch = where.folder / SCRATCH
             runner.run(sweep, size, changed, where.packs, scratch, say=view.say, elastic=elastic, why_stop=why_stop)
@@ -144,7 +143,7 @@ def _surroundings(size: Capacity) -> dict[str, str]:
         "device": f"{size.size.accelerator} {device}".strip(),
         "kernel": kernels.chosen(device),
         "machine": platform.machine(),
-        "nodes": str(len(runner.node_resources())),
+        "nodes": str(len(nodes.node_resources())),
         "logs": str(Path(session_folder()) / "logs"),
     }
 
@@ -152,13 +151,13 @@ def _surroundings(size: Capacity) -> dict[str, str]:
 def _size(resources: ResourceSettings, clients: int, view: View, elastic: bool) -> Capacity:
     """By what is free on the nodes; where nothing is, by what they have: then slots wait until others leave."""
     try:
-        whole = capacity(runner.node_resources(), resources, clients)
+        whole = capacity(nodes.node_resources(), resources, clients)
     except UserError as error:
         if not elastic:
             raise
         whole = _waited_for(error, resources, clients, view)
     try:
-        free = capacity(runner.free_resources(), resources, clients)
+        free = capacity(nodes.free_resources(), resources, clients)
     except UserError:
         return replace(whole, federations=1)
     # GPUs that others hold are waited for: results on a CPU have other last bits, and take longer
@@ -176,7 +175,7 @@ def _waited_for(missing: UserError, resources: ResourceSettings, clients: int, v
                 view.say(f"{missing}; waiting for nodes, for {WAIT_FOR_CLUSTER_S / 60:.0f} min at most")
             time.sleep(LOOK_EVERY_S)
             try:
-                return capacity(runner.node_resources(), resources, clients)
+                return capacity(nodes.node_resources(), resources, clients)
             except UserError:
                 if time.monotonic() - began > WAIT_FOR_CLUSTER_S:
                     raise

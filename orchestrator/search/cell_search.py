@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import search_spaces
 from orchestrator.search.contenders import Contender, Outcome, contenders_of
 from orchestrator.search.extent import has_contest
+from orchestrator.search.lead import Lead
 from orchestrator.search.optuna_search import OptunaSearch
 from orchestrator.search.private_search import best_of, draws, score_deviation
 from orchestrator.search.selection import Choice, choose, ranked, told_apart, win_contest
@@ -42,6 +43,7 @@ class CellSearch:
         self._configurations: dict[str, Configuration] = {}
         """By trial."""
         self._rows = rows
+        self.lead = Lead(cell.study.judged_by)
         self._drawn: OptunaSearch | None = None
         self.neighbours: list[CellSearch] = []
         """The same on the budgets above and below, where their best are to meet in its contest."""
@@ -158,9 +160,12 @@ class CellSearch:
 
     def contenders(self, *stages: str) -> list[Contender]:
         """Each once, whichever stages it is in."""
-        study = self.cell.study
-        by_stage = (contenders_of(self.stages.get(s, []), len(study.seeds_of(self.way, s))) for s in stages)
+        by_stage = (contenders_of(self.stages.get(s, []), self.seeds_of(s)) for s in stages)
         return list(dict.fromkeys(contender for found in by_stage for contender in found))
+
+    def seeds_of(self, stage: str) -> int:
+        """How many every contender of a stage has."""
+        return len(self.cell.study.seeds_of(self.way, stage))
 
     def configuration(self, contender: Contender) -> Configuration:
         return self._configurations[contender.key]

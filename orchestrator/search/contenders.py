@@ -27,6 +27,9 @@ class Contender:
     def ended(self, outcomes: Mapping[str, Outcome]) -> bool:
         return all(key in outcomes for key in self.keys)
 
+    def standing(self, outcomes: Mapping[str, Outcome], objective: Objective = ACCURACY) -> Standing:
+        return Standing.of([outcomes[key] for key in self.keys], objective)
+
     def scores(self, outcomes: Mapping[str, Outcome]) -> list[float | None]:
         """Seed by seed; None for a trial that did not run to its end."""
         return [score if state == "done" else None for state, score, _ in (outcomes[key] for key in self.keys)]
@@ -48,13 +51,18 @@ class Standing(NamedTuple):
     loss: float
 
     @classmethod
-    def of(cls, contender: Contender, outcomes: Mapping[str, Outcome], objective: Objective = ACCURACY) -> Standing:
-        ended = [outcomes[key] for key in contender.keys]
+    def of(cls, ended: Sequence[Outcome], objective: Objective = ACCURACY) -> Standing:
+        """By the outcomes of its trials."""
         done = [(score, loss) for state, score, loss in ended if state == "done" and score is not None]
         if not done:
             return cls(len(ended), math.inf, math.inf)
         losses = [math.inf if loss is None else loss for _, loss in done]
-        return cls(len(ended) - len(done), objective.cost(mean([score for score, _ in done])), mean(losses))
+        return cls(len(ended) - len(done), objective.cost(mean_score(ended)), mean(losses))
+
+
+def mean_score(ended: Sequence[Outcome]) -> float:
+    """Of those that ran to their end."""
+    return mean([score for state, score, _ in ended if state == "done" and score is not None])
 
 
 def mean(values: Sequence[float]) -> float:

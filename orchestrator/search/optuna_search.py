@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import optuna
 
 import search_spaces
-from orchestrator.search.contenders import Contender, Outcome, Standing
+from orchestrator.search.contenders import Contender, Outcome
 from orchestrator.study.cells import Cell
 from orchestrator.study.settings import Study
 from search_spaces import Configuration, SearchSpace
@@ -58,7 +58,7 @@ class OptunaSearch:
     def _tell(self, outcomes: Mapping[str, Outcome]) -> None:
         """The mean over seeds; one that was lost on any seed has failed."""
         for asked, contender in self._asked[self._told :]:
-            standing = Standing.of(contender, outcomes, self.cell.study.judged_by)
+            standing = contender.standing(outcomes, self.cell.study.judged_by)
             if standing.lost:
                 self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.search.contenders import Contender, Outcome, Standing, mean, paired, spread
+from orchestrator.search.contenders import Contender, Outcome, mean, paired, spread
 from trainables.objective import ACCURACY, Objective
 
 
@@ -33,7 +33,7 @@ def ranked(
     contenders: Sequence[Contender], outcomes: Mapping[str, Outcome], objective: Objective = ACCURACY
 ) -> list[Contender]:
     """Those of which some trial ran to its end, the best first; equals in the order given."""
-    standings = [(Standing.of(contender, outcomes, objective), contender) for contender in contenders]
+    standings = [(contender.standing(outcomes, objective), contender) for contender in contenders]
     alive = [(standing, contender) for standing, contender in standings if standing.lost < len(contender.keys)]
     return [contender for _, contender in sorted(alive, key=lambda found: found[0])]
 
@@ -105,11 +105,11 @@ def _tied(
     best: Contender, contenders: Sequence[Contender], outcomes: Mapping[str, Outcome], objective: Objective
 ) -> list[Contender]:
     """Within one paired standard error of the best, lost on no more seeds than it; in the order given."""
-    ours, lost = best.scores(outcomes), Standing.of(best, outcomes, objective).lost
+    ours, lost = best.scores(outcomes), best.standing(outcomes, objective).lost
     found = []
     for contender in contenders:
         difference = paired(ours, contender.scores(outcomes))
-        if Standing.of(contender, outcomes, objective).lost > lost or difference is None:
+        if contender.standing(outcomes, objective).lost > lost or difference is None:
             continue
         if contender is best or abs(difference[0]) <= difference[1]:
             found.append(contender)

@@ -26,7 +26,8 @@ class Sweep:
         """Every trial of every stage that has been opened: of what has ended, the ledger keeps the rest."""
         self.waiting: dict[str, TrialSpec] = {}
         """Trials to run, in the order they should be."""
-        self._open: dict[str, list[CellSearch]] = defaultdict(list)
+        self._open: dict[str, list[tuple[CellSearch, int]]] = defaultdict(list)
+        """Of every trial that has not ended, the searches that wait for it, and which of their contenders it is of."""
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
         self.outcomes: dict[str, Outcome] = _without_passing_failures(
@@ -79,7 +80,8 @@ class Sweep:
         touched: list[CellSearch] = []
         for key in outcomes:
             self.waiting.pop(key, None)
-            for search in self._open.pop(key, []):
+            for search, contender in self._open.pop(key, []):
+                self._tell_lead(search, contender, outcomes[key])
                 self._left[id(search)] -= 1
                 if self._left[id(search)] == 0:
                     touched.append(search)
@@ -102,16 +104,25 @@ class Sweep:
             if not trials:
                 search.stages.setdefault("confirm", [])
                 return
-            self._record(search, stage, trials, start=len(search.stages.get(stage, [])))
+            start, seeds = len(search.stages.get(stage, [])), search.seeds_of(stage)
+            self._record(search, stage, trials, start)
             search.open(stage, trials)
-            left = {trial.key: trial for trial in trials if trial.key not in self.outcomes}
             self.known.update(trial.key for trial in trials)
+            left: set[str] = set()
+            for place, trial in enumerate(trials, start):
+                if (outcome := self.outcomes.get(trial.key)) is not None:
+                    self._tell_lead(search, place // seeds, outcome)
+                elif trial.key not in left:
+                    left.add(trial.key)
+                    self.waiting.setdefault(trial.key, trial)
+                    self._open[trial.key].append((search, place // seeds))
             if left:
                 self._left[id(search)] = len(left)
-                for key, trial in left.items():
-                    self.waiting.setdefault(key, trial)
-                    self._open[key].append(search)
                 return
+
+    def _tell_lead(self, search: CellSearch, contender: int, outcome: Outcome) -> None:
+        stage = next(reversed(search.stages))
+        search.lead.hear(stage, contender, search.seeds_of(stage), outcome)
 
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
         keys = [trial.key for trial in trials]

@@ -49,6 +49,15 @@ LARGEST_FEATURE = 1e9  # squares and sums of anything larger leave what float32 
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Rows of the train set that judge and are not trained on."""
+
+    rows: Rows
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class FeatureSet:
     """Features (rows x features, float32) and labels (int64, 0 to classes - 1) of the train and the test set."""
 
@@ -91,6 +100,17 @@ class FeatureSet:
         if len(held_out) == 0:
             raise UserError(f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}")
         return held_out
+
+    def held_out(self, fraction: float, seed: int) -> HeldOut:
+        """What `validation_rows` chooses, with its rows: read once, however many partitions are judged on them."""
+        if (fraction, seed) not in self._held_out:
+            rows = self.validation_rows(fraction, seed)
+            self._held_out[fraction, seed] = HeldOut(rows, self.x_train[rows], self.y_train[rows])
+        return self._held_out[fraction, seed]
+
+    @cached_property
+    def _held_out(self) -> dict[tuple[float, int], HeldOut]:
+        return {}
 
 
 def load(name: str, seed: int = 42) -> FeatureSet:
