@@ -22,7 +22,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.running import runner
 from orchestrator.running.cluster import connected
 from orchestrator.running.packing import Capacity
-from orchestrator.running.progress import Standing, View
+from orchestrator.running.progress import Standing, View, standing_table
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
@@ -103,9 +103,9 @@ def measure(slots: int, seconds: float) -> Measured:
 
 def cost_of_trials(trials: int) -> str:
     """All that the driver does for a trial: planned, checked, sent out, received, accounted, recorded. Half of them are
-    coarse, half fine; two slots, packs of 1,024."""
+    coarse, half fine, with three seeds each; two slots, packs of 1,024."""
     rates, rhos, betas = ([low + step * k for k in range(many)] for low, step, many in AXES)
-    axes = {"learning_rate": rates[: trials // 200], "rho": rhos, "beta": betas}
+    axes = {"learning_rate": rates[: trials // 600], "rho": rhos, "beta": betas}
     method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [rho + 20 for rho in rhos]}}
     of = Study.model_validate(
         {
@@ -116,7 +116,7 @@ def cost_of_trials(trials: int) -> str:
             "methods": [method],
             "epsilons": [8.0],
             "rounds": {"coarse": 10, "fine": 10, "confirm": 10},
-            "seeds": {"search": 42, "contest": [], "confirm": [7]},
+            "seeds": {"search": [42, 43, 44], "contest": [], "confirm": [7]},
             "search": {"refine": "table"},
         }
     )
@@ -141,6 +141,7 @@ def cost_of_trials(trials: int) -> str:
             used, took, grown = time.process_time() - processor, time.time() - began, _resident() - memory
             began = time.process_time()
             Standing.of(sweep)
+            standing_table(sweep)
             looked = time.process_time() - began
         size = (folder / "results" / "ledger.sqlite").stat().st_size
     return (

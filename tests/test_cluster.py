@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -12,7 +13,7 @@ from nodes import family
 
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import cluster
+from orchestrator.running import cluster, metrics
 from orchestrator.running.cluster import connected
 from trainables.errors import UserError
 
@@ -125,3 +126,41 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
     with pytest.raises(UserError, match=sentence):
         cluster._start(2)
     assert ended == ["Ray"]
+
+
+def test_what_a_clusters_monitoring_sees(monkeypatch):
+    """Counters only grow, by what came since; all carry the study's name."""
+    said = []
+
+    class Recorded:
+        def __init__(self, name, description, tag_keys):
+            self.name, self.tag_keys = name, tag_keys
+
+        def set_default_tags(self, tags):
+            assert tuple(tags) == self.tag_keys
+            self.study = tags["study"]
+
+        def inc(self, amount):
+            said.append((self.study, self.name, amount))
+
+        def set(self, amount):
+            said.append((self.study, self.name, amount))
+
+    monkeypatch.setattr(metrics, "Counter", Recorded)
+    monkeypatch.setattr(metrics, "Gauge", Recorded)
+    study = SimpleNamespace(blueprint=SimpleNamespace(study=SimpleNamespace(name="mine")), outcomes={"a": 1})
+    conductor = SimpleNamespace(sweep=study, lane_rounds=5, retries=0, in_flight={1: "pack"})
+    seen = metrics.Metrics(conductor)
+    study.outcomes |= {"b": 1, "c": 1}
+    conductor.lane_rounds, conductor.retries = 25, 1
+    seen.update(conductor)
+    assert sorted(said) == [
+        ("mine", "fedsweep_faults", 1),
+        ("mine", "fedsweep_packs_in_flight", 1),
+        ("mine", "fedsweep_rounds", 20),
+        ("mine", "fedsweep_trials", 2),
+    ]
+    said.clear()
+    conductor.in_flight.clear()
+    seen.update(conductor)
+    assert said == [("mine", "fedsweep_packs_in_flight", 0)]

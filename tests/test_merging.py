@@ -63,6 +63,39 @@ def test_parts_of_other_studies_are_refused(tmp_path):
         merge([tmp_path / "nowhere"], tmp_path / "nothing")
 
 
+TWO_CELLS = """\
+name: two
+data: ["synthetic-frozen:400,100,6,3"]
+partitions: [iid]
+clients: 4
+methods: [{dp-fedgd: {coarse: {learning_rate: [0.1, 0.5]}, fine: {learning_rate: [0.2]}}}]
+epsilons: [8, 4]
+rounds: {coarse: 4, fine: 4, confirm: 4}
+seeds: {search: 42, contest: [], confirm: [7]}
+search: {refine: table}
+resources: {gpus_per_host: 0}
+"""
+
+
+@pytest.mark.ray
+def test_parts_that_were_run_and_stopped_as_commands(local_ray, tmp_path, fedsweep):
+    """Two halves, of which the first is stopped before its first pack and begun again, and their merge: it is whole,
+    and who computed what is known of all."""
+    file = tmp_path / "two.yaml"
+    file.write_text(TWO_CELLS)
+    first = ("run", file, "--results", tmp_path / "part 1", "--shard", "1/2")
+    assert fedsweep(*first, "--stop-after", "0.000001s")[0] == 130
+    assert status.read(tmp_path / "part 1")["trials_ended"] == 0
+    assert fedsweep(*first)[0] == 0
+    assert fedsweep("run", file, "--results", tmp_path / "part 2", "--shard", "2/2")[0] == 0
+    code, _, err = fedsweep("merge", tmp_path / "part 1", tmp_path / "part 2", "--results", tmp_path / "merged")
+    assert code == 0, err
+    found = status.read(tmp_path / "merged")
+    assert found["finished"]
+    assert list(found["computed_on"].values()) == [found["trials"]["done"]]
+    assert Path(found["worker_logs"]).name == "logs"
+
+
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "1/0", "-1/4", "1/2/3"])
 def test_a_shard_that_is_none(text):
     with pytest.raises(UserError, match=f"^shard = '{text}' is not K/N"):

@@ -285,6 +285,39 @@ def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monke
     assert shown(tmp_path) == expected
 
 
+def test_two_studies_share_a_cluster(study, tmp_path, tmp_path_factory, expected):
+    """The first has both processors and stands still in a round: the second says who has them, and waits. With one
+    federation each, both compute at once; all leave the tables of a local run."""
+    cluster = Cluster(tmp_path_factory.mktemp("c"), (2,), "--include-dashboard=false")
+    drivers = []
+
+    def start(name: str, *options: str) -> Driver:
+        drivers.append(Driver(cluster, study, tmp_path / name, "--address", cluster.address, *options))
+        return drivers[-1]
+
+    try:
+        first = start("first")
+        frozen = cluster.nodes[0].freeze_in_a_round(first.alive)
+        second = start("second")
+        said = (tmp_path / "second.out").read_text
+        wait_for(lambda: "the cluster is busy" in said(), "the second had said so", second.alive)
+        assert "2 CPU and" in said()
+        assert f"run {study} --results {tmp_path / 'first'}" in said()
+        thaw(frozen)
+        assert first.finished()["finished"]
+        assert second.finished()["finished"]
+        one = ("--resource", "federations=1", "--resource", "hosts=1")
+        both = [start("third", *one), start("fourth", *one)]
+        thaw(cluster.nodes[0].freeze_in_a_round(lambda: all(d.alive() for d in both), 2))
+        assert all(driver.finished()["finished"] for driver in both)
+    finally:
+        for driver in drivers:
+            driver.end()
+        cluster.close()
+    for name in ("first", "second", "third", "fourth"):
+        assert shown(tmp_path / name) == expected
+
+
 EIGHT = """\
 name: eight
 data: [{source: "synthetic-frozen:20000,500,64,10", label: eight}]

@@ -4,16 +4,17 @@ import re
 
 import pytest
 import test_private_search as private
-from test_search import DATA, GD, drive, near, study
+from test_search import DATA, GD, drive, near, row, study
 
 from orchestrator.results.ledger import Ledger
 from orchestrator.search.contenders import Contender, contenders_of, mean, paired, spread
 from orchestrator.search.extent import is_exact, yet_to_open
+from orchestrator.search.lead import Lead
 from orchestrator.search.private_search import best_of, draws
 from orchestrator.search.selection import choose, leader, told_apart, win_contest
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
-from trainables.objective import SQUARED_ERROR
+from trainables.objective import ACCURACY, SQUARED_ERROR
 
 
 def judged(*rows: tuple[float | None, ...]):
@@ -144,3 +145,41 @@ def test_a_private_search_runs_what_its_secret_says_and_then_the_winner_itself(t
     assert [(trial.hyperparameters["learning_rate"], trial.seed) for trial in searched] == drawn
     assert (confirmed.hyperparameters, confirmed.seed) in [(trial.hyperparameters, trial.seed) for trial in searched]
     assert (searched[0].problem.evaluate_on, confirmed.problem.evaluate_on) == ("validation", "test")
+
+
+def test_the_lead_is_kept_as_trials_end():
+    """A configuration counts once all its seeds have ended, and only if none was lost; a contest begins anew, however
+    low its first results are."""
+    lead = Lead(ACCURACY)
+    lead.hear("coarse", 0, 2, ("done", 60.0, 1.0))
+    assert lead.score is None
+    lead.hear("coarse", 1, 2, ("done", 90.0, 1.0))
+    lead.hear("coarse", 1, 2, ("diverged", None, None))
+    assert lead.score is None
+    lead.hear("coarse", 0, 2, ("done", 62.0, 1.0))
+    assert lead.score == 61.0
+    lead.hear("fine", 0, 1, ("done", 50.0, 1.0))
+    assert lead.score == 61.0
+    lead.hear("contest", 0, 1, ("done", 40.0, 1.0))
+    assert lead.score == 40.0
+    lead.hear("confirm", 0, 1, ("done", 99.0, 1.0))
+    assert lead.score == 40.0
+    assert not lead._half
+
+
+@pytest.mark.parametrize("contest", [[], [3, 4]])
+def test_the_lead_of_a_sweep_is_the_best_mean(tmp_path, contest):
+    """Heard one by one, or found in a ledger: it comes to the same."""
+    of = study(seeds={"search": [1, 2], "contest": contest})
+    stages = ("contest",) if contest else ("coarse", "fine")
+    for _ in range(2):
+        with Ledger.write(tmp_path) as ledger:
+            sweep = Sweep(Blueprint.draw(of), ledger)
+            while not sweep.finished:
+                some = list(sweep.waiting.values())[:5]
+                rows = [row(trial, near(0.3)(trial)) for trial in some]
+                ledger.add(rows)
+                sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
+        for search in sweep.searches:
+            met = search.contenders(*stages)
+            assert search.lead.score == max(mean(contender.scores(sweep.outcomes)) for contender in met)

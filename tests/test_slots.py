@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from test_search import GD, SOFIM, drive, study
 
 from benchmarks.waiting import WaitingFederation, _result
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import runner
+from orchestrator.running import nodes, runner
 from orchestrator.running.packing import Capacity
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
@@ -30,11 +31,11 @@ def judge(trial):
     return "done", metrics["accuracy"][trial.rounds], metrics["loss"][trial.rounds]
 
 
-def swept(folder: Path, start) -> tuple[dict, dict]:
+def swept(folder: Path, start, of=STUDY, lanes: int = 1, **more) -> tuple[dict, dict]:
     """Outcomes and stages of a study whose trials are packs of their own."""
     with Ledger.write(folder / "results") as ledger:
-        sweep = Sweep(Blueprint.draw(STUDY), ledger)
-        size = Capacity(FederationSize(1, cpus_per_host=0.25), SLOTS, lanes_per_pack=1)
+        sweep = Sweep(Blueprint.draw(of), ledger)
+        size = Capacity(FederationSize(1, cpus_per_host=0.25), SLOTS, lanes_per_pack=lanes, **more)
         runner.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
         assert sweep.finished
         return ledger.outcomes(), ledger.stages()
@@ -75,6 +76,46 @@ def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
     assert len(list(seen.glob("failed-*"))) == SLOTS + 1
     assert stages == drive(tmp_path / "plain", STUDY, judge).stages
     assert len(outcomes) == len({key for keys in stages.values() for key in keys})
+
+
+def test_gpus_that_come_take_over_what_has_not_begun(local_ray, tmp_path, monkeypatch):
+    """The packs in flight end where they are; nothing that ended is run again."""
+    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    monkeypatch.setattr(nodes, "some_gpu_is_free", lambda: any(seen.glob("packs-*")))
+    start = functools.partial(WaitingFederation, 0.2, 1, str(seen))
+    with pytest.raises(runner.GPUsCameError):
+        swept(tmp_path, start, waits_for_gpus=True)
+    with Ledger.read(tmp_path / "results") as ledger:
+        before = ledger.outcomes()
+    outcomes, stages = swept(tmp_path, start)  # as the driver goes on: without a wait for more
+    assert 0 < len(before) < len(outcomes)
+    ran = [json.loads(line) for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
+    assert len(ran) == len(outcomes)
+    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+
+
+def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, monkeypatch):
+    """Its own state knows slots, not trials."""
+    written = []
+    rmtree = shutil.rmtree
+
+    def removed(folder, **more):
+        if Path(folder).name == "tune":
+            written.append(sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()))
+        rmtree(folder, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    for trials in (SLOTS * 128, 8 * SLOTS * 128):  # a pack for every slot, and eight
+        axis = [0.001 * (k + 1) for k in range(trials)]
+        method = {"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [2.0]}}
+        folder = tmp_path / str(trials)
+        seen = folder / "seen"
+        seen.mkdir(parents=True)
+        swept(folder, functools.partial(WaitingFederation, 0.0, 1, str(seen)), study(methods=[method]), lanes=128)
+    few, many = written
+    assert many < 1.5 * few
 
 
 def test_a_slot_has_no_use_for_torch():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands.options import Json, StudyName
+from orchestrator.commands.options import Json, Resources, StudyName
 from orchestrator.console import emit_json
 
 
@@ -16,6 +16,7 @@ def plan(
         str | None,
         typer.Option(help="On the Ray cluster at this address (auto or HOST:PORT); default: here."),
     ] = None,
+    resource: Resources = None,
     json: Json = False,
 ) -> None:
     """Say what a study would run, in how many packs, and about how long it would take. Runs nothing."""
@@ -23,6 +24,7 @@ def plan(
     from orchestrator.study import reading
 
     loaded, text = reading.load(study)
+    loaded = loaded.model_copy(update={"resources": reading.changed_resources(loaded.resources, resource or [])})
     with reading.pointing(text, study):
         found = planning.plan(loaded, _nodes(address) if address else None)
     if json:

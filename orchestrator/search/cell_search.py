@@ -37,11 +37,11 @@ class CellSearch:
         self.cell, self.way = cell, way
         self._secret = secret
         self._seeds: dict[str, int] = {}
-        """By trial, in the order opened."""
+        """Of the runs of a private search, by trial, in the order opened."""
         self.stages: dict[str, list[str]] = {}
         """The trials of every stage that has been opened, in grid order."""
         self._configurations: dict[str, Configuration] = {}
-        """By trial."""
+        """By the first trial of a contender."""
         self._rows = rows
         self.lead = Lead(cell.study.judged_by)
         self._drawn: OptunaSearch | None = None
@@ -57,9 +57,12 @@ class CellSearch:
 
     def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
         """Take note that a stage has these trials, or these more."""
-        self.stages.setdefault(stage, []).extend(trial.key for trial in trials)
-        self._configurations.update((trial.key, self.cell.configuration(trial)) for trial in trials)
-        self._seeds.update((trial.key, trial.seed) for trial in trials)
+        opened, seeds = self.stages.setdefault(stage, []), self.seeds_of(stage)
+        firsts = trials[-len(opened) % seeds :: seeds]  # each stands for its contender
+        self._configurations.update((trial.key, self.cell.configuration(trial)) for trial in firsts)
+        opened.extend(trial.key for trial in trials)
+        if self.way.search == "private":
+            self._seeds.update((trial.key, trial.seed) for trial in trials)
 
     def next_trials(self, outcomes: Mapping[str, Outcome]) -> Next:
         """The stage to open now that all trials so far have ended, and its trials; no trials: the cell is finished."""
@@ -198,7 +201,7 @@ class CellSearch:
     def _trials(self, stage: str, configurations: Sequence[Configuration]) -> list[TrialSpec]:
         """Every configuration with every seed of the stage, seeds side by side."""
         seeds = self.cell.study.seeds_of(self.way, stage)
-        return [self.cell.trial(stage, configuration, seed) for configuration in configurations for seed in seeds]
+        return [trial for found in configurations for trial in self.cell.trials(stage, found, seeds)]
 
     def _with_stop_rule(self, trials: list[TrialSpec]) -> list[TrialSpec]:
         """Early stopping compares a trial with its company, so the company is part of what the trial is."""

@@ -26,7 +26,7 @@ class Sweep:
         """Every trial of every stage that has been opened: of what has ended, the ledger keeps the rest."""
         self.waiting: dict[str, TrialSpec] = {}
         """Trials to run, in the order they should be."""
-        self._open: dict[str, list[tuple[CellSearch, int]]] = defaultdict(list)
+        self._open: dict[str, tuple[tuple[CellSearch, int], ...]] = {}
         """Of every trial that has not ended, the searches that wait for it, and which of their contenders it is of."""
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
@@ -80,7 +80,7 @@ class Sweep:
         touched: list[CellSearch] = []
         for key in outcomes:
             self.waiting.pop(key, None)
-            for search, contender in self._open.pop(key, []):
+            for search, contender in self._open.pop(key, ()):
                 self._tell_lead(search, contender, outcomes[key])
                 self._left[id(search)] -= 1
                 if self._left[id(search)] == 0:
@@ -115,7 +115,7 @@ class Sweep:
                 elif trial.key not in left:
                     left.add(trial.key)
                     self.waiting.setdefault(trial.key, trial)
-                    self._open[trial.key].append((search, place // seeds))
+                    self._open[trial.key] = (*self._open.get(trial.key, ()), (search, place // seeds))
             if left:
                 self._left[id(search)] = len(left)
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -87,24 +87,33 @@ class Cell:
 
     def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
         """A configuration as a trial of a stage, by default with the stage's first seed."""
-        study, seeds = self.study, self.study.seeds
+        seeds = self.study.seeds
         if seed is None:
             seed = {"confirm": seeds.confirm, "contest": seeds.contest}.get(stage, seeds.search)[0]
-        own = {name: value for name, value in configuration.items() if name not in RUN_NAMES}
-        problem = (self.setting.confirm if stage == "confirm" else self.setting.search)[seed]
-        return TrialSpec.model_construct(  # all parts are checked already, and there may be very many
-            ALL_FIELDS,
-            problem=problem,
-            method=self.method.name,
-            hyperparameters=METHODS[self.method.name].check(own),
-            privacy=self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy,
-            rounds=int(configuration.get("rounds", study.rounds_of(self.method, stage))),
-            evaluate_every=study.evaluate_every,
-            seed=seed,
-            preprocess=self._preprocess,
-            aggregate=self.method.aggregate or study.aggregate,
-            code=code_of(self.method.name, problem),
-        )
+        return self.trials(stage, configuration, [seed])[0]
+
+    def trials(self, stage: str, configuration: Configuration, seeds: Sequence[int]) -> list[TrialSpec]:
+        """With each of these seeds. There may be very many: what they share is checked, and held, once."""
+        own = METHODS[self.method.name].check({n: value for n, value in configuration.items() if n not in RUN_NAMES})
+        privacy = self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy
+        rounds = int(configuration.get("rounds", self.study.rounds_of(self.method, stage)))
+        problems = self.setting.confirm if stage == "confirm" else self.setting.search
+        return [
+            TrialSpec.model_construct(  # all parts are checked already
+                ALL_FIELDS,
+                problem=problems[seed],
+                method=self.method.name,
+                hyperparameters=own,
+                privacy=privacy,
+                rounds=rounds,
+                evaluate_every=self.study.evaluate_every,
+                seed=seed,
+                preprocess=self._preprocess,
+                aggregate=self.method.aggregate or self.study.aggregate,
+                code=code_of(self.method.name, problems[seed]),
+            )
+            for seed in seeds
+        ]
 
 
 @dataclass(frozen=True)
