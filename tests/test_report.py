@@ -3,7 +3,6 @@ them in a browser is in test_browser.py."""
 
 import json
 import re
-from pathlib import Path
 from statistics import stdev
 
 import large
