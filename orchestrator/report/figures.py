@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # takes a second to import, and only this command needs it
     from matplotlib.figure import Figure
 
 PANEL = (2.9, 2.3)  # inches: with this text two columns can still be read at half the width of a page
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
