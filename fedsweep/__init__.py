@@ -16,6 +16,7 @@ from fedsweep import plugins as plugins
 from fedsweep.results import Results, load_results
 from fedsweep.studies import plan_study, run_study
 from fedsweep.training import Account, Model, train
+from orchestrator.report.benchmark.lookup import Task
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
 
@@ -29,6 +30,7 @@ __all__ = [
     "Model",
     "Results",
     "Study",
+    "Task",
     "UserError",
     "__version__",
     "load_results",

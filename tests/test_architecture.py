@@ -13,6 +13,7 @@ ROOMS = (
     "orchestrator.search",
     "orchestrator.report",
     "orchestrator.running",
+    "orchestrator.measuring",
     "benchmarks",
     "orchestrator.commands",
     "orchestrator.cli",

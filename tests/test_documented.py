@@ -4,7 +4,9 @@ import contextlib
 import re
 import shlex
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import REPOSITORY
 from test_api import packs_here
@@ -25,16 +27,19 @@ PLACES = {  # what stands for something, and what it stands for here
     "features.npz": "mine.npz",
 }
 ELSEWHERE = {  # a word of the command, and what runs it
-    "serve": "tests/test_serving.py",
     "compare": "tests/test_compare.py: it wants a study of the papers",
     "cancel": "tests/test_places.py: it wants a sweep that runs",
-    "data": "tests/test_sources.py: it fetches",
-    "bench": "tests/test_benchmark_table.py and `make peers`: it measures for minutes",
+    "prepare": "tests/test_sources.py: it fetches",
+    "bench": "no test: it measures for minutes; tests/test_search.py runs what --search does",
     "--address": "tests/test_nodes.py: it wants a cluster",
     "gpus_per_host=0.5": "`make reproduce`: it wants a GPU",
     "as_released=true": "tests/test_audit.py: it takes a while",
 }
-PAGES = ("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "gpu")
+PAGES = (
+    *("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "gpu", "data", "clusters"),
+    "install",
+)
+SMALL = "synthetic-frozen:300,60,6,3"
 
 
 def shown(text: str) -> list[str]:
@@ -66,6 +71,12 @@ def completed(command: str) -> list[str]:
         words += ["--data", "mine.npz"]
     if words[0] == "check-method" or (words[0] == "audit" and not words[1].startswith("results")):
         words += ["--repetitions", "2000"]
+    if words[0] == "serve":
+        words += ["--port", "0"]
+    if words[:2] == ["data", "pretrain"]:
+        words += ["--epochs", "1"]
+    if "hosts=8" in words:
+        words[words.index("hosts=8")] = "hosts=2"
     if words[0] == "lookup":
         words = [*words[:2], "--method", "dp-fedgd", "--epsilon", "10"]
     return words
@@ -77,9 +88,25 @@ def test_there_are_commands_to_run():
     assert {"fedsweep best DIR", "fedsweep doctor", "fedsweep plan mine.yaml"} <= set(found)
 
 
+def shorten_what_takes_long(monkeypatch):
+    """A server that somebody ends at once, a few images to pretrain on."""
+
+    def interrupted(server):
+        raise KeyboardInterrupt
+
+    images = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3)).astype(np.uint8)
+    labels = np.arange(4, dtype=np.uint8)
+    few = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    monkeypatch.setattr("orchestrator.report.page.serving.ThreadingHTTPServer.serve_forever", interrupted)
+    monkeypatch.setattr("trainables.data.sources.fetching.fetch", lambda file, given: file.name)
+    monkeypatch.setattr("trainables.data.sources.formats.read", lambda *_: SimpleNamespace(arrays=few))
+
+
 @pytest.mark.ray
 def test_every_command_that_is_shown_runs(fedsweep, local_ray, tmp_path, monkeypatch):
     """Sweeps run in this process, everything else as it is."""
+    shorten_what_takes_long(monkeypatch)
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
     monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
     monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
     monkeypatch.chdir(tmp_path)
@@ -88,7 +115,7 @@ def test_every_command_that_is_shown_runs(fedsweep, local_ray, tmp_path, monkeyp
     quicker = study.replace(
         "{coarse: 20, fine: 20, confirm: 30}", "{coarse: 2, fine: 2, confirm: 2}\nsearch: {contenders: 2}"
     )
-    (tmp_path / "mine.yaml").write_text(quicker.replace("2000,500,16,4", "300,60,6,3"))
+    (tmp_path / "mine.yaml").write_text(quicker.replace("synthetic-frozen:2000,500,16,4", SMALL))
     (program,) = blocks(DOCS / "bring-your-data.md", "python")
     exec(compile(program, "bring-your-data.md", "exec"), {})
     assert fedsweep("run", "mine.yaml", "--results", "results/quickstart")[0] == 0
@@ -104,4 +131,21 @@ def test_every_command_that_is_shown_runs(fedsweep, local_ray, tmp_path, monkeyp
         caught = "--noise-factor" in words
         assert code == int(caught), f"{command}: {err}"
         ran += 1
-    assert ran > 25
+    assert ran > 35
+    run_the_python_blocks()
+
+
+def run_the_python_blocks():
+    """Those of two pages, on what the commands have left behind."""
+    names: dict = {}
+    for program in blocks(DOCS / "python.md", "python"):
+        exec(compile(program.replace('"quickstart"', '"mine.yaml"'), "python.md", "exec"), names)
+    assert names["results"].finished
+    assert names["model"].account.claimed == 1
+    (program,) = blocks(DOCS / "benchmark.md", "python")
+    found = names["results"].trials
+    program = program.replace("trials.parquet", PLACES["FILE"])
+    program = program.replace("CIFAR-10 / ResNet-20 / dirichlet:0.5", found["setting"].iloc[0])
+    by_optuna, _, _ = program.partition("from ray import tune")  # what Tune calls is in tests/test_benchmark_table.py
+    exec(compile(by_optuna, "benchmark.md", "exec"), names)
+    assert 0 < names["study"].best_value <= 100

@@ -41,18 +41,43 @@ def boxes(figure):
     return [part.get_window_extent() for part in parts], figure.bbox
 
 
+def check_that_nothing_is_cut_off(figure):
+    parts, whole = boxes(figure)
+    for part in parts:
+        assert whole.x0 <= part.x0
+        assert part.x1 <= whole.x1
+        assert whole.y0 <= part.y0
+        assert part.y1 <= whole.y1
+
+
 def test_nothing_is_cut_off_with_many_methods_searched_in_two_ways(tmp_path):
     of = study(methods=list(MANY), search={"ways": ["grid", "optuna"]}, epsilons=[0.5, 1, 5, 10])
     fill(tmp_path, of, MANY, ("grid", "optuna"))
     found = drawn(tmp_path)
     assert list(found) == ["score-by-round", "score-by-epsilon"]
     for figure in found.values():
-        parts, whole = boxes(figure)
-        for part in parts:
-            assert whole.x0 <= part.x0
-            assert part.x1 <= whole.x1
-            assert whole.y0 <= part.y0
-            assert part.y1 <= whole.y1
+        check_that_nothing_is_cut_off(figure)
+
+
+def test_a_long_legend_stands_beside_the_panels(tmp_path):
+    """One column of it above them would be taller than they are."""
+    labels = [f"Variant {number} with so long a name that no line holds it" for number in range(18)]
+    with writing(tmp_path, study(methods=[{"dp-fedgd": {"label": label}} for label in labels], epsilons=[8])) as writer:
+        for label in labels:
+            writer.confirm("dp-fedgd", 8, {}, {42: {LAST: 60.0}, 7: {LAST: 61.0}}, label=label)
+    (figure,) = drawn(tmp_path).values()
+    check_that_nothing_is_cut_off(figure)
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert axes.get_window_extent().x1 <= legend.get_window_extent().x0
+    assert axes.get_window_extent().width > 1.8 * figure.dpi, "the panel keeps its size"
+    assert len({text.get_text() for text in legend.get_texts()}) == len(labels)
+
+
+def test_a_short_legend_stands_above_the_panels(tmp_path):
+    fill(tmp_path, study())
+    for figure in drawn(tmp_path).values():
+        legend = figure.legends[0].get_window_extent()
+        assert all(axes.get_window_extent().y1 <= legend.y0 for axes in figure.axes)
 
 
 def test_two_ways_of_searching_look_different(tmp_path):

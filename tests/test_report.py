@@ -5,13 +5,14 @@ import json
 import re
 from statistics import stdev
 
+import large
 import numpy as np
 import pytest
 import reported
 from test_tables import SETTING, row, study, writing
 
 from orchestrator.report import page
-from orchestrator.report.page import html, words
+from orchestrator.report.page import data, html, words
 from orchestrator.report.page.configurations import Configuration, grouped, varied
 from orchestrator.report.page.data import as_json, gather
 from orchestrator.report.page.importance import importance
@@ -140,6 +141,29 @@ def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):
     for cell in read(folder)["cells"]:
         assert len(cell["search"]["mean"]) == min(3, len(cell["search"]["mean"]) + cell["search"]["left_out"])
         assert cell["search"]["winner"] is not None, "the winner is among the best, which stay"
+
+
+def test_a_page_stays_below_five_megabytes(tmp_path):
+    """Long curves of many cells would take more: there are fewer of them then, with fewer points."""
+    assert data.MOST_BYTES + len(html.page(html.content([])).encode()) < 5_000_000
+    of = large.wide_study(2, seeds={"search": [1, 2, 3], "confirm": [42, 7]})
+    large.write(tmp_path, of, 30, points=60, metrics=("loss", "train_loss"))
+    with Ledger.read(tmp_path) as ledger:
+        whole, cut = (as_json(gather(ledger, "here", most=most)) for most in (data.MOST_BYTES, 60_000))
+    assert len(cut) < 60_000 < len(whole) / 3
+    for cell in json.loads(cut)["cells"]:
+        assert cell["search"]["winner"] is not None
+        assert cell["search"]["traces"]
+        assert all(run["rounds"][-1] == 60 for run in cell["confirm"]), "a curve keeps its end"
+
+
+def test_trials_are_counted_however_few_points_show_it(folder, monkeypatch):
+    """Thinned counts of single batches would lose trials."""
+    monkeypatch.setattr(data, "MOST_POINTS", 3)
+    (session,) = read(folder)["sessions"]
+    with Ledger.read(folder) as ledger:
+        assert session["ended"][-1][1] == len(ledger.outcomes())
+    assert len(session["ended"]) <= 3
 
 
 # ---- importance

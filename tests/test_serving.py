@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import reported
-from test_tables import Writer
+from test_tables import Writer, study, writing
 
-from orchestrator.report.page import serving
+from orchestrator.report.page import data, serving
 from orchestrator.results.ledger import Ledger
 from trainables.errors import UserError
 
@@ -79,15 +79,43 @@ def test_it_follows_a_driver_without_holding_it_up(tmp_path):
     assert after["studies"][0]["status"]["running"] is None
 
 
+def test_only_the_cells_that_changed_are_computed_again(tmp_path, monkeypatch):
+    """And the page is what a fresh reader would see."""
+    reported.write(tmp_path, finished=False)
+    computed = []
+    shown = data._Cell.shown
+    monkeypatch.setattr(data._Cell, "shown", lambda cell, room: computed.append(cell.cell.epsilon) or shown(cell, room))
+    following = serving.Following(str(tmp_path))
+    assert sorted(computed) == [1, 1, 8, 8]
+    computed.clear()
+    with Ledger.write(tmp_path) as ledger:
+        reported.confirm(Writer(ledger, reported.hostile_study(), setting=reported.SETTING), 8)
+    following._next = 0.0
+    found, _ = following.current()
+    assert computed == [8, 8]
+    assert found["studies"] == serving.page.read([str(tmp_path)])
+
+
+def test_what_failed_and_was_run_again_is_a_change(tmp_path):
+    with writing(tmp_path, study(methods=["dp-fedgd"], epsilons=[8])) as writer:
+        tried = {"learning_rate": 0.1}
+        writer.search("dp-fedgd", 8, {"coarse": [(tried, "failed")]})
+        following = serving.Following(str(tmp_path))
+        writer.search("dp-fedgd", 8, {"coarse": [(tried, 61.0)]})
+        following._next = 0.0
+        (cell,) = following.current()[0]["studies"][0]["cells"]
+        assert cell["search"]["mean"] == [61.0]
+
+
 def test_it_rests_longer_than_it_works(tmp_path, monkeypatch):
     reported.write(tmp_path)
     clock = {"now": 100.0}
     monkeypatch.setattr(serving.time, "monotonic", lambda: clock["now"])
     read = serving.page.read
 
-    def slowly(results):
+    def slowly(results, memory):
         clock["now"] += 10.0
-        return read(results)
+        return read(results, memory)
 
     monkeypatch.setattr(serving.page, "read", slowly)
     following = serving.Following(str(tmp_path))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # takes a second to import, and only this command needs it
     from matplotlib.figure import Figure
 
 PANEL = (2.9, 2.3)  # inches: with this text two columns can still be read at half the width of a page
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
@@ -42,7 +42,9 @@ STYLE = {
     "svg.fonttype": "none",
 }
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-LEGEND_INCHES = (0.75, 0.082)  # of an entry: its line and the space around it, and a letter
+LEGEND_ENTRY = (0.75, 0.2)  # inches of an entry without its label: the line and the space around it, and the height
+LEGEND_ABOVE = 5  # lines; a taller legend stands beside the panels
+LABEL_LETTERS = 32  # of a line of a label
 TITLE_INCHES = 0.078  # of a letter above a panel
 LOG_FROM = 10.0  # a logarithmic axis of rounds where the methods' numbers of rounds differ by this factor
 
@@ -167,7 +169,7 @@ def _all_series(results: Results) -> list[Series]:
     found = []
     for place, (number, variant) in enumerate(keys):
         method, way = study.methods[number].shown, study.ways[variant].name
-        label = f"{method} ({way})" if results.both_ways else method
+        label = _wrapped(f"{method} ({way})" if results.both_ways else method, LABEL_LETTERS)
         spread = (2 * place / (len(keys) - 1) - 1) * min(1, len(keys) / 8) if len(keys) > 1 else 0.0
         found.append(Series(method, way, label, number, variant, spread))
     return found
@@ -187,9 +189,8 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
     rows = -(-len(panels) // columns)
     width = max(PANEL[0] * columns, 3.4)
     with pyplot.rc_context(STYLE):
-        legend_columns = _legend_columns(series, width)
-        legend_rows = -(-len(series) // legend_columns)
-        size = (width, PANEL[1] * rows + 0.2 * legend_rows + 0.35)
+        legend = _legend(series, width, PANEL[1] * rows)
+        size = (width + legend.beside, PANEL[1] * rows + legend.above + 0.35)
         figure, grid = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", sharey="row")
         handles: dict[str, Any] = {}
         for axes, panel in zip(grid.flat, panels, strict=False):
@@ -205,15 +206,33 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
         for axes in grid[:, 0]:
             axes.set_ylabel(f"{objective.final}{objective.unit}")
         shown = [one.label for one in series if one.label in handles]
-        figure.legend([handles[label] for label in shown], shown, loc="outside upper center", ncols=legend_columns)
+        figure.legend([handles[label] for label in shown], shown, loc=legend.place, ncols=legend.columns)
         figure.supxlabel(_spread_note(results, drawing), fontsize=7.5, color="#555555")
         return figure
 
 
-def _legend_columns(series: Sequence[Series], width: float) -> int:
-    """As many as fit beside each other."""
-    entry = LEGEND_INCHES[0] + LEGEND_INCHES[1] * max(len(one.label) for one in series)
-    return max(1, min(len(series), int(width / entry)))
+@dataclass(frozen=True)
+class _Legend:
+    """Where it stands, and the inches it adds to the figure there."""
+
+    place: str
+    columns: int
+    above: float = 0.0
+    beside: float = 0.0
+
+
+def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
+    """Above the panels, as many entries beside each other as fit; at their right where it would tower over them."""
+    from matplotlib.textpath import TextPath
+
+    longest = max(TextPath((0, 0), one.label, size=STYLE["legend.fontsize"]).get_extents().width for one in series)
+    entry = LEGEND_ENTRY[0] + longest / 72
+    lines = max(one.label.count("\n") + 1 for one in series)  # of the tallest entry
+    columns = max(1, min(len(series), int(width / entry)))
+    if (rows := lines * -(-len(series) // columns)) <= LEGEND_ABOVE:
+        return _Legend("outside upper center", columns, above=LEGEND_ENTRY[1] * rows)
+    columns = -(-len(series) * lines // int(height / LEGEND_ENTRY[1]))
+    return _Legend("outside right upper", columns, beside=entry * columns)
 
 
 def _plain_ticks(axes: Axes) -> None:

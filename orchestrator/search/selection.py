@@ -79,7 +79,8 @@ def leader(
     ended = [contender for contender in met if contender.ended(outcomes)]
     if ended:
         return win_contest(ended, outcomes, objective)
-    return choose([c for c in searched if c.ended(outcomes)], outcomes, 1, objective)
+    best = next(iter(ranked([c for c in searched if c.ended(outcomes)], outcomes, objective)), None)
+    return None if best is None else _choice(best, outcomes, None)  # who else might have won is not asked
 
 
 def told_apart(

@@ -53,6 +53,8 @@ class DataSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, cls | str | dict):
+            raise ValueError("it should be a feature file or a generated set, or a mapping with its source")
         return {"source": value} if isinstance(value, str) else value
 
 
@@ -116,6 +118,8 @@ class MethodSettings(Settings):
             if changes is not None and not isinstance(changes, dict):
                 raise ValueError(f"the changes of {name} are {changes!r}, not a mapping")
             return {"name": name, **(changes or {})}
+        if not isinstance(value, cls | dict) or (isinstance(value, dict) and "name" not in value):
+            raise ValueError("it should be the name of a method, or one name with its changes")
         return value
 
     @field_validator("name")

@@ -30,15 +30,17 @@ def write_report(results: Sequence[str], output: Path | None = None) -> str:
         return where.shown(path)
 
 
-def read(results: Sequence[str]) -> list[dict[str, Any]]:
-    """What the page shows of every result folder, under a name that tells them apart."""
+def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
+    """What the page shows of every result folder, under a name that tells them apart. `memory`: of one that is read
+    again and again."""
     names = [result.rstrip("/").rpartition("/")[2] or result for result in results]
     if len(set(names)) < len(names):
         names = list(results)
-    return [_read(result, name) for result, name in zip(results, names, strict=True)]
+    most = data.MOST_BYTES // len(results)
+    return [_read(result, name, most, memory) for result, name in zip(results, names, strict=True)]
 
 
-def _read(result: str, name: str) -> dict[str, Any]:
+def _read(result: str, name: str, most: int, memory: data.Memory | None) -> dict[str, Any]:
     where = place(result)
     with where.to_read() as folder, Ledger.read(folder) as ledger:
-        return data.gather(ledger, name, status.holder(folder) or where.holder())
+        return data.gather(ledger, name, status.holder(folder) or where.holder(), most, memory)

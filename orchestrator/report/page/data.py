@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import search_spaces
@@ -18,12 +20,13 @@ from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.privacy import with_search
 from orchestrator.report.tables.results import CellResult, Results, Score, bought
 from orchestrator.report.tables.timing import seconds_per_round
-from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import SEARCH_STAGES, Way
 from trainables.data.partition import divergence_from_uniform
 from trainables.spec import ENGINE_VERSION
 
+MOST_BYTES = 4_500_000  # of all that a page shows
 MOST_CONFIGURATIONS = 30_000  # of a page: about 2 MB
 MOST_POINTS = 200  # of a curve
 TRACES = 20  # configurations of a cell whose validation curves are kept
@@ -38,57 +41,95 @@ METRICS = {
 }
 
 
-def gather(ledger: Ledger, name: str, running: str | None = None) -> dict[str, Any]:
-    """`name`: what the results are called, where two are compared."""
-    results = Results.read(ledger)
-    study, objective = results.study, results.study.judged_by
-    stages, source = ledger.stages(), ledger.study()
-    share = MOST_CONFIGURATIONS // max(1, len(results.cells))
-    ways = {way.name: way for way in study.ways}
-    gathered = [_Cell(ledger, cell, ways[cell.way], stages, study).shown(share) for cell in results.cells]
-    return _plain(
-        {
-            "name": name,
-            "study": study.name,
-            "description": study.description,
-            "objective": {
-                "metric": objective.metric,
-                "title": objective.title,
-                "final": objective.final,
-                "unit": objective.unit,
-                "lower": objective.lower_is_better,
-                "digits": 2 if objective.form == ".2f" else None,
-            },
-            "metrics": METRICS,
-            "methods": [method.shown for method in study.methods],
-            "looks": {
-                way.name: [palette.look(number, variant) for number in range(len(study.methods))]
-                for variant, way in enumerate(study.ways)
-            },
-            "epsilons": study.epsilons,
-            "ways": [way.name for way in study.ways],
-            "settings": results.settings,
-            "seeds": study.seeds.model_dump(),
-            "status": _status(ledger, name, running, results),
-            "words": words.summary(results),
-            "distrust": words.distrust(results),
-            "tables": _tables(results),
-            "cells": gathered,
-            "partitions": [] if study.private else _partitions(ledger),  # which tell labels
-            "privacy": study.privacy.model_dump(),
-            "private": study.private,
-            "sessions": []
-            if study.private  # which tell how many runs there were
-            else [{"began": session.began, "batches": _thinned(session.batches)} for session in ledger.sessions()],
-            "provenance": {
-                "source": source[1] if source else "",
-                "fingerprints": ledger.fingerprints(),
-                "plugins": ledger.plugins(),
-                "engine": ENGINE_VERSION,
-                "facts": results.facts,
-            },
-        }
-    )
+@dataclass(frozen=True)
+class Room:
+    """What a page has for a cell: configurations, those of them with curves, points of a curve."""
+
+    configurations: int
+    traces: int = TRACES
+    points: int = MOST_POINTS
+
+    @property
+    def halved(self) -> Room:
+        return Room(self.configurations // 2, max(1, self.traces // 2), max(10, self.points // 2))
+
+
+class Memory:
+    """For who follows a growing ledger: what a cell showed is not computed again while the cell stays as it is."""
+
+    def __init__(self) -> None:
+        self.results: Results | None = None
+        self.room: Room | None = None
+        self.cells: dict[str, tuple[CellResult, Any]] = {}
+
+
+def gather(
+    ledger: Ledger, name: str, running: str | None = None, most: int = MOST_BYTES, memory: Memory | None = None
+) -> dict[str, Any]:
+    """`name`: what the results are called, where two are compared; `most`: bytes."""
+    memory = memory or Memory()
+    results = memory.results = Results.read(ledger, memory.results)
+    beside = _plain(_beside_the_cells(ledger, name, running, results))
+    left = most - _size(beside)
+    room = memory.room or Room(MOST_CONFIGURATIONS // max(1, len(results.cells)))
+    while _size(cells := _cells(ledger, results, room, memory)) > left and room.configurations > 1:
+        room = room.halved
+    return {**beside, "cells": cells}
+
+
+def _cells(ledger: Ledger, results: Results, room: Room, memory: Memory) -> list[Any]:
+    if room != memory.room:
+        memory.cells, memory.room = {}, room
+    stages, ways = ledger.stages(), {way.name: way for way in results.study.ways}
+    for cell in results.cells:
+        if cell.id not in memory.cells or memory.cells[cell.id][0] is not cell:
+            shown = _Cell(ledger, cell, ways[cell.way], stages, results.study).shown(room)
+            memory.cells[cell.id] = cell, _plain(shown)
+    return [memory.cells[cell.id][1] for cell in results.cells]
+
+
+def _beside_the_cells(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
+    study, objective, source = results.study, results.study.judged_by, ledger.study()
+    return {
+        "name": name,
+        "study": study.name,
+        "description": study.description,
+        "objective": {
+            "metric": objective.metric,
+            "title": objective.title,
+            "final": objective.final,
+            "unit": objective.unit,
+            "lower": objective.lower_is_better,
+            "digits": 2 if objective.form == ".2f" else None,
+        },
+        "metrics": METRICS,
+        "methods": [method.shown for method in study.methods],
+        "looks": {
+            way.name: [palette.look(number, variant) for number in range(len(study.methods))]
+            for variant, way in enumerate(study.ways)
+        },
+        "epsilons": study.epsilons,
+        "ways": [way.name for way in study.ways],
+        "settings": results.settings,
+        "seeds": study.seeds.model_dump(),
+        "status": _status(ledger, name, running, results),
+        "words": words.summary(results),
+        "distrust": words.distrust(results),
+        "tables": _tables(results),
+        "partitions": [] if study.private else _partitions(ledger),  # which tell labels
+        "privacy": study.privacy.model_dump(),
+        "private": study.private,
+        "sessions": []
+        if study.private  # which tell how many runs there were
+        else [{"began": session.began, "ended": _ended(session)} for session in ledger.sessions()],
+        "provenance": {
+            "source": source[1] if source else "",
+            "fingerprints": ledger.fingerprints(),
+            "plugins": ledger.plugins(),
+            "engine": ENGINE_VERSION,
+            "facts": results.facts,
+        },
+    }
 
 
 def _status(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
@@ -123,7 +164,7 @@ class _Cell:
         contest = {"contest": stages.get((name, cell.way, "contest"), [])}
         self.contest = grouped(ledger, contest, cell.objective)
 
-    def shown(self, share: int) -> dict[str, Any]:
+    def shown(self, room: Room) -> dict[str, Any]:
         cell = self.cell
         return {
             "id": cell.id,
@@ -141,17 +182,18 @@ class _Cell:
             "validation": cell.search.choice.score if cell.search.choice else None,
             "near": cell.search.choice.within_standard_error if cell.search.choice else None,
             "states": dict(cell.search.states),
-            "confirm": [_run(seed, row) for seed, row in cell.confirm.items()],
-            "search": self._search(share),
+            "confirm": [_run(seed, row, room.points) for seed, row in cell.confirm.items()],
+            "search": self._search(room),
             "contest": self._contest(),
             "importance": self._importance(),
         }
 
-    def _search(self, share: int) -> dict[str, Any]:
+    def _search(self, room: Room) -> dict[str, Any]:
         """Column by column: there may be very many rows."""
         order = ranked(self.configurations, self.cell.objective)
         won = self._winner()
-        kept = sorted({*order[:share], *([] if won is None else [won])})
+        kept = sorted({*order[: room.configurations], *([] if won is None else [won])})
+        traced = order[: min(room.traces, room.configurations)]
         found = [self.configurations[number] for number in kept]
         names = varied(self.configurations)
         return {
@@ -165,9 +207,7 @@ class _Cell:
             "seconds": [c.seconds for c in found],
             "winner": None if won is None else kept.index(won),
             "left_out": len(order) - len(kept),
-            "traces": self._traces(
-                [n for n in order[: min(TRACES, share)] if self.configurations[n].mean is not None], kept
-            ),
+            "traces": self._traces([n for n in traced if self.configurations[n].mean is not None], kept, room.points),
         }
 
     def _contest(self) -> list[dict[str, Any]]:
@@ -195,12 +235,12 @@ class _Cell:
         chosen = self.cell.search.chosen
         return chosen is not None and chosen.items() <= configuration.values.items()
 
-    def _traces(self, best: Sequence[int], kept: Sequence[int]) -> list[dict[str, Any]]:
+    def _traces(self, best: Sequence[int], kept: Sequence[int], points: int) -> list[dict[str, Any]]:
         places = {number: place for place, number in enumerate(kept)}
         found = []
         for number in best:
             rows = self.ledger.rows(self.configurations[number].keys).values()
-            found += [{"configuration": places[number], **_run(row.trial.seed, row, only=True)} for row in rows]
+            found += [{"configuration": places[number], **_run(row.trial.seed, row, points, only=True)} for row in rows]
         return found
 
     def _importance(self) -> list[dict[str, Any]]:
@@ -222,14 +262,14 @@ class _Cell:
         return shares
 
 
-def _run(seed: int, row: Row, *, only: bool = False) -> dict[str, Any]:
-    """A trial's curves. `only`: not what is measured beside the scores."""
+def _run(seed: int, row: Row, most: int, *, only: bool = False) -> dict[str, Any]:
+    """A trial's curves, of so many points. `only`: not what is measured beside the scores."""
     last = row.rounds - 1 if row.state == "diverged" else math.inf
     curves = {}
     for name, values in row.metrics.items():
         if name in METRICS and not (only and name not in ("accuracy", "loss", "squared_error")):
             points = [(t, value) for t, value in sorted(values.items()) if t <= last and math.isfinite(value)]
-            curves[name] = _thinned(points)
+            curves[name] = _thinned(points, most)
     rounds = sorted({t for points in curves.values() for t, _ in points})
     return {
         "seed": seed,
@@ -242,11 +282,17 @@ def _run(seed: int, row: Row, *, only: bool = False) -> dict[str, Any]:
     }
 
 
-def _thinned(points: Iterable[Any]) -> list[Any]:
+def _thinned(points: Iterable[Any], most: int) -> list[Any]:
     """Few enough to draw, evenly, the last among them."""
     found = list(points)
-    step = math.ceil(len(found) / MOST_POINTS)
+    step = math.ceil(len(found) / most)
     return found[::-1][::step][::-1] if found else []
+
+
+def _ended(session: Session) -> list[tuple[float, int]]:
+    """When, and how many of its trials had ended by then: a count that can be thinned."""
+    counts = accumulate(trials for _, trials, _ in session.batches)
+    return _thinned(((at, count) for (at, _, _), count in zip(session.batches, counts, strict=True)), MOST_POINTS)
 
 
 def _score(score: Score | None) -> dict[str, float] | None:
@@ -304,6 +350,10 @@ def _plain(value: Any) -> Any:
             return None if math.isnan(value) else str(value)
         return value if abs(value) > 1e8 else float(f"{value:.7g}")
     return value
+
+
+def _size(value: Any) -> int:
+    return len(as_json(value).encode())
 
 
 def as_json(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from orchestrator.report import page, status
 from orchestrator.report.page import html
-from orchestrator.report.page.data import as_json
+from orchestrator.report.page.data import Memory, as_json
 from trainables.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -30,6 +30,7 @@ class Following:
         self._lock = threading.Lock()
         self._seen: Any = None
         self._next = 0.0
+        self._memory = Memory()
         self._found = self._read()
 
     def current(self) -> tuple[dict[str, Any], str]:
@@ -46,7 +47,7 @@ class Following:
 
     def _read(self) -> tuple[dict[str, Any], str]:
         began, sign = time.monotonic(), self._sign()
-        found = html.content(page.read([self.results]), live={"every_ms": html.LIVE_EVERY_MS})
+        found = html.content(page.read([self.results], self._memory), live={"every_ms": html.LIVE_EVERY_MS})
         took = time.monotonic() - began
         self._seen = sign
         self._next = began + took + max(REMOTE_EVERY_S if self._remote else LOCAL_EVERY_S, REST * took)

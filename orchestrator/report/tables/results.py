@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +99,8 @@ class CellResult:
     objective: Objective
     last: int
     """The last round of its confirm runs."""
+    standing: Hashable = None
+    """Of its trials in the ledger: as long as it is the same, so is everything here."""
 
     @property
     def id(self) -> str:
@@ -160,12 +163,14 @@ class Results:
         return len(self.study.ways) > 1
 
     @classmethod
-    def read(cls, ledger: Ledger) -> Results:
+    def read(cls, ledger: Ledger, earlier: Results | None = None) -> Results:
+        """`earlier`: of the same ledger; cells that have not changed since are taken from there."""
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
         study = Study.recorded(recorded[0], ledger.plugins()).as_shown
-        reader = _Reader(ledger, study)
+        known = {cell.id: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
+        reader = _Reader(ledger, study, known)
         cells = tuple(
             reader.cell(setting, method, epsilon, way)
             for setting in reader.settings()
@@ -179,8 +184,8 @@ class Results:
 class _Reader:
     """Stages first, then outcomes, then rows: while a study runs, what is read later can only know more."""
 
-    def __init__(self, ledger: Ledger, study: Study) -> None:
-        self.ledger, self.study = ledger, study
+    def __init__(self, ledger: Ledger, study: Study, known: Mapping[str, CellResult]) -> None:
+        self.ledger, self.study, self.known = ledger, study, known
         self.stages = ledger.stages()
         self.outcomes = ledger.outcomes(study.objective)
         self.facts = ledger.facts()
@@ -201,7 +206,14 @@ class _Reader:
         opened = {
             stage: self.stages[name, way.name, stage] for stage in way.stages if (name, way.name, stage) in self.stages
         }
-        rows, ended = self.facts.get(f"validation_rows:{setting}", 1), self.ledger.rows(opened.get("confirm", []))
+        rows = self.facts.get(f"validation_rows:{setting}", 1)
+        standing = (rows, *((stage, len(keys), *self._counted(keys)) for stage, keys in opened.items()))
+        plain = way == self.study.ways[0]
+        known = self.known.get(name if plain else f"{name} ({way.name})")
+        if known and known.standing == standing and way.search != "private":
+            self._seen.update(key for keys in opened.values() for key in keys)
+            return known
+        ended = self.ledger.rows(opened.get("confirm", []))
         if way.search == "private":
             search = self._private_search(method, epsilon, opened, rows)
             confirm = dict(zip([SECRET], map(_published, ended.values()), strict=False))
@@ -219,7 +231,7 @@ class _Reader:
             method=method,
             epsilon=epsilon,
             way=way.name,
-            plain=way == self.study.ways[0],
+            plain=plain,
             data=self.sources.get(setting),
             search=search,
             confirm={seed: confirm[seed] for seed in seeds if seed in confirm},
@@ -228,7 +240,12 @@ class _Reader:
             more_to_come=more_to_come,
             objective=self.study.judged_by,
             last=max((row.trial.rounds for row in confirm.values()), default=self.study.rounds_of(method, "confirm")),
+            standing=standing,
         )
+
+    def _counted(self, keys: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """How many ended how. What has ended stays as it is, but for what failed, which may be run again."""
+        return tuple(sorted(Counter(self.outcomes[key][0] for key in keys if key in self.outcomes).items()))
 
     def _search(
         self, method: MethodSettings, way: Way, opened: dict[str, list[str]], validation_rows: int

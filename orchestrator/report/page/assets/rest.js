@@ -42,13 +42,13 @@ function partitionPanel({ counts }, sizes, width) {
 // ---- runtime
 
 function runtime(study) {
-  const { time } = study.status, batches = study.sessions.flatMap((session) => session.batches);
+  const { time } = study.status, ended = study.sessions.flatMap((session) => session.ended);
   const spent = (cell) => [...cell.search.seconds, ...cell.confirm.map((run) => run.seconds)].reduce((a, b) => a + b, 0);
   const methods = study.methods.map((method) => ({ name: method, value: study.cells.filter((cell) => cell.method === method).reduce((sum, cell) => sum + spent(cell), 0) }));
   return [
     el("p", {}, time.elapsed_s === null ? "This ledger does not say when its trials ended." : `${duration(time.elapsed_s)} in ${study.sessions.length} session${study.sessions.length === 1 ? "" : "s"}` +
       `${time.trial_rounds_per_second === null ? "" : `, ${short(time.trial_rounds_per_second)} rounds of single trials a second at the last`}.`),
-    batches.length > 1 && el("figure", {}, el("figcaption", {}, "Trials ended"), drawn((width) => progressPanel(study, width), { class: "chart wide" })),
+    ended.length > 1 && el("figure", {}, el("figcaption", {}, "Trials ended"), drawn((width) => progressPanel(study, width), { class: "chart wide" })),
     el("figure", {}, el("figcaption", {}, "Seconds of computing, all trials of a method"), bars(methods.map((row) => ({ ...row, text: duration(row.value) })), "Seconds by method")),
     tablesOf(study, (found) => found.kind === "timing"),
   ];
@@ -59,8 +59,8 @@ function progressPanel(study, width) {
   let worked = 0, ended = 0;
   for (const session of study.sessions) {
     points.push({ s: worked, n: ended });
-    for (const [at, trials] of session.batches) points.push({ s: worked + at - session.began, n: (ended += trials) });
-    if (session.batches.length) worked += session.batches.at(-1)[0] - session.began;
+    for (const [at, count] of session.ended) points.push({ s: worked + at - session.began, n: ended + count });
+    if (session.ended.length) [worked, ended] = [points.at(-1).s, points.at(-1).n];
   }
   const unit = worked > 5400 ? [3600, "h"] : worked > 120 ? [60, "min"] : [1, "s"];
   const { root, sx, sy } = frame({ width, height: 230, label: "Trials ended over time", x: { domain: [0, Math.max(1, worked) / unit[0]], label: `${unit[1]} of work (times between sessions left out)` }, y: { domain: [0, ended], label: "trials" } });
@@ -104,7 +104,7 @@ function provenance(study) {
     ["Confirm seeds", study.private ? "secret" : seeds.confirm.join(", ")], ["Partition seed", String(seeds.partition)],
     ...(plugins.length ? [["Plug-ins", plugins.map(name => name.split("/").pop()).join(", ")]] : []),
     ...Object.entries(fingerprints).map(([label, fingerprint]) => [`Data ${label}`, fingerprint]),
-    ...study.sessions.map((session, k) => [`Session ${k + 1}`, `began ${moment(session.began)}${session.batches.length ? `, last result ${moment(session.batches.at(-1)[0])}` : ""}`])];
+    ...study.sessions.map((session, k) => [`Session ${k + 1}`, `began ${moment(session.began)}${session.ended.length ? `, last result ${moment(session.ended.at(-1)[0])}` : ""}`])];
   return [el("dl", {}, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("p", {}, "Everything on this page is computed from the ledger; the same ledger gives the same page. The study as it was run:"),
     el("pre", { tabindex: "0", "aria-label": "The study file" }, source),

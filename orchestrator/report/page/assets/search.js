@@ -108,7 +108,8 @@ function heatCells(study, cell, x, y, stage, others, binned) {
 }
 
 function heatPanel(study, cell, { list, across, down, xName, yName }, what, width) {
-  const left = yName ? 64 : 16, wide = (width - left - 10) / across.length, high = Math.max(26, Math.min(44, 300 / down.length));
+  const longestDown = 7 * Math.max(...down.map((text) => `${text}`.length)); // beside it stands the axis's name
+  const left = yName ? Math.min(24 + longestDown, width / 3) : 16, wide = (width - left - 10) / across.length, high = Math.max(26, Math.min(44, 300 / down.length));
   const height = high * down.length + 58;
   const range = extent(list.map((c) => c[what]));
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Heat map of ${xName}${yName ? ` and ${yName}` : ""}` });

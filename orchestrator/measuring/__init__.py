@@ -1,0 +1,1 @@
+"""What `fedsweep bench` measures: this machine, and the ways to search."""

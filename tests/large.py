@@ -1,0 +1,39 @@
+"""Large ledgers, written in bulk: row by row, as a sweep does, they would take longer than what is tested on them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from test_tables import LAST, row, study, writing
+
+
+def wide_study(methods: int, **changes):
+    """Many methods, each the same under another name."""
+    labels = [f"Variant {number}" for number in range(methods)]
+    return study(methods=[{"dp-fedadam": {"label": label}} for label in labels], **changes)
+
+
+def write(folder: Path, of, configurations: int, *, points: int = 1, metrics: Sequence[str] = ()) -> int:
+    """Every cell with a coarse grid of so many configurations on every search seed, and confirm runs; all with curves
+    of so many points, of accuracy and of these metrics. Counts the trials."""
+    trials = 0
+    curve = {t: 50.12345 + t / 7 for t in range(1, points + 1)} | {LAST: 50.0}
+    with writing(folder, of) as writer:
+        writer.ledger.begin_session()
+        for method in of.methods:
+            for epsilon in of.epsilons:
+                cell = writer.cell(method.name, epsilon, method.shown)
+                for stage, count in (("coarse", configurations), ("confirm", 1)):
+                    like = row(writer.trial(method.name, epsilon, {}, 0, confirm=stage == "confirm"), curve)
+                    like = replace(like, metrics=dict.fromkeys(("accuracy", *metrics), curve))
+                    spec, rows = json.loads(like.spec), []
+                    for number in range(count):
+                        spec["hyperparameters"] |= {"learning_rate": (number % 100 + 1) / 7, "tau": number // 100 + 1.0}
+                        for spec["seed"] in of.seeds_of(of.ways[0], stage):
+                            key, score = f"{cell} {stage} {number} {spec['seed']}", 40 + 20 * number / count
+                            rows.append(replace(like, key=key, spec=json.dumps(spec), accuracy=score))
+                    writer.ledger.add(rows)
+                    writer.ledger.add_stage(cell, of.ways[0].name, stage, [each.key for each in rows])
+                    trials += len(rows)
+    return trials
