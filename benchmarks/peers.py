@@ -15,7 +15,7 @@ import numpy as np
 import page
 from private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
 
-from orchestrator.measuring.bench import problem_of
+from benchmarks.bench import problem_of
 from orchestrator.running.cluster import connected
 from orchestrator.running.packing import AUTO_LANES
 from trainables import methods

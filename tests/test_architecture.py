@@ -13,7 +13,6 @@ ROOMS = (
     "orchestrator.search",
     "orchestrator.report",
     "orchestrator.running",
-    "orchestrator.measuring",
     "benchmarks",
     "orchestrator.commands",
     "orchestrator.cli",

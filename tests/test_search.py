@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import search_spaces
-from orchestrator.measuring import regret
+from benchmarks import regret
 from orchestrator.report import status
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best

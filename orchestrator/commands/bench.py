@@ -23,13 +23,13 @@ def bench(
     if search:
         import torch
 
-        from orchestrator.measuring.regret import main as run_regret
+        from benchmarks.regret import main as run_regret
 
         repetitions = ["--repetitions", "3", "--judges", "5"] if quick else []
         device = "cuda" if torch.cuda.is_available() else "cpu"
         run_regret(["--data", search, "--ways", "grid", "optuna", "random", "--device", device, *repetitions])
         return
-    from orchestrator.measuring.bench import bench as run_bench
+    from benchmarks.bench import bench as run_bench
 
     with contextlib.redirect_stdout(sys.stderr):  # Ray has its say about so many actors
         report = run_bench(quick, stderr.print)

@@ -1,1 +1,0 @@
-"""What `fedsweep bench` measures: this machine, and the ways to search."""
