@@ -72,8 +72,8 @@ def fill(folder, study, final=FINAL, setting=SETTING):
                 _cell(ledger, study, method, epsilon, end, setting)
 
 
-def _cell(ledger, study, method, epsilon, end, setting):
-    """`end`: the final accuracy, or the whole curve."""
+def _cell(ledger, study, method, epsilon, end, setting, validated=None):
+    """`end`: the final accuracy, or the whole curve; `validated`: what the search saw, where that differs."""
     keys = {"coarse": [], "confirm": []}
     for stage, seeds in (("coarse", [42]), ("confirm", SEEDS)):
         for number, seed in enumerate(seeds):
@@ -98,7 +98,8 @@ def _cell(ledger, study, method, epsilon, end, setting):
             ledger.add(
                 [
                     Row(
-                        *(trial.key, trial.model_dump_json(), "done", "", 70, curve[70], 1.0, {"accuracy": curve}),
+                        *(trial.key, trial.model_dump_json(), "done", "", 70),
+                        *(validated if stage == "coarse" and validated else curve[70], 1.0, {"accuracy": curve}),
                         *(epsilon, bought, bought / 2, bought, 7.0, right),
                     )
                 ]
@@ -216,6 +217,68 @@ def test_of_the_papers_own_numbers_the_papers_findings_hold(papers_own):
     assert "61.05 against DP-FedGD's 40.74" in " ".join(found[0].evidence)  # as section 5.3.1 says
 
 
+def confirm_a_grid(folder, study, judged):
+    """`judged`: by label, the score on the validation rows and those on the test rows by seed."""
+    setting = SETTING
+    with Ledger.write(folder) as ledger:
+        ledger.add_study(study.model_dump_json(), "by hand")
+        for method in study.methods:
+            _cell(ledger, study, method, 1.0, judged[method.shown][1], setting, judged[method.shown][0])
+
+
+def test_what_the_test_rows_would_have_chosen(tmp_path):
+    """Two configurations: the test rows prefer the second, the validation rows the first."""
+    study = make_study("paper-cifar10-test-tuned").model_copy(
+        update={
+            "epsilons": [1.0],
+            "methods": [
+                MethodSettings(name="dp-fedgd", label=f"grid of DP-FedGD (η {rate:g})", fixed={"learning_rate": rate})
+                for rate in (0.1, 1.0)
+            ],
+        }
+    )
+    judged = {"grid of DP-FedGD (η 0.1)": (61.0, 60.0), "grid of DP-FedGD (η 1)": (59.0, 62.0)}
+    confirm_a_grid(tmp_path / "grid", study, judged)
+    both = read([tmp_path])
+    joined = join(both)
+    assert joined == [], "a grid's configurations are no entries of a paper"
+    (found,) = findings(both, joined)
+    assert (found.claim, found.verdict) == ("It does no harm to tune on the test rows", "does not hold")
+    assert "adds +2.00 points to the mean over the seeds, +2.00 to +2.00" in found.evidence[0]
+    assert "looks -0.50 points better" in found.evidence[0]  # the first seed lies half a point below the mean
+    assert "choose η 1, which reaches 62.00; the validation rows choose η 0.1, which reaches 60.00" in found.evidence[1]
+
+
+def test_a_partition_for_every_seed_is_set_beside_the_papers_deviation(folder, tmp_path):
+    name, label = "paper-cifar10-per-seed", "CIFAR-10 (partition by seed)"
+    fill(tmp_path / name, make_study(name, label), FINAL, SETTING.replace("CIFAR-10", label))
+    both = read([folder, tmp_path])
+    assert not [f for f in findings(both, join(both)) if f.claim.startswith("Which rows the seed deals")]
+    other = "paper-cifar10-partition-123"
+    drawn = "CIFAR-10 (partition 123)"
+    fill(tmp_path / other, make_study(other, drawn), FINAL, SETTING.replace("CIFAR-10", drawn))
+    all_three = read([folder, tmp_path])
+    found = findings(all_three, join(all_three))[-1]
+    assert "over 2 draws" in found.evidence[1], "one that is dealt anew is no third draw"
+    assert "0.50 on average over 8 cells, 0.50 with one partition for all" in found.evidence[-1]
+
+
+def test_settings_are_counted_once(folder, tmp_path):
+    """Both ways of search in one place: the papers' way is counted, ours stands beside it."""
+    ahead = {**FINAL, "DP-FedSOFIM": (70.0, 70.0)}
+    fill(tmp_path / "cifar10-resnet20", make_study("cifar10-resnet20"), ahead)
+    both = read([folder, tmp_path])
+    final = next(f for f in findings(both, join(both)) if f.claim.startswith("Phenomenon 2"))
+    assert "best in 1 of 2 settings" in final.evidence[0]
+    assert final.evidence[-1].startswith("Searched our way it is best in 2 of 2")
+
+
+def test_table_7_speaks_of_the_budgets_it_names(ours):
+    timed = [SimpleNamespace(epsilon=epsilon) for epsilon in (0.5, 1, 5)]
+    told = {stated: [e.epsilon for e in timed if others._is_timed(e, stated)] for stated in ("", "eps >= 1, K = 5", "eps 5, K = 7")}
+    assert told == {"": [0.5, 1, 5], "eps >= 1, K = 5": [1, 5], "eps 5, K = 7": [5]}
+
+
 def test_the_partition_and_mcnemar_have_their_counterpart(ours):
     built = tables(ours, join(ours))
     assert "200 of the 200 counts" in built["dp-fedsofim-table-14"].caption
@@ -296,7 +359,9 @@ def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch, nothing_p
     assert (
         "not run here: needs pathmnist-resnet20.npz, which `fedsweep data prepare pathmnist-resnet20` makes" in readme
     )
-    assert "1 studies ran in 3 s on an abacus at commit abc." in (tmp_path / "page.md").read_text(encoding="utf-8")
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "One study ran in 3 s on an abacus at commit abc. Seconds are" in page
+    assert "\n- paper-pathmnist-iid: needs pathmnist-resnet20.npz, which" in page, "what was not run is a list"
     assert (keep / "compare" / "findings.md").is_file()
     assert (keep / "paper-cifar10-resnet20" / "figures" / "score-by-round.png").is_file()
     assert not list(keep.rglob("*.sqlite*"))
