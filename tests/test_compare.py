@@ -275,7 +275,10 @@ def test_settings_are_counted_once(folder, tmp_path):
 
 def test_table_7_speaks_of_the_budgets_it_names(ours):
     timed = [SimpleNamespace(epsilon=epsilon) for epsilon in (0.5, 1, 5)]
-    told = {stated: [e.epsilon for e in timed if others._is_timed(e, stated)] for stated in ("", "eps >= 1, K = 5", "eps 5, K = 7")}
+    told = {
+        stated: [e.epsilon for e in timed if others._is_timed(e, stated)]
+        for stated in ("", "eps >= 1, K = 5", "eps 5, K = 7")
+    }
     assert told == {"": [0.5, 1, 5], "eps >= 1, K = 5": [1, 5], "eps 5, K = 7": [5]}
 
 

@@ -22,9 +22,9 @@ OTHER_DRAW, BY_SEED = " (partition ", " (partition by seed)"
 GRID = "grid of "
 """What the names of configurations begin with that are all confirmed, so that the test rows could choose among them."""
 STAND_IN = (
-    "CRC-5 stands in for PathMNIST here: colorectal histology of five tissue classes, pictures of 32 x 32 through the same "
-    "ResNet-20, in a file that this project was given and that no command of it can make. Other pictures, fewer rows: no "
-    "more than a hint."
+    "CRC-5 stands in for PathMNIST here: colorectal histology of five tissue classes, pictures of 32 x 32 through the "
+    "same ResNet-20, in a file that this project was given and that no command of it can make. Other pictures, fewer "
+    "rows: no more than a hint."
 )
 
 
@@ -99,7 +99,7 @@ def blocks(ours: Ours) -> list[Block]:
 
 
 def findings(ours: Ours, joined: Sequence[Joined]) -> list[Finding]:
-    """Settings are counted once: as the papers searched, where that has been run. What our search says stands beside."""
+    """Settings are counted once: as the papers searched, where that has been run. Our search stands beside it."""
     everything = blocks(ours)
     there = [block for block in everything if block.papers_way] or everything
     makers: tuple[Callable[[Ours, list[Block], Sequence[Joined]], Finding | None], ...] = (
@@ -395,8 +395,8 @@ def _gains(pairs: Sequence[tuple[Entry, Entry]]) -> list[str]:
         gains = [(other.mean() or 0) - (entry.mean() or 0) for entry, other in pairs if entry.setting == setting]
         moved = sum(abs(gain) > 1 for gain in gains)
         found.append(
-            f"{setting}: {sum(gains) / len(gains):+.2f} points on average over {len(gains)} cells, {moved} of them by more "
-            "than a point."
+            f"{setting}: {sum(gains) / len(gains):+.2f} points on average over {len(gains)} cells, {moved} of them by "
+            "more than a point."
         )
     return found
 
@@ -422,10 +422,10 @@ def _test_tuned(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Fin
         return None
     average = sum(gains) / len(gains)
     head = (
-        f"Over {len(gains)} cells, choosing on the test rows by one seed, as the released programs did, adds {average:+.2f} "
-        f"points to the mean over the seeds, {min(gains):+.2f} to {max(gains):+.2f}; on the seed that chose, the winner "
-        f"looks {sum(flattery) / len(flattery):+.2f} points better than on average. The validation rows judged shorter runs "
-        "on fewer rows, so part of it is that."
+        f"Over {len(gains)} cells, choosing on the test rows by one seed, as the released programs did, adds "
+        f"{average:+.2f} points to the mean over the seeds, {min(gains):+.2f} to {max(gains):+.2f}; on the seed that "
+        f"chose, the winner looks {sum(flattery) / len(flattery):+.2f} points better than on average. The validation "
+        "rows judged shorter runs on fewer rows, so part of it is that."
     )
     verdict = "holds" if max(gains) <= JOINT else "holds in part" if average <= JOINT else "does not hold"
     return Finding("It does no harm to tune on the test rows", verdict, (head, *lines))
@@ -492,7 +492,7 @@ def _dealt_by_seed(ours: Ours, joined: Sequence[Joined]) -> list[str]:
     )
     moved = sum((other.mean() or 0) - pair.our_mean for pair, other in rows) / len(rows)
     return [
-        f"Dealt anew by every seed, as in the authors' program, the deviation over seeds is {dealt:.2f} on average over "
-        f"{len(rows)} cells, {fixed:.2f} with one partition for all, {paper:.2f} in the paper; the means move by "
+        f"Dealt anew by every seed, as in the authors' program, the deviation over seeds is {dealt:.2f} on average "
+        f"over {len(rows)} cells, {fixed:.2f} with one partition for all, {paper:.2f} in the paper; the means move by "
         f"{moved:+.2f}."
     ]

@@ -166,7 +166,9 @@ def _other_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
         if math.isclose(bought, pair.epsilon, rel_tol=0.05):
             continue
         more = "too little" if bought > pair.epsilon else "too much"
-        start = f"The released program adds {more} noise and buys {_shown(bought)}; run so it reaches {other.our_mean:.2f}"
+        start = (
+            f"The released program adds {more} noise and buys {_shown(bought)}; run so it reaches {other.our_mean:.2f}"
+        )
         if other.difference * pair.difference < 0 and not other.within:
             return f"{start}: the paper's {pair.paper_mean:.2f} lies between{_noised_otherwise(pair, same)}."
         closer = abs(other.difference) < abs(pair.difference)
@@ -297,22 +299,22 @@ def _below_one_local_step(pair: Joined, same: list[Joined], ours: Ours) -> str:
 
 def _not_the_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
     """At a far tighter budget ours is still above the paper's: noise does not explain it. Steps and scales may."""
-    tighter = [p for p in same if _beside(p, pair) and p.entry.label == pair.entry.label and p.epsilon < pair.epsilon]
+    beside = [p for p in same if _beside(p, pair)]
+    tighter = [p for p in beside if p.entry.label == pair.entry.label and p.epsilon < pair.epsilon]
     above = [p for p in tighter if p.our_mean > pair.paper_mean]
-    if not above or pair.difference < 0:
+    short = [p for p in beside if p.entry.variant == UNIT_ROWS and p.epsilon == pair.epsilon and p.within]
+    if pair.difference < 0 or not (above or short):
         return ""
-    far = min(above, key=lambda p: p.epsilon)
-    short = [p for p in same if _beside(p, pair) and p.entry.variant == UNIT_ROWS and p.epsilon == pair.epsilon]
-    ours_so = (
-        f": with rows of length 1 and a step of 1 our {short[0].method} comes to {short[0].our_mean:.2f} (the paper's to "
-        f"{short[0].paper_mean:.1f})"
+    far = min(above, key=lambda p: p.epsilon) if above else None
+    noise = f"Not the noise: at ε = {far.epsilon:g} ours still reaches {far.our_mean:.2f}. " if far else ""
+    steps = "Steps too small for the rounds may explain it, or rows of another scale; the paper prints neither"
+    tried = (
+        f": with rows of length 1 and a step of 1 our {short[0].method} comes to {short[0].our_mean:.2f}, the paper's to "
+        f"{short[0].paper_mean:.1f}"
         if short
         else ""
     )
-    return (
-        f"Not the noise: at ε = {far.epsilon:g} ours still reaches {far.our_mean:.2f}. Steps too small for the rounds "
-        f"may explain it, which the paper does not print{ours_so}."
-    )
+    return f"{noise}{steps}{tried}."
 
 
 def _beside(one: Joined, other: Joined) -> bool:
