@@ -125,8 +125,8 @@ def _missing(name: str) -> str:
         return f"data {name!r} is not there; make it with: fedsweep data prepare {known.name}"
     if name.endswith(".npz") and Path(name).stem in GIVEN:
         return (
-            f"data {name!r} is not there, and no published source makes it ({GIVEN[Path(name).stem]}); put a file with the "
-            f"arrays {', '.join(ARRAYS)} into {data_folder()}, or take pathmnist: fedsweep data prepare pathmnist-resnet20"
+            f"data {name!r} is not there, and no published source makes it ({GIVEN[Path(name).stem]}); put a file with "
+            f"{', '.join(ARRAYS)} into {data_folder()}, or run PathMNIST: fedsweep data prepare pathmnist-resnet20"
         )
     if name.endswith(".npz"):
         folder = Path(name).parent

@@ -151,8 +151,8 @@ def runtime(ours: Ours) -> Table | None:
         summary="How long a round takes, there and here.",
         caption=(
             "The paper trains one run at a time; here trials run side by side, and a trial's seconds are its share of "
-            "what they took together: that is why they are so few. Averaged over the budgets that the paper's row is for, "
-            "with the local steps K that our search chose there. Both depend on the machine."
+            "what they took together: that is why they are so few. Averaged over the budgets that the paper's row is "
+            "for, with the local steps K that our search chose there. Both depend on the machine."
         ),
         columns=["Method", "Paper's setting", "Paper (s)", "Our K", "Ours (s)"],
         align="llrrr",
@@ -202,8 +202,8 @@ def order(ours: Ours) -> Table | None:
         title="In place of table 4 of the DP-FedSOFIM paper: the order of methods on CRC-5",
         summary="PathMNIST's stand-in: whether methods come in the same order.",
         caption=(
-            "CRC-5 is not PathMNIST (the findings say what it is): numbers cannot be compared, so the order of the methods "
-            "after the last round is (Spearman's rank correlation, 1: the same order)."
+            "CRC-5 is not PathMNIST (the findings say what it is): numbers cannot be compared, so the order of the "
+            "methods after the last round is (Spearman's rank correlation, 1: the same order)."
         ),
         columns=["Budget", "Paper's best", "Our best", "Rank correlation", "Methods"],
         align="lllrr",
