@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.report.papers import join, others, read, write_comparison
 from orchestrator.report.papers.findings import findings
-from orchestrator.report.papers.joining import numbers
+from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, Joined, numbers, reason_for
 from orchestrator.report.papers.pages import tables
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.settings import MethodSettings, Study
@@ -155,6 +155,68 @@ def test_every_entry_stands_beside_the_papers(ours):
 def test_differences_carry_a_reason_that_the_numbers_bear_out(ours, method, epsilon, reason):
     pair = next(p for p in join(ours) if (p.entry.label, p.epsilon, p.round) == (method, epsilon, 70))
     assert re.search(reason, pair.reason)
+
+
+def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, **chosen):
+    """One number of a paper beside one of ours, as a study of its own name has it."""
+    method, _, variant = label.partition(" (")
+    cell = SimpleNamespace(
+        last=70,
+        method=SimpleNamespace(as_released=released),
+        search=SimpleNamespace(chosen=chosen, choice=None, tried={}),
+    )
+    what = {
+        "label": label,
+        "variant": variant.rstrip(")"),
+        "study": "s",
+        "way": "grid single",
+        "backbone": "",
+        "cell": cell,
+    }
+    entry = SimpleNamespace(
+        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), bought=epsilon
+    )
+    return Joined(paper, 8, method, 70, theirs, math.nan, entry, mine, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("pair", "others_there", "reason"),
+    [
+        (
+            beside("DP-FTRL", 0.5, 55.73, 38.39, FEDSOFIM),
+            [beside("DP-FTRL (independent noise)", 0.5, 55.73, 54.82, FEDSOFIM)],
+            r"number of no tree.* ours reaches 54\.82",
+        ),
+        (
+            beside("DP-FedFC", 5, 63.51, 67.6, FEDSOFIM, gamma=2.0),
+            [beside("DP-FedGD", 5, 64.10, 64.4, FEDSOFIM)],
+            r"is no better than that \(64\.10\); our search chose γ = 2, which is worth 3\.20 points",
+        ),
+        (
+            beside("DP-SCAFFOLD", 3, 81.8, 84.8),
+            [beside("DP-FedGD", 3, 82.2, 84.7)],
+            r"below its own DP-FedGD's \(82\.2\)",
+        ),
+        (
+            beside("DP-FedGD", 10, 82.2, 84.7),
+            [beside("DP-FedGD", 0.1, 82.1, 83.9), beside("DP-FedGD (unit rows and step 1)", 10, 82.2, 81.8)],
+            r"at ε = 0\.1 ours still reaches 83\.90\..* our DP-FedGD comes to 81\.80, the paper's to 82\.2",
+        ),
+        (
+            beside("DP-FedGD", 0.1, 82.1, 83.9),
+            [beside("DP-FedGD (unit rows and step 1)", 0.1, 82.1, 79.0)],
+            r"^$",  # what was tried explains nothing
+        ),
+        (beside("DP-FedNew-FC (without duals)", 10, 83.4, 85.0), [], r"^$"),
+        (
+            beside("DP-FedNew-FC (without duals)", 10, 83.4, 85.0),
+            [beside("DP-FedNew-FC (without duals)", 1, 82.9, 84.9)],
+            r"^Not the noise: at ε = 1 ours still reaches 84\.90",
+        ),
+    ],
+)
+def test_a_reason_needs_its_numbers(pair, others_there, reason):
+    assert re.search(reason, reason_for(pair, [pair, *others_there], SimpleNamespace(of=lambda **_: [])))
 
 
 def test_findings_follow_from_the_numbers(ours):
