@@ -42,6 +42,7 @@ STUDIES = {
     "paper-cifar10-partition-123": "another draw of the partition",
     "paper-cifar10-partition-7": "another draw of the partition",
     "paper-cifar10-vgg16": "tables 5 and 15",
+    "paper-fednew-cifar10-resnet20": "in place of figure 4 of the DP-FedNew paper",
     "paper-adult-10": "table 8 of the DP-FedNew paper, 10 clients",
     "paper-adult-250": "table 8 of the DP-FedNew paper, 250 clients",
     "paper-adult-500": "table 8 of the DP-FedNew paper, 500 clients",

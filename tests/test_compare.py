@@ -325,6 +325,19 @@ def test_a_partition_for_every_seed_is_set_beside_the_papers_deviation(folder, t
     assert "0.50 on average over 8 cells, 0.50 with one partition for all" in found.evidence[-1]
 
 
+def test_when_dp_fednew_is_where_dp_fedgd_ends(tmp_path):
+    """Figure 4 of its paper: at eps 0.5 at the first round that is looked at, at eps 1 after more than a quarter."""
+    name = "DP-FedNew (without duals)"
+    fednew = MethodSettings(name="dp-fednew", label=name, fixed={"duals": False})
+    study = make_study().model_copy(update={"methods": [MethodSettings(name="dp-fedgd"), fednew]})
+    fill(tmp_path / "x", study, {"DP-FedGD": (45.0, 50.0), name: (99.0, 99.0)})
+    there = read([tmp_path])
+    found = next(f for f in findings(there, join(there)) if f.claim.startswith("DP-FedNew gets"))
+    assert found.verdict == "holds in part"
+    assert "20 clients, ε = 0.5: DP-FedGD ends at 45.00, DP-FedNew is there at round 10 of 70" in found.evidence[0]
+    assert "DP-FedNew is there at round 20 of 70 and ends at 99.00" in found.evidence[1]
+
+
 def test_settings_are_counted_once(folder, tmp_path):
     """Both ways of search in one place: the papers' way is counted, ours stands beside it."""
     ahead = {**FINAL, "DP-FedSOFIM": (70.0, 70.0)}

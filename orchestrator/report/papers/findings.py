@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.papers.joining import FEDSOFIM, FIRST_ORDER, INDEPENDENT, Joined
+from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, FIRST_ORDER, INDEPENDENT, WITHOUT_DUALS, Joined
 from orchestrator.report.papers.ours import Entry, Ours
 
 EARLY = 10
@@ -104,7 +104,7 @@ def findings(ours: Ours, joined: Sequence[Joined]) -> list[Finding]:
     there = [block for block in everything if block.papers_way] or everything
     makers: tuple[Callable[[Ours, list[Block], Sequence[Joined]], Finding | None], ...] = (
         *(_early, _final, _adam, _scaffold, _ftrl, _datasets, _ablated, _direction, _account, _selection),
-        *(_test_tuned, _draws),
+        *(_test_tuned, _second_order, _draws),
     )
     return [found for make in makers if (found := make(ours, there, joined)) is not None]
 
@@ -358,10 +358,10 @@ def _account(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findin
     over = [e for e in released if e.bought > e.epsilon * 1.01]
     under = [e for e in released if e.bought < e.epsilon * 0.99]
     evidence = [f"Of {len(released)} entries as released, {len(over)} buy less privacy than they claim."]
-    for name in dict.fromkeys(e.method for e in released):
-        mine = [e for e in released if e.method == name]
+    for name, clients in dict.fromkeys((e.method, e.clients) for e in released):
+        mine = [e for e in released if (e.method, e.clients) == (name, clients)]
         buys = (f"{e.epsilon:g} → {'∞' if math.isinf(e.bought) else f'{e.bought:.3g}'}" for e in mine)
-        evidence.append(f"{name}, ε claimed → bought: {', '.join(dict.fromkeys(buys))}.")
+        evidence.append(f"{name}, {clients} clients, ε claimed → bought: {', '.join(dict.fromkeys(buys))}.")
     if under:
         evidence.append(f"{len(under)} buy more privacy than they claim, and pay for it in accuracy.")
     return Finding(
@@ -377,8 +377,9 @@ def _selection(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Find
     for entry in ours.entries:
         if not entry.plain or not entry.papers_way or entry.mean() is None:
             continue
-        same = {"setting": entry.setting, "epsilon": entry.epsilon, "label": entry.label, "papers_way": False}
-        pairs += [(entry, other) for other in ours.of(**same) if other.plain and other.mean() is not None]
+        same = {"setting": entry.setting, "clients": entry.clients, "epsilon": entry.epsilon, "label": entry.label}
+        found = ours.of(**same, papers_way=False, plain=True)
+        pairs += [(entry, other) for other in found if other.mean() is not None]
     if not pairs:
         return None
     gains = [(other.mean() or 0) - (entry.mean() or 0) for entry, other in pairs]
@@ -449,6 +450,31 @@ def _first_seed(entry: Entry) -> float:
     return entry.cell.scores_at(entry.cell.last)[entry.cell.seeds[0]]
 
 
+def _second_order(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
+    """Section 6.6 of the DP-FedNew paper, its figure 4."""
+    evidence, soon = [], 0
+    for entry in ours.of(method=FEDNEW, variant=WITHOUT_DUALS):
+        same = {"study": entry.study, "setting": entry.setting, "epsilon": entry.epsilon}
+        target = next((e.mean() for e in ours.of(**same, label=FIRST_ORDER)), None)
+        if target is None or entry.mean() is None:
+            continue
+        reached = next((t for t in entry.cell.curve if (entry.mean(t) or 0) >= target), None)
+        soon += reached is not None and reached <= entry.cell.last / 4
+        when = "never gets there" if reached is None else f"is there at round {reached} of {entry.cell.last}"
+        evidence.append(
+            f"{entry.setting}, {entry.clients} clients, ε = {entry.epsilon:g}: DP-FedGD ends at {target:.2f}, "
+            f"DP-FedNew {when} and ends at {entry.mean():.2f}."
+        )
+    if not evidence:
+        return None
+    evidence.append("Rounds that are evaluated count; without duals, so that secure aggregation can be credited.")
+    return Finding(
+        "DP-FedNew gets in a quarter of its rounds where DP-FedGD ends",
+        _verdict(soon, len(evidence) - 1),
+        tuple(evidence),
+    )
+
+
 def _draws(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
     """The same method on several draws of the same partition."""
     evidence, wide, known = [], 0, 0
@@ -491,8 +517,8 @@ def _dealt_by_seed(ours: Ours, joined: Sequence[Joined]) -> list[str]:
     for pair in joined:
         if not (pair.last and pair.entry.plain and pair.entry.papers_way) or math.isnan(pair.paper_std):
             continue
-        label = pair.entry.dataset + BY_SEED
-        same = ours.of(dataset=label, partition=pair.entry.partition, label=pair.entry.label, epsilon=pair.epsilon)
+        setting = pair.entry.setting.replace(pair.entry.dataset, pair.entry.dataset + BY_SEED, 1)
+        same = ours.of(setting=setting, label=pair.entry.label, epsilon=pair.epsilon)
         rows += [(pair, other) for other in same if other.mean() is not None]
     if not rows:
         return []
