@@ -31,12 +31,22 @@ STUDIES = {
     "cifar10-resnet20": "table 3, searched our way",
     "beyond-cifar10": "at the same budgets: features centred in private, clients weighted by size, a smaller clip",
     "paper-cifar10-iid": "table 8",
+    "cifar10-iid": "table 8, searched our way",
     "paper-cifar10-ablation": "tables 10 and 12",
     "paper-crc5-resnet20": "in place of table 4",
-    "paper-adult": "table 8 of the DP-FedNew paper",
+    "crc5-resnet20": "in place of table 4, searched our way",
+    "paper-adult": "table 8 of the DP-FedNew paper, 100 clients",
+    "adult": "table 8 of the DP-FedNew paper, searched our way",
+    "paper-cifar10-test-tuned": "what tuning on the test rows is worth",
+    "paper-cifar10-per-seed": "table 3 with a partition of its own for every seed",
     "paper-cifar10-partition-123": "another draw of the partition",
     "paper-cifar10-partition-7": "another draw of the partition",
     "paper-cifar10-vgg16": "tables 5 and 15",
+    "paper-fednew-cifar10-resnet20": "in place of figure 4 of the DP-FedNew paper",
+    "paper-adult-10": "table 8 of the DP-FedNew paper, 10 clients",
+    "paper-adult-250": "table 8 of the DP-FedNew paper, 250 clients",
+    "paper-adult-500": "table 8 of the DP-FedNew paper, 500 clients",
+    "cifar10-vgg16": "table 5, searched our way",
     "m-estimation": "error curves of the M-estimation paper",
     "sampled-cifar10-resnet20": "methods that sample rows",
     "paper-heart-disease": "heart disease, four hospitals",
@@ -50,12 +60,13 @@ STUDIES = {
     "paper-fednew-cifar10": "figure 4 of the DP-FedNew paper",
 }
 """The most wanted first: with --seconds the last ones may have to wait."""
-MISSING = ("is not there; make it with", "is neither a file nor a built-in set")
+MISSING = ("is not there", "is neither a file nor a built-in set")
 """How a study says that its data are missing."""
 KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml")
 NOT_KEPT = ("trials.csv",)  # every trial of a search is many megabytes, and what a ledger is for
 BEYOND = ("beyond-cifar10",)
 """What no paper has: kept, but not set beside one."""
+SECONDS = "Seconds are those of the commands, from their start to the last table, added up where a study was resumed."
 PACKED = ("ledger.sqlite", "study.yaml", "made.json")
 DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")
 """Where a data file lay on the machine is nobody's business."""
@@ -224,21 +235,22 @@ def _why_left(name: str) -> str:
     known = [file for file in wanted if recipe(Path(file).stem) is not None]
     if known:
         return f"needs {known[0]}, which `fedsweep data prepare {Path(known[0]).stem}` makes where there is a network"
-    return f"needs {wanted[0]}" if wanted else "not run"
+    return f"needs {wanted[0]}, which no command makes" if wanted else "its data are there, and it was not asked for"
 
 
 def _sentence(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
     devices = " and ".join(dict.fromkeys(f"{each['device']} at commit {each['commit']}" for each in made.values()))
     seconds = sum(each["seconds"] for each in made.values())
-    text = f"{len(made)} studies ran in {seconds:.0f} s on {devices}."
-    return f"{text} Not run here: {'; '.join(f'{name} ({why})' for name, why in left.items())}." if left else text
+    count = "One study" if len(made) == 1 else f"{len(made)} studies"
+    text = f"{count} ran in {seconds:.0f} s on {devices}. {SECONDS}"
+    return "\n".join([text, "\nNot run here:\n", *(f"- {name}: {why}" for name, why in left.items())]) if left else text
 
 
 def _readme(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
     lines = [
         "# What the papers' studies come to here\n",
         "Made by `python -m benchmarks.reproduce run` and `collect`; no number in the tables is typed.",
-        "[Beside the papers](compare/README.md), [findings](compare/findings.md), and by study:\n",
+        f"[Beside the papers](compare/README.md), [findings](compare/findings.md), and by study. {SECONDS}\n",
         "| study | for | made by | seconds | on | commit |\n|---|---|---|---|---|---|",
     ]
     for name, what in STUDIES.items():

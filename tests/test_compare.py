@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.report.papers import join, others, read, write_comparison
 from orchestrator.report.papers.findings import findings
-from orchestrator.report.papers.joining import numbers
+from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, Joined, numbers, reason_for
 from orchestrator.report.papers.pages import tables
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.settings import MethodSettings, Study
@@ -72,8 +72,8 @@ def fill(folder, study, final=FINAL, setting=SETTING):
                 _cell(ledger, study, method, epsilon, end, setting)
 
 
-def _cell(ledger, study, method, epsilon, end, setting):
-    """`end`: the final accuracy, or the whole curve."""
+def _cell(ledger, study, method, epsilon, end, setting, validated=None):
+    """`end`: the final accuracy, or the whole curve; `validated`: what the search saw, where that differs."""
     keys = {"coarse": [], "confirm": []}
     for stage, seeds in (("coarse", [42]), ("confirm", SEEDS)):
         for number, seed in enumerate(seeds):
@@ -98,7 +98,8 @@ def _cell(ledger, study, method, epsilon, end, setting):
             ledger.add(
                 [
                     Row(
-                        *(trial.key, trial.model_dump_json(), "done", "", 70, curve[70], 1.0, {"accuracy": curve}),
+                        *(trial.key, trial.model_dump_json(), "done", "", 70),
+                        *(validated if stage == "coarse" and validated else curve[70], 1.0, {"accuracy": curve}),
                         *(epsilon, bought, bought / 2, bought, 7.0, right),
                     )
                 ]
@@ -154,6 +155,68 @@ def test_every_entry_stands_beside_the_papers(ours):
 def test_differences_carry_a_reason_that_the_numbers_bear_out(ours, method, epsilon, reason):
     pair = next(p for p in join(ours) if (p.entry.label, p.epsilon, p.round) == (method, epsilon, 70))
     assert re.search(reason, pair.reason)
+
+
+def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, **chosen):
+    """One number of a paper beside one of ours, as a study of its own name has it."""
+    method, _, variant = label.partition(" (")
+    cell = SimpleNamespace(
+        last=70,
+        method=SimpleNamespace(as_released=released),
+        search=SimpleNamespace(chosen=chosen, choice=None, tried={}),
+    )
+    what = {
+        "label": label,
+        "variant": variant.rstrip(")"),
+        "study": "s",
+        "way": "grid single",
+        "backbone": "",
+        "cell": cell,
+    }
+    entry = SimpleNamespace(
+        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), bought=epsilon
+    )
+    return Joined(paper, 8, method, 70, theirs, math.nan, entry, mine, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("pair", "others_there", "reason"),
+    [
+        (
+            beside("DP-FTRL", 0.5, 55.73, 38.39, FEDSOFIM),
+            [beside("DP-FTRL (independent noise)", 0.5, 55.73, 54.82, FEDSOFIM)],
+            r"number of no tree.* ours reaches 54\.82",
+        ),
+        (
+            beside("DP-FedFC", 5, 63.51, 67.6, FEDSOFIM, gamma=2.0),
+            [beside("DP-FedGD", 5, 64.10, 64.4, FEDSOFIM)],
+            r"is no better than that \(64\.10\); our search chose γ = 2, which is worth 3\.20 points",
+        ),
+        (
+            beside("DP-SCAFFOLD", 3, 81.8, 84.8),
+            [beside("DP-FedGD", 3, 82.2, 84.7)],
+            r"below its own DP-FedGD's \(82\.2\)",
+        ),
+        (
+            beside("DP-FedGD", 10, 82.2, 84.7),
+            [beside("DP-FedGD", 0.1, 82.1, 83.9), beside("DP-FedGD (unit rows and step 1)", 10, 82.2, 81.8)],
+            r"at ε = 0\.1 ours still reaches 83\.90\..* our DP-FedGD comes to 81\.80, the paper's to 82\.2",
+        ),
+        (
+            beside("DP-FedGD", 0.1, 82.1, 83.9),
+            [beside("DP-FedGD (unit rows and step 1)", 0.1, 82.1, 79.0)],
+            r"^$",  # what was tried explains nothing
+        ),
+        (beside("DP-FedNew-FC (without duals)", 10, 83.4, 85.0), [], r"^$"),
+        (
+            beside("DP-FedNew-FC (without duals)", 10, 83.4, 85.0),
+            [beside("DP-FedNew-FC (without duals)", 1, 82.9, 84.9)],
+            r"^Not the noise: at ε = 1 ours still reaches 84\.90",
+        ),
+    ],
+)
+def test_a_reason_needs_its_numbers(pair, others_there, reason):
+    assert re.search(reason, reason_for(pair, [pair, *others_there], SimpleNamespace(of=lambda **_: [])))
 
 
 def test_findings_follow_from_the_numbers(ours):
@@ -214,6 +277,84 @@ def test_of_the_papers_own_numbers_the_papers_findings_hold(papers_own):
     assert [finding.verdict for finding in found] == ["holds"] * 6
     assert "best in 12 of 16" in found[1].evidence[0]  # as section 5.3.2 says
     assert "61.05 against DP-FedGD's 40.74" in " ".join(found[0].evidence)  # as section 5.3.1 says
+
+
+def confirm_a_grid(folder, study, judged):
+    """`judged`: by label, the score on the validation rows and those on the test rows by seed."""
+    setting = SETTING
+    with Ledger.write(folder) as ledger:
+        ledger.add_study(study.model_dump_json(), "by hand")
+        for method in study.methods:
+            _cell(ledger, study, method, 1.0, judged[method.shown][1], setting, judged[method.shown][0])
+
+
+def test_what_the_test_rows_would_have_chosen(tmp_path):
+    """Two configurations: the test rows prefer the second, the validation rows the first."""
+    study = make_study("paper-cifar10-test-tuned").model_copy(
+        update={
+            "epsilons": [1.0],
+            "methods": [
+                MethodSettings(name="dp-fedgd", label=f"grid of DP-FedGD (η {rate:g})", fixed={"learning_rate": rate})
+                for rate in (0.1, 1.0)
+            ],
+        }
+    )
+    judged = {"grid of DP-FedGD (η 0.1)": (61.0, 60.0), "grid of DP-FedGD (η 1)": (59.0, 62.0)}
+    confirm_a_grid(tmp_path / "grid", study, judged)
+    both = read([tmp_path])
+    joined = join(both)
+    assert joined == [], "a grid's configurations are no entries of a paper"
+    (found,) = findings(both, joined)
+    assert (found.claim, found.verdict) == ("It does no harm to tune on the test rows", "does not hold")
+    assert "adds +2.00 points to the mean over the seeds, +2.00 to +2.00" in found.evidence[0]
+    assert "looks -0.50 points better" in found.evidence[0]  # the first seed lies half a point below the mean
+    assert "choose η 1, which reaches 62.00; the validation rows choose η 0.1, which reaches 60.00" in found.evidence[1]
+
+
+def test_a_partition_for_every_seed_is_set_beside_the_papers_deviation(folder, tmp_path):
+    name, label = "paper-cifar10-per-seed", "CIFAR-10 (partition by seed)"
+    fill(tmp_path / name, make_study(name, label), FINAL, SETTING.replace("CIFAR-10", label))
+    both = read([folder, tmp_path])
+    assert not [f for f in findings(both, join(both)) if f.claim.startswith("Which rows the seed deals")]
+    other = "paper-cifar10-partition-123"
+    drawn = "CIFAR-10 (partition 123)"
+    fill(tmp_path / other, make_study(other, drawn), FINAL, SETTING.replace("CIFAR-10", drawn))
+    all_three = read([folder, tmp_path])
+    found = findings(all_three, join(all_three))[-1]
+    assert "over 2 draws" in found.evidence[1], "one that is dealt anew is no third draw"
+    assert "0.50 on average over 8 cells, 0.50 with one partition for all" in found.evidence[-1]
+
+
+def test_when_dp_fednew_is_where_dp_fedgd_ends(tmp_path):
+    """Figure 4 of its paper: at eps 0.5 at the first round that is looked at, at eps 1 after more than a quarter."""
+    name = "DP-FedNew (without duals)"
+    fednew = MethodSettings(name="dp-fednew", label=name, fixed={"duals": False})
+    study = make_study().model_copy(update={"methods": [MethodSettings(name="dp-fedgd"), fednew]})
+    fill(tmp_path / "x", study, {"DP-FedGD": (45.0, 50.0), name: (99.0, 99.0)})
+    there = read([tmp_path])
+    found = next(f for f in findings(there, join(there)) if f.claim.startswith("DP-FedNew gets"))
+    assert found.verdict == "holds in part"
+    assert "20 clients, ε = 0.5: DP-FedGD ends at 45.00, DP-FedNew is there at round 10 of 70" in found.evidence[0]
+    assert "DP-FedNew is there at round 20 of 70 and ends at 99.00" in found.evidence[1]
+
+
+def test_settings_are_counted_once(folder, tmp_path):
+    """Both ways of search in one place: the papers' way is counted, ours stands beside it."""
+    ahead = {**FINAL, "DP-FedSOFIM": (70.0, 70.0)}
+    fill(tmp_path / "cifar10-resnet20", make_study("cifar10-resnet20"), ahead)
+    both = read([folder, tmp_path])
+    final = next(f for f in findings(both, join(both)) if f.claim.startswith("Phenomenon 2"))
+    assert "best in 1 of 2 settings" in final.evidence[0]
+    assert final.evidence[-1].startswith("Searched our way it is best in 2 of 2")
+
+
+def test_table_7_speaks_of_the_budgets_it_names(ours):
+    timed = [SimpleNamespace(epsilon=epsilon) for epsilon in (0.5, 1, 5)]
+    told = {
+        stated: [e.epsilon for e in timed if others._is_timed(e, stated)]
+        for stated in ("", "eps >= 1, K = 5", "eps 5, K = 7")
+    }
+    assert told == {"": [0.5, 1, 5], "eps >= 1, K = 5": [1, 5], "eps 5, K = 7": [5]}
 
 
 def test_the_partition_and_mcnemar_have_their_counterpart(ours):
@@ -296,7 +437,9 @@ def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch, nothing_p
     assert (
         "not run here: needs pathmnist-resnet20.npz, which `fedsweep data prepare pathmnist-resnet20` makes" in readme
     )
-    assert "1 studies ran in 3 s on an abacus at commit abc." in (tmp_path / "page.md").read_text(encoding="utf-8")
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "One study ran in 3 s on an abacus at commit abc. Seconds are" in page
+    assert "\n- paper-pathmnist-iid: needs pathmnist-resnet20.npz, which" in page, "what was not run is a list"
     assert (keep / "compare" / "findings.md").is_file()
     assert (keep / "paper-cifar10-resnet20" / "figures" / "score-by-round.png").is_file()
     assert not list(keep.rglob("*.sqlite*"))

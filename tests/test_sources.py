@@ -394,6 +394,24 @@ def test_a_study_finds_what_was_prepared(cache, tmp_path, monkeypatch):
     assert study.data[0].source == str((cache / "data" / "cifar10-resnet20.npz").resolve())
 
 
+def test_a_file_that_nothing_makes_says_what_to_do(cache, tmp_path, monkeypatch, fedsweep):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedsweep("plan", "paper-crc5-resnet20")
+    assert code == 2
+    assert "data 'crc5-resnet20.npz' is not there, and no published source makes it (colorectal histology" in err
+    assert err.strip().endswith("or run PathMNIST: fedsweep data prepare pathmnist-resnet20.")
+
+
+def test_the_list_has_the_weights_too(cache, fedsweep):
+    """Whoever fetches for a machine without a network needs them as well."""
+    code, out, _ = fedsweep("data", "list", "--json")
+    assert code == 0
+    weights = {each["backbone"]: each for each in json.loads(out)["weights"]}
+    assert set(weights) == set(catalogue.WEIGHTS)
+    assert weights["resnet20"]["url"].endswith("cifar100_resnet20-23dac2f1.pt")
+    assert weights["resnet20"]["checksum"] == "sha256-prefix:23dac2f1"
+
+
 def test_every_recipe_names_a_source_and_a_backbone_that_are_there():
     for each in catalogue.recipes():
         assert each.source in catalogue.SOURCES

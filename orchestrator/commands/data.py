@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from orchestrator.commands.options import Json
 from orchestrator.console import emit_json, stderr
+
+if TYPE_CHECKING:
+    from trainables.data.sources.catalogue import File
 
 data = typer.Typer(help="Feature files from where the data are published.", no_args_is_help=True)
 
@@ -37,21 +40,23 @@ def list_(json: Json = False) -> None:
             "there": (folder / f"{each.name}.npz").is_file(),
             "about": catalogue.SOURCES[each.source].about,
             "backbone": each.backbone,
-            "files": [
-                {"name": file.name, "url": file.url, "checksum": file.checksum}
-                for file in catalogue.SOURCES[each.source].files
-            ],
+            "files": [_file(file) for file in catalogue.SOURCES[each.source].files],
         }
         for each in catalogue.recipes()
     ]
     if json:
-        emit_json({"folder": folder, "data": rows})
+        weights = [{"backbone": name, **_file(file)} for name, file in catalogue.WEIGHTS.items()]
+        emit_json({"folder": folder, "data": rows, "weights": weights})
         return
     for row in rows:
         through = f", through {row['backbone']}" if row["backbone"] else ""
         typer.echo(f"{'*' if row['there'] else ' '} {row['name']:<24} {row['about']}{through}")
     typer.echo(f"\n* is in {folder}; fedsweep data prepare NAME makes one, and any image set goes with any backbone:")
     typer.echo(f"  SOURCE-BACKBONE with {', '.join(catalogue.WEIGHTS)} or timm.MODEL")
+
+
+def _file(file: File) -> dict[str, str]:
+    return {"name": file.name, "url": file.url, "checksum": file.checksum}
 
 
 @data.command()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
-from trainables.data.sources.catalogue import recipe
+from trainables.data.sources.catalogue import GIVEN, recipe
 from trainables.data.sources.fetching import data_folder
 from trainables.data.stored import StoredRows, left_lying, open_file
 from trainables.errors import UserError, in_range
@@ -143,6 +143,11 @@ def _missing(name: str) -> str:
     known = recipe(Path(name).stem) if name.endswith(".npz") else None
     if known is not None:
         return f"data {name!r} is not there; make it with: fedsweep data prepare {known.name}"
+    if name.endswith(".npz") and Path(name).stem in GIVEN:
+        return (
+            f"data {name!r} is not there, and no published source makes it ({GIVEN[Path(name).stem]}); put a file with "
+            f"{', '.join(ARRAYS)} into {data_folder()}, or run PathMNIST: fedsweep data prepare pathmnist-resnet20"
+        )
     if name.endswith(".npz"):
         folder = Path(name).parent
         close = difflib.get_close_matches(Path(name).name, [file.name for file in folder.glob("*.npz")], n=1)

@@ -30,7 +30,7 @@ def name_of(paper: str, number: int) -> str:
 
 def accuracy(paper: str, number: int, pairs: Sequence[Joined]) -> Table:
     last = [pair for pair in pairs if pair.last]
-    plain = [pair for pair in last if pair.entry.plain and pair.entry.papers_way]
+    plain = [pair for pair in last if pair.stands and pair.entry.papers_way]
     groups = []
     for epsilon in sorted({pair.epsilon for pair in last}):
         rows = [_row(pair) for pair in last if pair.epsilon == epsilon]
