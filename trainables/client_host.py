@@ -403,12 +403,15 @@ class _Clients:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
 
-    def noised_update(self, update: torch.Tensor) -> torch.Tensor:
+    def noised_update(self, update: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+        noise = self.noise("gradient", size=update.shape[-1]) * scale
+        self._answered = True
+        if self._report_noise is not None:  # of what is added to weights, without what may stand behind it
+            over = self._noise_over * self._secret
+            self._report_noise.noise += self._mean(noise[..., : self._lanes.shape[1]], over, slice(None))
         if self._secret == 1:
-            return update + self.noise("gradient")
-        self._answered, self._noise_over = True, self._noise_over * self._secret
-        taking_part = self._lanes.coins(self._clients, self.t, self._secret)
-        return (update * taking_part + self.noise("gradient")) / self._secret
+            return update + noise
+        return (update * self._lanes.coins(self._clients, self.t, self._secret) + noise) / self._secret
 
     def kept_secret(self) -> None:
         """After a round: a secret that is paid for by less noise must be one."""
