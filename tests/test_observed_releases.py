@@ -68,6 +68,8 @@ STRUCTURE = {
     "restart_every": (0, 2),
     "noise": ("tree", "independent"),
     "fedavg_rounds": (1, 2),
+    "every": (2, 1),
+    "bands": (0, 1),
 }
 """Options that change how often something is released or what it follows: all combinations are run."""
 AMOUNTS = {
@@ -267,6 +269,14 @@ def structure_of(record: Record, level: str) -> Structure:
         least = CLOSE * np.abs(fitted).max()
         return {key: factor / std[key] for key, factor in zip(keys, fitted, strict=True) if abs(factor) > least}
 
+    @functools.cache
+    def shows(key):
+        """Whether a look at the rows is felt in any release: one who waits for a turn may look and say nothing."""
+        if key not in sizes[False]:
+            return True
+        heard = observed.again(record, sums={key: std[key] * measured[False][0][0][key]})
+        return any((heard[place] != told[place]).any() for place in told)
+
     def linear(answer, mine):
         if len({group.key.client for group in mine}) < len(mine):
             return None  # a second look of a round is where the first one's noise led, and that only its client knows
@@ -275,7 +285,7 @@ def structure_of(record: Record, level: str) -> Structure:
             return None
         outcomes = {g.key: noises[g.draws[0].address] * g.draws[0].sign for g in whole if g.draws[0].address in noises}
         sums |= outcomes
-        return (noises, sums) if all(group.key in sums for group in mine) else None
+        return (noises, sums) if all(group.key in sums or not shows(group.key) for group in mine) else None
 
     local = {place: linear(lambda found, place=place: found[place], mine) for place, mine in groups.items() if mine}
     summed = {}
@@ -351,7 +361,8 @@ def events_of(record: Record, structure: Structure, trial: TrialSpec, client: in
     cost = B.T @ np.linalg.solve(A @ A.T, B)
     single = np.diag(cost)
     if np.abs(cost - np.diag(single)).max() <= 1e-3 * single.max():
-        return found + [Event(m / math.sqrt(c), rate_of(g.key, view)) for c, g in zip(single, mine, strict=True)]
+        seen = [(c, group) for c, group in zip(single, mine, strict=True) if c > 0]
+        return found + [Event(m / math.sqrt(c), rate_of(group.key, view)) for c, group in seen]
     assert all(group.key.rate == 1 for group in mine), "samples are priced one by one"
     signs = np.array(list(itertools.product((-1, 1), repeat=len(mine))))
     return [*found, Event(m / math.sqrt(max((signs @ cost * signs).sum(1))), 1.0)]

@@ -395,10 +395,10 @@ class _Clients:
         return Sample(parts, rate)
 
     def noise(
-        self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
+        self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
         width = self._lanes.shape[1] if size is None else size
-        noise = sign * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        noise = factor * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
@@ -417,6 +417,10 @@ class _Clients:
         """After a round: a secret that is paid for by less noise must be one."""
         if self._secret < 1 and not self._answered:
             raise RuntimeError(f"{self._program.name} tells who takes part: let its release be a `noised_update`")
+
+    def turn(self, every: int) -> torch.Tensor:
+        turns = [float((self.t - 1 - client) % every == 0) for client in self._clients]
+        return torch.tensor(turns, device=self._lanes.device).view(-1, 1, 1)
 
     def noise_std(self, purpose: str) -> torch.Tensor:
         return self._lanes.std[purpose]

@@ -156,10 +156,14 @@ class ClientRound(Protocol):
         """Some of the client's rows: each with probability `rate`, drawn for this round and step."""
 
     def noise(
-        self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
+        self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
-        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; taken back
-        with sign -1; as long as the weights, or of the given size."""
+        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; times a
+        factor, -1 takes it back; as long as the weights, or of the given size."""
+
+    def turn(self, every: int) -> torch.Tensor:
+        """1 where it is the client's turn in this round, 0 where it is not: everybody knows, and it is every so many
+        rounds."""
 
     def noise_std(self, purpose: str) -> torch.Tensor:
         """The standard deviation of that noise, (lanes, 1)."""
