@@ -52,7 +52,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Draw:
-    """A noise vector, as it was handed to a program: `std` times what stands at its address, with this sign."""
+    """A noise vector, as it was handed to a program: `std` times what stands at its address, with this sign
+    (and of any size, where it is a factor)."""
 
     client: int
     t: int
@@ -228,9 +229,9 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             rate = 1.0 if sample is None else sample.rate
             return self.looked("mean gradient", np.inf, found, rate, samples[-1] if rate < 1 else ())
 
-        def noise(self, purpose, step=0, t=None, sign=1, size=None):
+        def noise(self, purpose, step=0, t=None, factor=1, size=None):
             with self._own():
-                return self._drawn(super().noise(purpose, step, t, sign, size), sign)
+                return self._drawn(super().noise(purpose, step, t, factor, size), factor)
 
         def distinct_noise(self, purpose, size):
             with self._own():
@@ -240,8 +241,8 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             address, standard = drawn[-1]
             flat = value.flatten().numpy().astype(np.float64)
             length = standard.astype(np.float64) @ standard
-            std = sign * flat @ standard / length if length else 0.0
-            assert np.abs(flat - sign * std * standard).max() <= 1e-5 * abs(std) * np.abs(standard).max()
+            std = flat @ standard / length / sign if length else 0.0
+            assert np.abs(flat - sign * std * standard).max() <= 1e-5 * abs(sign * std) * np.abs(standard).max()
             record.seen.append(Draw(self._client, self._when, address, float(std), float(sign), standard.size))
             return value
 

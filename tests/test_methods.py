@@ -53,6 +53,7 @@ SETTINGS = {
         {"learning_rate": 0.2, "as_released": True},
         {"learning_rate": 0.2, "noise": "independent"},
     ],
+    "dp-bandmf": [{}, {"every": 2, "bands": 7}, {"every": 1, "bands": 1}],
     "dp-fedfc": [
         {},
         {"learning_rate": 0.1, "gamma": 5.0, "feature_clip": 2.0, "covariance_share": 0.5},

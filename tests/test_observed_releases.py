@@ -9,7 +9,8 @@ What one record moves, with C the bound that was used and m = 2 if one is replac
 * a sum of clipped gradients, or of clipped features, by m C;
 * a sum of squares x x^T clipped to C, or of Hessians, positive semi-definite as well, by C, and by sqrt(2) C if one is
   replaced;
-* a user's clipped move by m C; a user's mean of squares as one square, and of features as one row;
+* a user's clipped move by m C; with a third of C behind it, if it was clipped, by m C sqrt(10/9); a user's mean of
+  squares as one square, and of features as one row;
 * DP-FedNew's |D_i| y_i by m (C1 / gamma + H C2 / (gamma^2 - gamma H / |D_i|)), lemma 3 of its paper.
 
 One who sees every client's release sees at most every noisy sum that went into it. One who sees only the sum of all
@@ -67,6 +68,8 @@ STRUCTURE = {
     "restart_every": (0, 2),
     "noise": ("tree", "independent"),
     "fedavg_rounds": (1, 2),
+    "every": (2, 1),
+    "bands": (0, 1),
 }
 """Options that change how often something is released or what it follows: all combinations are run."""
 AMOUNTS = {
@@ -178,7 +181,7 @@ def moves_of(group: Group, trial: TrialSpec, size: int) -> float:
         return query.bound * moves * (size if privacy.level == "user" else 1)
     if privacy.level == "user":
         assert "mean gradient" in kinds, kinds
-        return privacy.clip * moves
+        return longest(privacy) * moves
     if kinds == {"mean gradient"} and trial.method == "dp-fedadamw" and hypers["as_released"]:
         # a mean over a sample, clipped layer by layer: a record can turn the whole of it, of two layers at most
         return group.key.rate * size * privacy.clip * moves * math.sqrt(2)
@@ -196,6 +199,11 @@ def moves_of(group: Group, trial: TrialSpec, size: int) -> float:
             first *= min(total / math.sqrt(room) if room > 0 else math.inf, math.sqrt(2 * size + 3))
         return moves * (first / gamma + curvature * total / (gamma**2 - gamma * curvature / size))
     raise AssertionError(f"{trial.method}: what does a record move in {sorted(kinds)}?")
+
+
+def longest(privacy: PrivacySettings) -> float:
+    """What a user can release, without noise."""
+    return privacy.clip * (math.sqrt(10 / 9) if privacy.clipping == "adaptive" else 1.0)
 
 
 Factors = tuple[dict, dict]
@@ -261,6 +269,14 @@ def structure_of(record: Record, level: str) -> Structure:
         least = CLOSE * np.abs(fitted).max()
         return {key: factor / std[key] for key, factor in zip(keys, fitted, strict=True) if abs(factor) > least}
 
+    @functools.cache
+    def shows(key):
+        """Whether a look at the rows is felt in any release: one who waits for a turn may look and say nothing."""
+        if key not in sizes[False]:
+            return True
+        heard = observed.again(record, sums={key: std[key] * measured[False][0][0][key]})
+        return any((heard[place] != told[place]).any() for place in told)
+
     def linear(answer, mine):
         if len({group.key.client for group in mine}) < len(mine):
             return None  # a second look of a round is where the first one's noise led, and that only its client knows
@@ -269,7 +285,7 @@ def structure_of(record: Record, level: str) -> Structure:
             return None
         outcomes = {g.key: noises[g.draws[0].address] * g.draws[0].sign for g in whole if g.draws[0].address in noises}
         sums |= outcomes
-        return (noises, sums) if all(group.key in sums for group in mine) else None
+        return (noises, sums) if all(group.key in sums or not shows(group.key) for group in mine) else None
 
     local = {place: linear(lambda found, place=place: found[place], mine) for place, mine in groups.items() if mine}
     summed = {}
@@ -345,7 +361,8 @@ def events_of(record: Record, structure: Structure, trial: TrialSpec, client: in
     cost = B.T @ np.linalg.solve(A @ A.T, B)
     single = np.diag(cost)
     if np.abs(cost - np.diag(single)).max() <= 1e-3 * single.max():
-        return found + [Event(m / math.sqrt(c), rate_of(g.key, view)) for c, g in zip(single, mine, strict=True)]
+        seen = [(c, group) for c, group in zip(single, mine, strict=True) if c > 0]
+        return found + [Event(m / math.sqrt(c), rate_of(group.key, view)) for c, group in seen]
     assert all(group.key.rate == 1 for group in mine), "samples are priced one by one"
     signs = np.array(list(itertools.product((-1, 1), repeat=len(mine))))
     return [*found, Event(m / math.sqrt(max((signs @ cost * signs).sum(1))), 1.0)]
@@ -400,15 +417,20 @@ def problem_for(method: str):
     raise AssertionError(f"{method} accepts none of the models")
 
 
-def bounds_hold(record: Record, trial: TrialSpec, sizes) -> bool:
-    """At user level nothing but noise, and its weight in the mean, makes a release longer than the clip."""
+def bounds_hold(record: Record, structure: Structure, trial: TrialSpec, sizes) -> bool:
+    """At user level nothing but noise, and its weight in the mean, makes a release longer than the clip. Where the clip
+    of a round is another, so is its noise: what it was multiplied by was measured."""
     weights = [size / np.mean(sizes) if trial.aggregate == "size" else 1 for size in sizes]
     silence = {a: -Address(*a).normal(draw.size) for a, draw in record.draws().items()}
     silent = observed.again(record, noise=silence)
     weights = [weight / trial.privacy.secret_participation for weight in weights]
-    lengths = [np.linalg.norm(value) / weights[client] for (client, t), value in silent.items() if t > 0]
-    assert max(lengths) <= trial.privacy.clip * (1 + 1e-5)
-    return max(lengths) > trial.privacy.clip * (1 - 1e-5)
+    lengths = {(c, t): np.linalg.norm(value) / weights[c] for (c, t), value in silent.items() if t > 0}
+    if trial.privacy.clipping == "adaptive":
+        scale = {place: sum(structure.local[place][0].values()) / weights[place[0]] for place in lengths}
+        assert len({round(one, 5) for one in scale.values()}) > 1, "the clip moves"
+        lengths = {place: length / scale[place] for place, length in lengths.items()}
+    assert max(lengths.values()) <= longest(trial.privacy) * (1 + 1e-5)
+    return max(lengths.values()) > longest(trial.privacy) * (1 - 1e-5)
 
 
 @pytest.mark.parametrize(("method", "level", "options"), cases())
@@ -445,6 +467,16 @@ def test_automatic_clipping_is_priced_too(method):
     names = {h.name for h in METHODS[method].hyperparameters}
     options = {name: values[0] for name, values in STRUCTURE.items() if name in names}
     assert_priced(method, "record", options, claim={"clipping": "automatic"})
+
+
+@pytest.mark.parametrize("claim", [{}, {"secret_participation": 0.6}], ids=["everybody", "in secret"])
+@pytest.mark.parametrize("aggregate", ["uniform", "size"])
+def test_adaptive_clipping_is_priced_too(claim, aggregate):
+    """Whether a user was clipped leaves it with its update, behind the same noise."""
+    releases = ("secure-aggregation",) if claim else RELEASES
+    claim = {"clipping": "adaptive", **claim}
+    record = assert_priced("dp-fedavg", "user", {"local_steps": 2}, releases, claim, aggregate=aggregate)
+    assert {value.size for value in record.released.values()} == {13 * 4 + 1}
 
 
 def test_what_a_claim_is_made_of_is_known_here():
@@ -504,7 +536,7 @@ def assert_priced(method, level, options, releases=RELEASES, claim=None, **besid
         if structure is None:
             structure = structure_of(record, level)
             if level == "user":
-                assert bounds_hold(record, trial, of.partition.sizes), "the clip is seen at work"
+                assert bounds_hold(record, structure, trial, of.partition.sizes), "the clip is seen at work"
         row = row_of(trial, of)
         for view, printed in (("local", row.epsilon_local), ("secure-aggregation", row.epsilon_secure)):
             events = [

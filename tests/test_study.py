@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from conftest import REPOSITORY
 from pydantic import BaseModel
 
 from orchestrator.study import extension
@@ -16,7 +17,7 @@ from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
 from orchestrator.study.notes import notes
 from orchestrator.study.reading import changed_resources, found_again, load, packaged, parse
-from orchestrator.study.settings import MethodSettings, ResourceSettings, Study
+from orchestrator.study.settings import MethodSettings, ResourceSettings, SeedSettings, Study
 from trainables.errors import UserError
 from trainables.methods import METHODS
 
@@ -68,10 +69,18 @@ def test_packaged_studies_load():
 
 def test_quickstart_is_the_study_that_the_readme_promises():
     study, _ = load("quickstart")
-    assert [method.name for method in study.methods] == ["dp-fedgd", "dp-fedsofim"]
+    ways = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD centred by size", "DP-FedSOFIM centred by size"]
+    assert [method.shown for method in study.methods] == ways
     assert study.epsilons == [1, 10]
-    assert [data.source for data in study.data] == ["synthetic-frozen:30000,5000,64,10"]
+    assert [data.label for data in study.data] == ["synthetic-frozen"]
     assert study.search.select == ["contest"]
+    assert study.seeds == SeedSettings(), "smaller in rows and grids, never in seeds"
+    for page in ("README.md", "docs/first-study.md"):
+        rows = re.findall(r"^\| (DP-\S.*?) *\|(.*)\|(.*)\|$", (REPOSITORY / page).read_text(), re.M)
+        assert [name for name, _, _ in rows] == ways, page
+        for name, *cells in rows:
+            less, more = (float(cell.strip(" *").split(" ± ")[0]) for cell in cells)
+            assert less < more, f"{page}: {name} does worse with more privacy budget"
 
 
 def test_the_paper_s_study_is_the_paper_s_search():

@@ -24,11 +24,11 @@ class Ledger:
     def clipped_gradient_sum(self, theta):
         return torch.zeros(10 * self.rounds, dtype=torch.float64)
 
-    def noise(self, purpose, step=0, t=None, sign=1):
+    def noise(self, purpose, step=0, t=None, factor=1):
         assert purpose == "tree"
         place = self.columns.setdefault((self.t if t is None else t, step), len(self.columns))
         one = torch.zeros(10 * self.rounds, dtype=torch.float64)
-        one[place] = sign
+        one[place] = factor
         return one
 
 

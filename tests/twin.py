@@ -199,6 +199,17 @@ def ftrl_release(client, W, t, hypers, server):
     )
 
 
+def banded_release(client, W, t, hypers, server):
+    """(C^-1 z)_t, with C^-1 the first `bands` diagonals of the root of 1 - x, and the gradient if it is the client's
+    turn; times `every`, which the mean over clients takes away again."""
+    every, bands = hypers["every"], hypers["bands"] or hypers["every"]
+    total = client.clipped_gradient_sum(W) if (t - 1) % every == client.number % every else np.zeros_like(W)
+    for back in range(min(bands, t)):
+        root = (-1) ** back * math.gamma(1.5) / (math.factorial(back) * math.gamma(1.5 - back))  # binomial(1/2, back)
+        total = total + root * client.noise(W.shape, t - back, 0, "banded")
+    return every * total / len(client)
+
+
 def hessian(W, x):
     """Of the cross-entropy of one example, for the weights row by row: a matrix that is really there."""
     p = probabilities(W, x)
@@ -270,6 +281,10 @@ def dp_scaffold(W, G, t, state, *, server_learning_rate, clients, **client_side)
     """c moves by the mean of the clients' changes (which the server can tell from G, so this is no further release)."""
     state["c"] = state.get("c", 0.0) + mean([client.kept["change of c_i"] for client in clients], clients)
     return W + server_learning_rate * G
+
+
+def dp_bandmf(W, G, t, state, *, learning_rate, **client_side):
+    return W - learning_rate * G
 
 
 def dp_ftrl(W, G, t, state, *, learning_rate, as_released, restart_every, noise):
@@ -381,6 +396,7 @@ METHODS = {
     "dp-fedadam": (one_gradient, dp_fedadam),
     "dp-fedyogi": (one_gradient, dp_fedyogi),
     "dp-ftrl": (ftrl_release, dp_ftrl),
+    "dp-bandmf": (banded_release, dp_bandmf),
     "dp-fedfc": (one_gradient, dp_fedfc),
     "dp-ls": (gradient_from_zero, dp_ls),
     "dp-fedsofim": (one_gradient, dp_fedsofim),

@@ -25,6 +25,25 @@ def local_steps(client, W, t, h, server):
     return twin.clipped(y - W, client.clip) + client.noise(W.shape, t)
 
 
+def adapted_steps(client, W, t, h, server):
+    """Andrew et al. 2021: the update clipped to the round's clip C, and 1/3 of C behind it if it was longer. The noise
+    is made for the first clip, and grows and shrinks with it."""
+    y = W
+    for _ in range(h["local_steps"]):
+        y = y - h["client_learning_rate"] * mean_gradient(client, y)
+    C = server.setdefault("C", client.clip)
+    count = C / 3 if np.linalg.norm(y - W) > C else 0.0
+    released = np.append(twin.clipped(y - W, C).ravel(), count)
+    return released + C / client.clip * client.noise(released.shape, t)
+
+
+def followed_median(W, G, t, state, *, server_learning_rate, **client_side):
+    """C <- C exp(-0.2 (share of the unclipped - 1/2))."""
+    clipped = min(max(G[-1] / (state["C"] / 3), 0.0), 1.0)
+    state["C"] *= np.exp(-0.2 * (1 - clipped - 0.5))
+    return W + server_learning_rate * G[:-1].reshape(W.shape)
+
+
 def controlled_steps(client, W, t, h, server):
     """Algorithm 4: zeta = clip(W - y) + noise; c_i' = c_i - c + zeta / (K eta); -zeta is released."""
     c, c_i = server.get("c", np.zeros_like(W)), client.kept.get("c_i", np.zeros_like(W))

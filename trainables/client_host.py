@@ -395,25 +395,32 @@ class _Clients:
         return Sample(parts, rate)
 
     def noise(
-        self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
+        self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
         width = self._lanes.shape[1] if size is None else size
-        noise = sign * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        noise = factor * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise
 
-    def noised_update(self, update: torch.Tensor) -> torch.Tensor:
+    def noised_update(self, update: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+        noise = self.noise("gradient", size=update.shape[-1]) * scale
+        self._answered = True
+        if self._report_noise is not None:  # of what is added to weights, without what may stand behind it
+            over = self._noise_over * self._secret
+            self._report_noise.noise += self._mean(noise[..., : self._lanes.shape[1]], over, slice(None))
         if self._secret == 1:
-            return update + self.noise("gradient")
-        self._answered, self._noise_over = True, self._noise_over * self._secret
-        taking_part = self._lanes.coins(self._clients, self.t, self._secret)
-        return (update * taking_part + self.noise("gradient")) / self._secret
+            return update + noise
+        return (update * self._lanes.coins(self._clients, self.t, self._secret) + noise) / self._secret
 
     def kept_secret(self) -> None:
         """After a round: a secret that is paid for by less noise must be one."""
         if self._secret < 1 and not self._answered:
             raise RuntimeError(f"{self._program.name} tells who takes part: let its release be a `noised_update`")
+
+    def turn(self, every: int) -> torch.Tensor:
+        turns = [float((self.t - 1 - client) % every == 0) for client in self._clients]
+        return torch.tensor(turns, device=self._lanes.device).view(-1, 1, 1)
 
     def noise_std(self, purpose: str) -> torch.Tensor:
         return self._lanes.std[purpose]

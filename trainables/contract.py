@@ -245,7 +245,7 @@ def _agrees(method: Method, problem: Problem, base: Mapping[str, HyperValue], tw
         h.name: resolved[h.name] if h.static else torch.full((lanes, 1), float(resolved[h.name]))
         for h in method.hyperparameters
     }
-    hypers |= {"level": privacy.level, "rounds": 10, "model": problem.model}
+    hypers |= {"level": privacy.level, "rounds": 10, "model": problem.model, "clipping": privacy.clipping}
     theta = torch.from_numpy(rng.normal(size=(lanes, d)).astype(np.float32))
     slow = theta.numpy().astype(np.float64)
     state = method.initial_state(theta, hypers)

@@ -39,7 +39,8 @@ def pack_group(trial: TrialSpec) -> PackGroup:
 
 
 def program_of(trial: TrialSpec) -> ClientProgram:
-    return methods.get(trial.method).program(trial.hyperparameters, trial.privacy.level)
+    hypers = {**trial.hyperparameters, "clipping": trial.privacy.clipping}
+    return methods.get(trial.method).program(hypers, trial.privacy.level)
 
 
 def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
@@ -72,6 +73,8 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     if trial.privacy.clipping == "automatic":
         _check_automatic(trial, problem.model)
+    if trial.privacy.clipping == "adaptive":
+        _check_adaptive(trial)
     if trial.privacy.secret_participation < 1:
         _check_secret(trial)
     return plan_of(trial, problem.partition.sizes)
@@ -86,6 +89,15 @@ def _check_automatic(trial: TrialSpec, model: Model) -> None:
         raise UserError(f"{at}: as released, {trial.method} clips as its authors' program does")
     if "automatic" not in inspect.signature(model.clipped_gradient_sum).parameters:
         raise UserError(f"{at}: the head {trial.problem.model!r} knows plain clipping alone")
+
+
+def _check_adaptive(trial: TrialSpec) -> None:
+    """Where nobody tells how long the updates are."""
+    at = "clipping = 'adaptive'"
+    if trial.privacy.level != "user":
+        raise UserError(f"{at} is for the updates of users; level = {trial.privacy.level!r} clips gradients of records")
+    if not program_of(trial).adapts:
+        raise UserError(f"{at}: of {trial.method} the clip stays what it is")
 
 
 def _check_secret(trial: TrialSpec) -> None:
@@ -199,7 +211,10 @@ def lane_groups(trials: Sequence[TrialSpec], model: Model, device: str = "cpu") 
             else torch.tensor([[float(r[h.name])] for r in resolved], dtype=torch.float32, device=device)
             for h in method.hyperparameters
         }
-        hypers |= {"level": members[0].privacy.level, "rounds": members[0].rounds, "model": model}
+        first = members[0]
+        hypers |= {"level": first.privacy.level, "rounds": first.rounds, "model": model}
+        hypers["clipping"] = first.privacy.clipping
+        hypers["clip"] = torch.tensor([[t.privacy.clip] for t in members], dtype=torch.float32, device=device)
         groups.append(LaneGroup(method, start, index, hypers))
         start = index
     return groups

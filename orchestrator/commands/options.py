@@ -34,6 +34,7 @@ class Aggregate(StrEnum):
 class Clipping(StrEnum):
     PLAIN = "plain"
     AUTOMATIC = "automatic"
+    ADAPTIVE = "adaptive"
 
 
 class TrainOn(StrEnum):
@@ -62,7 +63,10 @@ Delta = Annotated[float, typer.Option(help="Probability that the guarantee may f
 Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient; at user level, on a client's update.")]
 ClippingBy = Annotated[
     Clipping,
-    typer.Option(help="How gradients come to that bound: longer ones are shortened, or all become about as long."),
+    typer.Option(
+        help="How gradients come to that bound: longer ones are shortened, or all become about as long; or, of users, "
+        "it follows their median update."
+    ),
 ]
 LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
 SecretParticipation = Annotated[

@@ -170,7 +170,7 @@ class MethodSettings(Settings):
     def own_ways(self) -> list[str]:
         """What is done to features and releases in this method's own way, for its name."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
-        clipped = ["automatic clipping"] if self.clipping == "automatic" else []
+        clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
         return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped]
 
     @cached_property
@@ -250,7 +250,8 @@ class PrivacyStudySettings(Settings):
     """The l2 bound on what a record (or a user) contributes."""
     clipping: Clipping = "plain"
     """How a record's gradient g comes to that bound C: plain shortens the longer ones; automatic takes
-    C g / (‖g‖ + 0.01) of all."""
+    C g / (‖g‖ + 0.01) of all. adaptive is for users' updates: C is the first round's bound and then follows the median
+    of their lengths, which is released with the updates."""
     secret_participation: float = Field(default=1.0, gt=0, le=1)
     """The probability with which a user takes part in a round, which only it knows; needs level: user and release:
     secure-aggregation."""

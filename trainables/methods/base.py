@@ -3,8 +3,8 @@
 A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing:
 their trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape
 (lanes, ...), and hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values
-shared by the group. Among the latter the server finds three more: the privacy `level`, the number of `rounds` and the
-`model`.
+shared by the group. Among the latter the server finds four more: the privacy `level`, the `clipping`, the number of
+`rounds` and the `model`; and among the vectors the `clip`.
 """
 
 from __future__ import annotations
@@ -156,18 +156,22 @@ class ClientRound(Protocol):
         """Some of the client's rows: each with probability `rate`, drawn for this round and step."""
 
     def noise(
-        self, purpose: str, step: int = 0, t: int | None = None, sign: int = 1, size: int | None = None
+        self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
-        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; taken back
-        with sign -1; as long as the weights, or of the given size."""
+        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; times a
+        factor, -1 takes it back; as long as the weights, or of the given size."""
+
+    def turn(self, every: int) -> torch.Tensor:
+        """1 where it is the client's turn in this round, 0 where it is not: everybody knows, and it is every so many
+        rounds."""
 
     def noise_std(self, purpose: str) -> torch.Tensor:
         """The standard deviation of that noise, (lanes, 1)."""
 
-    def noised_update(self, update: torch.Tensor) -> torch.Tensor:
-        """A user's update with the noise of `gradient`. Where participation is secret, every user answers, with its
-        update or with nothing as a coin says that only it sees, and noise; over the coin's probability, which is
-        public, so that the mean over all users is the same on average."""
+    def noised_update(self, update: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+        """A user's update with noise of `gradient`, which is scaled by what everybody knows. Where participation
+        is secret, every user answers, with its update or with nothing as a coin says that only it sees, and noise; over
+        the coin's probability, which is public, so that the mean over all users is the same on average."""
 
     def zeros(self) -> torch.Tensor:
         """A state of the weights' shape."""
@@ -185,6 +189,8 @@ class ClientProgram(ABC):
     """Whether the clients release something once, before the first round."""
     in_secret: ClassVar[bool] = False
     """Whether what a user releases is a `noised_update`, so that it may keep secret if it takes part."""
+    adapts: ClassVar[bool] = False
+    """Whether the clip follows what was released, beginning with that of the claim."""
 
     @property
     def stateful(self) -> bool:
@@ -258,7 +264,7 @@ class Method(ABC):
         return True
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
-        """The client half, given the static hyperparameters."""
+        """The client half, given the static hyperparameters and the `clipping`."""
         return UserGradient() if level == "user" else NoisyGradient()
 
     def releases(self, run: Run) -> tuple[Event, ...]:

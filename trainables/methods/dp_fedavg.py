@@ -3,7 +3,7 @@
 At user level the steps are free of noise, and where they lead is clipped to C and noised as a whole (McMahan et al.
 2018): however many there are, a round is one release, and in a sum of all clients' their noises add up. With
 `secret_participation` q a user's update is in the sum with probability q, and only the user knows; its noise always
-is, and the sum is divided by q n, however many there were.
+is, and the sum is divided by q n, however many there were. With `clipping: adaptive` C follows the users' updates.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from trainables.methods.adaptive_clip import LENGTH, AdaptiveLocalSteps, taken_apart
 from trainables.methods.base import ClientProgram, Hyperparameter, Hypers, Run, State
 from trainables.methods.local_steps import (
     LOCAL_STEPS,
@@ -35,13 +36,27 @@ class DPFedAvg(LocalStepsMethod):
     )
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
-        return UserLocalSteps(int(hypers["local_steps"])) if level == "user" else super().program(hypers, level)
+        if level == "record":
+            return super().program(hypers, level)
+        return (AdaptiveLocalSteps if _adaptive(hypers) else UserLocalSteps)(int(hypers["local_steps"]))
 
     def releases(self, run: Run) -> tuple[Event, ...]:
         if run.privacy.level == "user":
             q = run.privacy.secret_participation
-            return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=q, hidden_by_sum=True),)
+            length = LENGTH if run.privacy.clipping == "adaptive" else 1.0
+            return (Event("gradient", run.rounds, length * run.privacy.sensitivity, sampling=q, hidden_by_sum=True),)
         return super().releases(run)
 
+    def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
+        return {"clip": hypers["clip"].clone()} if _adaptive(hypers) else {}
+
+    def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
+        return dict(state)
+
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        return theta + hypers["server_learning_rate"] * G
+        update = taken_apart(G, state) if _adaptive(hypers) else G
+        return theta + hypers["server_learning_rate"] * update
+
+
+def _adaptive(hypers: Hypers) -> bool:
+    return hypers.get("clipping") == "adaptive"

@@ -19,11 +19,11 @@ from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 Release = Literal["local", "secure-aggregation"]
 Adjacency = Literal["replace-one", "zero-out"]
 Level = Literal["record", "user"]
-Clipping = Literal["plain", "automatic"]
+Clipping = Literal["plain", "automatic", "adaptive"]
 RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
 ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
 LEVELS: tuple[Level, ...] = ("record", "user")
-CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic")
+CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic", "adaptive")
 LATER = {"clipping": "plain", "secret_participation": 1.0}
 """Settings that older trials do not name, and what they are there."""
 FAR_BEYOND = 1e4  # an eps of no privacy at all
@@ -54,7 +54,8 @@ class PrivacySettings(BaseModel):
     """Whose privacy: one record's, or that of a client with all it holds. `clip` bounds what such a one contributes."""
     clipping: Clipping = "plain"
     """How gradients are brought to `clip`: longer ones are shortened; or all become about as long, which costs the
-    same, for nothing is longer then either."""
+    same, for nothing is longer then either. Or users' updates are shortened, and `clip` is only the first round's:
+    it follows their median norm, which is released too."""
     secret_participation: float = 1.0
     """The probability with which a user takes part in a round, drawn afresh each time and known to nobody else."""
 

@@ -39,7 +39,11 @@ NOT_PUBLISHED = (
     "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
     "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
 )
-HOW = {"plain": "clipped", "automatic": "clipped (automatically: short ones are stretched)"}
+HOW = {
+    "plain": "clipped",
+    "automatic": "clipped (automatically: short ones are stretched)",
+    "adaptive": "clipped (adaptively: after the first round to the private median of their lengths)",
+}
 FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 
