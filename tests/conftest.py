@@ -115,6 +115,15 @@ def local_ray():
         yield
 
 
+@pytest.fixture
+def no_ray():
+    """Sweeps and trainings run in this process."""
+    from without_ray import without_ray
+
+    with without_ray():
+        yield
+
+
 @pytest.fixture(scope="session")
 def all_faults():
     import chaos

@@ -1,13 +1,10 @@
 """Every command that the pages and the README show is run, in one folder, as someone who reads along would."""
 
-import contextlib
 import re
 import shlex
 import shutil
 
-import pytest
 from conftest import REPOSITORY
-from test_api import packs_here
 from test_docs import DOCS, blocks
 
 PLACES = {  # what stands for something, and what it stands for here
@@ -77,11 +74,8 @@ def test_there_are_commands_to_run():
     assert {"fedsweep best DIR", "fedsweep doctor", "fedsweep plan mine.yaml"} <= set(found)
 
 
-@pytest.mark.ray
-def test_every_command_that_is_shown_runs(fedsweep, local_ray, tmp_path, monkeypatch):
-    """Sweeps run in this process, everything else as it is."""
-    monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
-    monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
+def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatch):
+    """Sweeps and trainings run in this process, everything else as it is."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(REPOSITORY / "examples", "examples")
     (study,) = blocks(DOCS / "first-study.md", "yaml")
