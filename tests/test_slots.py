@@ -21,7 +21,7 @@ from trainables.pack_storage import PackStorage
 
 pytestmark = pytest.mark.ray
 
-SLOTS = 8  # of a quarter of a core each: all that a Ray of two has room for
+CORES = 2  # of the local Ray
 STUDY = study(methods=[GD, SOFIM], epsilons=[8, 4])
 
 
@@ -30,27 +30,28 @@ def judge(trial):
     return "done", metrics["accuracy"][trial.rounds], metrics["loss"][trial.rounds]
 
 
-def swept(folder: Path, start) -> tuple[dict, dict]:
-    """Outcomes and stages of a study whose trials are packs of their own."""
+def swept(folder: Path, slots: int, start) -> tuple[dict, dict]:
+    """Outcomes and stages of a study whose trials are packs of their own, on slots that fill the Ray."""
     with Ledger.write(folder / "results") as ledger:
         sweep = Sweep(Blueprint.draw(STUDY), ledger)
-        size = Capacity(FederationSize(1, cpus_per_host=0.25), SLOTS, lanes_per_pack=1)
+        size = Capacity(FederationSize(1, cpus_per_host=CORES / slots), slots, lanes_per_pack=1)
         runner.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
         assert sweep.finished
         return ledger.outcomes(), ledger.stages()
 
 
 def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
-    """No pack ends before eight processes have one: if it ends at all, eight have worked at once. Over three stages of
-    four cells no federation is started twice, and what comes out is what one after the other comes out."""
-    seen = tmp_path / "seen"
+    """More slots than cores. No pack ends before four processes have one: if it ends at all, four have worked at once.
+    Over three stages of four cells no federation is started twice, and what comes out is what one after the other
+    comes out."""
+    seen, slots = tmp_path / "seen", 4
     seen.mkdir()
-    outcomes, stages = swept(tmp_path, functools.partial(WaitingFederation, 0.05, SLOTS, str(seen)))
-    assert len(list(seen.glob("up-*"))) == len(list(seen.glob("began-*"))) == SLOTS
+    outcomes, stages = swept(tmp_path, slots, functools.partial(WaitingFederation, 0.01, slots, str(seen)))
+    assert len(list(seen.glob("up-*"))) == len(list(seen.glob("began-*"))) == slots
     packs = [json.loads(line) for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
     assert len(packs) == len(outcomes)
     first_end = min(end for _, end in packs)
-    assert sum(began < first_end for began, _ in packs) == SLOTS, "distinct processes, since none has two at a time"
+    assert sum(began < first_end for began, _ in packs) == slots, "distinct processes, since none has two at a time"
     assert stages == drive(tmp_path / "plain", STUDY, judge).stages
     assert not (tmp_path / "tune").exists(), "Tune's scratch is thrown away"
     assert not (tmp_path / "packs").exists()
@@ -59,11 +60,11 @@ def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
 @pytest.mark.timeout(300)
 def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
     """More often than there are slots, so one of them twice."""
-    seen = tmp_path / "seen"
+    seen, slots = tmp_path / "seen", 2
     seen.mkdir()
 
     def stumbling():
-        for number in range(SLOTS + 1):
+        for number in range(slots + 1):
             try:
                 (seen / f"failed-{number}").touch(exist_ok=False)
             except FileExistsError:
@@ -71,8 +72,8 @@ def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
             raise RuntimeError("it does not start")
         return WaitingFederation(0.01, 1, str(seen))
 
-    outcomes, stages = swept(tmp_path, stumbling)
-    assert len(list(seen.glob("failed-*"))) == SLOTS + 1
+    outcomes, stages = swept(tmp_path, slots, stumbling)
+    assert len(list(seen.glob("failed-*"))) == slots + 1
     assert stages == drive(tmp_path / "plain", STUDY, judge).stages
     assert len(outcomes) == len({key for keys in stages.values() for key in keys})
 
