@@ -172,7 +172,6 @@ def test_the_comparison_with_other_simulators_loads():
         cwd=REPOSITORY / "benchmarks",
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert found.returncode == 0, found.stderr
 

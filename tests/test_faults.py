@@ -27,7 +27,7 @@ from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
 from trainables.pack_storage import DamagedError, PackStorage, name_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.ray
 IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
 
 
@@ -276,7 +276,7 @@ def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, cap
         for _ in range(5):
             listener.accept()[0].close()
         assert codes == []
-    watch.join(10)
+    watch.join()
     assert codes == [2]
     assert f"fedsweep: the head of the Ray cluster at {address} has not answered" in capfd.readouterr().err
 
