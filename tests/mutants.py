@@ -210,6 +210,8 @@ class Learnt:
     missed: dict[str, set[int]]
     """By module, the lines that no test runs."""
     statements: dict[str, int]
+    failed: list[str]
+    """Tests that fail without any fault, and can notice none."""
 
     def share(self, module: str) -> float:
         """Of a module's lines, those that the tests run, in percent."""
@@ -222,7 +224,8 @@ class Learnt:
             for module, mine, theirs in ((m, self.lines[m], others.lines[m]) for m in self.lines)
         }
         missed = {module: self.missed[module] & others.missed[module] for module in self.missed}
-        return Learnt({**self.seconds, **others.seconds}, lines, missed, self.statements)
+        failed = self.failed + others.failed
+        return Learnt({**self.seconds, **others.seconds}, lines, missed, self.statements, failed)
 
     def tests_of(self, module: str, line: int) -> list[str]:
         """Those that run the line, the quickest first."""
@@ -242,7 +245,7 @@ class _Learning:
     def __init__(self, modules: list[str], first: int, every: int) -> None:
         import coverage
 
-        self.modules, self.seconds, self.mine = modules, {}, slice(first, None, every)
+        self.modules, self.seconds, self.failed, self.mine = modules, {}, [], slice(first, None, every)
         self.measure = coverage.Coverage(include=[str(ROOT / module) for module in modules], data_file=None)
         self.measure.start()
 
@@ -259,12 +262,16 @@ class _Learning:
         self.measure.switch_context("")
         return found
 
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def learnt(self) -> Learnt:
         self.measure.stop()
         data = self.measure.get_data()
         lines = {
             module: {
-                line: [test for test in tests if test]
+                line: [test for test in tests if test and test not in self.failed]
                 for line, tests in data.contexts_by_lineno(str(ROOT / module)).items()
             }
             for module in self.modules
@@ -273,10 +280,11 @@ class _Learning:
             *(self.measure.analysis2(str(ROOT / module))[:4] for module in self.modules), strict=True
         )
         return Learnt(
-            self.seconds,
+            {test: seconds for test, seconds in self.seconds.items() if test not in self.failed},
             lines,
             {module: set(found) for module, found in zip(self.modules, missed, strict=True)},
             {module: len(found) for module, found in zip(self.modules, statements, strict=True)},
+            self.failed,
         )
 
 
@@ -420,14 +428,13 @@ def _forked(work) -> tuple[int, bytes]:
 
 
 def learn(modules: list[str], tests: tuple[str, ...], jobs: int) -> Learnt | None:
-    """None if the tests fail without any fault."""
+    """None if the tests cannot be read."""
+    well = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
 
     def work(job: int) -> tuple[int, bytes]:
         learning = _Learning(modules, job, jobs)
-        failed = pytest.main([*FAST, *tests], plugins=[learning])
-        return int(failed not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)), pickle.dumps(
-            learning.learnt()
-        )
+        code = pytest.main([*FAST, "--maxfail=0", *tests], plugins=[learning])
+        return int(code not in well), pickle.dumps(learning.learnt())
 
     forks = [_Fork(lambda job=job: work(job)) for job in range(jobs)]
     ended = [fork.ended() for fork in forks]
@@ -636,8 +643,11 @@ def main() -> int:
             continue
         learnt = learn(together, tests, given.jobs)
         if learnt is None:
-            print(f"{' '.join(tests)}: fail without any fault")
+            print(f"{' '.join(tests)}: cannot be read")
             return 2
+        for test in learnt.failed:
+            every = False
+            print(f"  FAILS without any fault, and is left out  {test}", flush=True)
         for module in together:
             if time.monotonic() > deadline:
                 print(f"no time for {module}")
