@@ -98,12 +98,12 @@ def cpu_seconds(pid: int) -> float:
     return float("inf")
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], object], what: str) -> None:
     """Looks again and again; fails loudly rather than go on after a time that happened to be long enough."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"for {seconds} s this did not happen: {what}")
+            raise TimeoutError(f"for {PATIENCE_S} s this did not happen: {what}")
         time.sleep(0.05)
 
 
@@ -210,7 +210,7 @@ class Driver:
     def processes(self, kind: str) -> list[int]:
         return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
 
-    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """For something to happen while it runs."""
 
         def happened() -> bool:
@@ -222,11 +222,11 @@ class Driver:
                 )
             return False
 
-        wait_until(happened, what, seconds)
+        wait_until(happened, what)
 
-    def end(self, seconds: float = PATIENCE_S) -> int:
+    def end(self) -> int:
         """Its exit code, once it and all that it started have ended."""
-        wait_until(lambda: self._look() or not self.alive, f"the driver ends; it said:\n{self.said}", seconds)
+        wait_until(lambda: self._look() or not self.alive, f"the driver ends; it said:\n{self.said}")
         wait_until(lambda: not session(self.process.pid), "its processes end")
         return self.process.returncode
 
