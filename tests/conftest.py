@@ -20,7 +20,7 @@ def pytest_addoption(parser):
     parser.addoption("--counts-into", type=Path, help="a page whose table of faults is to be written anew")
 
 
-SLOW = ("test_faults.py", "test_methods.py", "test_sweep.py", "test_audit.py", "test_plugins.py", "test_cli.py")
+SLOW = ("test_faults.py", "test_methods.py", "test_audit.py", "test_sweep.py", "test_plugins.py", "test_slots.py")
 
 
 def pytest_collection_modifyitems(items):
@@ -112,6 +112,15 @@ def local_ray():
     from orchestrator.running.cluster import connected
 
     with connected(cpus=2):
+        yield
+
+
+@pytest.fixture
+def no_ray():
+    """Sweeps and trainings run in this process."""
+    from without_ray import without_ray
+
+    with without_ray():
         yield
 
 

@@ -14,6 +14,7 @@ what the faultless run took: how loaded a machine is does not matter.
     python tests/mutants.py --left                    those that survived last time, once there are tests for them;
                                                       quickly so with `--tests` and the files that have the new ones
     python tests/mutants.py --named                   faults that once passed unnoticed, and which test notices now
+    python tests/mutants.py --jobs 12 --minutes 8     twelve at a time; what is not tried by then is left out, evenly
 
 Faults that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`, and are
 not tried. What was counted, and how many lines the tests run, is kept in `mutants.md`, what survived in
@@ -26,27 +27,29 @@ from __future__ import annotations
 import argparse
 import ast
 import atexit
+import contextlib
 import difflib
+import functools
 import gc
+import hashlib
 import importlib
 import importlib.util
 import inspect
-import io
 import itertools
 import json
 import math
 import os
 import pickle
+import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import _lru_cache_wrapper
+from datetime import UTC, datetime
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -204,8 +207,25 @@ class Learnt:
     """Of every test."""
     lines: dict[str, dict[int, list[str]]]
     """By module and line, the tests that run it."""
-    share: dict[str, float]
-    """The share of a module's lines that the tests run, in percent."""
+    missed: dict[str, set[int]]
+    """By module, the lines that no test runs."""
+    statements: dict[str, int]
+    failed: list[str]
+    """Tests that fail without any fault, and can notice none."""
+
+    def share(self, module: str) -> float:
+        """Of a module's lines, those that the tests run, in percent."""
+        return 100 * (1 - len(self.missed[module]) / max(1, self.statements[module]))
+
+    def with_others(self, others: Learnt) -> Learnt:
+        """What some tests showed and what others did."""
+        lines = {
+            module: {line: [*mine.get(line, ()), *theirs.get(line, ())] for line in {**mine, **theirs}}
+            for module, mine, theirs in ((m, self.lines[m], others.lines[m]) for m in self.lines)
+        }
+        missed = {module: self.missed[module] & others.missed[module] for module in self.missed}
+        failed = self.failed + others.failed
+        return Learnt({**self.seconds, **others.seconds}, lines, missed, self.statements, failed)
 
     def tests_of(self, module: str, line: int) -> list[str]:
         """Those that run the line, the quickest first."""
@@ -220,14 +240,18 @@ class Learnt:
 
 
 class _Learning:
-    """Which lines every test runs, and how long it takes."""
+    """Which lines every test runs, and how long it takes; of the tests, every so-manieth."""
 
-    def __init__(self, modules: list[str]) -> None:
+    def __init__(self, modules: list[str], first: int, every: int) -> None:
         import coverage
 
-        self.modules, self.seconds = modules, {}
+        self.modules, self.seconds, self.failed, self.mine = modules, {}, [], slice(first, None, every)
         self.measure = coverage.Coverage(include=[str(ROOT / module) for module in modules], data_file=None)
         self.measure.start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        items[:] = items[self.mine]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -238,18 +262,30 @@ class _Learning:
         self.measure.switch_context("")
         return found
 
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def learnt(self) -> Learnt:
         self.measure.stop()
         data = self.measure.get_data()
         lines = {
             module: {
-                line: [test for test in tests if test]
+                line: [test for test in tests if test and test not in self.failed]
                 for line, tests in data.contexts_by_lineno(str(ROOT / module)).items()
             }
             for module in self.modules
         }
-        share = {m: self.measure.report(include=[str(ROOT / m)], file=io.StringIO()) for m in self.modules}
-        return Learnt(self.seconds, lines, share)
+        _, statements, _, missed = zip(
+            *(self.measure.analysis2(str(ROOT / module))[:4] for module in self.modules), strict=True
+        )
+        return Learnt(
+            {test: seconds for test, seconds in self.seconds.items() if test not in self.failed},
+            lines,
+            {module: set(found) for module, found in zip(self.modules, missed, strict=True)},
+            {module: len(found) for module, found in zip(self.modules, statements, strict=True)},
+            self.failed,
+        )
 
 
 class _Chosen:
@@ -278,18 +314,21 @@ class _InPlace:
     """Faults inside functions: the tests are read once, and in a fork of their own the faulty function takes the place
     of the real one, wherever it is known."""
 
-    def __init__(self, module: str, faults: list[Fault], learnt: Learnt) -> None:
-        self.module, self.faults, self.learnt = module, faults, learnt
-        self.survivors: list[int] = []
+    def __init__(self, module: str, faults: list[Fault], learnt: Learnt, deadline: float) -> None:
+        self.module, self.faults, self.learnt, self.deadline = module, faults, learnt, deadline
+        self.survived: list[bool] = []
+        """Of every fault that was tried."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
         by_name = {item.nodeid: item for item in session.items}
         self.place = _Place(ROOT / self.module)
-        for number, fault in enumerate(self.faults):
+        for fault in self.faults:
+            if time.monotonic() > self.deadline:
+                break
             tests = [by_name[test] for test in self.learnt.tests_of(fault.module, fault.line) if test in by_name]
-            if not _noticed(_forked(lambda tests=tests, fault=fault: self._shown(fault, tests))[0]):
-                self.survivors.append(number)
+            code, _ = _forked(lambda tests=tests, fault=fault: self._shown(fault, tests))
+            self.survived.append(not _noticed(code))
         return True
 
     def _shown(self, fault: Fault, tests: list[pytest.Item]) -> tuple[int, bytes]:
@@ -337,7 +376,7 @@ class _Place:
         self.held = [
             one for one in everything if isinstance(one, FunctionType) and one.__code__.co_filename == str(path)
         ]
-        self.remembering = [one for one in everything if isinstance(one, _lru_cache_wrapper)]
+        self.remembering = [one for one in everything if isinstance(one, functools._lru_cache_wrapper)]
 
     def taken_by(self, code: str) -> None:
         real, faulty = (
@@ -355,59 +394,91 @@ class _Place:
             one.cache_clear()
 
 
+class _Fork:
+    """Something done in a process of its own, side by side with what comes after."""
+
+    def __init__(self, work) -> None:
+        reading, writing = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+                quiet = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(quiet, 1)
+                os.dup2(quiet, 2)
+                os.close(reading)
+                code, said = work()
+                with open(writing, "wb") as out:
+                    out.write(said)
+                os._exit(code)
+            finally:
+                os._exit(99)
+        os.close(writing)
+        self._reading = reading
+
+    def ended(self) -> tuple[int, bytes]:
+        """Its exit code, or minus what ended it, and what it has to say."""
+        with open(self._reading, "rb") as pipe:
+            said = pipe.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]), said
+
+
 def _forked(work) -> tuple[int, bytes]:
-    """What comes of it in a process of its own: its exit code, or minus what ended it, and what it has to say."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            os.close(reading)
-            code, said = work()
-            with open(writing, "wb") as out:
-                out.write(said)
-            os._exit(code)
-        finally:
-            os._exit(99)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        said = pipe.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+    return _Fork(work).ended()
 
 
-def learn(modules: list[str], tests: tuple[str, ...]) -> Learnt | None:
-    """None if the tests fail without any fault."""
+def learn(modules: list[str], tests: tuple[str, ...], jobs: int) -> Learnt | None:
+    """None if the tests cannot be read."""
+    well = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
 
-    def work():
-        learning = _Learning(modules)
-        failed = pytest.main([*FAST, *tests], plugins=[learning])
-        return int(failed), pickle.dumps(learning.learnt())
+    def work(job: int) -> tuple[int, bytes]:
+        learning = _Learning(modules, job, jobs)
+        code = pytest.main([*FAST, "--maxfail=0", *tests], plugins=[learning])
+        return int(code not in well), pickle.dumps(learning.learnt())
 
-    failed, said = _forked(work)
-    return None if failed else pickle.loads(said)
+    forks = [_Fork(lambda job=job: work(job)) for job in range(jobs)]
+    ended = [fork.ended() for fork in forks]
+    if any(code for code, _ in ended):
+        return None
+    return functools.reduce(Learnt.with_others, (pickle.loads(said) for _, said in ended))
 
 
-def survivors_of(module: str, mine: list[Fault], learnt: Learnt) -> list[Fault]:
-    inside = [fault for fault in mine if only_in_functions(fault)]
-    tests = sorted({test for fault in inside for test in learnt.tests_of(module, fault.line)})
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+@dataclass(frozen=True)
+class Tried:
+    fault: Fault
+    survived: bool
 
-    def work():
-        hunt = _InPlace(module, inside, learnt)
-        code = pytest.main([*FAST, "-s", *files], plugins=[hunt])
-        return int(code), pickle.dumps(hunt.survivors)
 
-    left = set()
-    if inside:
-        code, said = _forked(work)
+def tried(module: str, mine: list[Fault], learnt: Learnt, jobs: int, deadline: float) -> list[Tried]:
+    """In an order that leaves out evenly what there is no time for; so many side by side."""
+    mixed = random.Random(module).sample(mine, len(mine))
+    inside, on_import = ([fault for fault in mixed if only_in_functions(fault) == is_so] for is_so in (True, False))
+    shares = [(inside[job::jobs], on_import[job::jobs]) for job in range(jobs)]
+    forks = [
+        (share, _Fork(lambda share=share: _try_all(module, *share, learnt, deadline))) for share in shares if any(share)
+    ]
+    found = []
+    for (some, others), fork in forks:
+        code, said = fork.ended()
         if code:
             raise SystemExit(f"the tests of {module} cannot be read: exit code {code}")
-        left = {inside[number].code for number in pickle.loads(said)}
-    left |= {fault.code for fault in mine if fault not in inside and survives_import(fault, learnt)}
-    return [fault for fault in mine if fault.code in left]
+        for faults_of, survived in zip((some, others), pickle.loads(said), strict=True):
+            found += [Tried(*pair) for pair in zip(faults_of, survived, strict=False)]
+    return sorted(found, key=lambda one: mine.index(one.fault))
+
+
+def _try_all(
+    module: str, inside: list[Fault], on_import: list[Fault], learnt: Learnt, deadline: float
+) -> tuple[int, bytes]:
+    """Of each kind, whether those survived that there was time for."""
+    tests = sorted({test for fault in inside for test in learnt.tests_of(module, fault.line)})
+    hunt, code = _InPlace(module, inside, learnt, deadline), 0
+    in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, on_import)
+    later = [survives_import(fault, learnt) for fault in in_time]  # before any test is read here
+    if inside:
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        code = int(pytest.main([*FAST, "-s", *files], plugins=[hunt]))
+    return code, pickle.dumps((hunt.survived, later))
 
 
 def survives_import(fault: Fault, learnt: Learnt) -> bool:
@@ -532,7 +603,8 @@ def verdict(rows: list[Row]) -> str:
 
 def as_of(module: str) -> str:
     """Which text it has, as git names it."""
-    return subprocess.check_output(("git", "hash-object", "--", module), text=True)[:7]
+    text = (ROOT / module).read_bytes()
+    return hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest()[:7]
 
 
 def main() -> int:
@@ -544,14 +616,18 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", help="instead of the module's own")
     parser.add_argument("--named", action="store_true", help="only the faults that have a name")
     parser.add_argument("--unnamed", action="store_true", help="only the others")
+    parser.add_argument("--jobs", type=int, default=1, help="how many faults are tried side by side")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no other fault is tried")
     given = parser.parse_args()
+    deadline = time.monotonic() + 60 * given.minutes
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mutants-")
     atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
     for name in NOT_OURS:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # some tests do without
+            importlib.import_module(name)
     every = given.unnamed or all_named_are_noticed(given.where)
     if given.named:
         return int(not every)
@@ -562,26 +638,42 @@ def main() -> int:
     rows = []
     for tests, some in itertools.groupby(modules, lambda module: tuple(given.tests or TESTS[module])):
         together = list(some)
-        learnt = learn(together, tests)
+        if time.monotonic() > deadline:
+            print(f"no time for {', '.join(together)}")
+            continue
+        learnt = learn(together, tests, given.jobs)
         if learnt is None:
-            print(f"{' '.join(tests)}: fail without any fault")
+            print(f"{' '.join(tests)}: cannot be read")
             return 2
+        for test in learnt.failed:
+            every = False
+            print(f"  FAILS without any fault, and is left out  {test}", flush=True)
         for module in together:
+            if time.monotonic() > deadline:
+                print(f"no time for {module}")
+                continue
             possible = list(faults(module))
             mine = possible[:: math.ceil(len(possible) / given.sample) if given.sample and possible else given.every]
             if given.left:
                 mine = [fault for fault in possible if fault.change in left[module]]
             noticeable = [fault for fault in mine if not fault.alike(known)]
-            survivors = survivors_of(module, noticeable, learnt)
+            shown = tried(module, noticeable, learnt, given.jobs, deadline)
+            if noticeable and not shown:
+                print(f"no time for {module}")
+                continue
+            survivors = [one.fault for one in shown if one.survived]
+            if given.left:  # what there was no time for is still left
+                survivors = [fault for fault in noticeable if Tried(fault, False) not in shown]
             for fault in survivors:
                 print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
-            tried, alike, noticed = len(mine), len(mine) - len(noticeable), len(noticeable) - len(survivors)
+            alike = len(mine) - len(noticeable)
+            count, noticed = alike + len(shown), len(shown) - len(survivors)
             if given.left:  # what was noticed then is noticed now: tests were added
-                tried, alike = before[module].faults, before[module].alike + alike
-                noticed = tried - alike - len(survivors)
-            date = subprocess.check_output(("date", "-u", "+%Y-%m-%d"), text=True).strip()
-            lines = before[module].lines if given.left and given.tests else f"{learnt.share[module]:.0f}%"
-            row = Row(module, len(possible), tried, noticed, alike, lines, as_of(module), date)
+                count, alike = before[module].faults, before[module].alike + alike
+                noticed = count - alike - len(survivors)
+            date = datetime.now(UTC).strftime("%Y-%m-%d")
+            lines = before[module].lines if given.left and given.tests else f"{learnt.share(module):.0f}%"
+            row = Row(module, len(possible), count, noticed, alike, lines, as_of(module), date)
             rows.append(row)
             print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
             keep(row)

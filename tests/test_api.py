@@ -1,30 +1,24 @@
 """The package `fedsweep`: the same as the commands, from Python, with data frames."""
 
-import contextlib
 import inspect
-import itertools
 import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
 import pytest
 import small
+from without_ray import without_ray
 
 import fedsweep
 from orchestrator.commands.train import train as train_command
 from orchestrator.report.export import _distributions, _short
-from orchestrator.running.conductor import Conductor
 from orchestrator.study.reading import parse
 from trainables.data import features
-from trainables.pack import pack_group
-from trainables.problem import in_process
 from trainables.saved import SavedModel
-from trainables.server import run_here
 
 STUDY = {
     "name": "from-python",
@@ -40,21 +34,9 @@ STUDY = {
 }
 
 
-def packs_here(sweep, *arguments, **options):
-    """Every pack in this process, without Ray; what becomes of it is written down as ever."""
-    scribe = SimpleNamespace(sweep=sweep, _queued=set())
-    while sweep.waiting:
-        groups = itertools.groupby(sorted(sweep.waiting.values(), key=pack_group), key=pack_group)
-        for trials in [list(members) for _, members in groups]:
-            lanes = run_here(trials, in_process(sweep.blueprint.problems[trials[0].problem.key]))
-            Conductor._record(scribe, [Conductor._row(scribe, trial, lanes[trial.key]) for trial in trials])
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
-        patch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
+    with without_ray():
         return fedsweep.run_study(STUDY, tmp_path_factory.mktemp("api") / "results")
 
 

@@ -123,8 +123,7 @@ def test_example_studies_can_be_run(file):
         assert Blueprint.draw(study).cells
 
 
-@pytest.mark.ray
-def test_the_notebook_runs(tmp_path, monkeypatch, local_ray):
+def test_the_notebook_runs(tmp_path, monkeypatch, no_ray):
     """Cell by cell, as a person would."""
     notebook = json.loads((REPOSITORY / "examples" / "notebooks" / "first-study.ipynb").read_text())
     assert notebook["nbformat"] == 4
@@ -173,7 +172,6 @@ def test_the_comparison_with_other_simulators_loads():
         cwd=REPOSITORY / "benchmarks",
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert found.returncode == 0, found.stderr
 

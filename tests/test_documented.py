@@ -1,15 +1,12 @@
 """Every command that the pages and the README show is run, in one folder, as someone who reads along would."""
 
-import contextlib
 import re
 import shlex
 import shutil
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from conftest import REPOSITORY
-from test_api import packs_here
 from test_docs import DOCS, blocks
 
 PLACES = {  # what stands for something, and what it stands for here
@@ -102,13 +99,10 @@ def shorten_what_takes_long(monkeypatch):
     monkeypatch.setattr("trainables.data.sources.formats.read", lambda *_: SimpleNamespace(arrays=few))
 
 
-@pytest.mark.ray
-def test_every_command_that_is_shown_runs(fedsweep, local_ray, tmp_path, monkeypatch):
-    """Sweeps run in this process, everything else as it is."""
+def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatch):
+    """Sweeps and trainings run in this process, everything else as it is."""
     shorten_what_takes_long(monkeypatch)
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
-    monkeypatch.setattr("orchestrator.running.sweeping._run_packs", packs_here)
-    monkeypatch.setattr("orchestrator.running.sweeping.connected", contextlib.nullcontext)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(REPOSITORY / "examples", "examples")
     (study,) = blocks(DOCS / "first-study.md", "yaml")

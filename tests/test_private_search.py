@@ -10,7 +10,7 @@ import pytest
 import yaml
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
-from test_api import packs_here
+from without_ray import without_ray
 
 from orchestrator.report.benchmark.export import write_export
 from orchestrator.report.page import read as read_page
@@ -185,7 +185,7 @@ def test_methods_without_a_known_price_are_refused():
         Blueprint.draw(study(text))
 
 
-# ---- on a real Ray
+# ---- a whole study
 
 
 def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> sweeping.Finished:
@@ -196,9 +196,10 @@ def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> sw
 
 
 @pytest.fixture(scope="module")
-def swept(local_ray, tmp_path_factory) -> Path:
+def swept(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("private")
-    finished = run(folder)
+    with without_ray():
+        finished = run(folder)
     assert (finished.complete, finished.failed) == (True, 0)
     return folder
 
@@ -208,7 +209,6 @@ def published(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
 
 
-@pytest.mark.ray
 def test_the_winner_is_trained_once_and_judged_twice(swept):
     """Its confirm run has other rows to be judged on and the same noise: all that clients see is the same."""
     with Ledger.read(swept) as ledger:
@@ -225,7 +225,6 @@ def test_the_winner_is_trained_once_and_judged_twice(swept):
     assert winner.key == best_of({k: row.trial.seed for k, row in searched.items()}, outcomes, noisy).key
 
 
-@pytest.mark.ray
 def test_nothing_but_the_winner_is_published(swept):
     """No score, no curve, no seed and no number of the others; nor what clients measured beside their releases."""
     with Ledger.read(swept) as ledger:
@@ -254,7 +253,6 @@ def test_nothing_but_the_winner_is_published(swept):
         write_export(swept, swept / "export")
 
 
-@pytest.mark.ray
 def test_tables_say_the_price_and_that_they_may_be_published(swept):
     text = (swept / "tables" / "privacy.md").read_text()
     price = private_search(mu_of(40, DELTA), 6, DELTA, "geometric")
@@ -269,14 +267,15 @@ def test_tables_say_the_price_and_that_they_may_be_published(swept):
 
 
 @pytest.mark.ray
-def test_an_interrupted_search_goes_on_with_the_same_runs(swept, tmp_path, local_ray, monkeypatch):
-    """Stopped before anything ran, and taken up again after half of the runs were lost: in this process, which leaves
-    the same."""
+def test_an_interrupted_search_goes_on_with_the_same_runs(swept, tmp_path, local_ray):
+    """Stopped on a real Ray before anything ran, and taken up again there."""
     begun = tmp_path / "begun"
     run(begun, stop_after_s=0)
-    monkeypatch.setattr(sweeping, "_run_packs", packs_here)
     assert run(begun).complete
     assert published(begun) == published(swept)
+
+
+def test_a_search_that_lost_half_of_its_runs_draws_the_same_ones(swept, tmp_path, no_ray):
     halved = Path(shutil.copytree(swept, tmp_path / "halved"))
     with Ledger.write(halved) as ledger:
         keys = list(ledger.outcomes())
@@ -285,8 +284,7 @@ def test_an_interrupted_search_goes_on_with_the_same_runs(swept, tmp_path, local
     assert published(halved) == published(swept)
 
 
-@pytest.mark.ray
-def test_secrets_are_drawn_anew_for_every_folder_and_cell_and_travel_with_the_runs(swept, tmp_path, local_ray):
+def test_secrets_are_drawn_anew_for_every_folder_and_cell_and_travel_with_the_runs(swept, tmp_path):
     found = []
     for name in ("one", "two"):
         with Ledger.write(tmp_path / name) as ledger:
@@ -299,7 +297,6 @@ def test_secrets_are_drawn_anew_for_every_folder_and_cell_and_travel_with_the_ru
     assert published(tmp_path / "merged") == published(swept)
 
 
-@pytest.mark.ray
 def test_an_unfinished_search_shows_nothing(swept, tmp_path):
     """Not even how many runs have ended."""
     folder = Path(shutil.copytree(swept, tmp_path / "unfinished"))
@@ -314,7 +311,6 @@ def test_an_unfinished_search_shows_nothing(swept, tmp_path):
     assert "learning_rate" not in (folder / "tables" / "hyperparameters.md").read_text()
 
 
-@pytest.mark.ray
 def test_a_folder_is_audited_in_one_run(swept, fedsweep, capfd):
     """With a claim of 40 no number of guesses about 600 weights can show more: it says so."""
     code, out, _ = fedsweep("audit", swept, "--json")

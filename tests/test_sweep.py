@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from test_api import packs_here
+from without_ray import without_ray
 
 from orchestrator.report import status
 from orchestrator.results.ledger import Ledger, Row
@@ -85,9 +85,10 @@ def content(row: Row) -> tuple:
 @pytest.fixture(scope="module")
 def swept(local_ray, tmp_path_factory) -> Path:
     """The folder of a finished study: packs of any size, two client hosts."""
-    folder = tmp_path_factory.mktemp("swept")
-    finished = run(folder, study_text())
+    folder, told = tmp_path_factory.mktemp("swept"), Told()
+    finished = run(folder, study_text(), told)
     assert (finished.complete, finished.failed) == (True, 0)
+    assert told.looks[-1] == (30, 30), "the real runner tells its view"
     assert all(Path(path).is_file() for path in finished.tables)
     return folder
 
@@ -128,7 +129,7 @@ class Told(View):
 
 
 @pytest.mark.parametrize("select", ["[contest]", "[single]"])
-def test_plan_run_status_and_readme_count_the_same_trials(select, local_ray, tmp_path):
+def test_plan_run_status_and_readme_count_the_same_trials(select, no_ray, tmp_path):
     """Of the fine grids' learning rates one stands in the coarse grid as well, and so do two of DP-FedSOFIM's points:
     such a trial is one, whoever counts."""
     text = study_text().replace("fine: {learning_rate: [0.3, 2]", "fine: {learning_rate: [0.1, 1, 2]")
@@ -246,11 +247,16 @@ def test_tables_that_were_deleted_come_back_the_same(copied, nothing_runs):
     assert shown(copied) == before
 
 
-@pytest.mark.parametrize("resources", ["lanes_per_pack: 1, hosts: 2", "lanes_per_pack: 16, hosts: 1"])
-def test_results_do_not_depend_on_how_the_work_was_cut(swept, local_ray, tmp_path, resources):
-    """Twenty coarse trials were one pack on two hosts. Now they are twenty packs, or 16 and 4 on two federations of
-    one host side by side: the same winner, the same bytes."""
-    assert run(tmp_path, study_text(f"gpus_per_host: 0, {resources}")).complete
+@pytest.mark.parametrize(
+    ("resources", "where"),
+    [("lanes_per_pack: 1", without_ray), ("lanes_per_pack: 7, hosts: 1", contextlib.nullcontext)],
+    ids=["each alone, in one process", "on two federations"],
+)
+def test_results_do_not_depend_on_how_the_work_was_cut(swept, local_ray, tmp_path, resources, where):
+    """Twenty coarse trials were one pack on two hosts. Now they are twenty packs without any Ray, or three on two
+    federations of one host side by side: the same winner, the same bytes."""
+    with where():
+        assert run(tmp_path, study_text(f"gpus_per_host: 0, {resources}")).complete
     assert (tmp_path / "best.yaml").read_bytes() == (swept / "best.yaml").read_bytes()
     expected, found = rows(swept), rows(tmp_path)
     assert {key: content(row) for key, row in found.items()} == {key: content(row) for key, row in expected.items()}
@@ -266,7 +272,7 @@ def extended(swept, tmp_path_factory) -> tuple[Path, list[str]]:
     folder = Path(shutil.copytree(swept, tmp_path_factory.mktemp("extended") / "copied"))
     text = study_text().replace("[40]", "[40, 20]").replace("search: {", "search: {ways: [grid, optuna], ")
     lines = io.StringIO()
-    with contextlib.redirect_stdout(lines):
+    with without_ray(), contextlib.redirect_stdout(lines):
         assert run(folder, text, JsonView()).complete
     return folder, lines.getvalue().splitlines()
 
@@ -347,11 +353,9 @@ def contest_text(resources: str) -> str:
     )
 
 
-def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(local_ray, tmp_path, monkeypatch):
+def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(no_ray, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with monkeypatch.context() as patch:
-        patch.setattr(sweeping, "_run_packs", packs_here)  # in this process, all lanes at once
-        assert run(whole, contest_text("hosts: 2")).complete
+    assert run(whole, contest_text("hosts: 2")).complete
     run(cut, contest_text("hosts: 1, lanes_per_pack: 2"))
     assert shown(cut) == shown(whole)
     assert {"tables/selection.md", "tables/partitions.md", "tables/search-ways.md"} <= set(shown(whole))
@@ -399,7 +403,7 @@ def test_hopeless_lanes_are_stopped_and_recorded(swept, local_ray, tmp_path):
 # ---- the commands
 
 
-def test_a_winner_can_be_trained_again_to_the_last_bit(swept, local_ray, fedsweep):
+def test_a_winner_can_be_trained_again_to_the_last_bit(swept, no_ray, fedsweep):
     row = next(row for row in stage(swept, SOFIM, "confirm") if row.trial.seed == 7)
     code, out, _ = fedsweep("train", "--from", swept / "best.yaml", "--cell", SOFIM, "--seed", 7, "--json")
     assert code == 0

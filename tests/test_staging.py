@@ -1,0 +1,122 @@
+"""The way to the GPU, on a device that is as slow as it may be: it copies only when somebody waits for it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from trainables import staging
+from trainables.staging import DEPTH, Staging
+
+
+class Pinned(torch.Tensor):
+    """Memory that the device reads when it comes to it; `late` is what it has not read yet."""
+
+    late: list
+
+    def to(self, device, non_blocking=False):
+        assert device == "cuda"
+        there = torch.full(self.shape, math.nan)
+        Pinned.late.append((self, there))
+        if not non_blocking:
+            _catch_up(len(Pinned.late))
+        return there
+
+
+def _catch_up(count: int) -> None:
+    """In the order in which it was asked."""
+    for here, there in Pinned.late[:count]:
+        there.copy_(here.as_subclass(torch.Tensor))
+    Pinned.late[:count] = [(there, there) for _, there in Pinned.late[:count]]
+
+
+class Event:
+    """The device's place in its work when it was recorded."""
+
+    def __init__(self):
+        self._place = 0
+
+    def record(self):
+        self._place = len(Pinned.late)
+
+    def synchronize(self):
+        _catch_up(self._place)
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    """The memory that was pinned, in numbers, one entry a time."""
+    sizes = []
+    empty, from_numpy = torch.empty, torch.from_numpy
+
+    def allocate(size, pin_memory=False):
+        if pin_memory:
+            sizes.append(size)
+        return empty(size).as_subclass(Pinned)
+
+    monkeypatch.setattr(Pinned, "late", [], raising=False)
+    monkeypatch.setattr(staging.torch.cuda, "Event", Event)
+    monkeypatch.setattr(staging.torch, "empty", allocate)
+    monkeypatch.setattr(staging.torch, "from_numpy", lambda values: from_numpy(values).as_subclass(Pinned))
+    return sizes
+
+
+def filled(number: int):
+    def fill(values):
+        assert values.dtype == np.float32
+        values[...] = number + np.arange(values.size).reshape(values.shape)
+
+    return fill
+
+
+def arrived(sent: list[torch.Tensor]) -> list[np.ndarray]:
+    _catch_up(len(Pinned.late))
+    return [array.numpy() for array in sent]
+
+
+def test_nothing_is_written_over_before_it_has_left(pinned):
+    """Many more arrays than there are places, of sizes that come and go."""
+    shapes = [(1 + number % 5, 1 + 7 * number % 11) for number in range(5 * DEPTH)]
+    way = Staging()
+    sent = [way.sent(shape, filled(number)) for number, shape in enumerate(shapes)]
+    for number, (shape, found) in enumerate(zip(shapes, arrived(sent), strict=True)):
+        np.testing.assert_array_equal(found, number + np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
+
+
+def test_the_processor_runs_ahead_of_the_device_as_far_as_there_are_places(pinned):
+    """Nobody waits before all places are taken: what was sent so far is still to be read."""
+    way = Staging()
+    sent = [way.sent((3,), filled(number)) for number in range(DEPTH)]
+    assert all(array.isnan().all() for array in sent)
+    way.sent((3,), filled(DEPTH))
+    assert [bool(array.isnan().any()) for array in sent] == [False] + [True] * (DEPTH - 1)
+
+
+def test_memory_is_pinned_once_and_again_only_for_more(pinned):
+    way = Staging()
+    for number in range(3 * DEPTH):
+        way.sent((4, 6), filled(number))
+    assert pinned == [24] * DEPTH
+    for number in range(DEPTH):
+        way.sent((5,), filled(number))
+    assert pinned == [24] * DEPTH
+    way.sent((25,), filled(0))
+    assert pinned == [24] * DEPTH + [25]
+
+
+@pytest.mark.parametrize(("more", "times"), [(0, 1), (1, 0)])
+def test_what_is_large_is_sent_without_locking_memory(pinned, monkeypatch, more, times):
+    monkeypatch.setattr(staging, "LARGEST", 12)
+    found = Staging().sent((12 + more,), filled(1))
+    assert pinned == [12] * times
+    np.testing.assert_array_equal(arrived([found])[0], np.arange(1, 13 + more, dtype=np.float32))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_real_device():
+    way = Staging()
+    sent = [way.sent((1000, 1 + number % 7), filled(number)) for number in range(5 * DEPTH)]
+    for number, array in enumerate(sent):
+        expected = number + np.arange(array.numel(), dtype=np.float32).reshape(array.shape)
+        np.testing.assert_array_equal(array.cpu().numpy(), expected)
