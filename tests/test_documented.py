@@ -102,7 +102,8 @@ def shorten_what_takes_long(monkeypatch):
 def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatch):
     """Sweeps and trainings run in this process, everything else as it is."""
     shorten_what_takes_long(monkeypatch)
-    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     shutil.copytree(REPOSITORY / "examples", "examples")
     (study,) = blocks(DOCS / "first-study.md", "yaml")
@@ -121,9 +122,9 @@ def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatc
         words = completed(command)
         if any(word in ELSEWHERE for word in (*words, *shlex.split(command))):
             continue
-        code, _, err = fedsweep(*words)
+        code, out, err = fedsweep(*words)
         caught = "--noise-factor" in words
-        assert code == int(caught), f"{command}: {err}"
+        assert code == int(caught), f"{command}: {out[-300:]} {err}"
         ran += 1
     assert ran > 35
     run_the_python_blocks()
