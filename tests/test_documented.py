@@ -31,6 +31,7 @@ ELSEWHERE = {  # a word of the command, and what runs it
     "--address": "tests/test_nodes.py: it wants a cluster",
     "gpus_per_host=0.5": "`make reproduce`: it wants a GPU",
     "as_released=true": "tests/test_audit.py: it takes a while",
+    "beyond-cifar10": "`make reproduce`: it wants the paper's features",
 }
 PAGES = (
     *("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "gpu", "data", "clusters"),
@@ -42,7 +43,8 @@ SMALL = "synthetic-frozen:300,60,6,3"
 def shown(text: str) -> list[str]:
     """The commands of a text's code, without what is said of them: behind a #, or after two blanks."""
     fenced = [code for language, code in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if not language]
-    code = "\n".join([*fenced, *re.findall(r"^    (fedsweep .*)$", text, re.M)])
+    within = [" ".join(code.split()) for code in re.findall(r"`(fedsweep \w+ [^`]+)`", text)]
+    code = "\n".join([*fenced, *re.findall(r"^    (fedsweep .*)$", text, re.M), *within])
     lines = [re.split(r" #|  +|(?<=DIR) put ", line)[0].strip() for line in code.splitlines()]
     return [line for line in lines if line.startswith("fedsweep ")]
 
@@ -64,6 +66,8 @@ def completed(command: str) -> list[str]:
         words[words.index("--results") + 1] = "results/merged"
     if words == ["calibrate"]:
         words += ["--epsilon", "1"]
+    if words[0] == "train" and "--data" not in words and "--from" not in words:
+        words += ["--data", "mine.npz", "--epsilon", "1", "--rounds", "2"]
     if words == ["partition"]:
         words += ["--data", "mine.npz"]
     if words[0] == "check-method" or (words[0] == "audit" and not words[1].startswith("results")):
@@ -83,6 +87,12 @@ def test_there_are_commands_to_run():
     found = every_command()
     assert len(found) > 40
     assert {"fedsweep best DIR", "fedsweep doctor", "fedsweep plan mine.yaml"} <= set(found)
+
+
+def test_every_file_that_the_account_s_page_leans_on_is_there():
+    named = set(re.findall(r"`?((?:tests|trainables|results)/[\w/.-]+)`", (DOCS / "privacy.md").read_text()))
+    assert len(named) > 15
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
 def shorten_what_takes_long(monkeypatch):
@@ -116,7 +126,6 @@ def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatc
     assert fedsweep("run", "mine.yaml", "--results", "results/quickstart")[0] == 0
     for copy in ("a", "b", "cifar10-resnet20"):
         shutil.copytree("results/quickstart", f"results/{copy}")
-    assert fedsweep("train", "--data", "mine.npz", "--epsilon", 1, "--rounds", 2, "--save", "model.npz")[0] == 0
     ran = 0
     for command in dict.fromkeys(every_command()):
         words = completed(command)

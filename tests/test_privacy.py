@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from pathlib import Path
 
 import dp_accounting
 import mpmath
@@ -327,6 +328,14 @@ def test_local_steps_cost_releases():
         plan_of(small.trial(small.problem(), "dp-fedavg", {"local_steps": k}, rounds=T), [1] * N) for k in (1, 4)
     )
     assert four.noise_std["gradient"] == pytest.approx(2 * one.noise_std["gradient"], rel=1e-6)
+
+
+def test_a_curious_client_and_mu_as_the_page_says():
+    """docs/privacy.md: one of n clients takes its own noise off the sum; and what mu = 1 is."""
+    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    seen = {n: epsilon_of(mu_of(1, 1e-5) * math.sqrt(n / (n - 1)), 1e-5) for n in (2, 20)}
+    assert f"a claimed 1 is {seen[2]:.2f} with 2 clients and {seen[20]:.2f} with 20" in text
+    assert f"({epsilon_of(1.0, 1e-5):.2f} for μ = 1 at 1e-5)" in text
 
 
 def test_the_tree_of_ftrl():
