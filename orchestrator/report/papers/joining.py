@@ -177,13 +177,13 @@ def _other_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
 
 
 def _without_the_tree(pair: Joined, same: list[Joined], ours: Ours) -> str:
-    """The paper's number is that of independent noise, paid for in every round."""
+    """Independent noise, paid for in every round, gives the paper's number."""
     for other in same:
         tried = other.entry.variant == INDEPENDENT and (other.method, other.epsilon) == (pair.method, pair.epsilon)
         if tried and other.within:
             return (
-                f"The paper's is the number of no tree: with independent noise, priced for every round at the same ε, "
-                f"ours reaches {other.our_mean:.2f}; the noise of a whole tree costs the rest."
+                f"Without a tree ours agrees: with independent noise, priced for every round at the same ε, it reaches "
+                f"{other.our_mean:.2f}; the noise of a whole tree costs the rest."
             )
     return ""
 
