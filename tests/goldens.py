@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def exact() -> Iterator[tuple[str, Any]]:
     yield "validation rows", even.validation_rows(0.2, 42).tolist()
     yield "validation rows, seed 7", even.validation_rows(0.2, 7).tolist()
     yield "participants", [np.flatnonzero(participants(42, t, 10, 0.3)).tolist() for t in (1, 2, 3)]
+    for method in METHODS.values():
+        declared = [tuple(map(str, astuple(replace(h, description="")))) for h in method.hyperparameters]
+        yield f"what {method.name} declares", [declared, list(method.levels), method.second_order]
     for purpose in ("gradient", "sample"):
         drawn = Address(42, 3, 7, 1, purpose).generator().integers(0, 2**32, 4)
         yield f"bits at an address of {purpose}", drawn.tolist()

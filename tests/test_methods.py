@@ -18,6 +18,7 @@ from trainables.methods import METHODS
 from trainables.methods.base import Hyperparameter
 from trainables.models import kernels
 from trainables.pack import pack_group, plan_of
+from trainables.privacy.plan import PrivacySettings
 
 ROUNDS = 20
 CALM = {"learning_rate": 0.2}  # steps of the default size would multiply rounding errors, too
@@ -456,3 +457,10 @@ def test_least_squares_in_one_round_is_least_squares(small_problem):
     _, server = small.weights_after(8, [trial], small_problem)
     losses = [loss for t, loss in sorted(server.results[trial.key].metrics["train_loss"].items()) if t > 1]
     assert all(later < earlier for earlier, later in itertools.pairwise(losses))
+
+
+@pytest.mark.parametrize(("epsilon", "corrected"), [(0.5, True), (1.0, True), (1.5, False), (10.0, False)])
+def test_sofim_corrects_its_bias_where_the_budget_is_small(epsilon, corrected):
+    method = METHODS["dp-fedsofim"]
+    found = method.resolve(method.check({}), PrivacySettings(epsilon=epsilon))
+    assert found["bias_correction"] == corrected

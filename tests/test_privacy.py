@@ -510,3 +510,52 @@ def test_the_trade_off_curve_is_the_gaussian_tests():
     for nonsense in (-0.5, 1.5):
         with pytest.raises(UserError, match="false_positives = "):
             least_false_negatives(1.0, nonsense)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "allowed"),
+    [
+        ("epsilon", [0.0, -0.5, math.nan], [1e-9, math.inf]),
+        ("delta", [0.0, -0.5, 1.0, 1.5], [1e-300, 0.999]),
+        ("clip", [0.0, -0.5, math.inf], [1e-9, 1e9]),
+        ("secret_participation", [0.0, -0.5, 1.5], [1e-9, 1.0]),
+    ],
+)
+def test_what_a_claim_may_say(name, refused, allowed):
+    """To the very edge of every range."""
+    for value in refused:
+        with pytest.raises(UserError, match=f"^{name} = "):
+            PrivacySettings(**{"epsilon": 1.0, name: value}).check()
+    for value in allowed:
+        PrivacySettings(**{"epsilon": 1.0, name: value}).check()
+
+
+def test_a_claim_names_what_came_later_only_where_it_is_made_use_of():
+    """It is hashed into the keys of trials, old ones among them."""
+    plain = {"epsilon", "delta", "clip", "release", "adjacency", "level"}
+    assert set(PrivacySettings(epsilon=1).model_dump()) == plain
+    assert set(PrivacySettings(epsilon=1, clipping="automatic").model_dump()) == {*plain, "clipping"}
+    for share in (0.0, 0.5, 2.0):
+        told = PrivacySettings(epsilon=1, secret_participation=share).model_dump()
+        assert told["secret_participation"] == share
+
+
+@pytest.mark.parametrize("delta", [1e-12, 9e-13, 1e-13])
+def test_no_account_of_samples_below_what_its_tails_allow(delta):
+    settings = PrivacySettings(epsilon=1.0, delta=delta)
+    sampled = [Event("gradient", 10, 10.0, sampling=0.1)]
+    if delta < 1e-12:
+        with pytest.raises(UserError, match="delta of a method that samples"):
+            PrivacyPlan.calibrate(settings, sampled, sizes=[100] * 4)
+    else:
+        assert PrivacyPlan.calibrate(settings, sampled, sizes=[100] * 4).bought["local"] <= 1
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_who_sees_every_client_sees_who_took_part(adjacency):
+    """A coin that only a sum hides is worth nothing to the local claim: it costs what it would cost unsampled."""
+    settings = PrivacySettings(epsilon=2.0, release="secure-aggregation", adjacency=adjacency, level="user")
+    event = Event("update", 20, settings.sensitivity, sampling=0.3, hidden_by_sum=True)
+    plan = PrivacyPlan.calibrate(settings, [event], sizes=[100] * 5)
+    assert plan.bought["secure-aggregation"] < 0.9 * plan.unsampled["secure-aggregation"]
+    assert plan.bought["local"] == pytest.approx(plan.unsampled["local"], rel=0.02)

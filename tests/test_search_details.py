@@ -12,7 +12,7 @@ from orchestrator.search.extent import is_exact, yet_to_open
 from orchestrator.search.lead import Lead
 from orchestrator.search.private_search import best_of, draws
 from orchestrator.search.selection import choose, leader, told_apart, win_contest
-from orchestrator.search.sweep import Sweep
+from orchestrator.search.sweep import Sweep, _without_passing_failures
 from orchestrator.study.cells import Blueprint
 from trainables.objective import ACCURACY, SQUARED_ERROR
 
@@ -183,3 +183,22 @@ def test_the_lead_of_a_sweep_is_the_best_mean(tmp_path, contest):
         for search in sweep.searches:
             met = search.contenders(*stages)
             assert search.lead.score == max(mean(contender.scores(sweep.outcomes)) for contender in met)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_which_failures_are_final(warm):
+    """Those on which a later stage was built, whichever it is; with warm starts a contest is built on the searches of
+    all cells of its way, and of no other way."""
+    stages = {
+        ("a", "grid", "coarse"): ["a coarse", "shared"],
+        ("a", "grid", "contest"): ["a contest"],
+        ("b", "grid", "coarse"): ["b coarse"],
+        ("b", "grid", "fine"): ["b fine"],
+        ("c", "other", "coarse"): ["c coarse"],
+        ("d", "grid", "confirm"): ["d confirm"],
+        ("e", "optuna", "optuna"): ["e drawn"],
+    }
+    failed = {key: ("failed", None, None) for keys in stages.values() for key in keys}
+    kept = _without_passing_failures({**failed, "done": ("done", 50.0, 1.0)}, stages, warm=warm)
+    of_others = {"b fine"} if warm else set()
+    assert set(kept) == {"done", "a coarse", "shared", "b coarse", "e drawn", *of_others}
