@@ -21,7 +21,7 @@ from trainables.audit import (
     most_telling,
     neighbours,
 )
-from trainables.methods import METHODS
+from trainables.methods import METHODS, dp_bandmf
 from trainables.models.shard import Shard
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import ADJACENCIES, LEVELS, RELEASES, PrivacySettings
@@ -257,3 +257,11 @@ def test_the_command_that_catches(fedsweep):
 )
 def test_bad_input(fedsweep, arguments, culprit):
     assert_one_sentence(fedsweep("audit", *arguments.split()), culprit)
+
+
+def test_banded_noise_whose_account_forgets_all_turns_but_one(monkeypatch):
+    """A record shows in all its client's turns: an account of one of them is caught, that of all is not."""
+    assert not audit("dp-bandmf", EASY, {}, rounds=8, repetitions=800).caught
+    alone = dp_bandmf.sensitivity(8, 8, 2)
+    monkeypatch.setattr(dp_bandmf, "sensitivity", lambda rounds, every, bands: alone)
+    assert audit("dp-bandmf", EASY, {}, rounds=8, repetitions=800).caught

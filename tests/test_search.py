@@ -548,6 +548,15 @@ def test_early_stopping_needs_one_partition():
         Blueprint.draw(of)
 
 
+def test_early_stopping_needs_one_centre():
+    """Which has noise of its own for every seed, and so packs of its own: means over seeds could not be compared."""
+    stops = {"early_stopping": {"rounds": [2]}}
+    centred = {"preprocess": {"center": 0.02}, "methods": [GD]}
+    with pytest.raises(UserError, match="every search seed of DP-FedGD has a centre of its own"):
+        Blueprint.draw(study(seeds={"search": [1, 2]}, search=stops, **centred))
+    Blueprint.draw(study(search=stops, **centred))
+
+
 # ---- axes that are no method's own
 
 

@@ -167,6 +167,7 @@ def audit(
 def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
     """Hyperparameters under which the planted record shows most; what else is asked for goes before them."""
     rates: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
+    rates["every"] = 2  # turns enough for their sum to show, and not all rounds
     if level == "user":  # what a user sends must be longer than the clip, and not follow the last round's noise
         rates |= {"client_learning_rate": 10.0, "feature_clip": 0.1, "alpha": 0.1, "rho": 0.01}
     names = [h.name for h in methods.get(method).hyperparameters]

@@ -24,8 +24,9 @@ def companies(members: Sequence[TrialSpec]) -> list[list[TrialSpec]]:
 
 def lanes_to_stop(trials: Sequence[TrialSpec], lanes: Sequence[LaneResult], t: int) -> list[str]:
     """The keys of the lanes that end after round t. Configurations are compared by their means over seeds, and all
-    seeds of one end together; one that has lost a seed comes after those that have not. A company always shares one
-    pack, so the answer does not depend on how trials were packed."""
+    seeds of one end together; one that has lost a seed comes after those that have not. Those of a company that can
+    share a pack at all (whose programs are equal: not those with other local steps) always do, so the answer does not
+    depend on how trials were packed."""
     by_key = {lane.key: lane for lane in lanes}
     stop: list[str] = []
     for members in companies([trial for trial in trials if trial.stop_rule]):

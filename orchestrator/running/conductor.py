@@ -392,8 +392,10 @@ class Conductor:
         assert self.storage is not None
         for name, keys in self.storage.held().items():
             left = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting and key not in self._queued]
-            whole = {trial.stop_rule for trial in left if trial.stop_rule}
-            torn = any(t.stop_rule in whole and t.key not in keys for t in self.sweep.waiting.values())
+            whole = {(trial.stop_rule, pack_group(trial)) for trial in left if trial.stop_rule}
+            torn = bool(whole) and any(
+                (t.stop_rule, pack_group(t)) in whole and t.key not in keys for t in self.sweep.waiting.values()
+            )
             if not left or torn:
                 self.storage.remove(name)
                 continue

@@ -184,6 +184,13 @@ class Blueprint:
                         "early_stopping compares within one pack, but search seeds have data of their own",
                         ("search", "early_stopping"),
                     )
+                centred = [m.shown for m in study.methods if (m.preprocess or study.preprocess).center]
+                if study.search.early_stopping and centred and len(study.seeds.search) > 1:
+                    raise SettingError(
+                        f"early_stopping compares within one pack, but every search seed of {centred[0]} has a centre "
+                        "of its own",
+                        ("search", "early_stopping"),
+                    )
                 if study.private:
                     shown = by_seed["search"][study.seeds.search[0]].model_copy(update={"evaluate_on": "test"})
                     problems[shown.key] = Problem.prepare(draws[study.seeds.search[0]], shown)

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.linalg import solve_triangular, toeplitz
+from scipy.signal import lfilter
 
 from trainables.methods.base import (
     ClientProgram,
@@ -44,11 +44,11 @@ def band(bands: int) -> list[float]:
 def sensitivity(rounds: int, every: int, bands: int) -> float:
     """How far one record moves C times the gradients, if it moves each round's of its client's turns by at most 1: the
     most that any client's turns allow. All d but the first are negative, so C has no negative entries: columns never
-    work against each other, and a record that always moves the same way moves the most."""
-    d = np.zeros(rounds)
-    d[: min(bands, rounds)] = band(bands)[:rounds]
-    C = solve_triangular(toeplitz(d, np.zeros(rounds)), np.eye(rounds), lower=True)
-    return max(float(np.linalg.norm(C[:, turn::every].sum(1))) for turn in range(min(every, rounds)))
+    work against each other, and a record that always moves the same way moves the most. That of the client whose turn
+    comes first, for the others' moves are the same later, and cut off sooner."""
+    turns = np.zeros(rounds)
+    turns[::every] = 1
+    return float(np.linalg.norm(lfilter([1.0], band(min(bands, rounds)), turns)))
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class DPBandMF(Method):
     hyperparameters = (
         learning_rate(0.1),
         Hyperparameter(
-            "every", 5, "rounds from one turn of a client to its next; 1: all are in every round", low=1, whole=True,
-            high=10**4, shared=True,
+            "every", 5, "rounds from one turn of a client to its next; 1: all are in every round; with fewer clients "
+            "than that, some rounds are noise alone", low=1, whole=True, high=10**4, shared=True,
         ),
         Hyperparameter(
             "bands", 0, "rounds that a noise is felt in; 0: as many as `every`; 1: in its own alone", low=0, whole=True,
