@@ -432,10 +432,79 @@ def test_a_node_that_fails_pack_after_pack_gets_no_more(tmp_path):
     with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
         cluster.complete(*cluster.take("good", "sound"), near(0.3))
         cluster.take("good", "sound")
-        for _ in range(3):
-            cluster.take("bad", "broken")
-            cluster.conductor.slot_failed("bad", "a dead mount")
+        bad = [cluster.take(f"bad {n}", "broken") for n in range(3)]
+        for n in range(3):
+            cluster.conductor.slot_failed(f"bad {n}", "a dead mount")
+        assert len(bad) == 3
         assert cluster.conductor.shunned == {"broken"}
+        cluster.conductor.pardon()
+        assert not cluster.conductor.shunned
+
+
+def test_a_pack_that_fails_everywhere_is_no_fault_of_the_nodes(tmp_path):
+    """Not where its parts fail one after the other on one node, nor where it goes from node to node."""
+    with Cluster(tmp_path, of_many(64), lanes=32, federations=2) as cluster:
+        cluster.conductor._any_success = True
+        cluster.take("good", "sound")
+        tried = 0
+        while tried < 12 and cluster.take("slot", "sound" if tried % 5 == 4 else "blamed") is not None:
+            cluster.conductor.slot_failed("slot", "the pack's own fault")
+            tried += 1
+        assert tried == 12, "three tries of the whole and more of its parts"
+        assert not cluster.conductor.shunned
+
+
+def test_what_a_pack_has_been_through_is_not_forgotten(tmp_path):
+    """When nodes come, what waits is put together anew: not what has failed, nor its parts, for whose sake it was
+    cut."""
+    with Cluster(tmp_path, of_many(64), lanes=64, federations=1) as cluster:
+        for _ in range(2):
+            cluster.take()
+            cluster.conductor.slot_failed("slot", "died")
+        cluster.conductor.resize(2)
+        assert [pack.failed_on for pack in cluster.conductor._ready] == [["node", "node"]]
+        cluster.conductor._balance()
+        assert {tuple(pack.failed_on) for pack in cluster.conductor._ready} == {("node", "node")}
+        cluster.take()
+        cluster.conductor.slot_failed("slot", "died")
+        halves = [len(pack) for pack in cluster.conductor._ready]
+        cluster.conductor.resize(1)
+        assert [len(pack) for pack in cluster.conductor._ready] == halves
+
+
+def test_a_trial_whose_process_was_ended_for_memory_is_tried_again(tmp_path):
+    """It cannot be made smaller, but somebody else may have had the memory."""
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
+        _, pack = cluster.take()
+        cluster.conductor.slot_failed("slot", "out of memory", short=True)
+        assert cluster.take()[1] == pack
+        assert not cluster.ledger.outcomes()
+
+
+def test_what_is_asked_often_does_not_look_at_all_that_waits(tmp_path):
+    with Cluster(tmp_path, of_many(64), lanes=16) as cluster:
+        cluster.lay_out()
+        asked = []
+        cluster.conductor.sweep.waiting = type("Waiting", (dict,), {"__iter__": lambda d: asked.append(1)})(
+            cluster.conductor.sweep.waiting
+        )
+        cluster.lay_out()
+        assert not asked
+        assert cluster.conductor.sweep.newly_waiting() == []
+
+
+def test_rounds_before_a_checkpoint_are_not_counted_again(tmp_path):
+    storage = PackStorage(str(tmp_path / "packs"))
+    storage.make()
+    with Cluster(tmp_path / "results", study(methods=[GD])) as cluster:
+        _, pack = cluster.take()
+        storage.save([trial.key for trial in pack], 2, b"half way")
+    with Cluster(tmp_path / "results", study(methods=[GD]), storage=storage) as cluster:
+        number, pack = cluster.take()
+        cluster.report(number, "went on", round=3, running=len(pack))
+        assert cluster.conductor.lane_rounds == 0, "nobody says how many of the three were run now"
+        cluster.complete(number, pack, near(0.3))
+        assert cluster.conductor.lane_rounds == len(pack)
 
 
 # ---- checkpoints
@@ -481,6 +550,22 @@ def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
         assert list(storage.held()) == [name_of(keys)]
         cluster.run(near(0.3))
         assert cluster.conductor.sweep.finished
+
+
+def test_of_a_pack_and_its_parts_the_parts_have_gone_further(tmp_path):
+    """The whole is kept until all its parts have ended: a driver that follows goes on from the parts, and takes of the
+    whole only what no part has."""
+    storage = PackStorage(str(tmp_path / "packs"))
+    storage.make()
+    with Cluster(tmp_path / "results", of_many(6)) as cluster:
+        keys = [trial.key for trial in cluster.take()[1]]
+    parts = [keys[:2], keys[2:4]]
+    storage.save(keys, 2, b"the whole")
+    for part in parts:
+        storage.save(part, 3, b"a part")
+    with Cluster(tmp_path / "results", of_many(6), storage=storage) as cluster:
+        found = {pack.resume_from: [t.key for t in pack.trials] for pack in cluster.conductor._ready}
+    assert found == {name_of(parts[0]): parts[0], name_of(parts[1]): parts[1], name_of(keys): keys[4:]}
 
 
 # ---- very many trials

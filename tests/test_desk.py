@@ -71,3 +71,28 @@ def test_what_has_ended_is_not_lost():
         assert "lost" not in {report.kind for report in (await desk.exchange([]))[0]}
 
     asyncio.run(play())
+
+
+def test_what_a_dead_slot_had_come_for_goes_to_others():
+    """It is not known to have died when it still seems to wait; once it is, nothing is handed to it."""
+
+    async def play():
+        desk = PackDesk()
+        dead, alive = await waiting(desk, "dead"), await waiting(desk, "alive")
+        await desk.forget(["dead"])
+        await desk.exchange([FIRST])
+        assert await dead is None
+        assert await alive == FIRST
+
+    asyncio.run(play())
+
+
+def test_a_node_that_is_pardoned_gets_packs_again():
+    async def play():
+        desk = PackDesk()
+        await desk.exchange([FIRST], shunned=["node"])
+        assert await desk.take("a", "node", 0) is None
+        await desk.exchange([], shunned=[])
+        assert await desk.take("a", "node", 0) == FIRST
+
+    asyncio.run(play())

@@ -588,7 +588,10 @@ def test_a_ledger_takes_over_who_computed_what_elsewhere(tmp_path):
         for name in ("one", "two", "one"):
             with Ledger.read(tmp_path / name) as part:
                 into.take_rows(part)
+        with Ledger.write(tmp_path / "two") as two:
+            two.add([row("d")])  # it has gone on since
+            into.take_rows(two)
         found = into.sessions()
-        assert set(into.outcomes()) == {"a", "b", "c"}
-    assert [(session.surroundings["device"], session.computed) for session in found] == [("cpu", 2), ("cuda", 1)]
-    assert [sum(trials for _, trials, _ in session.batches) for session in found] == [2, 2]
+        assert set(into.outcomes()) == {"a", "b", "c", "d"}
+    assert [(session.surroundings["device"], session.computed) for session in found] == [("cpu", 2), ("cuda", 2)]
+    assert [sum(trials for _, trials, _ in session.batches) for session in found] == [2, 3]

@@ -566,3 +566,15 @@ def test_a_checkpoint_that_is_out_of_reach(ran, tmp_path):
     assert bits(again) == bits(first)
     notes = [note for report in again.reports for note in report.notes]
     assert notes == ["pack of 3 trials starts again from round 0: no checkpoint"]
+
+
+def test_a_checkpoint_that_is_of_another_pack(ran, tmp_path):
+    """It reads well, and nobody can go on from it: the pack starts again, with the same bits."""
+    storage = PackStorage(str(tmp_path))
+    trials, first = ran(storage)
+    name = name_of(trial.key for trial in trials)
+    storage.save([trial.key for trial in trials], 3, b"of another program")
+    _, again = ran(storage, name)
+    assert bits(again) == bits(first)
+    (note,) = [note for report in again.reports for note in report.notes]
+    assert note.startswith("pack of 3 trials starts again from round 0: its checkpoint is of no use: ")

@@ -272,3 +272,11 @@ def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
     modest = planning.plan(parse(text.replace("LANES", "auto"), "wide.yaml", tmp_path))
     assert modest.bytes < 23 * 2**30
     assert "more than" not in modest.as_text()
+
+
+def test_gpus_without_a_processor_beside_them_are_of_no_use():
+    """Nor do they keep a study from the processors of other nodes."""
+    assert fitting({"CPU": 4}, {"GPU": 8}) == (1, 4)
+    on_cpus = capacity([{"CPU": 4}], ResourceSettings(), 20)
+    assert on_cpus.waits_for_gpus
+    assert [on_cpus.on_gpus([node]) for node in ({"GPU": 8}, {"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 0.5})] == [0, 1, 0]

@@ -82,7 +82,8 @@ def test_gpus_that_come_take_over_what_has_not_begun(local_ray, tmp_path, monkey
     monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
     seen = tmp_path / "seen"
     seen.mkdir()
-    monkeypatch.setattr(nodes, "some_gpu_is_free", lambda: any(seen.glob("packs-*")))
+    come = {"CPU": 1.0, "GPU": 1.0}
+    monkeypatch.setattr(nodes, "free_resources", lambda: [come] if any(seen.glob("packs-*")) else [{"GPU": 8.0}])
     start = functools.partial(WaitingFederation, 0.2, 1, str(seen))
     with pytest.raises(runner.GPUsCameError):
         swept(tmp_path, 2, start, waits_for_gpus=True)

@@ -104,10 +104,17 @@ class PackDesk:
         """Leaves packs; takes what was said since, in its order, and how many packs lie here."""
         async with self._changed:
             self._orders.extend(orders)
-            self._shunned.update(shunned)
+            self._shunned = set(shunned)
             self._changed.notify_all()
         said, self._reports = self._reports, []
         return said, len(self._orders)
+
+    async def forget(self, slots: Iterable[str]) -> None:
+        """They have died: what they had come for goes to others."""
+        async with self._changed:
+            for slot in slots:
+                self._asked[slot] = self._asked.get(slot, 0) + 1
+            self._changed.notify_all()
 
     async def withdraw(self) -> list[int]:
         """Takes back all packs that nobody has begun."""

@@ -111,7 +111,7 @@ class PackSlot(tune.Trainable):
                 if fits is not None and fits < len(self.trials):
                     self._close("too large", fits=fits)
                     return
-                self.federation.open(self.trials, shipment, self._snapshot)
+                self._open_federation(shipment)
                 self._opened, self._snapshot = True, None
             evaluation = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.rounds)
             until, began = min(evaluation, self.t + self._chunk), time.monotonic()
@@ -140,6 +140,20 @@ class PackSlot(tune.Trainable):
         if now - self._told_at > CHUNK_S or self._notes:
             self._told_at = now
             self._tell("went on", **state)
+
+    def _open_federation(self, shipment: Any) -> None:
+        """A checkpoint that was read but cannot be gone on from costs time, too, and no more."""
+        try:
+            self.federation.open(self.trials, shipment, self._snapshot)
+        except RayTaskError as error:
+            if self._snapshot is None or short_of_memory(error):
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            self._notes.append(
+                f"pack of {len(self.trials)} trials starts again from round 0: its checkpoint is of no use: {reason}"
+            )
+            self.t = 0
+            self.federation.open(self.trials, shipment)
 
     def _close(self, kind: Any, **said: Any) -> None:
         """Waits until it was heard: whoever comes for the next pack before that would seem to have lost this one."""

@@ -290,18 +290,22 @@ class Ledger:
 
     def take_rows(self, other: Ledger) -> None:
         """All that another ledger has, with who computed it, when and on what."""
-        there = {session.began for session in self.sessions()}
         origins = other.origins()
         with self._transaction():
             self._add(other.rows(other.outcomes()).values())
             for number, session in enumerate(other.sessions()):
-                if session.began not in there:
-                    self._take_session(session, [key for key, origin in origins.items() if origin == number])
+                self._take_session(session, [key for key, origin in origins.items() if origin == number])
 
     def _take_session(self, session: Session, keys: Iterable[str]) -> None:
-        number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,)).lastrowid
+        """Anew, if it is there: it may have gone on since."""
+        known = self._db.execute("SELECT number FROM sessions WHERE began = ?", (session.began,)).fetchone()
+        if known is None:
+            number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,)).lastrowid
+        else:
+            (number,) = known
+            self._db.execute("DELETE FROM batches WHERE session = ?", (number,))
         around = ((number, *said) for said in session.surroundings.items())
-        self._db.executemany("INSERT INTO surroundings VALUES (?, ?, ?)", around)
+        self._db.executemany("INSERT OR REPLACE INTO surroundings VALUES (?, ?, ?)", around)
         batches = ((number, *batch) for batch in session.batches)
         self._db.executemany("INSERT INTO batches (session, at, trials, rounds) VALUES (?, ?, ?, ?)", batches)
         self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?)", ((key, number) for key in keys))

@@ -41,6 +41,8 @@ class Pack:
     """The checkpoint to go on from."""
     failed_on: list[str] = field(default_factory=list)
     """The nodes on which it has failed."""
+    cut_from: int = 0
+    """The number of the first attempt at it, or at the pack that it is a part of: parts that fail are one failure."""
 
     # while a slot has it
     slot: str = ""
@@ -57,7 +59,7 @@ class Pack:
     @property
     def fresh(self) -> bool:
         """Nothing has happened to it yet, so it can be put together otherwise."""
-        return not self.began and not self.resume_from
+        return not (self.cut_from or self.resume_from)
 
     @property
     def last(self) -> bool:
@@ -92,19 +94,22 @@ class Conductor:
 
     def __post_init__(self) -> None:
         self._ready: list[Pack] = []
-        self._queued: set[str] = set()
+        self._taken_up: set[str] = set()
+        """Trials of packs that a driver which was killed had begun."""
         self._limits: dict[PackGroup, int] = {}
         """Lanes that there is memory for, where more were tried."""
         self._number = 0
         self._lone_failures = self._stillborn = 0
         self._any_success = False
-        self._failed_on: dict[str, int] = {}
+        self._failed_on: dict[str, set[int]] = {}
+        """Which packs have failed on a node since one has ended there."""
         self._rows: dict[str, int] = {}
         self._pace: float | None = None
         """Seconds that a slot takes for a unit of work."""
         self._held: dict[str, set[str]] = {}
         """Checkpoints, and the trials for which they are kept."""
         self._tidier = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-tidier")
+        self.sweep.all_wait_anew()
         if self.storage is not None:
             self._take_up()
 
@@ -117,6 +122,8 @@ class Conductor:
 
     def has_use_for(self, slots: int) -> bool:
         """Whether so many would have something to do, were what waits cut for them."""
+        if self.stopping or self.moving:
+            return False
         found = len(self.in_flight) + len(self.laid_out)
         for pack in self._ready:
             if found >= slots:
@@ -154,9 +161,7 @@ class Conductor:
 
     def _gather(self) -> None:
         """What the sweep has opened since."""
-        fresh = [trial for key, trial in self.sweep.waiting.items() if key not in self._queued]
-        self._queued.update(trial.key for trial in fresh)
-        self._add(self._packs(fresh))
+        self._add(self._packs(trial for trial in self.sweep.newly_waiting() if trial.key not in self._taken_up))
 
     def _add(self, packs: list[Pack]) -> None:
         """What a further stage waits for goes first, or the last stages would have the cluster to themselves; then the
@@ -181,10 +186,11 @@ class Conductor:
 
     def _most_parts(self, pack: Pack) -> int:
         """Into how many it can be cut where that pays: not below a block of lanes, which is computed whole anyway."""
-        if pack.trials[0].stop_rule:
-            return 1
         lasting = self._seconds(pack) / WORTH_CUTTING_S
-        return int(max(1, min(len(pack) // SHAPES[self.size.size.device].lanes, lasting)))
+        whole = len(pack) // SHAPES[self.size.size.device].lanes
+        if pack.trials[0].stop_rule:
+            whole = min(whole, len(companies(pack.trials)))
+        return int(max(1, min(whole, lasting)))
 
     def _balance(self) -> None:
         """The last packs before slots run out of them are cut, so that all slots end at about the same time."""
@@ -219,10 +225,12 @@ class Conductor:
         if parts == 1:
             return [pack]
         block = SHAPES[self.size.size.device].lanes
-        cut = [self._pack(share, pack.resume_from) for share in shares(pack.trials, parts, block)]
-        for part in cut:
-            part.failed_on = list(pack.failed_on)
-        return cut
+        return self._parts(pack, shares(pack.trials, parts, block))
+
+    def _parts(self, pack: Pack, cut: Iterable[list[TrialSpec]]) -> list[Pack]:
+        """Of a pack: with its checkpoint and what it has been through."""
+        parts = [self._pack(members, pack.resume_from) for members in cut]
+        return [replace(part, failed_on=list(pack.failed_on), cut_from=pack.cut_from) for part in parts]
 
     def _halves(self, pack: Pack) -> list[Pack]:
         units, block = companies(pack.trials), SHAPES[self.size.size.device].lanes
@@ -232,7 +240,7 @@ class Conductor:
         if len(units) == len(pack) and half >= block:
             half = half // block * block  # in whole blocks: a block is computed whole anyway
         parts = [[trial for unit in part for trial in unit] for part in (units[:half], units[half:])]
-        return [self._pack(part, pack.resume_from) for part in parts]
+        return [replace(part, failed_on=[]) for part in self._parts(pack, parts)]  # one of them may be sound
 
     # ---- what slots report
 
@@ -275,7 +283,8 @@ class Conductor:
             pack.resume_from = pack.saved or pack.resume_from
             self._shrink(pack, report.fits)
             return
-        self.lane_rounds += max(0, report.round - pack.round) * pack.running
+        if pack.round or not pack.resume_from:  # else it has just begun at its checkpoint's round
+            self.lane_rounds += max(0, report.round - pack.round) * pack.running
         self.computing_s += max(0.0, report.computing_s - pack.computing_s)
         pack.round, pack.running, pack.computing_s = report.round, report.running, report.computing_s
         if report.kind == "ended":
@@ -285,6 +294,7 @@ class Conductor:
     def _begin(self, report: Report, pack: Pack) -> None:
         self.in_flight[report.number] = self.laid_out.pop(report.number)
         again, pack.began = bool(pack.began), time.monotonic()
+        pack.cut_from = pack.cut_from or report.number
         pack.slot, pack.node = report.slot, report.node
         pack.running = len(pack)
         self._stillborn = 0
@@ -315,7 +325,7 @@ class Conductor:
         cut: list[Pack] = []
         for other in (pack, *self._ready):
             too_large = pack_group(other.trials[0]) == group and len(other) > limit
-            cut += self._packs(other.trials, other.resume_from) if too_large else [other]
+            cut += self._parts(other, make_packs(other.trials, self.size, self._limits)) if too_large else [other]
         self._ready = cut
 
     # ---- what dies
@@ -338,10 +348,10 @@ class Conductor:
             log.warning("pack of %d trials is taken up again: its node has gone", len(pack))
             self._ready.insert(0, pack)
             return
-        if short:
+        if short and len(companies(pack.trials)) > 1:  # what cannot be cut is tried again: others may have had it
             self._shrink(pack, len(pack) // 2)
             return
-        self._blame(pack.node)
+        self._blame(pack)
         pack.failed_on.append(pack.node)
         if self._tries(pack) <= PACK_RETRIES:
             self.retries += 1
@@ -355,14 +365,25 @@ class Conductor:
         processes have fallen silent, and before its packs have failed elsewhere."""
         return sum(node not in self.gone for node in pack.failed_on)
 
-    def _blame(self, node: str) -> None:
-        """Where others can work, a node that only fails is left alone."""
-        self._failed_on[node] = self._failed_on.get(node, 0) + 1
-        if self._failed_on[node] >= NODE_FAILURES and self._any_success and node not in self.shunned:
+    def _blame(self, pack: Pack) -> None:
+        """Where others can work, a node that only fails is left alone: not one where a single pack has failed again and
+        again, in whatever parts, nor for a pack that has failed elsewhere, too."""
+        node = pack.node
+        if set(pack.failed_on) - {node, *self.gone}:
+            return
+        failed = self._failed_on.setdefault(node, set())
+        failed.add(pack.cut_from)
+        if len(failed) >= NODE_FAILURES and self._any_success and node not in self.shunned:
             others = {pack.node for pack in self.in_flight.values()} - {node, *self.shunned}
             if others:
                 self.shunned.add(node)
-                log.warning("node %s has failed %d packs in a row and gets no more", node, self._failed_on[node])
+                log.warning("node %s has failed %d packs in a row and gets no more", node, len(failed))
+
+    def pardon(self) -> None:
+        """Nobody else is there to work: nodes that failed get another chance."""
+        log.warning("no other node is left: those that failed get packs again")
+        self.shunned.clear()
+        self._failed_on.clear()
 
     def _give_up(self, pack: Pack, reason: str) -> None:
         """A pack has failed too often: split it until the culprit stands alone, and record that one."""
@@ -388,10 +409,11 @@ class Conductor:
     # ---- checkpoints
 
     def _take_up(self) -> None:
-        """What a driver that was killed has left: its packs go on from their last checkpoints."""
+        """What a driver that was killed has left: its packs go on from their last checkpoints. Parts of a pack that was
+        cut have gone further than the whole, which is kept until all of them have ended: the smallest come first."""
         assert self.storage is not None
-        for name, keys in self.storage.held().items():
-            left = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting and key not in self._queued]
+        for name, keys in sorted(self.storage.held().items(), key=lambda held: len(held[1])):
+            left = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting and key not in self._taken_up]
             whole = {(trial.stop_rule, pack_group(trial)) for trial in left if trial.stop_rule}
             torn = bool(whole) and any(
                 (t.stop_rule, pack_group(t)) in whole and t.key not in keys for t in self.sweep.waiting.values()
@@ -401,7 +423,7 @@ class Conductor:
                 continue
             log.info("pack of %d trials goes on from its last checkpoint", len(left))
             self._held[name] = {trial.key for trial in left}
-            self._queued.update(self._held[name])
+            self._taken_up.update(self._held[name])
             self._ready.append(self._pack(left, name))
 
     def _tidy(self, pack: Pack) -> None:
@@ -444,4 +466,3 @@ class Conductor:
         metric = self.sweep.blueprint.study.objective
         self.sweep.ledger.add(rows)  # on the disk first, then in the plan
         self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
-        self._queued.difference_update(row.key for row in rows)  # they no longer wait: there may be very many

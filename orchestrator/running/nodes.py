@@ -33,11 +33,6 @@ def free_resources() -> list[dict[str, float]]:
     return list(ray_private.available_resources_per_node().values())
 
 
-def some_gpu_is_free() -> bool:
-    """One, whole: somebody may have come with it, and have it."""
-    return any(node.get("GPU", 0) >= 1 for node in free_resources())
-
-
 def holders() -> str:
     """Who else is on the cluster and what they have reserved there, as a part of a sentence."""
     me = ray.get_runtime_context().get_job_id()

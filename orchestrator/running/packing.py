@@ -39,13 +39,17 @@ class Capacity:
         found = room(nodes, self.size, self.placement)
         return found if self.most is None else min(found, self.most)
 
+    def on_gpus(self, nodes: Sequence[dict[str, float]]) -> int:
+        """How many federations these nodes would hold if each had a GPU."""
+        return room(nodes, replace(self.size, hosts=1, gpus_per_host=1.0), self.placement)
+
 
 def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
     """`nodes`: the resources of every node. A federation fits into a node or not at all, whatever the cluster's sum,
     unless its hosts are to be spread."""
     gpus = settings.gpus_per_host
     if gpus == "auto":
-        gpus = 1.0 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0.0
+        gpus = 1.0 if any(min(node.get("GPU", 0), node.get("CPU", 0)) >= 1 for node in nodes) else 0.0
     if settings.hosts != "auto":
         size = FederationSize(min(settings.hosts, clients), 1.0, gpus)
     elif gpus > 0:

@@ -97,6 +97,7 @@ class View:
 
     def started(self, sweep: Sweep, size: Capacity) -> None:
         many = size.federations
+        self._first = None  # with a new conductor, which counts its rounds from nothing
         self.say(
             f"{many} federation{'s' if many > 1 else ''} of {size.size.hosts} client "
             f"host{'s' if size.size.hosts > 1 else ''} on {size.size.device}, up to {size.lanes_per_pack} lanes a pack"

@@ -144,7 +144,7 @@ class Errands(NotKept, tune.Callback):
         self._slowest = 0.0
         """The longest that a slot which is well has been silent."""
         self._went = 0.0
-        self._looked = self._had_room = self._had_slots = self._said = time.monotonic()
+        self._looked = self._had_room = self._had_slots = self._had_takers = self._said = time.monotonic()
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._heard[trial.trial_id] = time.monotonic()
@@ -174,8 +174,10 @@ class Errands(NotKept, tune.Callback):
             self._say_stopping()
         if self.conductor.stopping or self.conductor.moving:
             self.conductor.withdrawn(self._ask(self.desk.withdraw.remote()))
-        heard = self._exchange()
         died, self._died = self._died, []
+        if died:
+            self._ask(self.desk.forget.remote([slot for slot, _ in died]))
+        heard = self._exchange()
         for slot, failure in died:
             self.conductor.slot_failed(
                 slot, _reason(failure), blameless=NODE_DIED in failure, short=short_of_memory(failure)
@@ -223,7 +225,7 @@ class Errands(NotKept, tune.Callback):
             log.info("gone, and no fault of the packs they had: node %s", ", ".join(sorted(lost)))
             self.conductor.gone |= lost
         found = size.room(there)
-        if size.waits_for_gpus and not self.conductor.moving and nodes.some_gpu_is_free():
+        if size.waits_for_gpus and not self.conductor.moving and size.on_gpus(nodes.free_resources()):
             log.info("GPUs have come: the packs in flight end here, the rest goes on there")
             self.conductor.moving = True
         if found:
@@ -243,6 +245,10 @@ class Errands(NotKept, tune.Callback):
         if working and room_for != size.federations:
             log.info("%d federations work now", room_for)
             self.conductor.resize(room_for)
+        if self.conductor.in_flight or not self.conductor.laid_out:
+            self._had_takers = now
+        elif self.conductor.shunned and now - self._had_takers > WAIT_FOR_NODES_S:
+            self.conductor.pardon()
         if found and not working and now - max(self._said, self._had_slots) > SAY_BUSY_EVERY_S:
             self._say_busy(now)
 
@@ -306,6 +312,9 @@ def run(
                 *(say, elastic, why_stop),
             )
             _tuner(slot, size, slots, Ending(conductor), errands, scratch).fit()
+    except StartAgainError:
+        if not conductor.stopping:  # or else it ends here, as was asked for
+            raise
     finally:
         conductor.close()
         with contextlib.suppress(Exception):  # with the head gone there is nothing to close any more

@@ -26,6 +26,8 @@ class Sweep:
         """Every trial of every stage that has been opened: of what has ended, the ledger keeps the rest."""
         self.waiting: dict[str, TrialSpec] = {}
         """Trials to run, in the order they should be."""
+        self._new: list[str] = []
+        """Those of them that nobody has asked for yet."""
         self._open: dict[str, tuple[tuple[CellSearch, int], ...]] = {}
         """Of every trial that has not ended, the searches that wait for it, and which of their contenders it is of."""
         self._left: dict[int, int] = {}
@@ -69,6 +71,15 @@ class Sweep:
     def running(self) -> int:
         """How many of the known trials have not ended."""
         return len(self._open)
+
+    def newly_waiting(self) -> list[TrialSpec]:
+        """What has come to wait since this was last asked: there may be very many, and it is asked often."""
+        new, self._new = self._new, []
+        return [self.waiting[key] for key in new if key in self.waiting]
+
+    def all_wait_anew(self) -> None:
+        """Whoever had asked is gone."""
+        self._new = list(self.waiting)
 
     def left(self, search: CellSearch) -> int:
         """Trials of a cell's last opened stage that have not ended."""
@@ -114,7 +125,9 @@ class Sweep:
                     self._tell_lead(search, place // seeds, outcome)
                 elif trial.key not in left:
                     left.add(trial.key)
-                    self.waiting.setdefault(trial.key, trial)
+                    if trial.key not in self.waiting:
+                        self.waiting[trial.key] = trial
+                        self._new.append(trial.key)
                     self._open[trial.key] = (*self._open.get(trial.key, ()), (search, place // seeds))
             if left:
                 self._left[id(search)] = len(left)
