@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fedsweep import plugins as plugins
 from fedsweep.results import Results, load_results
 from fedsweep.studies import plan_study, run_study
-from fedsweep.training import Account, Model, train
+from fedsweep.training import Account, Model, SavedModel, load_model, train
 from orchestrator.report.benchmark.lookup import Task
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
@@ -29,10 +29,12 @@ __all__ = [
     "Account",
     "Model",
     "Results",
+    "SavedModel",
     "Study",
     "Task",
     "UserError",
     "__version__",
+    "load_model",
     "load_results",
     "plan_study",
     "run_study",

@@ -49,6 +49,12 @@ class Results:
             return frames.trials(ledger, tables.Results.read(ledger))
 
     @property
+    def configurations(self) -> pd.DataFrame:
+        """The same by everything except the seed: how many seeds ended, and the mean and spread of their scores."""
+        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+            return frames.configurations(frames.trials(ledger, tables.Results.read(ledger)))
+
+    @property
     def rounds(self) -> pd.DataFrame:
         """Every trial round by round, a column a metric."""
         with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:

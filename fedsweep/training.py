@@ -56,12 +56,24 @@ class Model:
         found = self.metrics.get("accuracy") or {}
         return found[max(found)] if found else None
 
+    def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The likeliest class of every row of features, as they came."""
+        return self._kept().predict(x)
+
     def save(self, path: str | Path) -> None:
         """Keep it in an .npz file, with where it is from and its account, as `fedsweep train --save` does; `fedsweep
         predict` reads it."""
+        self._kept().save(Path(path))
+
+    def _kept(self) -> SavedModel:
         if self._saved is None:
-            raise UserError(f"the run ended as {self.state!r}: there is no model to save")
-        self._saved.save(Path(path))
+            raise UserError(f"the run ended as {self.state!r}: there is no model")
+        return self._saved
+
+
+def load_model(path: str | Path) -> SavedModel:
+    """A model that `save`, or `fedsweep train --save`, has kept: its weights, `predict`, `scores` and `provenance`."""
+    return SavedModel.load(Path(path))
 
 
 def train(

@@ -18,7 +18,6 @@ from orchestrator.commands.train import train as train_command
 from orchestrator.report.export import _distributions, _short
 from orchestrator.study.reading import parse
 from trainables.data import features
-from trainables.saved import SavedModel
 
 STUDY = {
     "name": "from-python",
@@ -56,6 +55,18 @@ def test_trials(results):
     assert set(trials["method"]) == {"DP-FedGD"}
     assert {0.5, 1, 2, 4} == set(trials["learning_rate"])
     assert (trials["epsilon_local"] <= trials["epsilon_claimed"] * (1 + 1e-6)).all()
+
+
+def test_configurations_are_trials_by_everything_except_the_seed(results):
+    trials, found = results.trials, results.configurations
+    assert len(found) < len(trials)
+    assert found["seeds"].sum() == len(trials)
+    coarse = found[found["stage"] == "coarse"].set_index("learning_rate")
+    for rate, line in coarse.iterrows():
+        own = trials[(trials["stage"] == "coarse") & (trials["learning_rate"] == rate)]
+        assert (line["seeds"], line["done"]) == (2, 2)
+        assert line["accuracy"] == pytest.approx(own["accuracy"].mean())
+        assert line["accuracy_std"] == pytest.approx(own["accuracy"].std())
 
 
 def test_rounds_lead_to_the_scores(results):
@@ -121,7 +132,8 @@ def test_weights_are_those_that_were_judged(more, local_ray, tmp_path):
     assert model.account.noise_multiplier > 0
     assert (model.key is None) == bool(more), "what a secret seed gives away is not told"
     model.save(tmp_path / "model.npz")
-    saved = SavedModel.load(tmp_path / "model.npz")
+    saved = fedsweep.load_model(tmp_path / "model.npz")
+    assert saved.predict(data.x_test).tolist() == model.predict(data.x_test).tolist() == scores.argmax(1).tolist()
     assert saved.scores(data.x_test).argmax(1).tolist() == scores.argmax(1).tolist()
     assert saved.provenance["trial"]["preprocess"]["center"] == more.get("center", 0)
     assert saved.provenance["trial"]["aggregate"] == more.get("aggregate", "uniform")

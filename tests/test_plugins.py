@@ -312,3 +312,51 @@ def test_not_a_method(fedsweep):
     assert code == 2
     assert "two_moons is not a class derived from Method" in err
     assert np.isfinite(features.load("two-moons:200").x_train).all()
+
+
+def test_a_file_that_python_would_take_for_another_is_refused(tmp_path):
+    """Of the standard library, or one of two with the same name: the other would be loaded, without a word."""
+    with pytest.raises(UserError, match=r"queue.py: there is a module 'queue' already, .*give the file another name"):
+        use(module(tmp_path, "queue", ""))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    use(module(tmp_path / "a", "same_name", ""))
+    with pytest.raises(UserError, match=r"there is a module 'same_name' already, .*/a/same_name.py"):
+        use(module(tmp_path / "b", "same_name", ""))
+
+
+OF_A_PACKAGE = """
+from fedsweep.plugins import Event, Method, learning_rate
+from trainables.methods.dp_fedgd import DPFedGD
+
+class Mine(DPFedGD):
+    name = "dp-of-a-package"
+"""
+
+
+def test_a_package_is_hashed_whole(tmp_path, monkeypatch):
+    """Its methods may stand in its modules, and what they compute in others of them."""
+    folder = tmp_path / "a_package"
+    folder.mkdir()
+    (folder / "inner.py").write_text(OF_A_PACKAGE)
+    (folder / "helper.py").write_text("RATE = 1")
+    (folder / "__init__.py").write_text("from a_package.inner import Mine")
+    monkeypatch.chdir(tmp_path)
+    use("a_package")
+    assert type(methods.get("dp-of-a-package")).__module__ == "a_package.inner"
+    before = plugins.code_of("a_package.inner")
+    assert before
+    assert before == plugins.code_of("a_package")
+    (folder / "helper.py").write_text("RATE = 2")
+    plugins.code_of.cache_clear()
+    assert plugins.code_of("a_package.inner") != before
+    assert plugins.code_of("a_packages_neighbour") == ""
+    for name in ("a_package.inner", "a_package"):
+        sys.modules.pop(name)
+
+
+def test_a_packaged_study_takes_no_grid_from_where_somebody_stands(tmp_path, monkeypatch):
+    before, _ = load("quickstart")
+    (tmp_path / "dp_fedgd.yaml").write_text("coarse: {learning_rate: [7]}\nfine: {learning_rate: [7]}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load("quickstart")[0] == before

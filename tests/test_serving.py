@@ -49,6 +49,7 @@ def test_only_this_machine_is_served(server):
     assert server.server_address[0] == "127.0.0.1"
     port = server.server_address[1]
     assert ask(server, "/", Host=f"localhost:{port}")[0].status == 200
+    assert ask(server, "/", Host="localhost")[0].status == 200, "as a browser says it at port 80"
     assert ask(server, "/", Host=f"elsewhere.example:{port}")[0].status == 403
     assert ask(server, "/data.json", Host="127.0.0.1.elsewhere.example")[0].status == 403
 

@@ -87,7 +87,7 @@ def test_a_finished_study_has_nothing_left(tmp_path):
     assert found["time"]["left_s"] == 0.0
     assert found["trials_expected"] == len(FEDGD) + 2, "each trial once: the fine one is a coarse one, too"
     assert found["confirm"] == {"done": 2, "total": 2}
-    assert "best: toy / iid, eps 8" in status.as_text(found)
+    assert "best in the search: toy / iid, eps 8" in status.as_text(found)
 
 
 def test_a_ledger_from_before_times_were_kept(tmp_path):

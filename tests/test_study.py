@@ -583,6 +583,16 @@ def test_turning_early_stopping_off_again_is_refused():
         check_extension(read(TEXT + "search: {early_stopping: {rounds: [10]}}\n"), read(TEXT))
 
 
+def test_a_method_that_gets_a_grid_of_its_own_is_named_with_it():
+    """The packaged one had it; it is not that the method has gone."""
+    own = TEXT.replace("- dp-fedgd\n", "- dp-fedgd: {coarse: {learning_rate: [1, 2]}}\n")
+    assert own != TEXT
+    with pytest.raises(
+        UserError, match=r"methods 'dp-fedgd'\.coarse\.learning_rate = \[1\.?0?, 2\.?0?\], the folder was"
+    ):
+        check_extension(read(TEXT), read(own))
+
+
 def test_a_data_file_may_move(tmp_path):
     """That its content is the same is for the ledger to check, by its hash."""
     old = with_data(tmp_path, str(feature_file(tmp_path / "old" / "features.npz")))

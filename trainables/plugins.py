@@ -9,8 +9,9 @@ themselves with the decorators of `fedsweep.plugins`.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import inspect
+import itertools
 import os
 import shlex
 import sys
@@ -36,6 +37,8 @@ def use(name: str) -> None:
     if name.endswith(".py") and not Path(name).is_file():
         raise UserError(f"plug-in {name}: there is no such file")
     _find_in(str(Path(name).resolve().parent) if name.endswith(".py") else os.getcwd())
+    if name.endswith(".py"):
+        _check_found(module, Path(name).resolve())
     _load(module)
     _asked_for[module] = str(Path(name).resolve()) if name.endswith(".py") else name
     if module not in known:
@@ -77,11 +80,26 @@ def load_all() -> None:
 
 @cache
 def code_of(module: str) -> str:
-    """What a plug-in computes, as far as can be told: the hash of its file; empty for what comes with fedsweep. It is
-    part of a trial's key, so that a changed plug-in never takes up the results of another."""
-    if module not in _loaded:
+    """What a plug-in computes, as far as can be told: the hash of its file, or of all files of its package; empty for
+    what comes with fedsweep. It is part of a trial's key, so that a changed plug-in never takes up the results of
+    another."""
+    parents = ["", *itertools.accumulate(module.split("."), "{}.{}".format)]
+    owner = next((name for name in reversed(parents) if name in _loaded), None)
+    if owner is None:
         return ""
-    return hashlib.sha256(inspect.getsource(_loaded[module]).encode()).hexdigest()[:16]
+    found = _loaded[owner]
+    files = [file for folder in getattr(found, "__path__", []) for file in sorted(Path(folder).rglob("*.py"))]
+    text = "".join(file.read_text(encoding="utf-8") for file in files) if files else inspect.getsource(found)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_found(module: str, file: Path) -> None:
+    """Python finds modules by their name: another of that name would be taken instead, without a word."""
+    found = importlib.util.find_spec(module)
+    if found is not None and found.origin and Path(found.origin).resolve() != file:
+        raise UserError(
+            f"plug-in {file}: there is a module {module!r} already, {found.origin}; give the file another name"
+        )
 
 
 def _find_in(folder: str) -> None:

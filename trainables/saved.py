@@ -64,10 +64,16 @@ class SavedModel:
             if type(count) is not int or not 1 <= count <= LARGEST:
                 raise ValueError(f"{name} = {count!r}")
 
+    def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The likeliest class of every row."""
+        if self.model == "poisson":
+            raise UserError("a model of counts has no classes to predict; it has scores")
+        return self.scores(np.asarray(x, dtype=np.float32)).argmax(1)
+
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """(rows, classes): the higher, the likelier. Of a model of counts, the logarithm of their mean."""
         if x.ndim != 2 or x.shape[1] != self.features:
             raise UserError(f"features of shape {x.shape} are not (rows, {self.features}), as the model wants them")
         rows = Shard.build([(x, np.zeros(len(x), dtype=np.int64))]).x[0]
         head = models.parse(self.model, features=self.features, classes=self.classes)
-        return head.scores(rows, torch.from_numpy(self.weights)).numpy()
+        return head.scores(rows, torch.tensor(self.weights)).numpy()

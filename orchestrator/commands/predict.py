@@ -28,9 +28,7 @@ def predict(
     if output.exists():
         raise UserError(f"--output {output} is there already; choose another name")
     rows, labels = features.rows_to_predict(str(data))
-    if saved.model == "poisson":
-        raise UserError(f"{model} is a model of counts: it has no classes to predict")
-    predicted = saved.scores(rows).argmax(1)
+    predicted = saved.predict(rows)
     np.savetxt(output, predicted, fmt="%d", header="class", comments="")
     accuracy = None if labels is None else 100 * float((predicted == labels).mean())
     epsilon = saved.provenance["epsilon"]["claimed"]

@@ -77,6 +77,8 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
                 "best_hyperparameters": _tuned(ledger, best.contender, spaces[method.shown]) if best else None,
             }
         )
+    order = [method.shown for method in study.methods]
+    cells.sort(key=lambda cell: (cell["setting"], cell["epsilon"], order.index(cell["method"])))
     not_begun = _cells_in(study) * len(ways) - len(cells)
     states = Counter(outcomes[key][0] for key in known if key in outcomes)
     sessions = ledger.sessions()
@@ -219,7 +221,7 @@ def as_text(found: dict[str, Any]) -> str:
             f"of confirm {confirm['done']} of {confirm['total']}"
         )
     lines += _time_text(found)
-    best = "best" if found["finished"] else "best so far"
+    best = "best in the search" if found["finished"] else "best so far"
     lines += [f"{best}: {text}" for text in best_texts(found)]
     shown = [stage for stage in STAGES if any(stage in cell["stages"] for cell in found["cells"])]
     width = max((len(cell["name"]) for cell in found["cells"]), default=4)

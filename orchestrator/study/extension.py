@@ -33,8 +33,8 @@ IN_ORDER = ("seeds.confirm", "search.ways", "search.select")  # the first way gi
 
 def _check_extension(path: str, before: Any, after: Any) -> None:
     if isinstance(before, dict) and isinstance(after, dict):
-        for name in before:
-            _check_extension(f"{path}.{name}" if path else name, before[name], after.get(name))
+        for name in {**before, **after}:
+            _check_extension(f"{path}.{name}" if path else name, before.get(name), after.get(name))
     elif path in GROWING:
         for item in before:
             if item in after:

@@ -32,7 +32,7 @@ def load(name: str) -> tuple[Study, str]:
     """A study by path, by URL or by the name of a packaged one, and its text."""
     if "://" in name:
         text = _fetched(name)
-        return parse(text, name, Path.cwd()), text
+        return parse(text, name, None), text
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:
@@ -43,7 +43,7 @@ def load(name: str) -> tuple[Study, str]:
         return parse(text, str(path), path.resolve().parent), text
     if name in packaged():
         text = (resources.files("orchestrator.study") / "packaged" / f"{name}.yaml").read_text(encoding="utf-8")
-        return parse(text, name, Path.cwd()), text
+        return parse(text, name, None), text
     raise UserError(f"study {name!r} is neither a file nor a packaged study ({', '.join(packaged())})")
 
 
@@ -71,18 +71,19 @@ def _found_again(data: DataSettings) -> DataSettings:
     return elsewhere if Path(elsewhere.source).is_file() else data
 
 
-def parse(text: str, file: str, folder: Path) -> Study:
-    """Feature files are looked for beside the study file."""
+def parse(text: str, file: str, folder: Path | None) -> Study:
+    """Feature files and search spaces are looked for beside the study file. Where it has no `folder`, because it is a
+    packaged one or at a URL, its grids are its own, whatever lies in the current one."""
     content, marks = read_yaml(text, file)
     if not isinstance(content, dict):
         raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
-    content = _with_search_spaces(content, folder)
+    content = content if folder is None else _with_search_spaces(content, folder)
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
         place, sentence = said(error)
         raise UserError(f"{file}:{_line(marks, place)}: {sentence}") from None
-    return study.model_copy(update={"data": [_located(data, folder) for data in study.data]})
+    return study.model_copy(update={"data": [_located(data, folder or Path.cwd()) for data in study.data]})
 
 
 @contextlib.contextmanager

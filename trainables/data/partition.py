@@ -158,7 +158,9 @@ def _explicit(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
     if data.client_train is None:
         raise UserError(f"partition explicit: data {data.name} has no client_train column")
     if data.clients != spec.clients:
-        raise UserError(f"clients = {spec.clients}, but data {data.name} names {data.clients} clients")
+        raise UserError(
+            f"clients = {spec.clients}, but data {data.name} names {data.clients} clients; clients: auto takes them"
+        )
     return [np.flatnonzero(data.client_train == client) for client in range(spec.clients)]
 
 

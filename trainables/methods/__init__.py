@@ -20,11 +20,13 @@ def catalogue() -> dict[str, Method]:
 
 
 def defined_in(module: ModuleType) -> list[Method]:
-    """The methods that a module itself defines."""
+    """The methods that a module itself defines, or a package in one of its modules and names."""
     classes = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__
+        if isinstance(value, type)
+        and issubclass(value, Method)
+        and f"{value.__module__}.".startswith(f"{module.__name__}.")
     ]
     return [value() for value in classes if not inspect.isabstract(value)]
 
@@ -36,7 +38,7 @@ def add_all(module: ModuleType) -> None:
     """The methods of a plug-in, beside those of the package."""
     for method in defined_in(module):
         known = METHODS.get(method.name)
-        if known is not None and type(known).__module__ != module.__name__:
+        if known is not None and type(known) is not type(method):
             where = type(known).__module__
             raise UserError(f"plug-in {module.__name__}: a method {method.name!r} is there already, in {where}")
         METHODS[method.name] = method

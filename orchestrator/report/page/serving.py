@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fedsweep", ""
 
     def do_GET(self) -> None:
-        host = self.headers.get("Host", "").rpartition(":")[0]
+        host = self.headers.get("Host", "").partition(":")[0]
         if host not in (LOOPBACK, "localhost"):  # else a page from elsewhere could read this one under another name
             self._answer(403, b"This page is for this machine alone.\n", "text/plain")
             return

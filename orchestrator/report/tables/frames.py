@@ -44,6 +44,25 @@ def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
     return _frame(lines, [*head, "epsilon_unsampled", "seconds", "clip"])
 
 
+OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "seconds"}
+"""Columns of `trials` that seeds may differ in; the accounts of equal configurations are equal."""
+
+
+def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
+    """Trials by everything except the seed."""
+    same = [name for name in map(str, of_trials) if name not in OF_ONE_RUN and not name.startswith("epsilon_")]
+    found = of_trials.groupby(same, dropna=False, sort=False)
+    told = found.agg(
+        seeds=("seed", "nunique"),
+        done=("state", lambda states: int((states == "done").sum())),
+        accuracy=("accuracy", "mean"),
+        accuracy_std=("accuracy", "std"),
+        loss=("loss", "mean"),
+        loss_std=("loss", "std"),
+    )
+    return told.reset_index()
+
+
 def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.DataFrame:
     """One line a trial and evaluated round, a column a metric; of one stage, or of all."""
     lines = []
