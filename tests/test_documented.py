@@ -28,7 +28,7 @@ ELSEWHERE = {  # a word of the command, and what runs it
     "compare": "tests/test_compare.py: it wants a study of the papers",
     "cancel": "tests/test_places.py: it wants a sweep that runs",
     "prepare": "tests/test_sources.py: it fetches",
-    "bench": "no test: it measures for minutes; tests/test_search.py runs what --search does",
+    "bench": "tests/test_bench.py and test_search.py: parts of it, and what --search does; it measures for minutes",
     "--address": "tests/test_nodes.py: it wants a cluster",
     "gpus_per_host=0.5": "`make reproduce`: it wants a GPU",
     "as_released=true": "tests/test_audit.py: it takes a while",
@@ -36,7 +36,7 @@ ELSEWHERE = {  # a word of the command, and what runs it
 }
 PAGES = (
     *("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "gpu", "data", "clusters"),
-    "install",
+    *("install", "studies", "methods", "faults"),
 )
 SMALL = "synthetic-frozen:300,60,6,3"
 

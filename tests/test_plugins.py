@@ -355,6 +355,29 @@ def test_a_package_is_hashed_whole(tmp_path, monkeypatch):
         sys.modules.pop(name)
 
 
+HEAD = """
+from fedsweep.plugins import head
+from trainables.models.mlp import MLPHead
+
+@head("one-layer")
+def one_layer(argument, features, classes):
+    return MLPHead(features, int(argument), classes)
+"""
+
+
+def test_a_head_of_ones_own_is_trained_and_is_what_it_says(no_ray, tmp_path):
+    """By its name with what stands behind the colon; the same weights as the packaged head that it is made of."""
+    use(module(tmp_path, "own_head", HEAD))
+    same = {"method": "dp-fedgd", "epsilon": 8, "hyperparameters": {"learning_rate": 1}, "clients": 4, "rounds": 2}
+    own, packaged = (
+        face.train("synthetic-frozen:400,100,6,3", model=model, evaluate_every=2, hosts=1, **same)
+        for model in ("one-layer:5", "mlp:5")
+    )
+    assert own.state == "done"
+    assert np.array_equal(own.weights, packaged.weights)
+    assert own.key != packaged.key
+
+
 def test_a_packaged_study_takes_no_grid_from_where_somebody_stands(tmp_path, monkeypatch):
     before, _ = load("quickstart")
     (tmp_path / "dp_fedgd.yaml").write_text("coarse: {learning_rate: [7]}\nfine: {learning_rate: [7]}\n")

@@ -54,6 +54,24 @@ def test_only_this_machine_is_served(server):
     assert ask(server, "/data.json", Host="127.0.0.1.elsewhere.example")[0].status == 403
 
 
+def test_results_at_a_url(tmp_path):
+    """They are fetched, and followed; whoever looks writes nothing there."""
+    reported.write(tmp_path, finished=False)
+    before = sorted(file.name for file in tmp_path.iterdir())
+    running = serving.server(f"file://{tmp_path}", 0)
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    try:
+        answer, body = ask(running, "/data.json")
+        assert answer.status == 200
+        assert json.loads(body)["studies"][0]["study"] == "by-hand"
+    finally:
+        running.shutdown()
+        thread.join()
+        running.server_close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize("path", ["/ledger.sqlite", "/../study.yaml", "/data.json/", "/x"])
 def test_there_is_nothing_else(server, path):
     assert ask(server, path)[0].status == 404

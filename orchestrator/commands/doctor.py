@@ -13,7 +13,11 @@ import typer
 from orchestrator.commands.options import Json
 from orchestrator.console import emit_json
 
-OPTIONAL = ("s3fs", "mlflow", "wandb", "optuna-dashboard")
+OPTIONAL = ("s3fs", "mlflow", "wandb", "optuna-dashboard", "timm")
+NEEDED = (
+    *("ray", "torch", "numpy", "scipy", "pandas", "matplotlib", "optuna", "pydantic", "pyyaml", "typer", "rich"),
+    *("dp-accounting", "fsspec", "pooch", "requests", "pyarrow"),
+)
 LEAST_MEMORY = 4 << 30
 
 
@@ -32,7 +36,7 @@ def doctor(json: Json = False) -> None:
 def _examined() -> Iterator[tuple[str, str, bool]]:
     yield "fedsweep", metadata.version("fedsweep"), True
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", True
-    for name in ("ray", "torch", "numpy", "scipy", "pandas", "optuna", "pydantic", "dp-accounting"):
+    for name in NEEDED:
         yield name, *_version(name)
     import torch
 
