@@ -7,7 +7,7 @@
 #   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
 #   make data   fetches the papers' data and puts them through their backbones
-#   make reproduce  runs the papers' studies and sets them beside the papers: a few minutes on a large GPU
+#   make reproduce  runs the papers' studies and sets them beside the papers: about an hour on a large GPU
 #   make docs   the documentation as a site, in site/
 #   make dist   a wheel and a source archive, tried in empty environments
 #   make peers  the same round through other simulators, each installed beside, and through ours

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, HEART, LEAST, Joined
+from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, HEART, LEAST, Joined, tuned_elsewhere
 from orchestrator.report.papers.ours import Entry, Ours
 from orchestrator.report.tables.common import budget
 from orchestrator.report.tables.render import Bold, Group, Table
@@ -118,7 +118,7 @@ def winners(ours: Ours, joined: Sequence[Joined]) -> Table:
         pairs = [pair for pair in joined if (pair.entry.study, pair.entry.setting) == (study, setting) and pair.last]
         rows = []
         for epsilon in dict.fromkeys(entry.epsilon for entry in ours.of(study=study, setting=setting)):
-            entries = ours.of(study=study, setting=setting, epsilon=epsilon)
+            entries = [e for e in ours.of(study=study, setting=setting, epsilon=epsilon) if not tuned_elsewhere(e)]
             mine = best(entries)
             theirs = {pair.method: pair.paper_mean for pair in pairs if pair.epsilon == epsilon}
             if not mine or len({entry.label for entry in entries}) < 2 or len(theirs) < 2:

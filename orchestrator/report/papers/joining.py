@@ -126,6 +126,11 @@ def _is_for(entry: Entry) -> bool:
     return f"{entry.epsilon:g}" in stated
 
 
+def tuned_elsewhere(entry: Entry) -> bool:
+    """Whether its label says that its values were tuned for other budgets."""
+    return entry.variant.startswith("ε ") and not _is_for(entry)
+
+
 def _fednew(ours: Ours) -> list[Joined]:
     found = []
     for row in numbers("fednew-accuracy"):
@@ -193,7 +198,12 @@ def _shown(bought: float) -> str:
 
 
 def _other_weights(pair: Joined, same: list[Joined], ours: Ours) -> str:
-    return OTHER_WEIGHTS.get(pair.entry.backbone, "")
+    """Where most methods lie on the same side of the paper: other features move all of them."""
+    if pair.entry.backbone not in OTHER_WEIGHTS:
+        return ""
+    beside = [p for p in same if p.epsilon == pair.epsilon and p.entry.study == pair.entry.study and p.entry.plain]
+    alike = sum(p.difference * pair.difference > 0 for p in beside)
+    return OTHER_WEIGHTS[pair.entry.backbone] if alike > len(beside) / 2 else ""
 
 
 def _other_noise_elsewhere(pair: Joined, same: list[Joined], ours: Ours) -> str:
@@ -252,7 +262,7 @@ def _chose_more_steps(pair: Joined, same: list[Joined], ours: Ours) -> str:
 def _below_a_tighter_budget(pair: Joined, same: list[Joined], ours: Ours) -> str:
     """With less noise the same configuration can only do better: the paper's search missed it."""
     tighter = [p for p in same if p.method == pair.method and p.entry == _at(pair, p)]
-    worse = [p for p in tighter if p.epsilon < pair.epsilon and p.paper_mean > pair.paper_mean]
+    worse = [p for p in tighter if p.epsilon < pair.epsilon and p.paper_mean - pair.paper_mean > TOLD_APART]
     if not worse or pair.difference < 0:
         return ""
     other = worse[-1]
@@ -271,7 +281,9 @@ def _choice_moves_it(pair: Joined, same: list[Joined], ours: Ours) -> str:
     """Another way of choosing the winner gives the paper's number."""
     for other in same:
         way = (other.entry.study, other.entry.way) != (pair.entry.study, pair.entry.way)
-        if way and other.entry.plain and (other.method, other.epsilon) == (pair.method, pair.epsilon) and other.within:
+        alike = way and other.entry.plain and (other.method, other.epsilon) == (pair.method, pair.epsilon)
+        nearer = abs(other.difference) < abs(pair.difference) / 2  # or else it is within for its larger spread alone
+        if alike and nearer and other.within:
             return (
                 f"Which configuration is chosen decides: the winner of study {other.entry.study} ({other.entry.way}) "
                 f"reaches {other.our_mean:.2f}."
@@ -335,7 +347,9 @@ def _tuned(pair: Joined) -> dict[str, HyperValue]:
     return {name: value for name, value in _chosen(pair).items() if len(tried.get(name, ())) > 1}
 
 
-OTHER_WEIGHTS = {"VGG-16": "The features are another VGG-16's: the weights of the paper's are not published."}
+OTHER_WEIGHTS = {"VGG-16": "The features are another VGG-16's, and most methods move the same way with them."}
+TOLD_APART = 0.5
+"""Points by which means of three seeds differ at least before something is made of it."""
 _RULES = (
     _other_weights,
     _no_better_than_first_order,
