@@ -232,7 +232,10 @@ def _leaks(method: Method, base: Mapping[str, HyperValue], repetitions: int, fac
     if factor == 1 and found.caught:
         return f"eps 2 is claimed, and at least {found.epsilon:.3g} was seen"
     if factor < 1 and not found.caught and not found.sampled:
-        return f"with {factor:g} of the noise only eps {found.epsilon:.3g} was seen: is there noise that costs nothing?"
+        return (
+            f"with {factor:g} of the noise only eps {found.epsilon:.3g} was seen in {repetitions} repetitions: is "
+            "there noise that costs nothing, or were they too few?"
+        )
     return ""
 
 

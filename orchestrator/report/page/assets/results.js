@@ -179,7 +179,7 @@ function comparison(a, b) {
   const lone = [a.cells.filter((x) => !b.cells.some((y) => alike(x, y))).length, b.cells.filter((y) => !a.cells.some((x) => alike(x, y))).length];
   const both = pairs.filter(([x, y]) => x.final && y.final);
   return [
-    el("p", {}, `${pairs.length} cells are in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
+    el("p", {}, `${pairs.length} ${pairs.length === 1 ? "cell is" : "cells are"} in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
       alone && a.settings[0] !== b.settings[0] ? ` Their settings differ (${a.settings[0]}; ${b.settings[0]}).` : "",
       oneWay && a.ways[0] !== b.ways[0] ? ` They were searched in other ways (${a.ways[0]}; ${b.ways[0]}).` : ""),
     both.length > 0 && [drawn((width) => dumbbells(a, b, both, width), { class: "chart wide" }),
