@@ -46,7 +46,8 @@ nodes: install
 	$(BIN)/python -m pytest -m "nodes"
 
 data: install
-	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease
+	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease \
+	  emnist-balanced-pca100 cifar10-resnet44
 
 reproduce: install
 	$(BIN)/python -m benchmarks.reproduce --page docs/reproduction.md

@@ -187,7 +187,8 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
     beside = [work / name for name in there if name not in BEYOND]
     compared = (*beside, "--to", work / "compare", "--made", _sentence(made, left))
     _fedsweep("compare", *compared, *(("--page", page) if page else ()))
-    shutil.rmtree(keep, ignore_errors=True)
+    for name in (*there, "compare"):  # what others made of data that are not here stays
+        shutil.rmtree(keep / name, ignore_errors=True)
     for folder in [work / name for name in there]:
         for pattern in KEPT:
             for path in sorted(path for path in folder.glob(pattern) if path.name not in NOT_KEPT):
