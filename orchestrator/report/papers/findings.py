@@ -335,7 +335,7 @@ def _ablated(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findin
             )
     if overtaken:
         evidence.append(
-            f"So it depends on the step: at {overtaken} of {len(known)} budgets momentum alone, with another budget's "
+            f"So it depends on the step: at {overtaken} of {len(known)} budgets momentum alone, with the best of these "
             "values, comes to what the whole method has with its own, or further."
         )
     verdict = _verdict(sum(same), len(same))
