@@ -98,8 +98,11 @@ class PackSlot(tune.Trainable):
             reason = "its checkpoint is damaged"
         except Exception as error:  # every kind of storage fails in its own way
             reason = f"its checkpoint cannot be read: {error}"
-        self._notes.append(f"pack of {len(self.trials)} trials starts again from round 0: {reason}")
+        self._note_new_start(reason)
         return None
+
+    def _note_new_start(self, reason: str) -> None:
+        self._notes.append(f"pack of {len(self.trials)} trials starts again from round 0: {reason}")
 
     def _advance(self) -> None:
         """To the next evaluation, or about half a second on."""
@@ -148,10 +151,7 @@ class PackSlot(tune.Trainable):
         except RayTaskError as error:
             if self._snapshot is None or short_of_memory(error):
                 raise
-            reason = str(error).strip().splitlines()[-1]
-            self._notes.append(
-                f"pack of {len(self.trials)} trials starts again from round 0: its checkpoint is of no use: {reason}"
-            )
+            self._note_new_start(f"its checkpoint is of no use: {str(error).strip().splitlines()[-1]}")
             self.t = 0
             self.federation.open(self.trials, shipment)
 

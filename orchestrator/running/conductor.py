@@ -171,8 +171,8 @@ class Conductor:
             fresh = [pack for pack in self._ready if pack.fresh]
             self._ready = again + sorted(fresh + packs, key=lambda pack: (pack.last, -pack.work))
 
-    def _packs(self, trials: Iterable[TrialSpec], resume_from: str = "") -> list[Pack]:
-        return [self._pack(members, resume_from) for members in make_packs(trials, self.size, self._limits)]
+    def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
+        return [self._pack(members) for members in make_packs(trials, self.size, self._limits)]
 
     def _pack(self, members: list[TrialSpec], resume_from: str = "") -> Pack:
         key = members[0].problem.key
