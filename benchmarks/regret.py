@@ -1,9 +1,10 @@
 """How far what a search chose is from the best, in test points: `python benchmarks/regret.py --data FILE ...`.
 
 A cell is searched again and again with other seeds, in every way and by every rule asked for, each at its own default
-budget. What was chosen, and all that came into a contest, is then trained with many seeds that no search saw and judged
-on the test rows. The regret of a choice is how much lower its mean is than the best of all these means. That best one
-is itself picked among noisy means, which makes every regret look larger rather than smaller.
+budget; `--warm-start` does so once more with the winners of the other budgets in the contest. What was chosen, and all
+that came into a contest, is then trained with many seeds that no search saw and judged on the test rows. The regret of
+a choice is how much lower its mean is than the best of all these means. That best one is itself picked among noisy
+means, which makes every regret look larger rather than smaller.
 
 Nothing of Ray is needed: packs run in this process, on the device given.
 """
@@ -47,6 +48,7 @@ APART = 1_000  # between the seeds of one repetition and the next
 class Chosen:
     """What one search came to."""
 
+    epsilon: float
     way: str
     configuration: Configuration
     trial_rounds: int
@@ -58,38 +60,40 @@ class Bench:
         gpus = 1.0 if device == "cuda" else 0.0
         self.device = device
         self.size = Capacity(FederationSize(1, 1.0, gpus), 1, lanes or AUTO_LANES[device])
+        self.known: dict[str, Outcome] = {}
+        """What searches share is run once."""
 
     def run(self, trials: Iterable[TrialSpec], problems: Mapping[str, Problem]) -> dict[str, Outcome]:
-        outcomes: dict[str, Outcome] = {}
-        for pack in make_packs(trials, self.size):
+        asked = {trial.key: trial for trial in trials}
+        for pack in make_packs([trial for key, trial in asked.items() if key not in self.known], self.size):
             shipment = in_process(problems[pack[0].problem.key])
             for key, lane in run_here(pack, shipment, device=self.device).items():
-                scores = (lane.metrics[name].get(pack[0].rounds) for name in ("accuracy", "loss"))
+                scores = (lane.metrics[name].get(pack[0].last_round) for name in ("accuracy", "loss"))
                 accuracy, loss = scores if lane.state == "done" else (None, None)
-                outcomes[key] = (lane.state, accuracy, loss)
-        return outcomes
+                self.known[key] = (lane.state, accuracy, loss)
+        return {key: self.known[key] for key in asked}
 
-    def search(self, blueprint: Blueprint) -> tuple[list[Chosen], list[Configuration]]:
-        """What every way chose for the one cell, and all that met in a contest."""
+    def search(self, blueprint: Blueprint) -> tuple[list[Chosen], list[tuple[float, Configuration]]]:
+        """What every way chose at every budget, and all that met in a contest."""
         with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
             sweep = Sweep(blueprint, ledger)
             rounds: dict[str, int] = {}
             while not sweep.finished:
                 waiting = list(sweep.waiting.values())
-                rounds.update((trial.key, trial.rounds) for trial in waiting)
+                rounds.update((trial.key, trial.last_round) for trial in waiting)
                 search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
                 chosen = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
                 sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in chosen})  # that is the judges' part
                 sweep.ended(self.run(search, blueprint.problems))
             found = [_chosen(search, sweep, rounds) for search in sweep.searches]
-            finalists = [c for search in sweep.searches for c in search.finalists(sweep.outcomes)]
+            finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists(sweep.outcomes)]
         return [choice for choice in found if choice is not None], finalists
 
     def judge(self, cell: Cell, problems: Mapping[str, Problem], found: Sequence[Configuration]) -> list[list[float]]:
         """Test scores by seed. What diverges is worth what guessing is."""
         seeds = cell.study.seeds.confirm
         trials = [[cell.trial("confirm", configuration, seed) for seed in seeds] for configuration in found]
-        outcomes = self.run({t.key: t for row in trials for t in row}.values(), problems)
+        outcomes = self.run([t for row in trials for t in row], problems)
         guess = 100.0 / max(problem.data.classes for problem in problems.values())
         return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
 
@@ -99,10 +103,12 @@ def _chosen(search: CellSearch, sweep: Sweep, rounds: Mapping[str, int]) -> Chos
     if choice is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
-    return Chosen(search.way.name, search.configuration(choice.contender), sum(rounds[key] for key in keys))
+    way = f"{search.way.name} warm" if search.cell.study.search.warm_start else search.way.name
+    taken = sum(rounds[key] for key in keys)
+    return Chosen(search.cell.epsilon, way, search.configuration(choice.contender), taken)
 
 
-def study(options: argparse.Namespace, method: str, epsilon: float, repetition: int) -> Study:
+def study(options: argparse.Namespace, method: str, repetition: int, *, warm: bool) -> Study:
     start = APART * repetition
     return Study.model_validate(
         {
@@ -111,7 +117,7 @@ def study(options: argparse.Namespace, method: str, epsilon: float, repetition: 
             "partitions": [options.partition],
             "clients": options.clients,
             "methods": [{"name": method, **options.space}],
-            "epsilons": [epsilon],
+            "epsilons": options.epsilons,
             "seeds": {
                 "search": [start + k for k in range(1, options.search_seeds + 1)],
                 "contest": [start + 100 + k for k in range(1, options.contest_seeds + 1)],
@@ -119,43 +125,60 @@ def study(options: argparse.Namespace, method: str, epsilon: float, repetition: 
             },
             "search": {
                 "ways": options.ways,
-                "select": options.select,
+                "select": ["contest"] if warm else options.select,
+                "warm_start": warm,
                 "refine": options.refine,
                 "optuna": {"seed": start + 7},
                 "random": {"seed": start + 7},
+                "halving": {"seed": start + 7},
             },
         }
     )
 
 
-def regrets(options: argparse.Namespace, method: str, epsilon: float) -> dict[str, Any]:
-    """One cell: the regret of every way, over the repetitions."""
+def regrets(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
+    """Of every way at every budget, over the repetitions."""
     bench, began = Bench(options.device, options.lanes), time.perf_counter()
     choices: list[Chosen] = []
-    pool: dict[str, Configuration] = {}
-    blueprint = None
+    pools: dict[float, dict[str, Configuration]] = {epsilon: {} for epsilon in options.epsilons}
     for repetition in range(1, options.repetitions + 1):
-        blueprint = Blueprint.draw(study(options, method, epsilon, repetition))
-        found, finalists = bench.search(blueprint)
-        choices += found
-        for configuration in (*finalists, *(choice.configuration for choice in found)):
-            pool.setdefault(_name(configuration), configuration)
-        spent = time.perf_counter() - began
-        print(f"{method} eps {epsilon:g}: repetition {repetition}, {len(pool)} judged, {spent:.0f} s", file=sys.stderr)
+        bench.known.clear()
+        for warm in (False, True) if options.warm_start else (False,):
+            blueprint = Blueprint.draw(study(options, method, repetition, warm=warm))
+            found, finalists = bench.search(blueprint)
+            choices += found
+            for epsilon, configuration in (*finalists, *((c.epsilon, c.configuration) for c in found)):
+                pools[epsilon].setdefault(_name(configuration), configuration)
+        spent, judged = time.perf_counter() - began, sum(map(len, pools.values()))
+        print(f"{method}: repetition {repetition}, {judged} judged, {spent:.0f} s", file=sys.stderr)
         if options.seconds and spent > options.seconds:
             break
-    assert blueprint is not None
-    scores = bench.judge(blueprint.cells[0], blueprint.problems, list(pool.values()))
+    return [
+        _cell(bench, options, cell, blueprint, repetition, choices, pools[cell.epsilon]) for cell in blueprint.cells
+    ]
+
+
+def _cell(
+    bench: Bench,
+    options: argparse.Namespace,
+    cell: Cell,
+    blueprint: Blueprint,
+    repetitions: int,
+    choices: Sequence[Chosen],
+    pool: Mapping[str, Configuration],
+) -> dict[str, Any]:
+    scores = bench.judge(cell, blueprint.problems, list(pool.values()))
     means = dict(zip(pool, map(fmean, scores), strict=True))
     best = max(means, key=means.__getitem__)
     by_way: dict[str, list[Chosen]] = defaultdict(list)
     for choice in choices:
-        by_way[choice.way].append(choice)
+        if choice.epsilon == cell.epsilon:
+            by_way[choice.way].append(choice)
     return {
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
-        "method": method,
-        "epsilon": epsilon,
-        "repetitions": repetition,
+        "method": cell.method.name,
+        "epsilon": cell.epsilon,
+        "repetitions": repetitions,
         "judges": options.judges,
         "judged": len(pool),
         "best": {"configuration": pool[best], "mean": means[best], "std": stdev(scores[list(pool).index(best)])},
@@ -163,7 +186,6 @@ def regrets(options: argparse.Namespace, method: str, epsilon: float) -> dict[st
             way: _summary([means[best] - means[_name(c.configuration)] for c in found], found)
             for way, found in by_way.items()
         },
-        "seconds": time.perf_counter() - began,
     }
 
 
@@ -203,12 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default="synthetic-frozen", help="a feature file or a built-in set")
     parser.add_argument("--methods", nargs="+", default=["dp-fedgd", "dp-fedsofim"])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 10.0])
-    parser.add_argument("--ways", nargs="+", default=["grid"], help="grid, optuna, random")
+    parser.add_argument("--ways", nargs="+", default=["grid"], help="grid, optuna, random, halving")
+    parser.add_argument("--warm-start", action="store_true", help="also with the winners of the budgets beside")
     parser.add_argument("--select", nargs="+", default=["contest", "single"])
     parser.add_argument("--refine", default="zoom")
     parser.add_argument("--space", type=json.loads, default={}, help="JSON: fixed, coarse, fine of every method")
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--seconds", type=float, help="begin no further repetition of a cell after so long")
+    parser.add_argument("--seconds", type=float, help="begin no further repetition of a method after so long")
     parser.add_argument("--search-seeds", type=int, default=3)
     parser.add_argument("--contest-seeds", type=int, default=5)
     parser.add_argument("--judges", type=int, default=20, help="seeds on which configurations are judged")
@@ -223,12 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         REPORT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         page.write("regret", table(found), page.DOCS / "studies.md")
         return
-    cells = []
+    cells: list[dict[str, Any]] = []
     for method in options.methods:
-        for epsilon in options.epsilons:
-            cells.append(regrets(options, method, epsilon))
-            if options.json:
-                options.json.write_text(json.dumps(cells, indent=1), encoding="utf-8")
+        cells += regrets(options, method)
+        if options.json:
+            options.json.write_text(json.dumps(cells, indent=1), encoding="utf-8")
     print("\n".join(table(cells)))
 
 

@@ -20,12 +20,10 @@ from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import Way
 from trainables.errors import UserError
-from trainables.lane_result import LaneResult
 from trainables.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
 from trainables.privacy.gaussian import epsilon_of
 from trainables.problem import in_process
 from trainables.server import run_here
-from trainables.stopping import lanes_to_stop
 
 TEXT = """
 name: estimates
@@ -132,7 +130,6 @@ def test_a_method_may_have_rounds_of_its_own():
         (changed("objective: squared_error", "objective: error"), "objective: "),
         (changed("clients: auto", "clients: 0"), "clients: "),
         (changed("clients: auto", "clients: some"), "clients: "),
-        (changed("refine: table", "refine: table, early_stopping: {rounds: [2]}"), "only 2 rounds"),
     ],
 )
 def test_what_makes_no_sense_is_said(text, sentence):
@@ -165,17 +162,16 @@ def test_the_smallest_error_is_chosen():
 
 
 def test_halving_keeps_the_smallest_error():
-    text = changed("rounds: 2\n", "rounds: 6\n").replace(
-        "refine: table", "refine: table, early_stopping: {rounds: [2]}"
-    )
+    text = changed("refine: table", "ways: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}")
     cell = Blueprint.draw(study(text)).cells[0]
-    trials = CellSearch(cell, Way("grid", "contest"), 10).next_trials({})[1]
-    lanes = [
-        LaneResult(trial.key, "running", 2, {"squared_error": {2: error}, "loss": {2: 1.0}, "accuracy": {2: 50.0}})
-        for trial, error in zip(trials, (0.7, 0.1), strict=True)
-    ]
-    assert trials[0].stop_rule.endswith(":squared_error")
-    assert lanes_to_stop(trials, lanes, 2) == [trials[0].key]
+    search = CellSearch(cell, Way("halving", "contest"), 10)
+    stage, trials = search.next_trials({})
+    search.open(stage, trials)
+    errors = {trial.key: float(number) for number, trial in enumerate(trials)}
+    stage, kept = search.next_trials({key: ("done", error, 1.0) for key, error in errors.items()})
+    assert stage == "rung-2"
+    assert [t.hyperparameters for t in kept] == [t.hyperparameters for t in trials[: len(kept)]]
+    assert 0 < len(kept) < len(trials)
 
 
 # ---- from the ledger

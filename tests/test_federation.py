@@ -125,21 +125,6 @@ def test_a_federation_goes_on_from_a_snapshot_made_elsewhere(federation, trials,
 
 
 @pytest.mark.ray
-def test_lanes_that_are_stopped_leave_the_others_alone(federation, trials, expected, small_problem):
-    stopped = {trials[0].key, trials[4].key}
-    federation.open(trials, Shipper().ship(small_problem))
-    federation.advance(10)
-    ray.get(federation._server.stop_lanes.remote(sorted(stopped)))
-    found = outcomes(federation.advance(ROUNDS))
-    for key, outcome in found.items():
-        if key in stopped:
-            assert outcome[0] == "stopped"
-            assert list(outcome[2]["accuracy"]) == [10]
-        else:
-            assert outcome == expected[key]
-
-
-@pytest.mark.ray
 def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, monkeypatch):
     """Here because no node has so many processors. Nothing waits for it without end."""
     monkeypatch.setattr(federations, "START_PATIENCE_S", 0.5)
@@ -303,27 +288,6 @@ def test_a_round_that_fails_half_way_leaves_the_states_as_they_were(small_proble
     assert torch.equal(again.total, expected.total)
 
 
-@pytest.mark.parametrize("died", ["before", "after"])
-def test_lanes_that_were_stopped_stay_stopped(small_problem, died):
-    """Also where a host loses its clients' states, and rounds are repeated from the last snapshot."""
-    trials = [small.trial(small_problem, "dp-scaffold", seed=seed) for seed in (42, 7)]
-    hosts = HostsHere(2)
-    server = Server(hosts)
-    server.open(trials, in_process(small_problem))
-    server.advance(4)
-    server.snapshot()
-    server.advance(8)
-    if died == "before":
-        hosts._hosts[1] = ClientHost(1)
-    server.stop_lanes([trials[0].key])
-    if died == "after":
-        hosts._hosts[1] = ClientHost(1)
-    found = {lane.key: lane for lane in server.advance(12)}
-    assert (found[trials[0].key].state, found[trials[0].key].rounds) == ("stopped", 8)
-    assert found[trials[1].key].state == "done"
-    assert max(found[trials[0].key].metrics["loss"]) == 8
-
-
 def test_seeds_that_are_almost_alike_have_noises_of_their_own(small_problem):
     """Beyond 2^53 not every whole number is a float."""
     trials = [small.trial(small_problem, "dp-fedfc", rounds=2, every=2, seed=2**60 + n) for n in (0, 1)]
@@ -436,6 +400,7 @@ def test_only_like_trials_share_a_pack(small_problem):
     base = small.trial(small_problem, "dp-fedgd")
     assert pack_group(base) == pack_group(small.trial(small_problem, "dp-fedsofim", seed=7, epsilon=1.0))
     assert pack_group(base) != pack_group(small.trial(small_problem, "dp-fedgd", rounds=13))
+    assert pack_group(base) != pack_group(base.model_copy(update={"stop_rule": "after 3"}))
     assert pack_group(base) != pack_group(small.trial(small.problem(partition="iid"), "dp-fedgd"))
 
 

@@ -92,7 +92,7 @@ def test_what_was_added_is_read_back_whole(tmp_path):
         row("a"),
         row("b", state="diverged", accuracy=None, loss=None, metrics={"loss": {5: math.inf}}, rounds=5, correct=b""),
         row("c", state="failed", reason="RuntimeError: 'ünglück'; \"quoted\"", accuracy=None, loss=None, metrics={}),
-        row("d", state="stopped", accuracy=None, loss=None, epsilon_claimed=math.inf, epsilon_local=math.inf),
+        row("d", state="diverged", accuracy=None, loss=None, epsilon_claimed=math.inf, epsilon_local=math.inf),
     ]
     with Ledger.write(tmp_path) as ledger:
         ledger.add(rows)
@@ -103,7 +103,7 @@ def test_what_was_added_is_read_back_whole(tmp_path):
             "a": ("done", 50.0, 1.5),
             "b": ("diverged", None, None),
             "c": ("failed", None, None),
-            "d": ("stopped", None, None),
+            "d": ("diverged", None, None),
         }
 
 

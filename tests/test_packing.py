@@ -203,32 +203,6 @@ def test_methods_with_the_same_client_program_share_a_pack(small_problem):
     assert pack == members
 
 
-def companies(problem, *sizes: int):
-    """Trials of several companies, dealt one by one from each."""
-    made = [
-        [
-            trial.model_copy(update={"stop_rule": f"halving:4:0.5:{name}", "seed": name})
-            for trial in trials(problem, count)
-        ]
-        for name, count in enumerate(sizes)
-    ]
-    longest = max(sizes)
-    return [members[k] for k in range(longest) for members in made if k < len(members)]
-
-
-@pytest.mark.parametrize("lanes", [1, 5, 16, 20, 128])
-@pytest.mark.parametrize("federations", [1, 3])
-def test_companies_of_early_stopping_stay_together(small_problem, lanes, federations):
-    """Even where one is longer than a pack; otherwise packs keep to their size."""
-    members = companies(small_problem, 40, 3, 18, 1, 7) + trials(small_problem, 4)
-    packs = make_packs(members, size(lanes, federations))
-    assert Counter(t.key for pack in packs for t in pack) == Counter(t.key for t in members)
-    for rule in {t.stop_rule for t in members} - {""}:
-        assert sum(any(t.stop_rule == rule for t in pack) for pack in packs) == 1
-    for pack in packs:
-        assert len(pack) <= lanes or len({t.stop_rule for t in pack}) == 1
-
-
 @given(
     counts=st.lists(st.integers(0, 60), min_size=1, max_size=4),
     lanes=st.integers(1, 150),

@@ -165,7 +165,6 @@ def test_the_noise_of_a_score_has_the_deviation_that_is_priced():
     ("old", "new", "sentence"),
     [
         ("ways: [private]", "ways: [private, grid]", "private goes alone"),
-        ("trials: 6}", "trials: 6, early_stopping: {rounds: [2]}}", "without noise"),
         ("epsilons: [40]", "epsilons: [40]\nobjective: loss", "judged by accuracy"),
         ("clip: 2", "clip: 2, level: user", "protects records"),
         ("trials: 6}", "trials: 6, private: {score: 0}}", "score"),

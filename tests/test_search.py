@@ -25,19 +25,19 @@ from orchestrator.results.ledger import Ledger, Row
 from orchestrator.running import planning, sweeping
 from orchestrator.running.planning import plan
 from orchestrator.running.progress import View
+from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import contenders_of, paired
+from orchestrator.search.lead import Lead
 from orchestrator.search.optuna_search import OptunaSearch
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.extension import check_extension
-from orchestrator.study.settings import Study
+from orchestrator.study.settings import HalvingSettings, Study
 from trainables.errors import UserError
-from trainables.lane_result import LaneResult
-from trainables.objective import SQUARED_ERROR
+from trainables.objective import ACCURACY, SQUARED_ERROR
 from trainables.pack import plan_of
 from trainables.spec import TrialSpec
-from trainables.stopping import lanes_to_stop
 
 DATA = "synthetic-frozen:400,100,6,3"
 SETTING = "toy / iid"
@@ -542,21 +542,6 @@ def test_a_run_s_partition_follows_from_its_seed(tmp_path, given, search, contes
     assert dealt == (9 if given == 9 else confirm)
 
 
-def test_early_stopping_needs_one_partition():
-    of = study(methods=[GD], seeds={**SEEDS, "partition": "per-seed"}, search={"early_stopping": {"rounds": [2]}})
-    with pytest.raises(UserError, match="early_stopping compares within one pack"):
-        Blueprint.draw(of)
-
-
-def test_early_stopping_needs_one_centre():
-    """Which has noise of its own for every seed, and so packs of its own: means over seeds could not be compared."""
-    stops = {"early_stopping": {"rounds": [2]}}
-    centred = {"preprocess": {"center": 0.02}, "methods": [GD]}
-    with pytest.raises(UserError, match="every search seed of DP-FedGD has a centre of its own"):
-        Blueprint.draw(study(seeds={"search": [1, 2]}, search=stops, **centred))
-    Blueprint.draw(study(search=stops, **centred))
-
-
 # ---- axes that are no method's own
 
 
@@ -582,10 +567,10 @@ def test_clip_and_rounds_may_be_searched_over(tmp_path):
     assert (found.last, found.search.tried["clip"]) == (4, (1.0, 10.0))
 
 
-def test_early_stopping_needs_equal_rounds():
+def test_halving_needs_equal_rounds():
     axes = {"learning_rate": [0.1], "rounds": [2, 4]}
-    with pytest.raises(ValueError, match="early_stopping compares after equal rounds, but DP-FedGD searches over"):
-        study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"early_stopping": {"rounds": [2]}})
+    with pytest.raises(ValueError, match="halving compares after equal rounds, but DP-FedGD searches over rounds"):
+        study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"ways": ["halving"]})
 
 
 # ---- what does not run to its end
@@ -654,7 +639,7 @@ def test_optuna_is_told_what_is_better_whatever_the_objective():
     """Of an error less is better: the best it knows is the trial with the least."""
     for objective, best in (("accuracy", 2), ("loss", 0)):
         (one,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
-        search = OptunaSearch(one, "optuna", lambda stage, some, one=one: [one.trial(stage, c) for c in some])
+        search = OptunaSearch(one, lambda stage, some, one=one: [one.trial(stage, c) for c in some])
         batch = search.next_batch({})
         search.next_batch({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
         assert search.study.best_trial.number == best
@@ -761,8 +746,13 @@ WAYS = {
     "zoom": {"search": {"refine": "zoom"}},
     "zoom, several seeds": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [3]}, "search": {"refine": "zoom"}},
     "both": {"search": {"ways": ["grid", "optuna"], "optuna": {"batch": 3}}},
-    "early stopping": {"search": {"early_stopping": {"rounds": [2]}}},
-    "random": {"methods": [GD], "search": {"ways": ["random"], "early_stopping": {"rounds": [2]}}},
+    "random": {"methods": [GD], "search": {"ways": ["random"]}},
+    "halving": {"methods": [GD], "search": {"ways": ["halving"], "trials": 4}},
+    "halving, several seeds": {
+        "methods": [GD],
+        "seeds": {"search": [1, 2], "contest": [11]},
+        "search": {"ways": ["halving"], "trials": 3, "halving": {"rungs": 2, "keep": 0.5}},
+    },
     "contest": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [11, 12]}},
     "warm": {
         "methods": [GD],
@@ -1082,15 +1072,6 @@ def test_a_random_search_draws_all_at_once_and_from_its_seed(tmp_path):
     assert rates(other.of("DP-FedGD", "random", "random")) != found[0]
 
 
-def test_early_stopping_goes_with_random_and_not_with_optuna(tmp_path):
-    halving = {"early_stopping": {"rounds": [2]}}
-    ran = drive(tmp_path, study(methods=[GD], search={"ways": ["random"], **halving}), near(0.3))
-    assert ran.finished
-    assert len({trial.stop_rule for trial in ran.of("DP-FedGD", "random", "random")}) == 1
-    with pytest.raises(ValueError, match="early_stopping does not go with optuna"):
-        study(search={"ways": ["grid", "optuna"], **halving})
-
-
 def test_optuna_goes_on_where_trials_diverge(tmp_path):
     ran = drive(tmp_path, study(methods=[GD], search=OPTUNA), lambda trial: ("diverged", None, None))
     assert ran.finished
@@ -1099,97 +1080,103 @@ def test_optuna_goes_on_where_trials_diverge(tmp_path):
     assert status.read(tmp_path)["finished"]
 
 
-# ---- early stopping
+# ---- successive halving
+
+HALVING = {"ways": ["halving"], "trials": 9}
+RUNG = ("rung-1", "rung-2", "rung-3")
 
 
-def test_a_stage_is_a_company(tmp_path):
-    ran = drive(tmp_path, study(search={"early_stopping": {"rounds": [2], "keep": 0.25}}), near(0.3))
-    rules = {
-        (title, stage): {trial.stop_rule for trial in ran.of(title, stage)}
-        for title in ("DP-FedGD", "DP-FedSOFIM")
-        for stage in ("coarse", "fine")
-    }
-    assert all(len(found) == 1 for found in rules.values())
-    assert len(set.union(*rules.values())) == 4, "each has one of its own"
-    assert all(rule.startswith("halving:2:0.25:") for found in rules.values() for rule in found)
-    assert {trial.stop_rule for trial in ran.of("DP-FedGD", "confirm")} == {""}, "winners run to the end"
-    assert rates(ran.of("DP-FedGD", "confirm")) == [0.3, 0.3]
+def climbed(ran, *rungs: str) -> list[list[TrialSpec]]:
+    return [ran.of("DP-FedGD", rung, "halving") for rung in rungs or RUNG]
 
 
-def test_company_is_part_of_what_a_trial_is(tmp_path):
-    """A trial that was stopped, or might have been, is not the trial that runs to its end in any company."""
-    halving = {"early_stopping": {"rounds": [2]}}
-    stopped = drive(tmp_path / "a", study(methods=[GD], search=halving), near(0.3))
-    free = drive(tmp_path / "b", study(methods=[GD]), near(0.3))
-    assert not {t.key for t in stopped.trials if t.rounds == 4} & {t.key for t in free.trials if t.rounds == 4}
-    assert len(stopped.trials) == 3 + 4 + 2, "0.1 is run in either company"
-    assert {t.key for t in stopped.trials if t.rounds == 6} == {t.key for t in free.trials if t.rounds == 6}
-
-
-def company(rule: str, *accuracies: float | None, loss=None, seeds: int = 1):
-    """Trials and what is known of them after round 2, the seeds of a configuration side by side; None: diverged."""
-    blueprint = Blueprint.draw(study(methods=[GD]))
-    trials = [
-        blueprint.cells[0]
-        .trial("coarse", {"learning_rate": 1.0 + number // seeds})
-        .model_copy(update={"stop_rule": rule, "seed": number % seeds})
-        for number in range(len(accuracies))
+def test_the_best_of_a_rung_run_three_times_as_long(tmp_path):
+    ran = drive(tmp_path, study(methods=[GD], rounds={"fine": 90, "confirm": 90}, search=HALVING), near(0.3))
+    rungs = climbed(ran)
+    assert [len(rung) for rung in rungs] == [27, 9, 3]
+    assert [{trial.last_round for trial in rung} for rung in rungs] == [{10}, {30}, {90}]
+    assert sum(trial.last_round for rung in rungs for trial in rung) == 9 * 90, "as many rounds as nine that end"
+    assert {trial.rounds for rung in rungs for trial in rung} == {90}, "each is calibrated for all its rounds"
+    closeness = [
+        sorted(abs(math.log(trial.hyperparameters["learning_rate"] / 0.3)) for trial in rung) for rung in rungs
     ]
-    lanes = []
-    for number, (trial, accuracy) in enumerate(zip(trials, accuracies, strict=True)):
-        metrics = {"accuracy": {2: accuracy}, "loss": {2: loss[number] if loss else 1.0}}
-        lanes.append(LaneResult(trial.key, "running" if accuracy is not None else "diverged", 2, metrics))
-    return trials, lanes
+    assert closeness[1:] == [closeness[0][:9], closeness[0][:3]]
+    (winner,) = {trial.hyperparameters["learning_rate"] for trial in ran.of("DP-FedGD", "confirm", "halving")}
+    assert abs(math.log(winner / 0.3)) == closeness[0][0]
+    assert status.read(tmp_path)["finished"]
 
 
-def stopped(*arguments, t: int = 2, **named) -> list[int]:
-    trials, lanes = company(*arguments, **named)
-    keys = [trial.key for trial in trials]
-    return sorted(keys.index(key) for key in lanes_to_stop(trials, lanes, t))
+@pytest.mark.parametrize(("rungs", "keep", "sizes"), [(2, 0.5, [8, 4]), (2, 0.3, [8, 3]), (5, 0.5, [15, 8, 4, 2, 1])])
+def test_rungs_round_up(rungs, keep, sizes):
+    """0.3 of 8 is 2.4; and 5 of 16 rungs would be too many for 15."""
+    halving = HalvingSettings(rungs=rungs, keep=keep)
+    found = [sizes[0]]
+    while len(found) < rungs:
+        found.append(halving.kept(found[-1]))
+    assert found == sizes
 
 
-@pytest.mark.parametrize(
-    ("rule", "accuracies", "expected"),
-    [
-        ("halving:2:0.5:x", (10, 40, 30, 20), [0, 3]),
-        ("halving:2:0.5:x", (10, 40, 30), [0]),  # half of three, rounded up, is two
-        ("halving:2:0.5:x", (10, 40, 30, 20, 15), [0, 4]),  # of five it is three
-        ("halving:2:0.3:x", (10, 40, 30, 20), [0, 3]),  # and of 1.2 it is two
-        ("halving:2:0.5:x", (10,), []),  # the last one is never stopped
-        ("halving:2:0.01:x", (10, 40, 30, 20), [0, 2, 3]),
-        ("halving:2:0.5:x", (None, 40, 30, 20, 10), [3, 4]),  # what has diverged does not count
-        ("halving:2:0.5:x", (None, None), []),
-        ("halving:2:0.5:x", (30, 30, 30, 30), [2, 3]),  # ties: the first stay
-        ("halving:4,8:0.5:x", (10, 40), []),  # not after this round
-        ("halving:22:0.5:x", (10, 40), []),  # 22 is not 2
-        ("", (10, 40), []),
-    ],
-)
-def test_successive_halving(rule, accuracies, expected):
-    assert stopped(rule, *accuracies) == expected
+@pytest.mark.parametrize("last", [1, 2, 7, 70, 90])
+def test_a_ladder_costs_no_more_than_it_may(last):
+    halving = HalvingSettings()
+    rounds, sizes = halving.rounds(last), halving.sizes(40, last)
+    assert rounds[-1] == last
+    assert rounds == sorted(rounds)
+    assert sum(n * t for n, t in zip(sizes, rounds, strict=True)) <= 40 * last + 2 * last, "two may be rounded up"
 
 
-def test_halving_breaks_ties_by_loss():
-    assert stopped("halving:2:0.5:x", 30, 30, 30, 30, loss=[4.0, 1.0, 3.0, 2.0]) == [0, 2]
+def test_a_rung_is_cut_by_the_mean_over_seeds_and_who_is_lost_on_one_comes_last(tmp_path):
+    """The largest rate shines on one seed, the second largest is lost on one, wherever they meet."""
+    of = study(methods=[GD], seeds={"search": [1, 2]}, search={**HALVING, "halving": {"rungs": 2, "keep": 0.5}})
+    rates_drawn = sorted({t.hyperparameters["learning_rate"] for t in first_rung(of)})
+
+    def judge(trial):
+        rate = trial.hyperparameters["learning_rate"]
+        if rate == rates_drawn[-1] and trial.stop_rule:
+            return "done", 99.0 if trial.seed == 1 else 0.0, 1.0
+        if rate == rates_drawn[-2] and trial.seed == 2:
+            return "diverged", None, None
+        return "done", 60.0 + rate, 1.0
+
+    ran = drive(tmp_path, of, judge)
+    first, second = (sorted({t.hyperparameters["learning_rate"] for t in rung}) for rung in climbed(ran, *RUNG[:2]))
+    assert first == rates_drawn
+    kept = math.ceil(len(first) / 2)
+    assert second == first[-2 - kept : -2]
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "expected"),
-    [
-        ((10, 50, 29, 32), [0, 1]),  # means 30 and 30.5: one lucky seed does not save it
-        ((90, None, 20, 20), [0]),  # lost on one seed: behind those that were not
-        ((10, 20, 30, 40, 50, 60), [0, 1]),  # half of three, rounded up, is two; both seeds of one end together
-    ],
-)
-def test_halving_cuts_by_the_mean_over_seeds(accuracies, expected):
-    assert stopped("halving:2:0.5:x", *accuracies, seeds=2) == expected
+def first_rung(of) -> list[TrialSpec]:
+    (cell_of,) = Blueprint.draw(of).cells
+    return CellSearch(cell_of, of.ways[0], 10).next_trials({})[1]
 
 
-def test_companies_do_not_compete():
-    """In one pack: the better company's worse half is stopped, not all of the worse company."""
-    good, bad = company("halving:2:0.5:good", 90, 80), company("halving:2:0.5:bad", 20, 10)
-    found = lanes_to_stop([*good[0], *bad[0]], [*good[1], *bad[1]], 2)
-    assert found == [good[0][1].key, bad[0][1].key]
+def test_the_contest_is_among_the_last_rung(tmp_path):
+    of = study(methods=[GD], seeds={"search": [1, 2], "contest": [11, 12]}, search={**HALVING, "contenders": 8})
+    ran = drive(tmp_path, of, near(0.3))
+    met = {t.hyperparameters["learning_rate"] for t in ran.of("DP-FedGD", "contest", "halving")}
+    assert met == {t.hyperparameters["learning_rate"] for t in climbed(ran, "rung-3")[0]}
+
+
+def test_a_ladder_ends_where_nothing_is_left(tmp_path):
+    ran = drive(tmp_path, study(methods=[GD], search=HALVING), lambda trial: ("diverged", None, None))
+    assert ran.finished
+    assert [bool(rung) for rung in climbed(ran)] == [True, False, False]
+    assert ran.choices == {cell("DP-FedGD"): None}
+    assert status.read(tmp_path)["finished"]
+
+
+def test_whoever_leads_leads_its_rung(tmp_path):
+    """After more rounds scores are others: what shone below does not count above."""
+    heard = Lead(ACCURACY)
+    for stage, score in (("rung-1", 80.0), ("rung-2", 60.0), ("rung-2", 50.0)):
+        heard.hear(stage, int(score), 1, ("done", score, 1.0))
+    assert heard.score == 60.0
+
+
+def test_a_study_of_early_stopping_within_packs_is_told_what_is_there_now():
+    with pytest.raises(ValueError, match=r"ways: \[halving\] stops across packs"):
+        study(search={"early_stopping": {"rounds": [2]}})
+    assert study(search={"early_stopping": None}) == study(), "as older ledgers say it"
 
 
 # ---- how good a search is

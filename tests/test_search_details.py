@@ -1,7 +1,5 @@
 """Who wins at the margins, and what a private search draws from its secret."""
 
-import re
-
 import pytest
 import test_private_search as private
 from test_search import DATA, GD, drive, near, row, study
@@ -105,16 +103,6 @@ def test_what_is_yet_to_open_is_what_is_not_open():
 def test_only_grids_of_a_table_are_known_beforehand(search, exact):
     assert is_exact(study(search=search)) is exact
     assert not is_exact(study(search={"ways": ["grid", "optuna"]}))
-
-
-# ---- what a stage is
-
-
-def test_the_company_of_a_trial_is_named_in_sixteen_digits(tmp_path):
-    of = study(methods=[GD], search={"early_stopping": {"rounds": [2]}})
-    ran = drive(tmp_path, of, near(0.1))
-    (rule,) = {trial.stop_rule for trial in ran.of("DP-FedGD", "coarse")}
-    assert re.fullmatch(r"halving:2:0\.\d+:[0-9a-f]{16}", rule)
 
 
 # ---- a private search

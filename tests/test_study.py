@@ -102,7 +102,6 @@ def test_defaults_are_those_of_the_paper():
     assert (study.privacy.delta, study.privacy.clip) == (1e-5, 10)
     assert (study.privacy.release, study.privacy.adjacency) == ("local", "replace-one")
     assert study.search.ways == ["grid"]
-    assert study.search.early_stopping is None
     assert study.resources.lanes_per_pack == "auto"
 
 
@@ -230,7 +229,12 @@ WRONG = {
     "seeds twice": (changed("[42, 7]", "[42, 42]"), 14, "seeds.confirm", "[42, 42] must be distinct"),
     "delta": (TEXT + "privacy:\n  delta: 1\n", 16, "privacy.delta", "less than 1 (found 1)"),
     "release": (TEXT + "privacy:\n  release: central\n", 16, "privacy.release", "'local' or 'secure-aggregation'"),
-    "way": (TEXT + "search:\n  ways: [grid, luck]\n", 16, "search.ways.1", "'grid', 'optuna', 'random' or 'private'"),
+    "way": (
+        TEXT + "search:\n  ways: [grid, luck]\n",
+        16,
+        "search.ways.1",
+        "'grid', 'optuna', 'random', 'halving' or 'private'",
+    ),
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
     "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
     "rounds": (TEXT + "rounds: 50\n", 15, "rounds", "(found 50)"),
@@ -239,10 +243,11 @@ WRONG = {
     "budget in mu": (changed("- 8", "- mu=much"), 12, "epsilons.1", "budget 'mu=much'"),
     "early stopping": (
         TEXT + "search:\n  early_stopping:\n    rounds: [15]\n",
-        17,
-        "search.early_stopping.rounds",
-        "15",
+        16,
+        "search.early_stopping",
+        "ways: [halving]",
     ),
+    "rungs": (TEXT + "search:\n  halving:\n    rungs: 9\n", 17, "search.halving.rungs", "found 9"),
     "YAML: bracket": (changed("[42, 7]", "[42, 7"), 15, "", "not valid YAML: "),
     "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
     "YAML: alias": (changed("- 8", "- *eight"), 12, "", "undefined alias 'eight'"),
@@ -360,11 +365,8 @@ MEANINGLESS = {
     "key twice": (TEXT + "clients: 5\n", "clients"),
     "seed that no generator takes": (TEXT.replace("seeds:", f"seeds:\n  search: {2**64}"), "search"),
     "clip without end": (TEXT + "privacy: {clip: .inf}\n", "clip"),
-    "stopping at rounds that are never evaluated": (
-        TEXT + "evaluate_every: 10\nsearch: {early_stopping: {rounds: [15]}}\n",
-        "15",
-    ),
-    "stopping at negative rounds": (TEXT + "search: {early_stopping: {rounds: [-10]}}\n", "-10"),
+    "a ladder of one rung": (TEXT + "search: {halving: {rungs: 1}}\n", "1"),
+    "a rung of which all go on": (TEXT + "search: {halving: {keep: 1}}\n", "1"),
 }
 
 
@@ -537,11 +539,9 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "search.private.score": (TEXT + "search: {private: {score: 0.5}}\n", 0.5, 1.0),
     "search.optuna.batch": (TEXT + "search: {optuna: {batch: 8}}\n", 8, 16),
     "search.optuna.seed": (TEXT + "search: {optuna: {seed: 1}}\n", 1, 42),
-    "search.early_stopping": (
-        TEXT + "search: {early_stopping: {rounds: [10]}}\n",
-        "{'rounds': [10], 'keep': 0.5}",
-        None,
-    ),
+    "search.halving.rungs": (TEXT + "search: {halving: {rungs: 4}}\n", 4, 3),
+    "search.halving.keep": (TEXT + "search: {halving: {keep: 0.5}}\n", 0.5, 1 / 3),
+    "search.halving.seed": (TEXT + "search: {halving: {seed: 1}}\n", 1, 42),
 }
 
 
@@ -578,11 +578,6 @@ def _settings(path: str, model: type) -> Iterator[str]:
             yield f"{path}{name}"
 
 
-def test_turning_early_stopping_off_again_is_refused():
-    with pytest.raises(UserError, match=r"search\.early_stopping = None, the folder was made with \{'rounds'"):
-        check_extension(read(TEXT + "search: {early_stopping: {rounds: [10]}}\n"), read(TEXT))
-
-
 def test_a_method_that_gets_a_grid_of_its_own_is_named_with_it():
     """The packaged one had it; it is not that the method has gone."""
     own = TEXT.replace("- dp-fedgd\n", "- dp-fedgd: {coarse: {learning_rate: [1, 2]}}\n")
@@ -607,7 +602,8 @@ def test_what_runs_as_released_is_marked_whatever_its_label():
 
 
 def test_a_long_value_is_shortened_in_the_refusal():
-    long = read(TEXT + "search: {early_stopping: {rounds: [" + ", ".join(["10"] * 60) + "]}}\n")
+    axis = ", ".join(f"0.{number}" for number in range(1, 61))
+    long = read(TEXT.replace("- dp-fedgd\n", f"- dp-fedgd: {{coarse: {{learning_rate: [{axis}]}}}}\n"))
     with pytest.raises(UserError) as caught:
         check_extension(read(TEXT), long)
     assert len(str(caught.value)) < 250

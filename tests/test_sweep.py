@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import json
-import math
 import shutil
 import sqlite3
 from collections import Counter
@@ -374,30 +373,27 @@ def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(no_ra
     assert stages(cut) == stages(whole)
 
 
-# ---- early stopping
+# ---- successive halving
 
 
-def test_hopeless_lanes_are_stopped_and_recorded(swept, local_ray, tmp_path):
-    """After round 2 the better half of a company goes on. Which half that is can be read from the full run: up to
-    there every trial is the same."""
+def test_rungs_are_the_beginnings_of_whole_runs(swept, local_ray, tmp_path):
+    """A trial that ends early is what the same trial was after as many rounds; its account is of all."""
     method = TEXT[TEXT.index("  - dp-fedgd:") : TEXT.index("  - dp-fedsofim:")]
-    text = study_text().replace(method, "").replace("search: {", "search: {early_stopping: {rounds: [2], keep: 0.5}, ")
-    finished = run(tmp_path, text)
+    halving = "search: {ways: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}, "
+    finished = run(tmp_path, study_text().replace(method, "").replace("search: {", halving))
     assert (finished.complete, finished.failed) == (True, 0)
-    for name in ("coarse", "fine"):
-        full, halved = stage(swept, SOFIM, name), stage(tmp_path, SOFIM, name)
-        ranked = sorted(full, key=lambda row: (-row.metrics["accuracy"][2], row.metrics["loss"][2]))
-        going_on = [row.trial.hyperparameters for row in ranked[: math.ceil(len(full) / 2)]]
-        for free, row in zip(full, halved, strict=True):
-            assert row.trial.hyperparameters == free.trial.hyperparameters
-            if row.trial.hyperparameters in going_on:
-                assert (row.state, row.rounds, row.metrics) == ("done", 4, free.metrics)
-            else:
-                assert (row.state, row.rounds, row.accuracy) == ("stopped", 2, None)
-                assert row.metrics == {metric: {2: values[2]} for metric, values in free.metrics.items()}
-    states = Counter(row.state for row in rows(tmp_path).values())
-    assert states == {"done": 5 + 2 + 2, "stopped": 5 + 2}
-    assert "0 / 7 / 0" in (tmp_path / "tables" / "hyperparameters.md").read_text(), "the table counts them"
+    first, last = (stage(tmp_path, SOFIM, rung, "halving") for rung in ("rung-1", "rung-2"))
+    assert [(len(rung), {row.rounds for row in rung}) for rung in (first, last)] == [(4, {2}), (2, {4})]
+    begun = {str(row.trial.hyperparameters): row for row in first}
+    for row in last:
+        before = begun[str(row.trial.hyperparameters)]
+        assert (before.state, before.accuracy) == ("done", row.metrics["accuracy"][2])
+        assert before.metrics == {metric: {2: values[2]} for metric, values in row.metrics.items()}
+        assert (before.epsilon_local, before.epsilon_claimed) == (row.epsilon_local, row.epsilon_claimed)
+    best = sorted(first, key=lambda row: (-row.accuracy, row.loss))[:2]
+    assert {row.trial.hyperparameters["learning_rate"] for row in best} == {
+        row.trial.hyperparameters["learning_rate"] for row in last
+    }
 
 
 # ---- the commands

@@ -332,7 +332,7 @@ def test_a_cell_in_which_everything_diverged_is_finished_and_named(tmp_path):
     assert lines(tmp_path, "accuracy")[-1] == ["DP-FedGD", "–", "–"]
     assert "No configuration ran to its end: DP-FedGD at ε = 1." in caption(tmp_path, "accuracy")
     assert "unfinished" not in caption(tmp_path, "accuracy")
-    assert lines(tmp_path, "hyperparameters")[-1] == ["DP-FedGD", "–", "–", "–", "–", "2", "1 / 0 / 1", "–"]
+    assert lines(tmp_path, "hyperparameters")[-1] == ["DP-FedGD", "–", "–", "–", "–", "2", "1 / 1", "–"]
     assert not (tmp_path / "tables" / "mcnemar.md").exists()  # one method: nothing to compare
 
 
@@ -348,17 +348,17 @@ def test_hyperparameters_name_the_winner_its_stage_its_edges_and_what_was_lost(t
             ({"learning_rate": 1.0}, 50.0),
             ({"learning_rate": 10.0}, "diverged"),
         ]
-        fine = [({"learning_rate": 0.5}, 30.0), ({"learning_rate": 1.0}, 50.0), ({"learning_rate": 0.7}, "stopped")]
+        fine = [({"learning_rate": 0.5}, 30.0), ({"learning_rate": 1.0}, 50.0), ({"learning_rate": 0.7}, "failed")]
         writer.search("dp-fedgd", 1, {"coarse": coarse, "fine": fine})
     build(tmp_path)
     assert lines(tmp_path, "hyperparameters")[0][3:] == ["Found in", "On edge", "Trials", "Lost", "Within 1 s.e."]
     assert lines(tmp_path, "hyperparameters")[2] == [
         *("DP-FedGD", "learning_rate = 1", "50.00", "coarse and fine"),
-        *("learning_rate ↑ (fine)", "6", "1 / 1 / 0", "2"),  # 10 was tried and diverged: 1 is no outer edge
+        *("learning_rate ↑ (fine)", "6", "1 / 1", "2"),  # 10 was tried and diverged: 1 is no outer edge
     ]
     assert "ties go to the lower validation loss" in caption(tmp_path, "hyperparameters")
     found = frame(tmp_path, "hyperparameters").iloc[0]
-    assert (found["trials"], found["done"], found["diverged"], found["stopped"]) == (6, 4, 1, 1)
+    assert (found["trials"], found["done"], found["diverged"], found["failed"]) == (6, 4, 1, 1)
     assert found["within_standard_error"] == 2
 
 

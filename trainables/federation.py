@@ -19,7 +19,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainables.lane_result import LaneResult, Progress
 from trainables.spec import TrialSpec
-from trainables.stopping import companies
 
 if TYPE_CHECKING:
     import torch
@@ -217,12 +216,6 @@ class ServerActor:
     def progress(self, until: int) -> Progress:
         return self._server.progress(until)
 
-    def stop_lanes(self, keys: Sequence[str]) -> None:
-        self._server.stop_lanes(keys)
-
-    def stop_hopeless(self) -> Progress:
-        return self._server.stop_hopeless()
-
     def pickled_results(self) -> bytes:
         return self._server.pickled_results()
 
@@ -284,7 +277,7 @@ class Federation:
     def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Any) -> int | None:
         """Trials like these, side by side, into the memory of a GPU. None: that is no question. `shipment`: here and
         below, or a reference to one, for whoever has no use for what is in it."""
-        if self.size.device != "cuda" or len(companies(trials)) == 1:
+        if self.size.device != "cuda" or len(trials) == 1:
             return None
         return self._answer(self._server.lanes_that_fit.remote(list(trials), shipment, self.size.gpus_per_host))
 
@@ -305,10 +298,6 @@ class Federation:
         found = self._answer(self._server.progress.remote(until))
         self._slowest = max(self._slowest, time.monotonic() - began)
         return found
-
-    def stop_hopeless(self) -> Progress:
-        """End the lanes that their rule ends here."""
-        return self._answer(self._server.stop_hopeless.remote())
 
     def results(self) -> bytes:
         """What is known of every lane, pickled: whoever passes it on need not open it."""

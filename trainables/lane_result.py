@@ -14,7 +14,7 @@ class LaneResult:
 
     key: str
     state: str = "running"
-    """running, done, diverged or stopped"""
+    """running, done or diverged"""
     rounds: int = 0
     metrics: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
     seconds: float = 0.0

@@ -24,7 +24,7 @@ from trainables.spec import AGGREGATES, Aggregate, ProblemSpec, TrialSpec
 CENTRE = "centre"  # the purpose of what the private mean of the features is made of
 
 
-PackGroup = tuple[str, str, int, int, str]
+PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
@@ -35,7 +35,8 @@ def pack_group(trial: TrialSpec) -> PackGroup:
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
         features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
-    return trial.problem.key, program_of(trial).name, trial.rounds, trial.evaluate_every, features
+    rounds = trial.rounds, trial.last_round, trial.evaluate_every
+    return trial.problem.key, program_of(trial).name, *rounds, features
 
 
 def program_of(trial: TrialSpec) -> ClientProgram:

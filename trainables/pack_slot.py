@@ -39,7 +39,6 @@ class FederationLike(Protocol):
     def open(self, trials: list[Any], shipment: Any, snapshot: bytes | None = None) -> None: ...
     def lanes_that_fit(self, trials: list[Any], shipment: Any) -> int | None: ...
     def progress(self, until: int) -> Any: ...
-    def stop_hopeless(self) -> Any: ...
     def results(self) -> bytes: ...
     def snapshot(self) -> bytes: ...
     def close(self) -> None: ...
@@ -116,7 +115,7 @@ class PackSlot(tune.Trainable):
                     return
                 self._open_federation(shipment)
                 self._opened, self._snapshot = True, None
-            evaluation = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.rounds)
+            evaluation = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.last_round)
             until, began = min(evaluation, self.t + self._chunk), time.monotonic()
             progress = self.federation.progress(until)
         except (RayTaskError, RayActorError) as error:
@@ -130,8 +129,6 @@ class PackSlot(tune.Trainable):
         took = max(1e-6, time.monotonic() - began)
         self._chunk = max(1, int((until - self.t) * CHUNK_S / took))
         self.t = until
-        if progress.running and until == evaluation and any(trial.stop_rule for trial in self.trials):
-            progress = self.federation.stop_hopeless()
         state = {"round": self.t, "running": progress.running, "computing_s": progress.computing_s}
         if progress.running == 0:
             self._ended += 1

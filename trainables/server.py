@@ -39,7 +39,6 @@ from trainables.pack import (
 from trainables.participation import cohort
 from trainables.problem import Shipment, fetch
 from trainables.spec import TrialSpec
-from trainables.stopping import lanes_to_stop
 from trainables.subnormal import taken_for_zero
 
 
@@ -120,7 +119,7 @@ class Server:
 
     @property
     def rounds(self) -> int:
-        return self.trials[0].rounds if self.trials else 0
+        return self.trials[0].last_round if self.trials else 0
 
     def advance(self, until: int) -> list[LaneResult]:
         """Run rounds up to and including `until`; what is known of every lane of the pack then."""
@@ -161,35 +160,12 @@ class Server:
         found = self.advance(until)
         return Progress(sum(lane.state == "running" for lane in found), sum(lane.seconds for lane in found))
 
-    def stop_hopeless(self) -> Progress:
-        """End the lanes that their rule ends after this round."""
-        stop = lanes_to_stop(self.trials, list(self.results.values()), self.t)
-        if stop:
-            self.stop_lanes(stop)
-        return self.progress(self.t)
-
     def pickled_results(self) -> bytes:
         return pickle.dumps(list(self.results.values()))
 
     def final_weights(self) -> np.ndarray | None:
         """Of a trial that ran to its end in a pack of its own; those of many lanes nobody asks for."""
         return None if self._final is None else self._final[0]
-
-    def stop_lanes(self, keys: Iterable[str]) -> None:
-        """End some trials before their last round; the pack goes on without them."""
-        chosen, until = set(keys), self.t
-        while True:
-            for trial in self.trials:
-                if trial.key in chosen:
-                    self.results[trial.key].state = "stopped"
-            self._compact()
-            if not self._work.program.stateful:
-                return
-            try:
-                self._keep()  # going back to an older one would wake them again
-                return
-            except ClientStateLostError:
-                self._repeat(until)
 
     def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Shipment, share: float) -> int | None:
         """Trials like these, into the free memory of the GPU, of which a host may use a share. A CPU knows no bound."""

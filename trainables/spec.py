@@ -102,9 +102,14 @@ class TrialSpec(Spec):
     aggregate: Aggregate = "uniform"
     """How clients weigh in the mean of their releases: all the same, or by |D_i|."""
     stop_rule: str = ""
-    """Early stopping: the rule and the company it was applied in; empty where a trial always runs to its end."""
+    """`after 20`: it ends after that many of the rounds it has paid for; empty where it runs to its end."""
     code: str = ""
     """Of a plug-in's method: what its code was."""
+
+    @property
+    def last_round(self) -> int:
+        """That is computed."""
+        return int(self.stop_rule.removeprefix("after ")) if self.stop_rule else self.rounds
 
     @cached_property
     def key(self) -> str:

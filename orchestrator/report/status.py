@@ -15,7 +15,7 @@ from orchestrator.search import extent
 from orchestrator.search.contenders import Contender, Outcome, contenders_of
 from orchestrator.search.selection import Choice, leader
 from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.ways import SEARCH_STAGES, STAGES, Way
+from orchestrator.study.ways import STAGES, Way
 from search_spaces import SearchSpace
 from trainables.errors import UserError
 from trainables.objective import OBJECTIVES
@@ -52,7 +52,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         setting, method, epsilon = named
         done = {stage: sum(key in outcomes for key in keys) for stage, keys in opened.items()}
         counts = {stage: len(keys) for stage, keys in opened.items()}
-        expected = extent.expected_trials(study, spaces[method.shown], way, counts)
+        expected = extent.expected_trials(study, method, spaces[method.shown], way, counts)
         ended = _has_ended(way, opened, outcomes, expected)
         known.update(key for keys in opened.values() for key in keys)
         to_come = {} if ended else extent.yet_to_open(study, method, spaces[method.shown], way, counts)
@@ -60,7 +60,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
             expected = counts
         more += sum(to_come.values())
         for stage, count in (*((s, counts[s] - done[s]) for s in opened), *to_come.items()):
-            rounds_left += count * study.rounds_of(method, stage)
+            rounds_left += count * study.last_round_of(method, stage)
         best = _best(way, opened, outcomes, study)
         cells.append(
             {
@@ -132,7 +132,7 @@ def _best(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], 
         found = (contenders_of(opened.get(stage, []), len(study.seeds_of(way, stage))) for stage in stages)
         return list(dict.fromkeys(contender for members in found for contender in members))
 
-    choice = leader(of("contest"), of(*SEARCH_STAGES[way.search]), outcomes, study.judged_by)
+    choice = leader(of("contest"), of(*way.compared(opened)), outcomes, study.judged_by)
     return None if choice is None or choice.lost else choice
 
 
@@ -149,11 +149,11 @@ def _has_ended(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outco
         return False
     if "confirm" in opened:
         return True
-    deciding = ("contest",) if "contest" in opened else SEARCH_STAGES[way.search]
+    deciding = ("contest",) if "contest" in opened else way.compared(opened)
     keys = [key for stage in deciding for key in opened.get(stage, [])]
     if not keys or any(outcomes[key][0] == "done" for key in keys):
         return False
-    return way.search == "grid" or "contest" in opened or len(keys) >= expected[way.search]
+    return way.search in ("grid", "halving") or "contest" in opened or len(keys) >= expected[way.search]
 
 
 def _computed_on(sessions: list[Session]) -> dict[str, int]:

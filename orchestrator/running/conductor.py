@@ -22,7 +22,6 @@ from trainables.pack import PackGroup, pack_group, plan_of
 from trainables.pack_desk import Order, Report
 from trainables.pack_storage import PackStorage
 from trainables.spec import TrialSpec
-from trainables.stopping import companies
 
 PACK_RETRIES = 2  # how often a pack that failed is taken up again before it is split
 GIVE_UP_AFTER = 3  # single trials failed, or slots that did not start, and not one pack ended: the fault is not theirs
@@ -188,8 +187,6 @@ class Conductor:
         """Into how many it can be cut where that pays: not below a block of lanes, which is computed whole anyway."""
         lasting = self._seconds(pack) / WORTH_CUTTING_S
         whole = len(pack) // SHAPES[self.size.size.device].lanes
-        if pack.trials[0].stop_rule:
-            whole = min(whole, len(companies(pack.trials)))
         return int(max(1, min(whole, lasting)))
 
     def _balance(self) -> None:
@@ -233,13 +230,10 @@ class Conductor:
         return [replace(part, failed_on=list(pack.failed_on), cut_from=pack.cut_from) for part in parts]
 
     def _halves(self, pack: Pack) -> list[Pack]:
-        units, block = companies(pack.trials), SHAPES[self.size.size.device].lanes
-        if len(units) == 1:
-            return [pack]
-        half = len(units) // 2
-        if len(units) == len(pack) and half >= block:
+        half, block = len(pack) // 2, SHAPES[self.size.size.device].lanes
+        if half >= block:
             half = half // block * block  # in whole blocks: a block is computed whole anyway
-        parts = [[trial for unit in part for trial in unit] for part in (units[:half], units[half:])]
+        parts = [pack.trials[:half], pack.trials[half:]]
         return [replace(part, failed_on=[]) for part in self._parts(pack, parts)]  # one of them may be sound
 
     # ---- what slots report
@@ -300,7 +294,7 @@ class Conductor:
         self._stillborn = 0
         if not again:
             first = pack.trials[0]
-            log.info("pack of %d trials starts: %s at %d rounds", len(pack), first.method, first.rounds)
+            log.info("pack of %d trials starts: %s at %d rounds", len(pack), first.method, first.last_round)
 
     def _end(self, pack: Pack) -> None:
         self._any_success = True
@@ -316,7 +310,7 @@ class Conductor:
 
     def _shrink(self, pack: Pack, fits: int) -> None:
         """There is no memory for so many lanes: this pack and its like are made anew, smaller."""
-        if len(companies(pack.trials)) == 1:  # a trial, or trials that must stay together
+        if len(pack) == 1:
             self._give_up(pack, f"the device has no memory for {len(pack)} lanes")
             return
         group = pack_group(pack.trials[0])
@@ -348,7 +342,7 @@ class Conductor:
             log.warning("pack of %d trials is taken up again: its node has gone", len(pack))
             self._ready.insert(0, pack)
             return
-        if short and len(companies(pack.trials)) > 1:  # what cannot be cut is tried again: others may have had it
+        if short and len(pack) > 1:  # what cannot be cut is tried again: others may have had it
             self._shrink(pack, len(pack) // 2)
             return
         self._blame(pack)
@@ -387,17 +381,15 @@ class Conductor:
 
     def _give_up(self, pack: Pack, reason: str) -> None:
         """A pack has failed too often: split it until the culprit stands alone, and record that one."""
-        parts = self._halves(pack) if len(companies(pack.trials)) > 1 else [pack]
-        if len(parts) > 1:
+        if len(pack) > 1:
             log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
-            self._ready[:0] = parts
+            self._ready[:0] = self._halves(pack)
             return
         log.error("trial %s failed: %s", pack.trials[0].key, reason)
         self._lone_failures += 1
         if self._lone_failures >= GIVE_UP_AFTER and not self._any_success:
             self._stop_as_broken(reason)
             return
-        # an early-stopping company fails whole: in any other company its members would be other trials
         self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason) for trial in pack.trials])
         self._tidy(pack)
         self.on_change(self)
@@ -414,11 +406,7 @@ class Conductor:
         assert self.storage is not None
         for name, keys in sorted(self.storage.held().items(), key=lambda held: len(held[1])):
             left = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting and key not in self._taken_up]
-            whole = {(trial.stop_rule, pack_group(trial)) for trial in left if trial.stop_rule}
-            torn = bool(whole) and any(
-                (t.stop_rule, pack_group(t)) in whole and t.key not in keys for t in self.sweep.waiting.values()
-            )
-            if not left or torn:
+            if not left:
                 self.storage.remove(name)
                 continue
             log.info("pack of %d trials goes on from its last checkpoint", len(left))
@@ -451,8 +439,8 @@ class Conductor:
             state=lane.state,
             reason=reason,
             rounds=lane.rounds,
-            accuracy=lane.metrics["accuracy"].get(trial.rounds) if ended else None,
-            loss=lane.metrics["loss"].get(trial.rounds) if ended else None,
+            accuracy=lane.metrics["accuracy"].get(trial.last_round) if ended else None,
+            loss=lane.metrics["loss"].get(trial.last_round) if ended else None,
             metrics=lane.metrics,
             epsilon_claimed=trial.privacy.epsilon,
             epsilon_local=plan.bought["local"],

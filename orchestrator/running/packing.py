@@ -13,7 +13,6 @@ from trainables.federation import FederationSize
 from trainables.models.lanes import SHAPES
 from trainables.pack import PackGroup, pack_group
 from trainables.spec import TrialSpec
-from trainables.stopping import companies
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
 HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; cores beyond that run another federation
@@ -127,7 +126,7 @@ def passes(trial: TrialSpec) -> float:
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
     """About how much there is to compute, in rows that go through a lane. Lanes are computed in whole blocks."""
     block = SHAPES[device].lanes
-    return math.ceil(len(pack) / block) * block * pack[0].rounds * passes(pack[0]) * rows
+    return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0]) * rows
 
 
 Limits = Mapping[PackGroup, int]
@@ -161,11 +160,4 @@ def shares(pack: list[TrialSpec], parts: int, block: int) -> list[list[TrialSpec
 
 
 def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
-    """Pieces of `length`; a company of early stopping is never cut, even where it is longer."""
-    pieces: list[list[TrialSpec]] = []
-    for unit in companies(members):
-        if pieces and len(pieces[-1]) + len(unit) <= length:
-            pieces[-1] += unit
-        else:
-            pieces.append(list(unit))
-    return pieces
+    return [members[start : start + length] for start in range(0, len(members), length)]

@@ -109,9 +109,9 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         trials[stage] = len(members) if stage == "coarse" else sum(yet_to_open(s).get(stage, 0) for s in searches)
         packs[stage] = len(make_packs(members, size))
         for trial in members:
-            rounds += trial.rounds
+            rounds += trial.last_round
             problem = blueprint.problems[trial.problem.key]
-            flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * passes(trial)
+            flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.last_round * passes(trial)
     if size.size.device == "cuda":
         rate = GPU_RATE * size.federations * size.size.gpus_per_host * size.size.hosts
     else:
@@ -152,8 +152,7 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
         return trials
     stand_ins = [cell.trial(stage, space.grid(space.coarse)[0], seed) for seed in seeds]
     return [
-        stand_ins[n % len(seeds)].model_copy(update={"stop_rule": f"{cell.id} {search.way.name} {n}"})
-        for n in range(count)
+        stand_ins[n % len(seeds)].model_copy(update={"code": f"{cell.id} {search.way.name} {n}"}) for n in range(count)
     ]
 
 

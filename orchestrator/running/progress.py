@@ -57,10 +57,10 @@ class Standing:
         more, left = 0, 0
         for search in sweep.searches:
             study, method = search.cell.study, search.cell.method
-            left += sweep.left(search) * study.rounds_of(method, next(reversed(search.stages)))
+            left += sweep.left(search) * study.last_round_of(method, next(reversed(search.stages)))
             for stage, count in yet_to_open(search).items():
                 more += count
-                left += count * study.rounds_of(method, stage)
+                left += count * study.last_round_of(method, stage)
         return cls(len(sweep.known) - sweep.running, len(sweep.known) + more, left)
 
 

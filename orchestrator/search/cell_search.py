@@ -1,26 +1,24 @@
 """One cell searched in one way: which trials come next, given what has ended.
 
-Every way has search stages (a grid's are coarse and fine, Optuna's is asked batch after batch), then a contest of the
-best where the way has one, then confirm. A stage opens when the one before it has ended. Within a search a
-configuration runs with several seeds, and only configurations are compared, never single trials.
+Every way has search stages (a grid's are coarse and fine, Optuna's is asked batch after batch, halving has rungs), then
+a contest of the best where the way has one, then confirm. A stage opens when the one before it has ended. Within a
+search a configuration runs with several seeds, and only configurations are compared, never single trials.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import search_spaces
 from orchestrator.search.contenders import Contender, Outcome, contenders_of
 from orchestrator.search.extent import has_contest
 from orchestrator.search.lead import Lead
-from orchestrator.search.optuna_search import OptunaSearch
+from orchestrator.search.optuna_search import OptunaSearch, draw, search_budget
 from orchestrator.search.private_search import best_of, draws, score_deviation
 from orchestrator.search.selection import Choice, choose, ranked, told_apart, win_contest
 from orchestrator.study.cells import Cell
-from orchestrator.study.ways import SEARCH_STAGES, Way
+from orchestrator.study.ways import RUNGS, SEARCH_STAGES, Way
 from search_spaces import Configuration
-from trainables.objective import ACCURACY
 from trainables.spec import TrialSpec
 
 Next = tuple[str, list[TrialSpec]]
@@ -44,7 +42,7 @@ class CellSearch:
         """By the first trial of a contender."""
         self._rows = rows
         self.lead = Lead(cell.study.judged_by)
-        self._drawn: OptunaSearch | None = None
+        self._asked: OptunaSearch | None = None
         self.neighbours: list[CellSearch] = []
         """The same on the budgets above and below, where their best are to meet in its contest."""
         self.searched = False
@@ -84,23 +82,30 @@ class CellSearch:
         return OVER if choice is None else ("confirm", self._trials("confirm", [self.configuration(choice.contender)]))
 
     def _next_search(self, outcomes: Mapping[str, Outcome]) -> Next | None:
-        return self._next_of_grid(outcomes) if self.way.search == "grid" else self._next_drawn(outcomes)
+        match self.way.search:
+            case "grid":
+                return self._next_of_grid(outcomes)
+            case "optuna":
+                return self._next_asked(outcomes)
+            case "halving":
+                return self._next_rung(outcomes)
+        return self._next_drawn()
 
     def _next_of_grid(self, outcomes: Mapping[str, Outcome]) -> Next | None:
         space = self.cell.space
         if "coarse" not in self.stages:
-            return "coarse", self._with_stop_rule(self._trials("coarse", space.grid(space.coarse)))
+            return "coarse", self._trials("coarse", space.grid(space.coarse))
         if "fine" not in self.stages:
             best = choose(self.contenders("coarse"), outcomes, self._rows, self.cell.study.judged_by)
             if best is None:
                 return OVER
             grid = search_spaces.refine(space, self.cell.study.search.refine, self.configuration(best.contender))
-            return "fine", self._with_stop_rule(self._trials("fine", grid))
+            return "fine", self._trials("fine", grid)
         if self.cell.study.search.refine == "zoom":
             stage = next((stage for stage in ("finer", "finest") if stage not in self.stages), None)
             grid = self._closer(outcomes) if stage else []
             if stage and grid:
-                return stage, self._with_stop_rule(self._trials(stage, grid))
+                return stage, self._trials(stage, grid)
         return None
 
     def _closer(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
@@ -141,12 +146,35 @@ class CellSearch:
         above = min((value for value in along if value > place), default=None)
         return [along[value] for value in (below, above) if value is not None]
 
-    def _next_drawn(self, outcomes: Mapping[str, Outcome]) -> Next | None:
-        kind = self.way.search
-        if self._drawn is None:
-            self._drawn = OptunaSearch(self.cell, kind, self._trials)
-        batch = self._drawn.next_batch(outcomes)
-        return (kind, self._with_stop_rule(batch)) if batch else None
+    def _next_asked(self, outcomes: Mapping[str, Outcome]) -> Next | None:
+        if self._asked is None:
+            self._asked = OptunaSearch(self.cell, self._trials)
+        batch = self._asked.next_batch(outcomes)
+        return ("optuna", batch) if batch else None
+
+    def _next_drawn(self) -> Next | None:
+        if "random" in self.stages:
+            return None
+        study, space = self.cell.study, self.cell.space
+        return "random", self._trials("random", draw(space, search_budget(study, space), study.search.random.seed))
+
+    def _next_rung(self, outcomes: Mapping[str, Outcome]) -> Next | None:
+        """Those that go on begin again at round 0: rungs are packed anew, with whatever else waits, so that no lane is
+        left empty; and a trial stays what its key says, whoever ran beside it."""
+        study, space = self.cell.study, self.cell.space
+        halving = study.search.halving
+        climbed = [rung for rung in RUNGS if rung in self.stages]
+        if len(climbed) == halving.rungs:
+            return None
+        rung = RUNGS[len(climbed)]
+        if climbed:
+            below = self.contenders(climbed[-1])
+            best = ranked(below, outcomes, study.judged_by)[: halving.kept(len(below))]
+            found = [self.configuration(contender) for contender in best]
+        else:
+            budget = search_budget(study, space), study.rounds_of(self.cell.method, rung)
+            found = search_spaces.unique(draw(space, halving.sizes(*budget)[0], halving.seed))
+        return (rung, self._trials(rung, found)) if found else OVER
 
     def _next_private(self, outcomes: Mapping[str, Outcome]) -> Next:
         """All runs at once; then the winner itself, judged on the test rows."""
@@ -183,7 +211,7 @@ class CellSearch:
         return [*own[: most - len(guests)], *guests]
 
     def _ranked(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
-        found = ranked(self.contenders(*SEARCH_STAGES[self.way.search]), outcomes, self.cell.study.judged_by)
+        found = ranked(self.contenders(*self.way.compared(self.stages)), outcomes, self.cell.study.judged_by)
         return search_spaces.unique(map(self.configuration, found))
 
     def choice(self, outcomes: Mapping[str, Outcome]) -> Choice | None:
@@ -194,7 +222,7 @@ class CellSearch:
             return best_of(searched, outcomes, score_deviation(study, self.cell.epsilon, self._rows))
         if has_contest(self.cell.study, self.way):
             return win_contest(self.contenders("contest"), outcomes, objective)
-        return choose(self.contenders(*SEARCH_STAGES[self.way.search]), outcomes, self._rows, objective)
+        return choose(self.contenders(*self.way.compared(self.stages)), outcomes, self._rows, objective)
 
     # ---- trials
 
@@ -202,14 +230,3 @@ class CellSearch:
         """Every configuration with every seed of the stage, seeds side by side."""
         seeds = self.cell.study.seeds_of(self.way, stage)
         return [trial for found in configurations for trial in self.cell.trials(stage, found, seeds)]
-
-    def _with_stop_rule(self, trials: list[TrialSpec]) -> list[TrialSpec]:
-        """Early stopping compares a trial with its company, so the company is part of what the trial is."""
-        halving = self.cell.study.search.early_stopping
-        if halving is None:
-            return trials
-        company = hashlib.sha256("".join(trial.key for trial in trials).encode()).hexdigest()[:16]
-        rule = f"halving:{','.join(map(str, halving.rounds))}:{halving.keep:g}:{company}"
-        objective = self.cell.study.judged_by
-        rule += "" if objective is ACCURACY else f":{objective.metric}"
-        return [trial.model_copy(update={"stop_rule": rule}) for trial in trials]

@@ -9,11 +9,13 @@ import search_spaces
 from orchestrator.search.optuna_search import search_budget
 from orchestrator.search.private_search import mean_runs
 from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.ways import Way
+from orchestrator.study.ways import RUNGS, Way
 from search_spaces import SearchSpace
 
 
-def expected_trials(study: Study, space: SearchSpace, way: Way, opened: Mapping[str, int]) -> dict[str, int]:
+def expected_trials(
+    study: Study, method: MethodSettings, space: SearchSpace, way: Way, opened: Mapping[str, int]
+) -> dict[str, int]:
     """Trials of every stage, shared with another or not: as many as were opened, or as it will probably have.
     `opened`: how many are, by stage."""
     if way.search == "grid":
@@ -21,10 +23,13 @@ def expected_trials(study: Study, space: SearchSpace, way: Way, opened: Mapping[
         guess = {"coarse": space.size(space.coarse), "fine": fine}  # whether there will be a finer one nobody knows
     elif way.search == "private":
         guess = {"private": round(mean_runs(study, space))}  # nobody is told how many there will be
+    elif way.search == "halving":
+        budget = search_budget(study, space), study.rounds_of(method, RUNGS[0])
+        guess = dict(zip(RUNGS, study.search.halving.sizes(*budget), strict=False))
     else:
         guess = {way.search: search_budget(study, space)}
     if has_contest(study, way):
-        guess["contest"] = min(study.search.contenders, sum(guess.values()))
+        guess["contest"] = min(study.search.contenders, sum(guess.get(stage, 0) for stage in way.compared(guess)))
     guess["confirm"] = 1
     counts = {stage: count * len(study.seeds_of(way, stage)) for stage, count in guess.items()}
     counts |= {stage: count for stage, count in opened.items() if stage != "optuna"}  # opened batch by batch
@@ -36,7 +41,7 @@ def yet_to_open(
 ) -> dict[str, int]:
     """Trials that stages which are not open will add, as far as can be told: what `plan`, a running sweep and `status`
     add to the distinct trials of those that are. Shared ones are not counted again."""
-    expected = expected_trials(study, space, way, opened)
+    expected = expected_trials(study, method, space, way, opened)
     more = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
     if more.get("fine"):
         beside = way._replace(select="contest")  # tries all that `single` does, on more seeds
@@ -60,7 +65,7 @@ def may_grow(study: Study) -> bool:
 def _shared(study: Study, method: MethodSettings, space: SearchSpace) -> int:
     """Configurations of the fine grid that are trials of the coarse one already, around a winner that is on no edge."""
     same_rounds = study.rounds_of(method, "coarse") == study.rounds_of(method, "fine")
-    if study.search.early_stopping or not (same_rounds or "rounds" in {*space.coarse, *space.fixed}):
+    if not (same_rounds or "rounds" in {*space.coarse, *space.fixed}):
         return 0
     if study.search.refine == "zoom":
         return search_spaces.kept_in_zoom(space)

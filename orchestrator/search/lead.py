@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.search.contenders import Outcome, Standing, mean_score
+from orchestrator.study.ways import RUNGS
 from trainables.objective import Objective
+
+ANEW = (*RUNGS, "contest")
+"""Stages after which nothing counts that was before: they run more rounds, or fresh seeds."""
 
 
 @dataclass
 class Lead:
     objective: Objective
     score: float | None = None
-    """The best mean over seeds, of configurations that were lost on none; in a contest, of those that met there."""
+    """The best mean over seeds, of configurations that were lost on none; in a contest or on a rung, of those that met
+    there."""
     _standing: Standing | None = None
     _stage: str = ""
     _half: dict[tuple[str, int], list[Outcome]] = field(default_factory=dict)
@@ -28,8 +33,8 @@ class Lead:
             return
         del self._half[stage, contender]
         standing = Standing.of(found, self.objective)
-        if standing.lost or (self._stage == "contest" and stage != "contest"):
+        if standing.lost or (self._stage in ANEW and stage not in ANEW):
             return
-        first_of_contest = stage == "contest" and self._stage != "contest"
-        if first_of_contest or self._standing is None or standing < self._standing:
+        anew = stage in ANEW and stage != self._stage
+        if anew or self._standing is None or standing < self._standing:
             self._stage, self._standing, self.score = stage, standing, mean_score(found)

@@ -1,4 +1,4 @@
-"""Configurations drawn from ranges instead of a grid: by Optuna's TPE, which learns, or at random."""
+"""Configurations from ranges instead of a grid: asked of Optuna's TPE, which learns, or drawn at random."""
 
 from __future__ import annotations
 
@@ -23,20 +23,13 @@ def search_budget(study: Study, space: SearchSpace) -> int:
 class OptunaSearch:
     """Replayed from its seed: what it asks depends only on what it was told, so a resumed search asks the same."""
 
-    def __init__(
-        self, cell: Cell, kind: str, trials_of: Callable[[str, Sequence[Configuration]], list[TrialSpec]]
-    ) -> None:
-        """`kind`: optuna, batch after batch; or random, all at once."""
+    def __init__(self, cell: Cell, trials_of: Callable[[str, Sequence[Configuration]], list[TrialSpec]]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.cell, self.kind = cell, kind
+        self.cell = cell
         self.budget = search_budget(cell.study, cell.space)
-        settings = cell.study.search
-        self.batch = settings.optuna.batch if kind == "optuna" else self.budget
-        sampler: optuna.samplers.BaseSampler = (
-            optuna.samplers.TPESampler(seed=settings.optuna.seed, constant_liar=True)
-            if kind == "optuna"
-            else optuna.samplers.RandomSampler(seed=settings.random.seed)
-        )
+        settings = cell.study.search.optuna
+        self.batch = settings.batch
+        sampler = optuna.samplers.TPESampler(seed=settings.seed, constant_liar=True)
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self._trials_of = trials_of
         self._asked: list[tuple[optuna.trial.Trial, Contender]] = []
@@ -50,7 +43,7 @@ class OptunaSearch:
         self._tell(outcomes)
         batch: list[TrialSpec] = []
         for asked in [self.study.ask() for _ in range(size)]:
-            trials = self._trials_of(self.kind, [self._suggest(asked)])
+            trials = self._trials_of("optuna", [_suggested(self.cell.space, asked)])
             self._asked.append((asked, Contender(tuple(trial.key for trial in trials))))
             batch += trials
         return batch
@@ -65,21 +58,28 @@ class OptunaSearch:
                 self.study.tell(asked, -standing.cost)
         self._told = len(self._asked)
 
-    def _suggest(self, trial: optuna.trial.Trial) -> Configuration:
-        """Every axis between the lowest and the highest value of both grids, on its scale; words among those given."""
-        space: SearchSpace = self.cell.space
-        found: Configuration = dict(space.fixed)
-        for name, axis in space.coarse.items():
-            values = list(dict.fromkeys([*axis, *space.fine[name]]))
-            if not search_spaces.is_numeric(tuple(values)):
-                found[name] = trial.suggest_categorical(name, values)  # type: ignore[assignment]
-                continue
-            low, high = min(float(v) for v in values), max(float(v) for v in values)
-            scale = search_spaces.usable_scale(space.scale[name], [low, high])
-            if all(isinstance(value, int) for value in values):
-                found[name] = trial.suggest_int(name, int(low), int(high), log=scale == "log")
-            elif scale == "complement":
-                found[name] = 1 - trial.suggest_float(name, 1 - high, 1 - low, log=True)
-            else:
-                found[name] = trial.suggest_float(name, low, high, log=scale == "log")
-        return found
+
+def draw(space: SearchSpace, count: int, seed: int) -> list[Configuration]:
+    """At random, all at once."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return [_suggested(space, study.ask()) for _ in range(count)]
+
+
+def _suggested(space: SearchSpace, trial: optuna.trial.Trial) -> Configuration:
+    """Every axis between the lowest and the highest value of both grids, on its scale; words among those given."""
+    found: Configuration = dict(space.fixed)
+    for name, axis in space.coarse.items():
+        values = list(dict.fromkeys([*axis, *space.fine[name]]))
+        if not search_spaces.is_numeric(tuple(values)):
+            found[name] = trial.suggest_categorical(name, values)  # type: ignore[assignment]
+            continue
+        low, high = min(float(v) for v in values), max(float(v) for v in values)
+        scale = search_spaces.usable_scale(space.scale[name], [low, high])
+        if all(isinstance(value, int) for value in values):
+            found[name] = trial.suggest_int(name, int(low), int(high), log=scale == "log")
+        elif scale == "complement":
+            found[name] = 1 - trial.suggest_float(name, 1 - high, 1 - low, log=True)
+        else:
+            found[name] = trial.suggest_float(name, low, high, log=scale == "log")
+    return found

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from orchestrator.study.pointing import SettingError, about
 from orchestrator.study.settings import MethodSettings, Study
+from orchestrator.study.ways import RUNGS
 from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables import models
 from trainables.data import features, partition, simulated
@@ -97,6 +98,7 @@ class Cell:
         own = METHODS[self.method.name].check({n: value for n, value in configuration.items() if n not in RUN_NAMES})
         privacy = self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy
         rounds = int(configuration.get("rounds", self.study.rounds_of(self.method, stage)))
+        last = self.study.last_round_of(self.method, stage) if stage in RUNGS else rounds
         problems = self.setting.confirm if stage == "confirm" else self.setting.search
         return [
             TrialSpec.model_construct(  # all parts are checked already
@@ -110,6 +112,7 @@ class Cell:
                 seed=seed,
                 preprocess=self._preprocess,
                 aggregate=self.method.aggregate or self.study.aggregate,
+                stop_rule=f"after {last}" if last < rounds else "",
                 code=code_of(self.method.name, problems[seed]),
             )
             for seed in seeds
@@ -179,18 +182,6 @@ class Blueprint:
                                 problems[spec.key] = Problem.prepare(draws[seed], spec)
                 with about("objective"):
                     _check_objective(problems[first.key], study)
-                if study.search.early_stopping and len({by_seed["search"][s].key for s in study.seeds.search}) > 1:
-                    raise SettingError(
-                        "early_stopping compares within one pack, but search seeds have data of their own",
-                        ("search", "early_stopping"),
-                    )
-                centred = [m.shown for m in study.methods if (m.preprocess or study.preprocess).center]
-                if study.search.early_stopping and centred and len(study.seeds.search) > 1:
-                    raise SettingError(
-                        f"early_stopping compares within one pack, but every search seed of {centred[0]} has a centre "
-                        "of its own",
-                        ("search", "early_stopping"),
-                    )
                 if study.private:
                     shown = by_seed["search"][study.seeds.search[0]].model_copy(update={"evaluate_on": "test"})
                     problems[shown.key] = Problem.prepare(draws[study.seeds.search[0]], shown)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 import search_spaces
-from orchestrator.study.ways import Way
+from orchestrator.study.ways import RUNGS, Way
 from search_spaces import SearchSpace
 from trainables import plugins
 from trainables.data import partition
@@ -275,12 +275,36 @@ class ValidationSettings(Settings):
 
 
 class HalvingSettings(Settings):
-    """Successive halving: after each of these rounds only the best `keep` of a cell's running configurations go on."""
+    """Configurations drawn at random run a few rounds, the best of them more, until those that are left run to the end.
+    Altogether that takes as many rounds as `trials` configurations run to the end."""
 
-    rounds: list[int] = Field(min_length=1)
-    """At which the worst are stopped; evaluations must come then."""
-    keep: float = Field(default=0.5, gt=0, lt=1)
-    """The share that goes on."""
+    rungs: int = Field(default=3, ge=2, le=len(RUNGS))
+    """On the last one configurations run to the end."""
+    keep: float = Field(default=1 / 3, gt=0, lt=1)
+    """The share of a rung that goes on to the next, where it runs 1 / keep times as many rounds."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Of the draws."""
+
+    def rounds(self, last: int) -> list[int]:
+        """Of every rung, where the last has so many."""
+        return [_at_least(last * self.keep**above) for above in reversed(range(self.rungs))]
+
+    def sizes(self, trials: int, last: int) -> list[int]:
+        """Configurations on every rung, if none is lost, for the rounds of so many that run to the end."""
+        cost = sum(self.keep**n * rounds / last for n, rounds in enumerate(self.rounds(last)))
+        found = [max(1, int(trials / cost))]
+        while len(found) < self.rungs:
+            found.append(self.kept(found[-1]))
+        return found
+
+    def kept(self, count: int) -> int:
+        """Of so many on a rung."""
+        return _at_least(count * self.keep)
+
+
+def _at_least(amount: float) -> int:
+    """Rounded up, but not for the last bits of a product."""
+    return max(1, math.ceil(round(amount, 9)))
 
 
 class OptunaSettings(Settings):
@@ -312,7 +336,7 @@ class PrivateSettings(Settings):
 class SearchSettings(Settings):
     """How winners are looked for and picked."""
 
-    ways: list[Literal["grid", "optuna", "random", "private"]] = Field(default=["grid"], min_length=1)
+    ways: list[Literal["grid", "optuna", "random", "halving", "private"]] = Field(default=["grid"], min_length=1)
     """Each is a search of its own. private: its tables may be published."""
     select: list[Literal["contest", "single"]] = Field(default=["contest"], min_length=1)
     """How the winner is picked. contest: configurations are judged by their mean over the search seeds, and the best
@@ -324,12 +348,21 @@ class SearchSettings(Settings):
     refine: Literal["table", "zoom"] = "zoom"
     """The fine grid: as the search space prints it, or around the coarse winner."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
-    """How many configurations Optuna or a random search tries, or a private one on average; without it, as many as the
-    coarse and the fine grid."""
+    """How many configurations Optuna or a random search tries, halving for the same rounds, or a private search on
+    average; without it, as many as the coarse and the fine grid."""
     optuna: OptunaSettings = OptunaSettings()
     random: RandomSettings = RandomSettings()
+    halving: HalvingSettings = HalvingSettings()
     private: PrivateSettings = PrivateSettings()
-    early_stopping: HalvingSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _halving_is_a_way(cls, said: Any) -> Any:
+        if not isinstance(said, dict) or "early_stopping" not in said:
+            return said
+        if said["early_stopping"] is not None:  # older ledgers say that there is none
+            raise wrong("early_stopping within a pack is gone; ways: [halving] stops across packs", "early_stopping")
+        return {name: value for name, value in said.items() if name != "early_stopping"}
 
     @field_validator("select", mode="before")
     @classmethod
@@ -344,12 +377,6 @@ class SearchSettings(Settings):
         return names
 
     @model_validator(mode="after")
-    def _optuna_sees_every_score(self) -> SearchSettings:
-        if self.early_stopping is not None and "optuna" in self.ways:
-            raise wrong("early_stopping does not go with optuna, which must be told every score", "early_stopping")
-        return self
-
-    @model_validator(mode="after")
     def _warm_start_needs_a_contest(self) -> SearchSettings:
         if self.warm_start and ("contest" not in self.select or "private" in self.ways):
             raise wrong("warm_start brings more contenders to a contest, and there is none", "warm_start")
@@ -361,8 +388,6 @@ class SearchSettings(Settings):
             return self
         if len(self.ways) > 1:
             raise wrong(f"ways = {self.ways}: private goes alone, for the others show what it hides", "ways")
-        if self.early_stopping is not None:
-            raise wrong("early_stopping does not go with private: it would look at scores without noise", "ways")
         return self
 
 
@@ -471,20 +496,12 @@ class Study(Settings):
         return values
 
     @model_validator(mode="after")
-    def _stops_where_it_looks(self) -> Study:
-        halving = self.search.early_stopping
+    def _rungs_compare_equal_rounds(self) -> Study:
         searched = next((method for method in self.methods if "rounds" in method.space().coarse), None)
-        if halving and searched:
-            raise ValueError(f"early_stopping compares after equal rounds, but {searched.shown} searches over rounds")
-        fewest = min(self.rounds_of(method, stage) for method in self.methods for stage in ("coarse", "fine"))
-        at = ("search", "early_stopping", "rounds")
-        for t in halving.rounds if halving else []:
-            if t >= fewest:
-                raise wrong(f"early_stopping at round {t}, but a search has only {fewest} rounds", *at)
-            if t < 1 or t % self.evaluate_every != 0:
-                raise wrong(
-                    f"early_stopping at round {t}, but evaluations come every {self.evaluate_every} rounds", *at
-                )
+        if "halving" in self.search.ways and searched:
+            raise wrong(
+                f"halving compares after equal rounds, but {searched.shown} searches over rounds", "search", "ways"
+            )
         return self
 
     @model_validator(mode="after")
@@ -536,6 +553,11 @@ class Study(Settings):
         if stage in ("private", "contest", "confirm"):
             return self.rounds.confirm
         return self.rounds.coarse if stage == "coarse" else self.rounds.fine
+
+    def last_round_of(self, method: MethodSettings, stage: str) -> int:
+        """That is computed: of those that a trial has paid for, a rung below the last has only the first."""
+        rounds = self.rounds_of(method, stage)
+        return self.search.halving.rounds(rounds)[RUNGS.index(stage)] if stage in RUNGS else rounds
 
     @property
     def ways(self) -> tuple[Way, ...]:

@@ -14,7 +14,7 @@ from trainables.objective import Objective
 from trainables.spec import HyperValue
 
 CHUNK = 1000  # rows in memory at a time
-WORST_FIRST = ("failed", "diverged", "stopped", "done")
+WORST_FIRST = ("failed", "diverged", "done")
 
 
 @dataclass

@@ -78,7 +78,7 @@ def _line(entry: Entry) -> str:
 
 def _progress(results: Results) -> str:
     ended = results.states.total()
-    lost = [f"{results.states[state]} {state}" for state in ("diverged", "stopped", "failed") if results.states[state]]
+    lost = [f"{results.states[state]} {state}" for state in ("diverged", "failed") if results.states[state]]
     what = f"of {len(results.cells)} winners are known" if results.study.private else "trials have ended"
     counted = f"{ended} {what}{' (' + ', '.join(lost) + ')' if lost else ''}."
     if not results.cells:

@@ -18,7 +18,7 @@ from orchestrator.search.contenders import Contender, contenders_of
 from orchestrator.search.private_search import best_of, fixed_grid, score_deviation
 from orchestrator.search.selection import Choice, choose, win_contest
 from orchestrator.study.settings import SECRET, DataSettings, MethodSettings, Study
-from orchestrator.study.ways import SEARCH_STAGES, Way
+from orchestrator.study.ways import Way
 from search_spaces import Axis
 from trainables.data import partition
 from trainables.errors import UserError
@@ -324,7 +324,7 @@ class _Reader:
         met = [c for c in self._contenders(way, opened, "contest") if c.ended(self.outcomes)]
         if met:
             return win_contest(met, self.outcomes, objective)
-        searched = self._contenders(way, opened, *SEARCH_STAGES[way.search])
+        searched = self._contenders(way, opened, *way.compared(opened))
         return choose([c for c in searched if c.ended(self.outcomes)], self.outcomes, validation_rows, objective)
 
     def _missing(self, way: Way, opened: dict[str, list[str]], search: SearchResult) -> tuple[int, bool]:

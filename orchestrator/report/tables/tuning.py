@@ -27,7 +27,7 @@ from search_spaces import Axis
 from trainables.objective import ACCURACY
 from trainables.spec import HyperValue
 
-LOST = ("diverged", "stopped", "failed")
+LOST = ("diverged", "failed")
 
 
 def hyperparameters(results: Results, setting: str) -> Table:
@@ -107,7 +107,7 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
     caption.append(
         "Trials: of the whole search, all seeds counted; a configuration that is in both grids, with as many rounds, "
         "runs once. "
-        "Lost: how many of them diverged / were stopped early / failed."
+        "Lost: how many of them diverged / failed."
     )
     caption += _told_apart(study, rows)
     return " ".join([*caption, *_fixed_values(cells), *unfinished(cells)])

@@ -82,13 +82,13 @@ function privacy(study) {
 
 function troubles(study) {
   const { failed, retries } = study.status;
-  const lost = study.cells.map((cell) => [cell.id, ...["diverged", "stopped", "failed"].map((state) => String(cell.states[state] || 0)),
-    cell.confirm.filter((run) => run.state !== "done").map((run) => `seed ${run.seed} ${run.state}`).join(", ") || "–"]).filter((row) => row.slice(1, 4).some((count) => count !== "0") || row[4] !== "–");
+  const lost = study.cells.map((cell) => [cell.id, ...["diverged", "failed"].map((state) => String(cell.states[state] || 0)),
+    cell.confirm.filter((run) => run.state !== "done").map((run) => `seed ${run.seed} ${run.state}`).join(", ") || "–"]).filter((row) => row.slice(1, 3).some((count) => count !== "0") || row[3] !== "–");
   const where = study.cells.flatMap((cell) => cell.search.state.map((state, k) => [state, k]).filter(([state]) => state === "diverged" || state === "failed").map(([state, k]) =>
     [cell.id, state, cell.search.axes.map((axis, n) => `${axis.name} = ${short(cell.search.values[n][k])}`).join(", ")]));
   if (!lost.length && !retries.length && !Object.keys(failed).length) return [el("p", {}, "Nothing failed, diverged or was tried again.")];
   return [
-    lost.length > 0 && table({ name: "lost", title: "Trials that did not run to their end", caption: "Diverged: weights became infinite. Stopped: cut by early stopping. Failed: could not be computed.", columns: ["Cell", "Diverged", "Stopped", "Failed", "Confirm runs"], align: "lrrrl", groups: [{ heading: "", rows: lost }] }),
+    lost.length > 0 && table({ name: "lost", title: "Trials that did not run to their end", caption: "Diverged: weights became infinite. Failed: could not be computed.", columns: ["Cell", "Diverged", "Failed", "Confirm runs"], align: "lrrl", groups: [{ heading: "", rows: lost }] }),
     where.length > 0 && table({ name: "where", title: "Where", caption: "", columns: ["Cell", "State", "Configuration"], align: "lll", groups: [{ heading: "", rows: where }] }),
     Object.keys(failed).length > 0 && table({ name: "failed", title: "Failed trials", caption: "", columns: ["Trial", "Reason"], align: "ll", groups: [{ heading: "", rows: Object.entries(failed) }] }),
     retries.length > 0 && table({ name: "retries", title: "Packs that were tried again", caption: "Their trials ended well afterwards, unless they are named above.", columns: ["Trials", "First", "Reason"], align: "rll", groups: [{ heading: "", rows: retries.map((r) => [String(r.trials), r.first, r.reason]) }] }),
