@@ -45,6 +45,9 @@ chaos: install
 nodes: install
 	$(BIN)/python -m pytest -m "nodes"
 
+audits: install
+	$(BIN)/python -m pytest -n 2 -m "audits"
+
 data: install
 	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease \
 	  emnist-balanced-pca100 cifar10-resnet44
