@@ -14,7 +14,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz mutants goldens chaos nodes data reproduce peers check install lock docs dist clean
+.PHONY: run test fuzz mutants goldens chaos nodes audits data table3 reproduce peers check install lock docs dist clean
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
@@ -51,6 +51,12 @@ audits: install
 data: install
 	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease \
 	  emnist-balanced-pca100 cifar10-resnet44
+
+# The main paper's table 3 beside ours, and nothing else.
+table3: install
+	$(BIN)/fedsweep data prepare cifar10-resnet20
+	$(BIN)/fedsweep run paper-cifar10-resnet20 --results results/paper-cifar10-resnet20
+	$(BIN)/fedsweep compare results/paper-cifar10-resnet20
 
 reproduce: install
 	$(BIN)/python -m benchmarks.reproduce --page docs/reproduction.md
