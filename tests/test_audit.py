@@ -21,7 +21,6 @@ from trainables.audit import (
     most_telling,
     neighbours,
 )
-from trainables.errors import UserError
 from trainables.methods import METHODS, dp_bandmf
 from trainables.models.shard import Shard
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -100,23 +99,20 @@ CENTRED = {"center": 0.2, "aggregate": "size"}
 OPTIONS = [
     *((name, level, "plain", CENTRED) for name, method in METHODS.items() for level in method.levels),
     *((name, "record", "automatic", {}) for name, method in METHODS.items() if "record" in method.levels),
-    *((name, "user", "adaptive", {"aggregate": "size"}) for name in USERS),
+    ("dp-fedavg", "user", "adaptive", {"aggregate": "size"}),  # of the others the clip stays what it is
 ]
 
 
 @pytest.mark.audits
 @pytest.mark.parametrize(("name", "level", "clipping", "options"), OPTIONS)
 def test_every_method_under_every_option(name, level, clipping, options):
-    """Nothing is caught at the planned noise, and a violation is that is a little larger than the smallest that the
-    audit says it would have caught."""
+    """Nothing is caught at the planned noise; and less noise is, a little less than the audit says it would catch."""
     privacy = EASY.model_copy(update={"level": level, "clipping": clipping})
     options = {**options, "model": MODELS.get(name, "softmax"), "repetitions": 500 if "center" in options else 1000}
-    try:
-        found = audit(name, privacy, {}, **options)
-    except UserError as error:
-        pytest.skip(str(error))
+    found = audit(name, privacy, {}, **options)
     assert not found.caught
-    assert audit(name, privacy, {}, noise_factor=min(0.5, 0.8 * found.power.noise), **options).caught
+    print(f"{name}, {level}: catches {found.power.noise:.2f} of the noise")
+    assert audit(name, privacy, {}, noise_factor=0.8 * found.power.noise, **options).caught
 
 
 @pytest.mark.parametrize(("level", "release", "adjacency"), itertools.product(LEVELS, RELEASES, ADJACENCIES))

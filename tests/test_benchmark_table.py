@@ -165,3 +165,20 @@ def test_what_is_no_export_is_refused(tmp_path):
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "y.parquet")
     with pytest.raises(UserError, match="has no column 'study'"):
         Task.load(tmp_path / "y.parquet", "dp-fedgd", 1)
+
+
+def test_what_halving_cut_is_no_result(file):
+    """Its curve may be the highest where it ends; for tuners it is pruned there, and looked up it comes last."""
+    whole = pd.read_parquet(file)
+    first = whole["configuration"] == json.dumps({"learning_rate": 1.0}, sort_keys=True)
+    assert first.any()
+    cut = whole[~(first & (whole["round"] == 20))].copy()
+    cut.loc[first, "rounds"] = 10
+    task = Task(cut[cut["method"] == "dp-fedgd"])
+    assert [task.was_cut({"learning_rate": rate}) for rate in RATES] == [False, True, False]
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(task.axes))
+    study.optimize(task.optuna_objective(), n_trials=3)
+    assert study.best_params == {"learning_rate": 0.1}
+    again = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler(task.axes))
+    again.optimize(task.optuna_objective(rounds=10), n_trials=3)
+    assert again.best_params == {"learning_rate": 1.0}, "up to there it is known"

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 import search_spaces
 from benchmarks import regret
 from orchestrator.report import status
+from orchestrator.report.export import export
+from orchestrator.report.page.data import gather
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.results import Results
@@ -95,7 +98,7 @@ def row(trial: TrialSpec, outcome) -> Row:
         spec=trial.model_dump_json(),
         state=state,
         reason="",
-        rounds=trial.rounds,
+        rounds=trial.last_round,
         accuracy=accuracy,
         loss=loss,
         metrics={},
@@ -1106,14 +1109,12 @@ def test_the_best_of_a_rung_run_three_times_as_long(tmp_path):
     assert status.read(tmp_path)["finished"]
 
 
-@pytest.mark.parametrize(("rungs", "keep", "sizes"), [(2, 0.5, [8, 4]), (2, 0.3, [8, 3]), (5, 0.5, [15, 8, 4, 2, 1])])
-def test_rungs_round_up(rungs, keep, sizes):
-    """0.3 of 8 is 2.4; and 5 of 16 rungs would be too many for 15."""
-    halving = HalvingSettings(rungs=rungs, keep=keep)
-    found = [sizes[0]]
-    while len(found) < rungs:
-        found.append(halving.kept(found[-1]))
-    assert found == sizes
+@pytest.mark.parametrize(
+    ("rungs", "keep", "trials", "sizes"), [(2, 0.5, 5, [5, 3]), (2, 0.3, 5, [8, 3]), (5, 0.5, 3, [9, 5, 3, 2, 1])]
+)
+def test_rungs_round_up(rungs, keep, trials, sizes):
+    """0.3 of 8 is 2.4, so three go on; half of nine is five."""
+    assert HalvingSettings(rungs=rungs, keep=keep).sizes(trials, 1000) == sizes
 
 
 @pytest.mark.parametrize("last", [1, 2, 7, 70, 90])
@@ -1150,6 +1151,53 @@ def first_rung(of) -> list[TrialSpec]:
     return CellSearch(cell_of, of.ways[0], 10).next_trials({})[1]
 
 
+@pytest.mark.parametrize("given", [{"fixed": {"rounds": 90}}, {"rounds": 90}])
+def test_rungs_are_parts_of_the_rounds_that_a_method_has(tmp_path, given):
+    of = study(methods=[{**GD, **given}], search=HALVING)
+    ran = drive(tmp_path, of, near(0.3))
+    assert [{trial.last_round for trial in rung} for rung in climbed(ran)] == [{10}, {30}, {90}]
+    assert [len(rung) for rung in climbed(ran)] == [27, 9, 3]
+    assert of.last_round_of(of.methods[0], "rung-2") == 30
+
+
+def test_tables_and_exports_tell_rungs_apart(tmp_path):
+    """After a ninth of the rounds the smallest rates shine; in the end the largest do."""
+
+    def judge(trial):
+        rate = trial.hyperparameters["learning_rate"]
+        return "done", 90 - 10 * rate if trial.stop_rule else 50 + 10 * rate, 1.0
+
+    of = study(methods=[GD], rounds={"fine": 90, "confirm": 90}, search=HALVING)
+    ran = drive(tmp_path, of, judge)
+    last = rates(climbed(ran, "rung-3")[0])
+    with Ledger.read(tmp_path) as ledger:
+        (found,) = Results.read(ledger).cells
+        (page,) = gather(ledger, "x")["cells"]
+        export(ledger, "optuna", tmp_path / "optuna")
+    assert found.search.chosen["learning_rate"] == found.search.by_one_seed["learning_rate"] == max(last)
+    assert (found.search.found_in, found.search.configurations) == (("rung-3",), 27)
+    assert (found.search.trials, found.search.trial_rounds) == (27 + 9 + 3, 27 * 10 + 9 * 30 + 3 * 90)
+    search = page["search"]
+    winner = search["winner"]
+    assert search["stages"][winner] == ["rung-3"]
+    assert (search["mean"][winner], search["seeds"][winner]) == (pytest.approx(50 + 10 * max(last), rel=1e-5), 1)
+    (name,) = optuna.get_all_study_names(storage := f"sqlite:///{tmp_path / 'optuna' / 'optuna.db'}")
+    trials = optuna.load_study(study_name=name, storage=storage).trials
+    assert Counter(trial.state.name for trial in trials) == {"PRUNED": 27 + 9, "COMPLETE": 3}
+
+
+def test_before_a_rung_has_results_the_one_below_leads(tmp_path):
+    of = study(methods=[GD], search=HALVING)
+    first = first_rung(of)
+    drive(tmp_path, of, near(0.3), stop_after=len(first))
+    (found,) = status.read(tmp_path)["cells"]
+    assert found["stages"]["rung-2"]["done"] == 0
+    assert found["best_validation_accuracy"] is not None
+    with Ledger.read(tmp_path) as ledger:
+        (cell_of,) = Results.read(ledger).cells
+    assert cell_of.search.found_in == ("rung-1",)
+
+
 def test_the_contest_is_among_the_last_rung(tmp_path):
     of = study(methods=[GD], seeds={"search": [1, 2], "contest": [11, 12]}, search={**HALVING, "contenders": 8})
     ran = drive(tmp_path, of, near(0.3))
@@ -1177,6 +1225,10 @@ def test_a_study_of_early_stopping_within_packs_is_told_what_is_there_now():
     with pytest.raises(ValueError, match=r"ways: \[halving\] stops across packs"):
         study(search={"early_stopping": {"rounds": [2]}})
     assert study(search={"early_stopping": None}) == study(), "as older ledgers say it"
+    recorded = json.loads(study().model_dump_json())
+    recorded["search"]["early_stopping"] = {"rounds": [2], "keep": 0.5}
+    with pytest.raises(UserError, match="made by an earlier version, with early stopping within packs"):
+        Study.recorded(json.dumps(recorded))
 
 
 # ---- how good a search is

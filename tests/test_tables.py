@@ -407,12 +407,12 @@ def test_two_ways_stand_side_by_side(tmp_path):
             writer.confirm(method, 1, {"learning_rate": 0.25}, HIGH, "optuna")
     build(tmp_path)
     assert lines(tmp_path, "search-ways") == [
-        ["Method", "Search", "Trials", "Validation (%)", "Test (%)"],
-        ["**ε = 1**", "", "", "", ""],
-        ["DP-FedGD", "grid", "3", "50.00", "41.50 ± 2.12"],
-        ["DP-FedGD", "optuna", "2", "55.00", "**50.50 ± 0.71**"],
-        ["DP-FedAdam", "grid", "3", "50.00", "41.50 ± 2.12"],
-        ["DP-FedAdam", "optuna", "2", "55.00", "**50.50 ± 0.71**"],
+        ["Method", "Search", "Trials", "Trial-rounds", "Validation (%)", "Test (%)"],
+        ["**ε = 1**", "", "", "", "", ""],
+        ["DP-FedGD", "grid", "3", "60", "50.00", "41.50 ± 2.12"],
+        ["DP-FedGD", "optuna", "2", "40", "55.00", "**50.50 ± 0.71**"],
+        ["DP-FedAdam", "grid", "3", "60", "50.00", "41.50 ± 2.12"],
+        ["DP-FedAdam", "optuna", "2", "40", "55.00", "**50.50 ± 0.71**"],
     ]
     assert lines(tmp_path, "accuracy")[2][:2] == ["DP-FedGD", "grid"]
     assert lines(tmp_path, "hyperparameters")[3][4] == "optuna"

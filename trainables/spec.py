@@ -88,6 +88,10 @@ class Preprocess(BaseModel):
         return self
 
 
+def last_round(rounds: int, stop_rule: str) -> int:
+    return int(stop_rule.removeprefix("after ")) if stop_rule else rounds
+
+
 class TrialSpec(Spec):
     """One training run."""
 
@@ -109,7 +113,7 @@ class TrialSpec(Spec):
     @property
     def last_round(self) -> int:
         """That is computed."""
-        return int(self.stop_rule.removeprefix("after ")) if self.stop_rule else self.rounds
+        return last_round(self.rounds, self.stop_rule)
 
     @cached_property
     def key(self) -> str:

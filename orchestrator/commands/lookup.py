@@ -38,7 +38,7 @@ def lookup(
             found.append({"configuration": {name: each.get(name) for name in task.axes}, task.metric: curve})
     if not found:
         raise UserError(f"no run of {method} has {', '.join(f'{n} = {v}' for n, v in wanted.items())}")
-    found.sort(key=lambda entry: -_last(entry[task.metric]))
+    found.sort(key=lambda entry: (task.was_cut(entry["configuration"]), -_last(entry[task.metric])))
     if json:
         emit_json({"method": method, "epsilon": epsilon, "split": split, "runs": found})
         return

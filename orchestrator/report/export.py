@@ -14,6 +14,7 @@ import pandas as pd
 from orchestrator.report.tables import frames, render
 from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger
+from orchestrator.study.ways import RUNGS
 from trainables.errors import UserError
 
 
@@ -52,6 +53,7 @@ class _Run:
         self.stage, self.key, self.line = line["stage"], line["key"], line
         self.name = f"{self.stage}-{self.key[:10]}"
         self.study = results.study.name
+        self.was_cut = self.stage in RUNGS[: results.study.search.halving.rungs - 1]
         self.account = {name: line[name] for name in line if name.startswith("epsilon_")}
         self.hyperparameters = {
             name: value
@@ -171,10 +173,11 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
         for run in runs:
             score = run.curve[-1][1].get(metric) if run.curve else None
             done = run.line["state"] == "done" and score is not None
+            states = optuna.trial.TrialState
             study.add_trial(
                 optuna.trial.create_trial(
-                    state=optuna.trial.TrialState.COMPLETE if done else optuna.trial.TrialState.FAIL,
-                    value=score if done else None,
+                    state=states.FAIL if not done else states.PRUNED if run.was_cut else states.COMPLETE,
+                    value=score if done and not run.was_cut else None,
                     params=run.hyperparameters,
                     distributions={name: distributions[name] for name in run.hyperparameters},
                     user_attrs={"stage": run.stage, "key": run.key, "seed": run.line["seed"], **_finite(run.account)},

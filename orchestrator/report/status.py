@@ -132,7 +132,8 @@ def _best(way: Way, opened: dict[str, list[str]], outcomes: dict[str, Outcome], 
         found = (contenders_of(opened.get(stage, []), len(study.seeds_of(way, stage))) for stage in stages)
         return list(dict.fromkeys(contender for members in found for contender in members))
 
-    choice = leader(of("contest"), of(*way.compared(opened)), outcomes, study.judged_by)
+    begun = [stage for stage in opened if any(c.ended(outcomes) for c in of(stage))]
+    choice = leader(of("contest"), of(*way.compared(begun)), outcomes, study.judged_by)
     return None if choice is None or choice.lost else choice
 
 

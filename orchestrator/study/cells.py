@@ -98,7 +98,7 @@ class Cell:
         own = METHODS[self.method.name].check({n: value for n, value in configuration.items() if n not in RUN_NAMES})
         privacy = self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy
         rounds = int(configuration.get("rounds", self.study.rounds_of(self.method, stage)))
-        last = self.study.last_round_of(self.method, stage) if stage in RUNGS else rounds
+        last = self.study.search.halving.rounds(rounds)[RUNGS.index(stage)] if stage in RUNGS else rounds
         problems = self.setting.confirm if stage == "confirm" else self.setting.search
         return [
             TrialSpec.model_construct(  # all parts are checked already

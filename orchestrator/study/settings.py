@@ -274,9 +274,12 @@ class ValidationSettings(Settings):
     """Of the draw."""
 
 
+NO_EARLY_STOPPING = "early stopping within packs is gone"
+
+
 class HalvingSettings(Settings):
     """Configurations drawn at random run a few rounds, the best of them more, until those that are left run to the end.
-    Altogether that takes as many rounds as `trials` configurations run to the end."""
+    Altogether that takes about as many rounds as `trials` configurations run to the end."""
 
     rungs: int = Field(default=3, ge=2, le=len(RUNGS))
     """On the last one configurations run to the end."""
@@ -348,8 +351,8 @@ class SearchSettings(Settings):
     refine: Literal["table", "zoom"] = "zoom"
     """The fine grid: as the search space prints it, or around the coarse winner."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
-    """How many configurations Optuna or a random search tries, halving for the same rounds, or a private search on
-    average; without it, as many as the coarse and the fine grid."""
+    """How many configurations Optuna or a random search tries, halving for about as many rounds, or a private search
+    on average; without it, as many as the coarse and the fine grid."""
     optuna: OptunaSettings = OptunaSettings()
     random: RandomSettings = RandomSettings()
     halving: HalvingSettings = HalvingSettings()
@@ -361,7 +364,7 @@ class SearchSettings(Settings):
         if not isinstance(said, dict) or "early_stopping" not in said:
             return said
         if said["early_stopping"] is not None:  # older ledgers say that there is none
-            raise wrong("early_stopping within a pack is gone; ways: [halving] stops across packs", "early_stopping")
+            raise wrong(f"{NO_EARLY_STOPPING}; ways: [halving] stops across packs", "early_stopping")
         return {name: value for name, value in said.items() if name != "early_stopping"}
 
     @field_validator("select", mode="before")
@@ -548,8 +551,9 @@ class Study(Settings):
 
     def rounds_of(self, method: MethodSettings, stage: str) -> int:
         """Where its configurations do not say it themselves."""
-        if method.rounds is not None:
-            return method.rounds
+        own = method.fixed.get("rounds", method.rounds)
+        if own is not None:
+            return int(own)
         if stage in ("private", "contest", "confirm"):
             return self.rounds.confirm
         return self.rounds.coarse if stage == "coarse" else self.rounds.fine
@@ -604,6 +608,10 @@ class Study(Settings):
                     f"from Python fedsweep.plugins.use({missing[0]!r})"
                 ) from None
             for wrong_here in error.errors():
+                if NO_EARLY_STOPPING in wrong_here["msg"]:
+                    raise UserError(
+                        "this folder was made by an earlier version, with early stopping within packs; that reads it"
+                    ) from None
                 if "--import" in wrong_here["msg"]:
                     sentence = wrong_here["msg"].removeprefix("Value error, ")
                     raise UserError(

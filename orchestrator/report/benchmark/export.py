@@ -101,7 +101,8 @@ def _records(results: Results, row: Row, member: _Member, hypers: dict[str, bool
         **trial.privacy.model_dump(include={"epsilon", "delta", "clip", "release", "adjacency", "level"}),
         **{"epsilon_local": row.epsilon_local, "epsilon_secure": row.epsilon_secure},
         **{"configuration": configuration(chosen), "seed": trial.seed, "stages": "+".join(member.stages)},
-        **{"split": trial.problem.evaluate_on, "state": row.state, "rounds": row.rounds, "key": row.key},
+        **{"split": trial.problem.evaluate_on, "state": row.state, "key": row.key},
+        **{"rounds": row.rounds, "of_rounds": trial.rounds},
         "seconds_per_round": row.seconds / row.rounds if row.rounds else math.nan,
         **{f"{HYPER}{name}": _cell(chosen.get(name), number) for name, number in hypers.items()},
     }

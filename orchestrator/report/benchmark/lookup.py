@@ -77,6 +77,17 @@ class Task:
             found.setdefault(self._point(json.loads(str(text))), {})[int(t)] = float(value)
         return found
 
+    @cached_property
+    def _cut(self) -> set[tuple[Any, ...]]:
+        """Configurations that successive halving never let run to their end."""
+        done = self.trials[self.trials["state"] == "done"]
+        cut = (done["rounds"] < done["of_rounds"]).groupby(done["configuration"]).all()
+        return {self._point(json.loads(str(text))) for text in cut.index[cut]}
+
+    def was_cut(self, configuration: Mapping[str, Any]) -> bool:
+        """Whether the last point of its curve is no result, for it was to go on."""
+        return self._point(configuration) in self._cut
+
     def _point(self, configuration: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(configuration.get(name) for name in self.axes)
 
@@ -90,13 +101,14 @@ class Task:
     # ---- tuners
 
     def optuna_objective(self, rounds: int | None = None) -> Callable[[optuna.Trial], float]:
-        """For `study.optimize`: axes are categories; a combination that was never run, or that diverged, is pruned. The
-        rounds are reported as steps, so pruners work."""
+        """For `study.optimize`: axes are categories; a combination that was never run, that diverged or that halving
+        cut is pruned. The rounds are reported as steps, so pruners work."""
 
         def objective(trial: optuna.Trial) -> float:
             import optuna
 
-            curve = self.curve({name: trial.suggest_categorical(name, values) for name, values in self.axes.items()})
+            chosen = {name: trial.suggest_categorical(name, values) for name, values in self.axes.items()}
+            curve = self.curve(chosen)
             if curve is None:
                 raise optuna.TrialPruned("this combination was never run")
             last = float("nan")
@@ -109,6 +121,8 @@ class Task:
                     raise optuna.TrialPruned
             if last != last:
                 raise optuna.TrialPruned("it diverged")
+            if self.was_cut(chosen) and (rounds is None or rounds > max(curve)):
+                raise optuna.TrialPruned("successive halving ended it")
             return last
 
         return objective

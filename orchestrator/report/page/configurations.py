@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.results.ledger import Ledger, Row
 from trainables.objective import Objective
-from trainables.spec import HyperValue
+from trainables.spec import HyperValue, last_round
 
 CHUNK = 1000  # rows in memory at a time
 WORST_FIRST = ("failed", "diverged", "done")
@@ -69,8 +69,9 @@ def grouped(ledger: Ledger, stages: Mapping[str, Sequence[str]], objective: Obje
 
 
 def values_of(trial: Mapping[str, Any]) -> dict[str, HyperValue]:
-    """All that a search may vary: hyperparameters, and what of the budget is spent how."""
-    return {**trial["hyperparameters"], "clip": trial["privacy"]["clip"], "rounds": trial["rounds"]}
+    """All that a search may vary: hyperparameters, what of the budget is spent how, and where halving ended it."""
+    rounds = last_round(trial["rounds"], trial["stop_rule"])
+    return {**trial["hyperparameters"], "clip": trial["privacy"]["clip"], "rounds": rounds}
 
 
 def varied(configurations: Sequence[Configuration]) -> list[str]:

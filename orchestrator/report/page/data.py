@@ -161,6 +161,7 @@ class _Cell:
             if (name, cell.way, stage) in stages and way.search != "private"
         }
         self.configurations = grouped(ledger, self.stages, cell.objective)
+        self._compared = set(way.compared(self.stages))
         contest = {"contest": stages.get((name, cell.way, "contest"), [])}
         self.contest = grouped(ledger, contest, cell.objective)
 
@@ -191,6 +192,7 @@ class _Cell:
     def _search(self, room: Room) -> dict[str, Any]:
         """Column by column: there may be very many rows."""
         order = ranked(self.configurations, self.cell.objective)
+        order.sort(key=lambda number: self._compared.isdisjoint(self.configurations[number].stages))
         won = self._winner()
         kept = sorted({*order[: room.configurations], *([] if won is None else [won])})
         traced = order[: min(room.traces, room.configurations)]
@@ -229,7 +231,8 @@ class _Cell:
 
     def _winner(self) -> int | None:
         """A contest is won by a configuration of the search, with trials of its own."""
-        return next((number for number, c in enumerate(self.configurations) if self._is_winner(c)), None)
+        alike = [number for number, c in enumerate(self.configurations) if self._is_winner(c)]
+        return max(alike, key=lambda number: float(self.configurations[number].values["rounds"]), default=None)
 
     def _is_winner(self, configuration: Configuration) -> bool:
         chosen = self.cell.search.chosen

@@ -37,7 +37,7 @@ WORDS = f"""\
 - **ε** is the privacy budget: the smaller, the more private, and the more noise. ε = ∞ is training without noise.
 - A **cell** is one method at one budget in one setting (data, backbone, partition of the data over the clients).
 {SEARCHED}\
-- A trial can end as *done*, *diverged* (its weights became infinite), *stopped* early, or *failed* (it could not run).
+- A trial can end as *done*, *diverged* (its weights became infinite), or *failed* (it could not run).
 """
 
 

@@ -18,7 +18,7 @@ from orchestrator.search.contenders import Contender, contenders_of
 from orchestrator.search.private_search import best_of, fixed_grid, score_deviation
 from orchestrator.search.selection import Choice, choose, win_contest
 from orchestrator.study.settings import SECRET, DataSettings, MethodSettings, Study
-from orchestrator.study.ways import Way
+from orchestrator.study.ways import RUNGS, SEARCH_STAGES, Way
 from search_spaces import Axis
 from trainables.data import partition
 from trainables.errors import UserError
@@ -54,6 +54,8 @@ class SearchResult:
     """Distinct ones of all search stages that have been opened, ended or not."""
     trials: int
     """Distinct trials of all stages before confirm that have been opened, ended or not."""
+    trial_rounds: int
+    """That those have run which have ended."""
     states: Counter[str]
     axes: dict[str, dict[str, Axis]]
     """The values tried of every hyperparameter, by stage."""
@@ -255,18 +257,20 @@ class _Reader:
         ended = [key for key in keys if key in self.outcomes]
         space = method.space()
         configurations: dict[str, dict[str, HyperValue]] = {}
-        seconds = []
+        seconds, trial_rounds = [], 0
         for start in range(0, len(ended), CHUNK):
             for key, row in self.ledger.rows(ended[start : start + CHUNK], whole=False).items():
                 spec = json.loads(row.spec)
                 beyond = space.run_settings(clip=spec["privacy"]["clip"], rounds=spec["rounds"])
                 configurations[key] = {**spec["hyperparameters"], **beyond}
+                trial_rounds += row.rounds
                 if row.rounds:
                     seconds.append(row.seconds / row.rounds)
         searched = {stage: self._contenders(way, opened, stage) for stage in stages if stage != "contest"}
         choice = self._choice(way, opened, validation_rows)
         winner = configurations[choice.key] if choice else None
-        alone = [Contender((c.key,)) for members in searched.values() for c in members if c.key in self.outcomes]
+        compared = self._compared(way, opened)
+        alone = [Contender((c.key,)) for stage in compared for c in searched.get(stage, ()) if c.key in self.outcomes]
         luckiest = choose(list(dict.fromkeys(alone)), self.outcomes, validation_rows, self.study.judged_by)
         return SearchResult(
             choice=choice,
@@ -275,10 +279,14 @@ class _Reader:
             found_in=tuple(
                 stage
                 for stage, members in searched.items()
-                if winner is not None and any(configurations.get(c.key) == winner for c in members)
+                if winner is not None
+                and stage in compared
+                and any(configurations.get(c.key) == winner for c in members)
             ),
-            configurations=len({contender for members in searched.values() for contender in members}),
+            # above the first rung there are none but those that were on it
+            configurations=len({c for stage, members in searched.items() if stage not in RUNGS[1:] for c in members}),
             trials=len(keys),
+            trial_rounds=trial_rounds,
             states=Counter(self.outcomes[key][0] for key in ended),
             axes={
                 stage: _axes([configurations[c.key] for c in members if c.key in configurations])
@@ -308,6 +316,7 @@ class _Reader:
             found_in=("private",) if chosen else (),
             configurations=len(grid),
             trials=1 if chosen else 0,
+            trial_rounds=0,
             states=Counter({"done": 1} if chosen else {}),
             axes={"private": _axes(grid)},
             seconds=(),
@@ -324,8 +333,14 @@ class _Reader:
         met = [c for c in self._contenders(way, opened, "contest") if c.ended(self.outcomes)]
         if met:
             return win_contest(met, self.outcomes, objective)
-        searched = self._contenders(way, opened, *way.compared(opened))
+        searched = self._contenders(way, opened, *self._compared(way, opened))
         return choose([c for c in searched if c.ended(self.outcomes)], self.outcomes, validation_rows, objective)
+
+    def _compared(self, way: Way, opened: dict[str, list[str]]) -> tuple[str, ...]:
+        """The search stages among which the winner is looked for: of those in which any contender has ended."""
+        return way.compared(
+            [stage for stage in opened if any(c.ended(self.outcomes) for c in self._contenders(way, opened, stage))]
+        )
 
     def _missing(self, way: Way, opened: dict[str, list[str]], search: SearchResult) -> tuple[int, bool]:
         """How many trials of a cell are still to run, and whether that is only the least."""
@@ -335,7 +350,8 @@ class _Reader:
         if opened and not waiting and search.choice is None:
             return 0, False  # nothing ran to its end: there is no winner to confirm
         contest = bool(self.study.seeds.contest) and "contest" in way.stages
-        last = "contest" if contest else "fine"
+        ends = {"grid": "fine", "halving": RUNGS[self.study.search.halving.rungs - 1]}
+        last = "contest" if contest else ends.get(way.search, SEARCH_STAGES[way.search][-1])
         return waiting + len(self.study.seeds.confirm), last not in opened
 
 

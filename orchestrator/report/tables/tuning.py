@@ -109,6 +109,11 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
         "runs once. "
         "Lost: how many of them diverged / failed."
     )
+    if "halving" in study.search.ways:
+        caption.append(
+            "halving: rungs below the last ended after a part of the rounds, and the best of each ran again on the "
+            "next; only the last, where they run to the end, is compared."
+        )
     caption += _told_apart(study, rows)
     return " ".join([*caption, *_fixed_values(cells), *unfinished(cells)])
 
@@ -276,6 +281,7 @@ def search_ways(results: Results, setting: str) -> Table | None:
             test = [score.mean if score else None for score in tests]
             columns = [
                 [str(cell.search.trials) for cell in cells],
+                [str(cell.search.trial_rounds) for cell in cells],
                 [_validated(cell) for cell in cells],
                 bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], test, objective),
             ]
@@ -284,6 +290,7 @@ def search_ways(results: Results, setting: str) -> Table | None:
                 {
                     **names(cell),
                     "trials": cell.search.trials,
+                    "trial_rounds": cell.search.trial_rounds,
                     f"validation_{objective.metric}": choice.score if choice else None,
                     "test_mean": score.mean if score else None,
                     "test_std": score.std if score else None,
@@ -298,12 +305,13 @@ def search_ways(results: Results, setting: str) -> Table | None:
     )
     return Table(
         title=f"Ways of searching compared: {setting}",
-        summary="What each way of searching found for every method, and with how many trials.",
+        summary="What each way of searching found for every method, and with how many trials and rounds of them.",
         caption=" ".join([caption, *unfinished(results.of(setting))]),
-        columns=[*name_columns(results), "Trials", _validation(results), f"Test{objective.unit}"],
-        align="llrrr",
+        columns=[*name_columns(results), "Trials", "Trial-rounds", _validation(results), f"Test{objective.unit}"],
+        align="llrrrr",
         groups=groups,
         data=pd.DataFrame(
-            records, columns=[*NAMES, "trials", f"validation_{objective.metric}", "test_mean", "test_std"]
+            records,
+            columns=[*NAMES, "trials", "trial_rounds", f"validation_{objective.metric}", "test_mean", "test_std"],
         ),
     )
