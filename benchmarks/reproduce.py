@@ -197,6 +197,8 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
         (keep / folder.name / "made.json").write_text(json.dumps(made[folder.name], indent=1) + "\n")
     for path in sorted((work / "compare").iterdir()):
         _copy(path, keep / "compare" / path.name)
+    record = {"command": "python -m benchmarks.reproduce collect", "commit": _commit(), "studies": there}
+    (keep / "compare" / "made.json").write_text(json.dumps(record, indent=1) + "\n")
     (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")
 
 

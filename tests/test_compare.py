@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from orchestrator.report.papers import findings as findings_page
 from orchestrator.report.papers import join, others, read, write_comparison
 from orchestrator.report.papers.findings import findings
 from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, Joined, numbers, reason_for
@@ -174,7 +175,7 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
         "cell": cell,
     }
     entry = SimpleNamespace(
-        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), bought=epsilon
+        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), bought=epsilon, setting="s"
     )
     return Joined(paper, 8, method, 70, theirs, math.nan, entry, mine, 0.05)
 
@@ -190,7 +191,7 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
         (
             beside("DP-FedFC", 5, 63.51, 67.6, FEDSOFIM, gamma=2.0),
             [beside("DP-FedGD", 5, 64.10, 64.4, FEDSOFIM)],
-            r"is no better than that \(64\.10\); our search chose γ = 2, which is worth 3\.20 points",
+            r"is no better than that \(64\.10\); our search chose γ = 2 and ends 3\.20 points",
         ),
         (
             beside("DP-SCAFFOLD", 3, 81.8, 84.8),
@@ -230,7 +231,7 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
         (
             beside("DP-FedAdam", 1, 50.0, 56.0, FEDSOFIM, backbone="VGG-16"),
             [beside("DP-FedYogi", 1, 50.0, 55.0, FEDSOFIM, backbone="VGG-16")],
-            r"^The features are another VGG-16's",
+            r"^The authors' VGG-16 was not released",
         ),
         (
             beside("DP-FedAdam", 1, 50.0, 44.0, FEDSOFIM, backbone="VGG-16"),
@@ -243,6 +244,12 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
             [beside("DP-FedNew-FC (without duals)", 1, 82.9, 84.9)],
             r"^Not the noise: at ε = 1 ours still reaches 84\.90",
         ),
+        (
+            beside("DP-SCAFFOLD", 1, 56.0, 62.1, FEDSOFIM),
+            [beside("DP-SCAFFOLD (as released)", 1, 56.0, 70.0, FEDSOFIM, released=True)],
+            r"^$",  # run as released it is no nearer
+        ),
+        (beside("DP-FedAvg", 1, 56.0, 62.1, FEDSOFIM), [], r"^$"),  # higher, and nobody knows why
     ],
 )
 def test_a_reason_needs_its_numbers(pair, others_there, reason):
@@ -253,7 +260,8 @@ def test_findings_follow_from_the_numbers(ours):
     found = {finding.claim: finding for finding in findings(ours, join(ours))}
     final = next(finding for claim, finding in found.items() if claim.startswith("Phenomenon 2"))
     assert "best in 1 of 2" in final.evidence[0]
-    assert "DP-FedAvg leads by 2.50" in final.evidence[1]
+    assert "At round 30 it is best in 1 of 2" in final.evidence[1]
+    assert "DP-FedAvg leads by 2.50" in final.evidence[2]
     account = found["All baselines are calibrated to the same (ε, δ)"]
     assert account.verdict == "does not hold"
     assert "0.5 → 1.64, 1 → 3.35" in account.evidence[1]
@@ -490,3 +498,33 @@ def test_every_study_of_the_reproduction_is_packaged():
 
     assert set(STUDIES) <= set(packaged())
     assert {name for name in packaged() if name.startswith("paper-")} <= {*STUDIES, "paper-tcga-brca"}
+
+
+def test_what_only_holds_as_released_is_the_accounts_doing():
+    assert findings_page._by_account("does not hold", "holds") == (
+        "depends on the account: holds as released, does not hold at the ε it claims"
+    )
+    assert findings_page._by_account("holds", "does not hold") == "holds"
+    assert findings_page._by_account("does not hold", "cannot be said") == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("budgets", "verdict"),
+    [
+        ([0.5], "holds"),
+        ([0.5, 1.0], "holds in part"),
+        ([1.0], "does not hold"),
+        ([0.5, 5.0], "does not hold"),
+        ([], "does not hold"),
+    ],
+)
+def test_confined_to_the_tightest_budget(budgets, verdict):
+    assert findings_page._confined([SimpleNamespace(epsilon=epsilon) for epsilon in budgets]) == verdict
+
+
+def test_a_verdict_for_each_way_of_searching_where_they_differ():
+    assert findings_page._by_search("holds", "holds") == "holds"
+    assert findings_page._by_search("holds", "cannot be said") == "holds"
+    assert findings_page._by_search("holds in part", "does not hold") == (
+        "holds in part as the papers searched, does not hold searched our way"
+    )

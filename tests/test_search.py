@@ -101,7 +101,7 @@ def row(trial: TrialSpec, outcome) -> Row:
         rounds=trial.last_round,
         accuracy=accuracy,
         loss=loss,
-        metrics={},
+        metrics={} if accuracy is None else {"accuracy": {trial.last_round: accuracy}},
         epsilon_claimed=trial.privacy.epsilon,
         epsilon_local=1.0,
         epsilon_secure=1.0,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, FIRST_ORDER, INDEPENDENT, WITHOUT_DUALS, Joined
 from orchestrator.report.papers.ours import Entry, Ours
 
-EARLY = 10
-"""The round that the paper calls early."""
+EARLY, MIDDLE = 10, 30
+"""The rounds that the paper calls early, and by which it sees some methods saturate."""
+NATURAL, MEDICAL, STANDS_IN = "CIFAR-10", "PathMNIST", "CRC-5"
 ADAPTIVE = ("DP-FedAdam", "DP-FedYogi", "DP-AdaFedProx")
 TIGHT, LOOSE = (0.5, 1.0), (5.0, 10.0)
 JOINT = 0.5
@@ -33,7 +34,7 @@ STAND_IN = (
 class Finding:
     claim: str
     verdict: str
-    """holds, holds in part, does not hold, or cannot be said."""
+    """holds, holds in part, does not hold, depends on the account, or cannot be said; perhaps by way of searching."""
     evidence: tuple[str, ...]
 
     def markdown(self) -> str:
@@ -117,6 +118,16 @@ def _verdict(holds: int, of: int) -> str:
     return "holds" if holds > of / 2 else "holds in part" if holds > of / 4 else "does not hold"
 
 
+def _by_search(papers: str, ours: str) -> str:
+    """One verdict, or one for each way of searching."""
+    return papers if ours in (papers, "cannot be said") else f"{papers} as the papers searched, {ours} searched our way"
+
+
+def _beside(ours: Ours, there: list[Block]) -> list[Block]:
+    """Where our search chose the winners, if `there` does not hold it already."""
+    return [block for block in blocks(ours) if block not in there]
+
+
 def _listed(names: Sequence[str], most: int = 4) -> str:
     shown = "; ".join(names[:most])
     return f"{shown}; and {len(names) - most} more" if len(names) > most else shown
@@ -130,15 +141,20 @@ def _early(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding 
     if not leads:
         return None
     first = [block for block, lead in leads if lead >= -JOINT]
+    faster = [block for block, _ in leads if block.epsilon in LOOSE and _ahead(block, FIRST_ORDER, EARLY) > 0]
+    loose = [block for block, _ in leads if block.epsilon in LOOSE]
     evidence = [
         f"At round {EARLY} DP-FedSOFIM is best or within {JOINT:g} points of the best in {len(first)} of {len(leads)} "
         "settings and budgets.",
+        f"At the looser budgets it is ahead of DP-FedGD then in {len(faster)} of {len(loose)}.",
     ]
     beaten = [(block, lead) for block, lead in leads if lead < -JOINT]
     if beaten:
         shown = [f"{block.name}, by {-lead:.2f} to {_top(block, EARLY)}" for block, lead in beaten]
         evidence.append(f"It is behind in: {_listed(shown)}.")
     evidence += _our_way(ours, there, EARLY)
+    evidence += _authors_values(ours, there, joined)
+    evidence.append(f"Winners were chosen by their last round; who is ahead at round {EARLY} was asked of nobody.")
     for block, _ in leads:
         mine, base = block.mean(FEDSOFIM, EARLY), block.mean(FIRST_ORDER, EARLY)
         final = block.mean(FIRST_ORDER)
@@ -150,9 +166,27 @@ def _early(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding 
                 f"{block.name}: {mine:.2f} against DP-FedGD's {base:.2f} at round {EARLY}; 95% of DP-FedGD's final "
                 f"accuracy is reached at {reached} (DP-FedSOFIM and DP-FedGD)."
             )
-    return Finding(
-        "Phenomenon 1: DP-FedSOFIM converges fastest early on", _verdict(len(first), len(leads)), tuple(evidence)
-    )
+    parts = {_verdict(len(first), len(leads)), _verdict(len(faster), len(loose))}
+    verdict = parts.pop() if len(parts) == 1 else "holds in part"
+    return Finding("Phenomenon 1: DP-FedSOFIM converges fastest early on", verdict, tuple(evidence))
+
+
+def _ahead(block: Block, of: str, t: int | None = None) -> float:
+    mine, theirs = block.mean(FEDSOFIM, t), block.mean(of, t)
+    return -math.inf if mine is None or theirs is None else mine - theirs
+
+
+def _authors_values(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> list[str]:
+    """DP-FedSOFIM with what the authors tuned for that budget, where a study has it, beside what others found."""
+    found = []
+    for pair in joined:
+        mine = pair.entry.mean(EARLY)
+        here = [b for b in there if (b.setting, b.epsilon) == (pair.entry.setting, pair.epsilon)]
+        if pair.method == "full" and here and mine is not None:
+            others = here[0].others(FEDSOFIM, EARLY)
+            best = max(others, key=lambda name: others[name])
+            found.append(f"{mine:.2f} in {here[0].name} ({best} {others[best]:.2f})")
+    return [f"With the values that the authors chose it reaches then: {'; '.join(found)}."] if found else []
 
 
 def _final(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
@@ -165,18 +199,26 @@ def _final(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding 
         f"After the last round DP-FedSOFIM is best in {len(won)} of {len(leads)} settings and budgets, and within "
         f"{JOINT:g} points of the best in {len(near)} more.",
     ]
+    soon = [(block, lead) for block in there if (lead := block.lead(MIDDLE)) is not None]
+    if soon:
+        ahead = [f"{block.name}, by {lead:.2f}" for block, lead in soon if lead >= 0]
+        evidence.append(
+            f"At round {MIDDLE} it is best in {len(ahead)} of {len(soon)}{f': {_listed(ahead, 8)}' if ahead else ''}."
+        )
     rest = [f"{block.name}: {_top(block)} leads by {-lead:.2f}" for block, lead in leads if lead < 0]
     if rest:
         evidence.append(f"Where it is not best: {_listed(rest, 8)}.")
     evidence += _our_way(ours, there)
+    mine = [lead for block in _beside(ours, there) if (lead := block.lead()) is not None]
     return Finding(
-        "Phenomenon 2: DP-FedSOFIM leads at the end in most regimes", _verdict(len(won), len(leads)), tuple(evidence)
+        "Phenomenon 2: DP-FedSOFIM leads at the end in most regimes, and saturates early in the others",
+        _by_search(_verdict(len(won), len(leads)), _verdict(sum(lead >= 0 for lead in mine), len(mine))),
+        tuple(evidence),
     )
 
 
 def _our_way(ours: Ours, there: list[Block], t: int | None = None) -> list[str]:
-    """The same count where our search chose the winners, if `there` does not hold it already."""
-    leads = [lead for block in blocks(ours) if block not in there and (lead := block.lead(t)) is not None]
+    leads = [lead for block in _beside(ours, there) if (lead := block.lead(t)) is not None]
     if not leads:
         return []
     first, near = sum(lead >= 0 for lead in leads), sum(lead >= -JOINT for lead in leads)
@@ -184,22 +226,33 @@ def _our_way(ours: Ours, there: list[Block], t: int | None = None) -> list[str]:
 
 
 def _adam(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
-    known = [block for block in there if all(name in block.entries for name in ADAPTIVE)]
+    known, strongest, late = _adaptive(there)
     if not known:
         return None
-    strongest = [b for b in known if all((b.mean(ADAPTIVE[0]) or 0) >= (b.mean(name) or 0) for name in ADAPTIVE)]
-    late = [b for b in known if (b.mean(FEDSOFIM, EARLY) or 0) - (b.mean(ADAPTIVE[0], EARLY) or 0) > 1]
     evidence = [
         f"DP-FedAdam is the best of {', '.join(ADAPTIVE)} at the end in {len(strongest)} of {len(known)} settings and "
         "budgets.",
         f"At round {EARLY} DP-FedSOFIM leads DP-FedAdam by more than a point in {len(late)} of {len(known)}"
         + (f": {_listed([_gap(b) for b in late])}." if late else "."),
     ]
+    mine, best, behind = _adaptive(_beside(ours, there))
+    if mine:
+        evidence.append(f"Searched our way the counts are {len(best)} and {len(behind)} of {len(mine)}.")
     return Finding(
         "Phenomenon 3: DP-FedAdam is the strongest adaptive baseline and starts late",
-        _verdict(min(len(strongest), len(late)), len(known)),
+        _by_search(
+            _verdict(min(len(strongest), len(late)), len(known)), _verdict(min(len(best), len(behind)), len(mine))
+        ),
         tuple(evidence),
     )
+
+
+def _adaptive(there: list[Block]) -> tuple[list[Block], list[Block], list[Block]]:
+    """Where all adaptive baselines are; where DP-FedAdam is the best of them; where it is late."""
+    known = [block for block in there if all(name in block.entries for name in ADAPTIVE)]
+    strongest = [b for b in known if all((b.mean(ADAPTIVE[0]) or 0) >= (b.mean(name) or 0) for name in ADAPTIVE)]
+    late = [b for b in known if (b.mean(FEDSOFIM, EARLY) or 0) - (b.mean(ADAPTIVE[0], EARLY) or 0) > 1]
+    return known, strongest, late
 
 
 def _gap(block: Block) -> str:
@@ -213,7 +266,12 @@ def _scaffold(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findi
     if not tight:
         return None
     behind = [b for b in tight if (b.mean(FIRST_ORDER) or 0) - (b.mean(name) or 0) > 1]
-    evidence = [
+    released = [(b, mean) for b in tight if (mean := _released(ours, name, b)) is not None]
+    worse = [b for b, mean in released if (b.mean(FIRST_ORDER) or 0) - mean > 1]
+    evidence = [f"It is more than a point behind DP-FedGD in {len(behind)} of {len(tight)} settings and tight budgets."]
+    if released:
+        evidence.append(f"As released, with more noise than its ε needs, it is in {len(worse)} of {len(released)}.")
+    evidence += [
         f"{b.name}: {b.mean(name):.2f} with the noise that ε needs, DP-FedGD {b.mean(FIRST_ORDER):.2f}, DP-FedSOFIM "
         f"{b.mean(FEDSOFIM):.2f}."
         for b in tight
@@ -221,9 +279,24 @@ def _scaffold(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findi
     evidence += _as_released(ours, name)
     return Finding(
         "Phenomenon 4, first part: DP-SCAFFOLD degrades under tight privacy",
-        _verdict(len(behind), len(tight)),
+        _by_account(_verdict(len(behind), len(tight)), _verdict(len(worse), len(released))),
         tuple(evidence),
     )
+
+
+def _by_account(honest: str, released: str) -> str:
+    """What is so with the noise of the released program alone is the account's doing."""
+    return (
+        f"depends on the account: {released} as released, {honest} at the ε it claims"
+        if (released in ("holds", "holds in part") and honest == "does not hold")
+        else honest
+    )
+
+
+def _released(ours: Ours, name: str, block: Block) -> float | None:
+    """What a method reaches as released, where a block's other methods are."""
+    found = ours.of(method=name, setting=block.setting, epsilon=block.epsilon, papers_way=block.papers_way)
+    return next((entry.mean() for entry in found if entry.cell.method.as_released), None)
 
 
 def _ftrl(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
@@ -233,20 +306,32 @@ def _ftrl(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding |
         return None
     leads = [b for b in known if _top(b) == name]
     cold = [b for b in known if (b.mean(name, EARLY) or 0) < (b.mean(FIRST_ORDER, EARLY) or 0) - 1]
+    released = [(b, mean) for b in known if (mean := _released(ours, name, b)) is not None]
+    would = [b for b, mean in released if mean > max([*b.others(name).values(), 0.0])]
     evidence = [
         f"With noise for the whole tree DP-FTRL leads at the end in {len(leads)} of {len(known)} settings and budgets"
         + (f": {_listed([b.name for b in leads])}." if leads else "."),
         f"At round {EARLY} it is more than a point behind DP-FedGD in {len(cold)} of {len(known)}.",
-        *_without_tree(joined),
-        *_as_released(ours, name),
     ]
-    outside = [b for b in leads if b.epsilon != min(TIGHT)]
-    verdict = "does not hold" if outside or not leads else "holds"
+    if released:
+        where = f": {_listed([b.name for b in would])}" if would else ""
+        evidence.append(
+            f"As released, with less noise than its ε needs, it would lead in {len(would)} of {len(released)}{where}."
+        )
+    evidence += [*_without_tree(joined), *_as_released(ours, name)]
     return Finding(
         "Phenomenon 4, second part: DP-FTRL has an advantage at the tightest budget and only there",
-        verdict,
+        _by_account(_confined(leads), _confined(would)),
         tuple(evidence),
     )
+
+
+def _confined(leads: list[Block]) -> str:
+    """To the tightest budget; to those that are tight, in part."""
+    budgets = {block.epsilon for block in leads}
+    if min(TIGHT) not in budgets or budgets - set(TIGHT):
+        return "does not hold"
+    return "holds" if len(budgets) == 1 else "holds in part"
 
 
 def _without_tree(joined: Sequence[Joined]) -> list[str]:
@@ -279,25 +364,33 @@ def _as_released(ours: Ours, name: str) -> list[str]:
 
 
 def _datasets(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding | None:
-    by_data: dict[str, list[float]] = {}
+    by_data: dict[str, list[Block]] = {}
     for block in there:
-        lead = block.lead()
-        if lead is not None:
-            by_data.setdefault(block.setting, []).append(lead)
-    if len({setting.split(" / ")[0] for setting in by_data}) < 2:
+        if block.lead() is not None and block.lead(EARLY) is not None:
+            by_data.setdefault(block.setting, []).append(block)
+    natural = [s for s in by_data if s.startswith(NATURAL)]
+    medical = [s for s in by_data if s.startswith((MEDICAL, STANDS_IN))]
+    if not natural or not medical:
         return None
-    evidence = [
-        f"{setting}: DP-FedSOFIM less the best other method is {sum(leads) / len(leads):+.2f} points on average over "
-        f"{len(leads)} budgets, and wins {sum(lead >= 0 for lead in leads)} of them."
-        for setting, leads in by_data.items()
-    ]
-    medical = [lead for setting, leads in by_data.items() if not setting.startswith("CIFAR") for lead in leads]
-    natural = [lead for setting, leads in by_data.items() if setting.startswith("CIFAR") for lead in leads]
-    larger = sum(medical) / len(medical) > sum(natural) / len(natural) if medical and natural else False
-    wins = sum(lead >= 0 for lead in medical) / len(medical) if medical else 0
-    verdict = "holds" if larger and wins > 0.75 else "holds in part" if larger else "does not hold"
-    if any(setting.startswith("CRC-5") for setting in by_data):
+    evidence = []
+    for setting in (*natural, *medical):
+        leads = "; ".join(f"{b.lead(EARLY):+.2f} and {b.lead():+.2f} at ε = {b.epsilon:g}" for b in by_data[setting])
+        evidence.append(
+            f"{setting}: DP-FedSOFIM less the best other method at round {EARLY} and at the end is {leads}."
+        )
+    true = [setting for setting in medical if setting.startswith(MEDICAL)]
+    if not true:
         evidence.append(STAND_IN)
+        verdict = "cannot be said"
+    else:
+        lasts = [b for setting in true for b in by_data[setting] if (b.lead() or 0) >= 0]
+        here = [block for setting in natural for block in by_data[setting] if block.epsilon in LOOSE]
+        narrows = sum((b.lead() or 0) - (b.lead(EARLY) or 0) for b in here) < 0
+        parts = {
+            _verdict(len(lasts), sum(len(by_data[setting]) for setting in true)),
+            "holds" if narrows else "does not hold",
+        }
+        verdict = parts.pop() if len(parts) == 1 else "holds in part"
     return Finding("Phenomenon 5: the lead lasts on medical pictures and narrows on CIFAR-10", verdict, tuple(evidence))
 
 
@@ -375,13 +468,21 @@ def _account(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findin
         return None
     over = [e for e in released if e.bought > e.epsilon * 1.01]
     under = [e for e in released if e.bought < e.epsilon * 0.99]
-    evidence = [f"Of {len(released)} entries as released, {len(over)} buy less privacy than they claim."]
-    for name, clients in dict.fromkeys((e.method, e.clients) for e in released):
-        mine = [e for e in released if (e.method, e.clients) == (name, clients)]
-        buys = (f"{e.epsilon:g} → {'∞' if math.isinf(e.bought) else f'{e.bought:.3g}'}" for e in mine)
-        evidence.append(f"{name}, {clients} clients, ε claimed → bought: {', '.join(dict.fromkeys(buys))}.")
-    if under:
-        evidence.append(f"{len(under)} buy more privacy than they claim, and pay for it in accuracy.")
+    evidence = []
+    for paper, own in (("main", False), ("DP-FedNew", True)):
+        mine = [e for e in released if e.method.startswith(FEDNEW) == own]
+        if mine:
+            less, more = sum(e in over for e in mine), sum(e in under for e in mine)
+            evidence.append(
+                f"Of {len(mine)} entries of the {paper} paper's as released, {less} buy less privacy than they claim, "
+                f"{more} buy more and pay for it in accuracy."
+            )
+    for name, study in dict.fromkeys((e.method, e.study) for e in released):
+        here = [e for e in released if (e.method, e.study) == (name, study)]
+        buys = (f"{e.epsilon:g} → {'∞' if math.isinf(e.bought) else f'{e.bought:.3g}'}" for e in here)
+        evidence.append(
+            f"{name} ({study}, {here[0].clients} clients), claimed → bought: {', '.join(dict.fromkeys(buys))}."
+        )
     return Finding(
         "All baselines are calibrated to the same (ε, δ)",
         "holds" if not over and not under else "does not hold",

@@ -50,7 +50,9 @@ def whole(ours: Ours, joined: Sequence[Joined], found: Sequence[Finding], made: 
     parts = ["# The papers beside ours\n"]
     parts.append(
         "Built by `fedsweep compare` from the ledgers of the packaged studies, not typed. `make data` and `make "
-        "reproduce` make it again.\n"
+        "reproduce` make it again where there is a network, `make table3` the main paper's table 3 alone; CRC-5 comes "
+        "from a file that no command makes. The error curves of the M-estimation paper are on a page of their own, "
+        "[Estimation](estimation.md).\n"
     )
     if made:
         parts.append(f"{made}\n")
