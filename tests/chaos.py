@@ -32,6 +32,8 @@ from trainables.errors import UserError
 
 TESTS = Path(__file__).resolve().parent
 STAGES = ("coarse", "fine", "confirm")
+ORDER = ("rung-1", "rung-2", "rung-3", "coarse", "fine", "contest", "confirm")
+"""Of all stages that a study here may have."""
 TITLES = {  # how the processes of a pack call themselves
     "client host": "ray::HostActor",
     "server": "ray::Server",
@@ -57,7 +59,13 @@ seeds: {search: 42, contest: [], confirm: [42, 7]}
 search: {refine: table}
 evaluate_every: 10
 """
-STAGE_OF_ROUNDS = {100: "coarse", 110: "fine", 120: "confirm"}
+LADDER = (
+    STUDY.replace("rounds: {coarse: 100, fine: 110,", "rounds: {fine: 108,")
+    .replace("seeds: {search: 42, contest: []", "seeds: {search: [42, 43], contest: [5, 6]")
+    .replace("search: {refine: table}", "search: {ways: [halving], trials: 4, contenders: 2}")
+)
+"""The same methods, searched by halving on two seeds, with a contest."""
+STAGE_OF_ROUNDS = {12: "rung-1", 36: "rung-2", 108: "rung-3", 100: "coarse", 110: "fine", 120: "confirm"}
 LANES = 4
 PATIENCE_S = 1200.0  # for what hangs: however loaded a machine is, nothing that comes at all takes so long
 ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
@@ -68,9 +76,9 @@ ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ou
 }
 
 
-def study(hosts: int = 2) -> str:
+def study(hosts: int = 2, text: str = STUDY) -> str:
     """With two hosts, one federation fills two processors; with one, two packs are in flight side by side."""
-    return f"{STUDY}resources: {{gpus_per_host: 0, lanes_per_pack: {LANES}, hosts: {hosts}}}\n"
+    return f"{text}resources: {{gpus_per_host: 0, lanes_per_pack: {LANES}, hosts: {hosts}}}\n"
 
 
 # ---- processes
@@ -303,7 +311,7 @@ class Moment:
         return cls(chance.choice(STAGES), chance.uniform(0, 0.3))
 
     def has_come(self, current: str) -> bool:
-        return current != "" and STAGES.index(current) >= STAGES.index(self.stage)
+        return current != "" and ORDER.index(current) >= ORDER.index(self.stage)
 
 
 # ---- a small disk
@@ -379,7 +387,8 @@ def running_stages(folder: Path) -> set[str]:
 def current_stage(folder: Path) -> str:
     """That of the pack that was begun last; none, before the first."""
     begun = re.findall(r"trials starts: \S+ at (\d+) rounds", log(folder))
-    return STAGE_OF_ROUNDS[int(begun[-1])] if begun else ""
+    stage = STAGE_OF_ROUNDS[int(begun[-1])] if begun else ""
+    return "contest" if stage == "confirm" and "contest" in running_stages(folder) else stage  # as many rounds
 
 
 def log(folder: Path) -> str:
@@ -429,12 +438,12 @@ class Tally:
 
     def table(self) -> str:
         kinds = sorted({kind for kind, _ in self.counts})
-        lines = [f"| fault | {' | '.join(STAGES)} | elsewhere | all |", "|---|" + "---:|" * (len(STAGES) + 2)]
+        lines = [f"| fault | {' | '.join(ORDER)} | elsewhere | all |", "|---|" + "---:|" * (len(ORDER) + 2)]
         for kind in kinds:
-            stages = [self.counts[kind, stage] for stage in STAGES]
+            stages = [self.counts[kind, stage] for stage in ORDER]
             total = sum(count for (of, _), count in self.counts.items() if of == kind)
             lines.append(f"| {kind} | {' | '.join(map(str, stages))} | {total - sum(stages)} | {total} |")
-        lines.append(f"| all | {' | '.join([''] * (len(STAGES) + 1))} | {self.counts.total()} |")
+        lines.append(f"| all | {' | '.join([''] * (len(ORDER) + 1))} | {self.counts.total()} |")
         return "\n".join(lines)
 
     def write_into(self, page: Path, share: str) -> None:

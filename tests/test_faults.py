@@ -34,11 +34,15 @@ IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory) -> Left:
     """What the study leaves in one process, without Ray: where nothing is, nothing can die."""
-    folder, text = tmp_path_factory.mktemp("undisturbed") / "results", chaos.study()
+    folder = tmp_path_factory.mktemp("undisturbed") / "results"
+    assert len(run_alone(folder, chaos.study())) == 21
+    return Left.of(folder)
+
+
+def run_alone(folder: Path, text: str) -> dict:
     with without_ray():
         sweeping.run(parse(text, "study.yaml", Path.cwd()), text, folder, View())
-    assert len(chaos.ledger(folder)[0]) == 21
-    return Left.of(folder)
+    return chaos.ledger(folder)[0]
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +123,12 @@ def disturb(
     tally: chaos.Tally,
     faults: list[tuple[str, Moment]],
     hosts: int,
+    text: str = chaos.STUDY,
 ) -> None:
     lost = pack_kills = 0
     rows: dict = {}
     with contextlib.ExitStack() as drivers:
-        driver = drivers.enter_context(Driver.run(folder, chaos.study(hosts), checkpoint_every_s=0.2))
+        driver = drivers.enter_context(Driver.run(folder, chaos.study(hosts, text), checkpoint_every_s=0.2))
         for kind, moment in faults:
             if kind in chaos.TITLES:
                 stage = driver.strike(kind, moment)
@@ -165,6 +170,21 @@ def test_a_short_chaos(folder, undisturbed, killed, tally):
 def test_killed_at_random_moments(seed, folder, undisturbed, killed, tally):
     faults = plan(seed, strikes=7, end=list(ENDS)[seed % len(ENDS)])
     disturb(folder, undisturbed, killed, tally, faults, hosts=1 + seed % 2)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_rungs_and_contests_are_struck(hosts, folder, tmp_path, killed, tally):
+    """The driver is killed in a contest, or on a rung."""
+    run_alone(tmp_path / "alone", chaos.study(text=chaos.LADDER))
+    faults = [
+        ("client host", Moment("rung-1", 0.02)),
+        ("driver, SIGKILL" if hosts == 2 else "server", Moment("rung-2", 0.02)),
+        ("trial process" if hosts == 2 else "client host", Moment("rung-3", 0.05)),
+        ("client host" if hosts == 2 else "driver, SIGKILL", Moment("contest", 0.05)),
+        ("server", Moment("confirm", 0.02)),
+    ]
+    disturb(folder, Left.of(tmp_path / "alone"), killed, tally, faults, hosts, chaos.LADDER)
 
 
 @pytest.mark.chaos
