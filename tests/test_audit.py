@@ -46,14 +46,20 @@ def test_half_the_noise_is_caught(name):
     assert found.mu < 2 * found.claimed_mu, "and no more than that is seen"
 
 
+IN_SECRET = ("dp-fedadamw", "dp-fedavg-ls", "dp-fedsam", "dp-localadamw")
+"""By default they sample rows in secret: only the plain bound holds, and no number of runs here would show much."""
+SEEN_LESS = ("dp-fedhybrid", "dp-fednew", "dp-fednew-fc", "dp-fednewton")
+"""They release Hessians or steps made with them: more runs for half the power."""
+
+
 @every_method
 def test_no_method_leaks_at_its_default_settings(name):
-    """Moving weights, local steps, samples and all. (dp-fednew's lemma wants more rows than three at its defaults.)"""
-    hypers = {**defaults(name), **({"hessian_clip": 0.5} if name.startswith("dp-fednew") else {})}
-    rounds = 2 if "fedavg_rounds" in hypers else 1
-    found = audit(name, EASY, hypers, model=MODELS.get(name, "softmax"), rounds=rounds, repetitions=100)
+    """Moving weights, local steps, samples and all."""
+    hypers = defaults(name)
+    rounds, repetitions = 2 if "fedavg_rounds" in hypers else 1, 1000 if name in SEEN_LESS else 100
+    found = audit(name, EASY, hypers, model=MODELS.get(name, "softmax"), rounds=rounds, repetitions=repetitions)
     assert not found.caught
-    assert found.power.mu > found.claimed_mu
+    assert name in IN_SECRET or found.power.noise > (0.1 if name in SEEN_LESS else 0.2)
 
 
 def test_sizes_that_are_no_constant_tell():
@@ -111,7 +117,7 @@ def test_every_method_under_every_option(name, level, clipping, options):
     options = {**options, "model": MODELS.get(name, "softmax"), "repetitions": 500 if "center" in options else 1000}
     found = audit(name, privacy, {}, **options)
     assert not found.caught
-    print(f"{name}, {level}: catches {found.power.noise:.2f} of the noise")
+    assert found.power.noise > 0.05, "or else it shows nothing"
     assert audit(name, privacy, {}, noise_factor=0.8 * found.power.noise, **options).caught
 
 
@@ -124,11 +130,12 @@ def test_every_kind_of_claim(level, release, adjacency):
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds", "caught"), [("dp-ftrl", 16, True), ("dp-fedfc", 3, True), ("dp-scaffold", 3, False)]
+    ("name", "rounds", "caught"),
+    [("dp-ftrl", 16, True), ("dp-fedfc", 3, True), ("dp-scaffold", 3, False), ("dp-fedadamw", 3, True)],
 )
 def test_as_released(name, rounds, caught):
     """DP-FTRL adds noise for 5 of 16 releases, DP-FedFC does not account for its covariance, DP-SCAFFOLD adds twice
-    the noise it needs."""
+    the noise it needs, DP-FedAdamW clips means of batches."""
     assert audit(name, EASY, {"as_released": True}, rounds=rounds, repetitions=800).caught == caught
 
 

@@ -338,6 +338,29 @@ def test_a_curious_client_and_mu_as_the_page_says():
     assert f"({epsilon_of(1.0, 1e-5):.2f} for μ = 1 at 1e-5)" in text
 
 
+def test_what_the_page_says_of_samples_users_and_fednew():
+    """docs/privacy.md: what secret samples hide, what secret participation saves, what DP-FedNew as released buys."""
+    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    adamw = plan_of(small.trial(small.problem(), "dp-fedadamw", {}, rounds=70, epsilon=1.0), [2500] * 20)
+    assert f"buys 1 with secret samples and {adamw.unsampled['local']:.0f} without" in text
+
+    def users(share):
+        privacy = {"level": "user", "release": "secure-aggregation", "adjacency": "zero-out"}
+        trial = small.trial(small.problem(), "dp-fedavg", rounds=70, epsilon=1.0, secret_participation=share, **privacy)
+        return plan_of(trial, [50] * 100)
+
+    some, all_of_them = users(0.1), users(1.0)
+    less = max(some.noise_std.values()) / max(all_of_them.noise_std.values())
+    unsampled = some.unsampled["secure-aggregation"]
+    assert f"ε = 1 ({unsampled:.1f} unsampled) and zero-out the noise for q = 0.1 is {less:.3f} of that" in text
+    assert f"over q n it is {10 * less:.2f} times" in text
+    for clip, buys in ((1.0, "at most {:.0f} (with"), (2.0, "(with C₂ = 2: {:.1f})")):
+        hypers = {"as_released": True, "alpha": 0.1, "rho": 1.0, "hessian_clip": 1.0, "sum_clip": clip}
+        seen = {"release": "secure-aggregation", "clip": 1.0, "epsilon": 1.0}
+        trial = small.trial(small.problem(), "dp-fednew", hypers, rounds=70, **seen)
+        assert buys.format(plan_of(trial, [325] * 100).bought["secure-aggregation"]) in text
+
+
 def test_the_tree_of_ftrl():
     """Three rounds: the prefixes 1, 2 and 3 use the nodes {1}, {1,2} and {1,2} + {3}, of 1, 2 and 1 leaves. A record is
     under all of them: the sensitivity is 2C sqrt(1 + 4 + 1) = 20 sqrt(6)."""

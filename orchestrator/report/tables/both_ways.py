@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -38,14 +37,13 @@ Pair = tuple[CellResult, CellResult]
 
 
 def _pairs(cells: Sequence[CellResult], plain: Sequence[CellResult]) -> list[Pair]:
-    """The same method at the same budget in its own way and plainly. A variant of many has no one partner."""
-    own, other = _only(cells), _only(plain)
-    return [(cell, other[key]) for key, cell in own.items() if key in other]
+    """The same variant of a method at the same budget in its own way and plainly."""
+    other = {_variant(cell): cell for cell in plain}
+    return [(cell, other[key]) for cell in cells if (key := _variant(cell)) in other]
 
 
-def _only(cells: Sequence[CellResult]) -> dict[tuple[float, str], CellResult]:
-    many = Counter((cell.epsilon, cell.method.name) for cell in cells)
-    return {key: cell for cell in cells if many[key := (cell.epsilon, cell.method.name)] == 1}
+def _variant(cell: CellResult) -> tuple[float, str, str, int | None]:
+    return cell.epsilon, cell.method.name, str(sorted(cell.method.fixed.items())), cell.method.rounds
 
 
 def _besides(pairs: Sequence[Pair], clip: float) -> str:
@@ -89,8 +87,10 @@ def _duel(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
     gap, objective = difference(ours, theirs, comparisons), ours.objective
     if gap is None:
         return f"{ours.method.shown} and {theirs.method.shown} have no seed in common"
-    place = "ahead of" if objective.cost(gap.mean) < 0 else "behind"
-    text = f"{ours.method.shown} is {place} {theirs.method.shown} by {objective.shown(abs(gap.mean))}"
+    place, by = "ahead of" if objective.cost(gap.mean) < 0 else "behind", objective.shown(abs(gap.mean))
+    text = f"{ours.method.shown} is {place} {theirs.method.shown} by {by}"
+    if by == objective.shown(0.0):
+        text = f"{ours.method.shown} is level with {theirs.method.shown}"
     return text if gap.clear else f"{text}, which the seeds cannot tell from nothing"
 
 

@@ -238,7 +238,7 @@ def _row(cell: CellResult, shown: Sequence[str], study: Study) -> list[str]:
     at_most = "≤ " if METHODS[trial.method].bound_only(trial.hyperparameters) else ""
     return [
         *(("" if name == "epsilon_claimed" else at_most) + _rounded_up(numbers[name]) for name in shown),
-        NOTHING if math.isnan(priced := with_search(cell, study)) else _rounded_up(priced),
+        NOTHING if math.isnan(priced := with_search(cell, study)) else at_most + _rounded_up(priced),
         _holds(numbers),
         *(NOTHING if text == "nan" else text for text in diagnostics),
     ]
