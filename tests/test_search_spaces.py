@@ -290,6 +290,15 @@ def test_an_axis_given_anew_replaces_the_old_one():
     assert load("dp-fedgd").coarse["learning_rate"] != (0.5, 1.0), "the packaged space is not touched"
 
 
+def test_an_added_axis_is_zoomed_on_the_scale_it_is_given():
+    def tried(scale):
+        space = load("dp-fedgd").changed(fixed={}, coarse={"clip": [1, 4, 16]}, fine={}, scale={"clip": scale})
+        return {c["clip"] for c in refine(space, "zoom", {**space.grid(space.coarse)[0], "clip": 4.0})}
+
+    assert tried("log") == {1, 2, 4, 8, 16}
+    assert tried("linear") != tried("log")
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
