@@ -176,6 +176,7 @@ def _versions() -> dict[str, str]:
 
 def _collect(work: Path, keep: Path, page: Path | None) -> None:
     """All of it is rebuilt from the ledgers."""
+    record: dict[str, Any] = {"command": "python -m benchmarks.reproduce collect", "commit": _commit()}
     there = [name for name in STUDIES if (work / name / "ledger.sqlite").is_file()]
     if not there:
         raise SystemExit(f"no study has been run in {work}")
@@ -197,8 +198,7 @@ def _collect(work: Path, keep: Path, page: Path | None) -> None:
         (keep / folder.name / "made.json").write_text(json.dumps(made[folder.name], indent=1) + "\n")
     for path in sorted((work / "compare").iterdir()):
         _copy(path, keep / "compare" / path.name)
-    record = {"command": "python -m benchmarks.reproduce collect", "commit": _commit(), "studies": there}
-    (keep / "compare" / "made.json").write_text(json.dumps(record, indent=1) + "\n")
+    (keep / "compare" / "made.json").write_text(json.dumps({**record, "studies": there}, indent=1) + "\n")
     (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")
 
 

@@ -77,8 +77,9 @@ ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ou
 
 
 def study(hosts: int = 2, text: str = STUDY) -> str:
-    """With two hosts, one federation fills two processors; with one, two packs are in flight side by side."""
-    return f"{text}resources: {{gpus_per_host: 0, lanes_per_pack: {LANES}, hosts: {hosts}}}\n"
+    """With two hosts there is one federation; with one, two packs are in flight side by side, on whatever machine."""
+    size = f"gpus_per_host: 0, lanes_per_pack: {LANES}, hosts: {hosts}, federations: {2 // hosts}"
+    return f"{text}resources: {{{size}}}\n"
 
 
 # ---- processes
