@@ -5,13 +5,16 @@ import test_private_search as private
 from test_search import DATA, GD, drive, near, row, study
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.search.contenders import Contender, contenders_of, mean, paired, spread
-from orchestrator.search.extent import is_exact, yet_to_open
+from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.contenders import Contender, contenders_of, mean, mean_score, paired, spread
+from orchestrator.search.extent import is_exact, may_grow, yet_to_open
 from orchestrator.search.lead import Lead
+from orchestrator.search.optuna_search import draw
 from orchestrator.search.private_search import best_of, draws
 from orchestrator.search.selection import choose, leader, told_apart, win_contest
 from orchestrator.search.sweep import Sweep, _without_passing_failures
 from orchestrator.study.cells import Blueprint
+from search_spaces import load
 from trainables.objective import ACCURACY, SQUARED_ERROR
 
 
@@ -190,3 +193,88 @@ def test_which_failures_are_final(warm):
     kept = _without_passing_failures({**failed, "done": ("done", 50.0, 1.0)}, stages, warm=warm)
     of_others = {"b fine"} if warm else set()
     assert set(kept) == {"done", "a coarse", "shared", "b coarse", "e drawn", *of_others}
+
+
+# ---- at the margins of the rules
+
+
+def test_twice_the_noise_is_no_difference_yet():
+    """50% of 100 rows is good to 5: ten apart are just twice that."""
+    (ours, other), outcomes = judged((50.0,), (40.0,))
+    assert not told_apart(ours, other, outcomes, 100)
+    (ours, same), outcomes = judged((1.5,), (1.5,))
+    assert not told_apart(ours, same, outcomes, 100, SQUARED_ERROR), "where no noise is known, equals are equal"
+
+
+def test_one_that_was_lost_on_a_seed_is_another_however_it_did_on_the_rest():
+    (ours, lost), outcomes = judged((50.0, 60.0), (50.0, None))
+    assert told_apart(ours, lost, outcomes, 100)
+    assert choose([ours, lost], outcomes, 100).within_standard_error == 1
+    assert win_contest([ours, lost], outcomes).within_standard_error == 1
+
+
+def test_only_what_ran_to_its_end_has_a_score():
+    assert mean_score([("done", 50.0, 1.0), ("diverged", 10.0, 1.0)]) == 50.0
+    assert paired([1.0, 2.0], [1.0]) == (0.0, 0.0), "seeds that one of them does not have yet"
+
+
+def test_what_is_to_come_by_way_and_seed():
+    """GD has 3 coarse and 4 fine configurations, one of them in both."""
+    seeds = {"search": [1, 2], "contest": [11, 12, 13], "confirm": [21]}
+
+    def to_come(way, **search):
+        of = study(methods=[GD], seeds=seeds, search={"select": ["contest", "single"], "contenders": 100, **search})
+        (cell,) = Blueprint.draw(of).cells
+        return yet_to_open(of, cell.method, cell.space, of.ways[way], {})
+
+    assert to_come(0) == {"coarse": 6, "fine": 6, "contest": 21, "confirm": 1}
+    assert to_come(1) == {"coarse": 3, "confirm": 1}, "its fine trials are the other's"
+    assert to_come(1, refine="zoom")["fine"] > 0, "around another winner, perhaps"
+
+
+def test_grids_of_other_rounds_share_nothing():
+    of = study(methods=[GD], rounds={"coarse": 3, "fine": 4, "confirm": 6})
+    (cell,), (way,) = Blueprint.draw(of).cells, of.ways
+    assert yet_to_open(of, cell.method, cell.space, way, {})["fine"] == 4
+
+
+@pytest.mark.parametrize(
+    ("search", "grows"),
+    [
+        ({}, False),
+        ({"refine": "zoom"}, True),
+        ({"ways": ["optuna"], "refine": "zoom"}, False),
+        ({"ways": ["optuna"]}, False),
+    ],
+)
+def test_only_a_grid_that_zooms_may_grow(search, grows):
+    assert may_grow(study(search=search)) is grows
+
+
+def test_beside_a_winner_are_those_below_and_above(tmp_path):
+    of = study(methods=[GD])
+    (cell,), (way,) = Blueprint.draw(of).cells, of.ways
+    search = CellSearch(cell, way, 100)
+    stage, trials = search.next_trials({})
+    search.open(stage, trials)
+    low, middle, high = sorted(search.contenders("coarse"), key=lambda c: search.configuration(c)["learning_rate"])
+    assert search._beside(middle, "learning_rate", [high, low, middle]) == [low, high]
+    assert search._beside(low, "learning_rate", [high, low, middle]) == [middle]
+
+
+def test_draws_follow_the_scale_of_an_axis():
+    """Half of them lie below the middle of the scale: ten of 1 to 100, and 1 - 0.1 of 1 - 0.01 to 1 - 1."""
+    space = load("dp-fedavg").changed(
+        fixed={}, coarse={"local_steps": [1, 100]}, fine={"local_steps": [1, 100]}, scale={"local_steps": "log"}
+    )
+    steps = [c["local_steps"] for c in draw(space, 200, 0)]
+    assert all(isinstance(step, int) and 1 <= step <= 100 for step in steps)
+    assert 60 < sum(step <= 10 for step in steps) < 140
+    beta = {"beta": [0.0, 0.99]}
+    space = load("dp-fedsofim").changed(fixed={}, coarse=beta, fine=beta, scale={"beta": "complement"})
+    assert 60 < sum(c["beta"] >= 0.9 for c in draw(space, 200, 0)) < 140
+
+
+def test_a_private_winner_has_no_spread_and_has_lost_nothing():
+    found = best_of({"a": 5}, {"a": ("done", 50.0, 1.0)}, 1.0)
+    assert (found.spread, found.lost) == (0.0, 0)
