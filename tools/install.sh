@@ -10,7 +10,9 @@ if [ -n "$uv" ]; then
   set -- "$1" $($pip config list | sed -n "s/^.*find-links='\(.*\)'$/\1/p" | tr ' ' '\n' | sort -u | sed 's/^/--find-links=/')
   echo "installing what $1 pins, with uv"
   file=$1; shift
-  "$uv" pip install --python .venv/bin/python --quiet "$@" -r "$file" && done=yes || echo "uv could not; trying pip"
+  # compiled once, as pip does it: else every process of a sweep compiles what it imports until it has been written down
+  "$uv" pip install --python .venv/bin/python --compile-bytecode --quiet "$@" -r "$file" && done=yes ||
+    echo "uv could not; trying pip"
 fi
 if [ -z "${done:-}" ]; then
   echo "installing what ${file:-$1} pins, with pip: this takes some minutes"
