@@ -14,7 +14,6 @@ import pandas as pd
 from orchestrator.report.tables import frames, render
 from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger
-from orchestrator.study.ways import RUNGS
 from trainables.errors import UserError
 
 
@@ -53,7 +52,7 @@ class _Run:
         self.stage, self.key, self.line = line["stage"], line["key"], line
         self.name = f"{self.stage}-{self.key[:10]}"
         self.study = results.study.name
-        self.was_cut = self.stage in RUNGS[: results.study.search.halving.rungs - 1]
+        self.was_cut = self.stage in results.study.search.halving.stages[:-1]
         self.account = {name: line[name] for name in line if name.startswith("epsilon_")}
         self.hyperparameters = {
             name: value

@@ -13,11 +13,11 @@ import search_spaces
 from orchestrator.search.contenders import Contender, Outcome, contenders_of
 from orchestrator.search.extent import has_contest
 from orchestrator.search.lead import Lead
-from orchestrator.search.optuna_search import OptunaSearch, draw, search_budget
+from orchestrator.search.optuna_search import OptunaSearch, draw, rung_sizes, search_budget
 from orchestrator.search.private_search import best_of, draws, score_deviation
 from orchestrator.search.selection import Choice, choose, ranked, told_apart, win_contest
 from orchestrator.study.cells import Cell
-from orchestrator.study.ways import RUNGS, SEARCH_STAGES, Way
+from orchestrator.study.ways import SEARCH_STAGES, Way
 from search_spaces import Configuration
 from trainables.spec import TrialSpec
 
@@ -163,17 +163,17 @@ class CellSearch:
         left empty; and a trial stays what its key says, whoever ran beside it."""
         study, space = self.cell.study, self.cell.space
         halving = study.search.halving
-        climbed = [rung for rung in RUNGS if rung in self.stages]
+        climbed = [rung for rung in halving.stages if rung in self.stages]
         if len(climbed) == halving.rungs:
             return None
-        rung = RUNGS[len(climbed)]
+        rung = halving.stages[len(climbed)]
         if climbed:
             below = self.contenders(climbed[-1])
             best = ranked(below, outcomes, study.judged_by)[: halving.kept(len(below))]
             found = [self.configuration(contender) for contender in best]
         else:
-            budget = search_budget(study, space), study.rounds_of(self.cell.method, rung)
-            found = search_spaces.unique(draw(space, halving.sizes(*budget)[0], halving.seed))
+            count = rung_sizes(study, self.cell.method, space)[rung]
+            found = search_spaces.unique(draw(space, count, halving.seed))
         return (rung, self._trials(rung, found)) if found else OVER
 
     def _next_private(self, outcomes: Mapping[str, Outcome]) -> Next:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 
 import search_spaces
-from orchestrator.search.optuna_search import search_budget
+from orchestrator.search.optuna_search import rung_sizes, search_budget
 from orchestrator.search.private_search import mean_runs
 from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.ways import RUNGS, Way
+from orchestrator.study.ways import Way
 from search_spaces import SearchSpace
 
 
@@ -24,8 +24,7 @@ def expected_trials(
     elif way.search == "private":
         guess = {"private": round(mean_runs(study, space))}  # nobody is told how many there will be
     elif way.search == "halving":
-        budget = search_budget(study, space), study.rounds_of(method, RUNGS[0])
-        guess = dict(zip(RUNGS, study.search.halving.sizes(*budget), strict=False))
+        guess = rung_sizes(study, method, space)
     else:
         guess = {way.search: search_budget(study, space)}
     if has_contest(study, way):

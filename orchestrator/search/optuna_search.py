@@ -9,7 +9,7 @@ import optuna
 import search_spaces
 from orchestrator.search.contenders import Contender, Outcome
 from orchestrator.study.cells import Cell
-from orchestrator.study.settings import Study
+from orchestrator.study.settings import MethodSettings, Study
 from search_spaces import Configuration, SearchSpace
 from trainables.spec import TrialSpec
 
@@ -18,6 +18,13 @@ def search_budget(study: Study, space: SearchSpace) -> int:
     """How many configurations a search that is no grid may try: as the study says, or as many as both grids have."""
     grids = space.size(space.coarse) + search_spaces.refined_size(space, study.search.refine)
     return study.search.trials or grids
+
+
+def rung_sizes(study: Study, method: MethodSettings, space: SearchSpace) -> dict[str, int]:
+    """Configurations on every rung of halving, if none is lost."""
+    halving = study.search.halving
+    sizes = halving.sizes(search_budget(study, space), study.rounds_of(method, halving.stages[-1]))
+    return dict(zip(halving.stages, sizes, strict=True))
 
 
 class OptunaSearch:

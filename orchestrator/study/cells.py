@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from orchestrator.study.pointing import SettingError, about
 from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.ways import RUNGS
 from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables import models
 from trainables.data import features, partition, simulated
@@ -98,7 +97,7 @@ class Cell:
         own = METHODS[self.method.name].check({n: value for n, value in configuration.items() if n not in RUN_NAMES})
         privacy = self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy
         rounds = int(configuration.get("rounds", self.study.rounds_of(self.method, stage)))
-        last = self.study.search.halving.rounds(rounds)[RUNGS.index(stage)] if stage in RUNGS else rounds
+        last = self.study.search.halving.last_round(stage, rounds)
         problems = self.setting.confirm if stage == "confirm" else self.setting.search
         return [
             TrialSpec.model_construct(  # all parts are checked already

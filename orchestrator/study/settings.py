@@ -288,9 +288,18 @@ class HalvingSettings(Settings):
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Of the draws."""
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Its rungs."""
+        return RUNGS[: self.rungs]
+
     def rounds(self, last: int) -> list[int]:
         """Of every rung, where the last has so many."""
         return [_at_least(last * self.keep**above) for above in reversed(range(self.rungs))]
+
+    def last_round(self, stage: str, rounds: int) -> int:
+        """That is computed of so many: a rung below the last has only the first of those that a trial has paid for."""
+        return self.rounds(rounds)[self.stages.index(stage)] if stage in RUNGS else rounds
 
     def sizes(self, trials: int, last: int) -> list[int]:
         """Configurations on every rung, if none is lost, for the rounds of so many that run to the end."""
@@ -559,9 +568,8 @@ class Study(Settings):
         return self.rounds.coarse if stage == "coarse" else self.rounds.fine
 
     def last_round_of(self, method: MethodSettings, stage: str) -> int:
-        """That is computed: of those that a trial has paid for, a rung below the last has only the first."""
-        rounds = self.rounds_of(method, stage)
-        return self.search.halving.rounds(rounds)[RUNGS.index(stage)] if stage in RUNGS else rounds
+        """That is computed."""
+        return self.search.halving.last_round(stage, self.rounds_of(method, stage))
 
     @property
     def ways(self) -> tuple[Way, ...]:

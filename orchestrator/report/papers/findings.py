@@ -87,17 +87,12 @@ class Block:
 
 def blocks(ours: Ours) -> list[Block]:
     """Those with DP-FedSOFIM, DP-FedGD and at least one more."""
-    found = []
-    for study, setting in ours.settings:
-        if OTHER_DRAW in setting:
-            continue
-        for way in dict.fromkeys(entry.way for entry in ours.of(study=study, setting=setting)):
-            for epsilon in dict.fromkeys(entry.epsilon for entry in ours.of(study=study, setting=setting)):
-                mine = ours.of(study=study, setting=setting, way=way, epsilon=epsilon, plain=True)
-                entries = {entry.method: entry for entry in mine if entry.mean() is not None}
-                if {FEDSOFIM, FIRST_ORDER} < set(entries):
-                    found.append(Block(study, setting, way, epsilon, entries))
-    return found
+    found: dict[tuple[str, str, str, float], dict[str, Entry]] = {}
+    for entry in ours.entries:
+        if OTHER_DRAW not in entry.setting and entry.plain and entry.mean() is not None:
+            key = entry.study, entry.setting, entry.way, entry.epsilon
+            found.setdefault(key, {})[entry.method] = entry
+    return [Block(*key, entries) for key, entries in found.items() if {FEDSOFIM, FIRST_ORDER} < set(entries)]
 
 
 def findings(ours: Ours, joined: Sequence[Joined]) -> list[Finding]:
@@ -116,6 +111,11 @@ def _verdict(holds: int, of: int) -> str:
     if not of:
         return "cannot be said"
     return "holds" if holds > of / 2 else "holds in part" if holds > of / 4 else "does not hold"
+
+
+def _of_both(one: str, other: str) -> str:
+    """A claim with two parts."""
+    return one if one == other else "holds in part"
 
 
 def _by_search(papers: str, ours: str) -> str:
@@ -166,8 +166,7 @@ def _early(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Finding 
                 f"{block.name}: {mine:.2f} against DP-FedGD's {base:.2f} at round {EARLY}; 95% of DP-FedGD's final "
                 f"accuracy is reached at {reached} (DP-FedSOFIM and DP-FedGD)."
             )
-    parts = {_verdict(len(first), len(leads)), _verdict(len(faster), len(loose))}
-    verdict = parts.pop() if len(parts) == 1 else "holds in part"
+    verdict = _of_both(_verdict(len(first), len(leads)), _verdict(len(faster), len(loose)))
     return Finding("Phenomenon 1: DP-FedSOFIM converges fastest early on", verdict, tuple(evidence))
 
 
@@ -386,11 +385,10 @@ def _datasets(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findi
         lasts = [b for setting in true for b in by_data[setting] if (b.lead() or 0) >= 0]
         here = [block for setting in natural for block in by_data[setting] if block.epsilon in LOOSE]
         narrows = sum((b.lead() or 0) - (b.lead(EARLY) or 0) for b in here) < 0
-        parts = {
+        verdict = _of_both(
             _verdict(len(lasts), sum(len(by_data[setting]) for setting in true)),
             "holds" if narrows else "does not hold",
-        }
-        verdict = parts.pop() if len(parts) == 1 else "holds in part"
+        )
     return Finding("Phenomenon 5: the lead lasts on medical pictures and narrows on CIFAR-10", verdict, tuple(evidence))
 
 

@@ -12,6 +12,9 @@ from trainables.objective import Objective
 NAMES = ("setting", "epsilon", "method", "search")
 """The columns that say which cell a line of a CSV file is about."""
 
+LOST = ("diverged", "failed")
+"""How a trial can end before its last round."""
+
 
 def names(cell: CellResult) -> dict[str, str | float]:
     values = (cell.setting, cell.epsilon, cell.method.shown, cell.way)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.tables.accuracy import final_accuracy
-from orchestrator.report.tables.common import unfinished
+from orchestrator.report.tables.common import LOST, unfinished
 from orchestrator.report.tables.render import Table, markdown_rows, markdown_text
 from orchestrator.report.tables.results import Results
 
@@ -78,7 +78,7 @@ def _line(entry: Entry) -> str:
 
 def _progress(results: Results) -> str:
     ended = results.states.total()
-    lost = [f"{results.states[state]} {state}" for state in ("diverged", "failed") if results.states[state]]
+    lost = [f"{results.states[state]} {state}" for state in LOST if results.states[state]]
     what = f"of {len(results.cells)} winners are known" if results.study.private else "trials have ended"
     counted = f"{ended} {what}{' (' + ', '.join(lost) + ')' if lost else ''}."
     if not results.cells:

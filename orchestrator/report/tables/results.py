@@ -267,9 +267,9 @@ class _Reader:
                 if row.rounds:
                     seconds.append(row.seconds / row.rounds)
         searched = {stage: self._contenders(way, opened, stage) for stage in stages if stage != "contest"}
-        choice = self._choice(way, opened, validation_rows)
+        compared = self._compared(way, searched)
+        choice = self._choice(way, opened, compared, validation_rows)
         winner = configurations[choice.key] if choice else None
-        compared = self._compared(way, opened)
         alone = [Contender((c.key,)) for stage in compared for c in searched.get(stage, ()) if c.key in self.outcomes]
         luckiest = choose(list(dict.fromkeys(alone)), self.outcomes, validation_rows, self.study.judged_by)
         return SearchResult(
@@ -327,19 +327,21 @@ class _Reader:
         found = (contenders_of(opened.get(s, []), len(self.study.seeds_of(way, s))) for s in stages)
         return list(dict.fromkeys(contender for members in found for contender in members))
 
-    def _choice(self, way: Way, opened: dict[str, list[str]], validation_rows: int) -> Choice | None:
+    def _choice(
+        self, way: Way, opened: dict[str, list[str]], compared: tuple[str, ...], validation_rows: int
+    ) -> Choice | None:
         """Among those of which every seed has ended; before a contest has results, as the search sees it."""
         objective = self.study.judged_by
         met = [c for c in self._contenders(way, opened, "contest") if c.ended(self.outcomes)]
         if met:
             return win_contest(met, self.outcomes, objective)
-        searched = self._contenders(way, opened, *self._compared(way, opened))
+        searched = self._contenders(way, opened, *compared)
         return choose([c for c in searched if c.ended(self.outcomes)], self.outcomes, validation_rows, objective)
 
-    def _compared(self, way: Way, opened: dict[str, list[str]]) -> tuple[str, ...]:
+    def _compared(self, way: Way, searched: dict[str, list[Contender]]) -> tuple[str, ...]:
         """The search stages among which the winner is looked for: of those in which any contender has ended."""
         return way.compared(
-            [stage for stage in opened if any(c.ended(self.outcomes) for c in self._contenders(way, opened, stage))]
+            [stage for stage, members in searched.items() if any(c.ended(self.outcomes) for c in members)]
         )
 
     def _missing(self, way: Way, opened: dict[str, list[str]], search: SearchResult) -> tuple[int, bool]:
@@ -350,7 +352,7 @@ class _Reader:
         if opened and not waiting and search.choice is None:
             return 0, False  # nothing ran to its end: there is no winner to confirm
         contest = bool(self.study.seeds.contest) and "contest" in way.stages
-        ends = {"grid": "fine", "halving": RUNGS[self.study.search.halving.rungs - 1]}
+        ends = {"grid": "fine", "halving": self.study.search.halving.stages[-1]}
         last = "contest" if contest else ends.get(way.search, SEARCH_STAGES[way.search][-1])
         return waiting + len(self.study.seeds.confirm), last not in opened
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 import search_spaces
 from orchestrator.report.tables.common import (
+    LOST,
     NAMES,
     bold_best,
     budget,
@@ -26,8 +27,6 @@ from orchestrator.study.settings import Study
 from search_spaces import Axis
 from trainables.objective import ACCURACY
 from trainables.spec import HyperValue
-
-LOST = ("diverged", "failed")
 
 
 def hyperparameters(results: Results, setting: str) -> Table:
