@@ -47,6 +47,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -407,7 +408,10 @@ class _Fork:
                 os.dup2(quiet, 1)
                 os.dup2(quiet, 2)
                 os.close(reading)
-                code, said = work()
+                try:
+                    code, said = work()
+                except BaseException:
+                    code, said = 99, traceback.format_exc().encode()
                 with open(writing, "wb") as out:
                     out.write(said)
                 os._exit(code)
@@ -461,7 +465,7 @@ def tried(module: str, mine: list[Fault], learnt: Learnt, jobs: int, deadline: f
     for (some, others), fork in forks:
         code, said = fork.ended()
         if code:
-            raise SystemExit(f"the tests of {module} cannot be read: exit code {code}")
+            raise SystemExit(f"the tests of {module} cannot be read: exit code {code}\n{said.decode(errors='replace')}")
         for faults_of, survived in zip((some, others), pickle.loads(said), strict=True):
             found += [Tried(*pair) for pair in zip(faults_of, survived, strict=False)]
     return sorted(found, key=lambda one: mine.index(one.fault))
@@ -491,7 +495,9 @@ def survives_import(fault: Fault, learnt: Learnt) -> bool:
         chosen = _Chosen({test: learnt.seconds[test] for test in tests})
         return int(pytest.main([*FAST, *files], plugins=[chosen])), b""
 
-    return not _noticed(_forked(work)[0])
+    code, _ = _forked(work)
+    # a usage error: not even the tests' own set-up could be imported, which the faultless run could
+    return code != pytest.ExitCode.USAGE_ERROR and not _noticed(code)
 
 
 def _noticed(code: int) -> bool:

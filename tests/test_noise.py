@@ -109,6 +109,25 @@ def test_addresses_do_not_disturb_one_another():
     assert drawn == [expected[i % 8] for i in range(400)]
 
 
+# ---- made on a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("purpose", ["gradient", "a purpose that fills more than one word"])
+@pytest.mark.parametrize("size", [1, 650, 1024, 70_000])
+def test_a_gpu_makes_the_same_numbers_cuda(size, purpose):
+    """Bit by bit, but for the last one of those that hold a logarithm; whatever the length, so that no number is ever
+    taken for the one beside it."""
+    from trainables.privacy import noise_triton
+
+    clients, seeds = [*range(200 if size < 10_000 else 5), 2**40], [42, 7, 2**62]
+    made = noise_triton.normals(torch.tensor(clients).cuda(), torch.tensor(seeds).cuda(), 9, 2, purpose, size).cpu()
+    drawn = np.array([[Address(seed, client, 9, 2, purpose).normal(size) for seed in seeds] for client in clients])
+    differs = made.numpy() != drawn
+    assert (np.abs(drawn[differs]) > noise_triton.EDGE).all()
+    assert (np.abs(made.numpy()[differs] - drawn[differs]) <= np.spacing(np.abs(drawn[differs]))).all()
+
+
 # ---- host and pack
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainables.data.stored import StoredRows
 from trainables.exact import to_grid
 from trainables.methods.base import Parts, Sample, State
-from trainables.models import Model
+from trainables.models import Model, kernels
 from trainables.models.centring import centred
 from trainables.models.lanes import SHAPES
 from trainables.models.recorded import Recordings
@@ -257,6 +257,8 @@ class _Lanes:
         self.of_seed = by_seed.split(count.tolist())
         """Which lanes have each seed."""
         self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
+        self._addressed: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        """Clients and seeds on the device, for noise that is made there."""
         self.hypers = {name: torch.from_numpy(v).to(device).unsqueeze(1) for name, v in work.hypers.items()}
 
     def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
@@ -292,11 +294,22 @@ class _Lanes:
                     into[i, j] = Address(int(seed), client, t, step, purpose).normal(size)
 
         shape = (len(clients), len(self.seeds), size)
+        if self.device == "cuda" and kernels.chosen("cuda") == "triton":
+            return self._made_there(tuple(clients), t, step, purpose, size)
         if self._staging is not None:
             return self._staging.sent(shape, draw)
         drawn = np.empty(shape, dtype=np.float32)
         draw(drawn)
         return torch.from_numpy(drawn)
+
+    def _made_there(self, clients: tuple[int, ...], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
+        from trainables.privacy import noise_triton
+
+        if clients not in self._addressed:
+            numbers = (np.asarray(clients, dtype=np.int64), self.seeds.astype(np.int64))
+            there, seeds = (torch.from_numpy(some).to(self.device) for some in numbers)
+            self._addressed[clients] = there, seeds
+        return noise_triton.normals(*self._addressed[clients], t, step, purpose, size)
 
 
 class _Reported:

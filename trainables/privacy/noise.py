@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+PERSON = b"fedsweep-noise"  # BLAKE2b's word for what it is used for
 SERVER = -1  # the "client" of what the server draws, the initial weights for example
 
 
@@ -47,7 +48,7 @@ class Address:
         """The generator that belongs to this address and to no other. To be used at once: the next address takes the
         same one over."""
         packed = struct.pack("<4q", self.seed, self.client, self.round, self.step) + self.purpose.encode()
-        return _REUSED.at(hashlib.blake2b(packed, digest_size=16, person=b"fedsweep-noise").digest())
+        return _REUSED.at(hashlib.blake2b(packed, digest_size=16, person=PERSON).digest())
 
     def normal(self, size: int) -> NDArray[np.float32]:
         """`size` independent standard normal numbers."""

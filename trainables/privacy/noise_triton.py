@@ -1,0 +1,294 @@
+"""Addressed noise made on a GPU: the same numbers as `noise.py` draws, without a wait for the processor.
+
+A program makes the whole vector of one address. It hashes the address (BLAKE2b, one block), draws 32-bit words from
+Philox (whole numbers: exact), and turns them into normal numbers by the ziggurat of NumPy's generators. Nearly every
+word gives a number by itself; the others, one in eighty, need the words that follow, so that where a number begins
+depends on all before it. But what a word does, and what it does next, follows from one of six states: each word is a
+function from states to states, and functions are composed by a parallel scan.
+
+What is the same as NumPy's: every bit, where it multiplies and adds apart (as on x86). What may not be: numbers beyond
+3.65 standard deviations, one in 3,800, hold a logarithm, of which libraries differ in the last bit; here it is rounded
+correctly.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from trainables.privacy.noise import PERSON
+
+CHUNK = 1024  # words in work
+STRIPS = 256
+EDGE = 3.6541528853610087963519472518  # where the tail begins, with so many strips
+
+# ---- what a word does: it begins a number (START), says whether a number in a wedge counts (WEDGE), or is the first or
+# second word of a number in the tail, whose sign is known from the word before
+START = tl.constexpr(0)
+WEDGE = tl.constexpr(1)
+TAIL = tl.constexpr(2)  # and 3, where it is negative
+TAIL_THEN = tl.constexpr(4)  # and 5
+STAY = tl.constexpr(0 | 1 << 3 | 2 << 6 | 3 << 9 | 4 << 12 | 5 << 15)  # the function that leaves a state as it is
+EDGE_F = tl.constexpr(float(np.float32(EDGE)))
+INVERSE_EDGE_F = tl.constexpr(float(np.float32(1 / EDGE)))
+
+
+@triton.jit
+def _mix(a, b, c, d, x, y):
+    """BLAKE2b's step."""
+    a = a + b + x
+    d = _turned(d ^ a, 32)
+    c = c + d
+    b = _turned(b ^ c, 24)
+    a = a + b + y
+    d = _turned(d ^ a, 16)
+    c = c + d
+    b = _turned(b ^ c, 63)
+    return a, b, c, d
+
+
+@triton.jit
+def _turned(x, by: tl.constexpr):
+    return (x >> by) | (x << (64 - by))
+
+
+@triton.jit
+def _word(WORDS, ORDER, place, seed, client, t, step):
+    """A word of the message: the address's numbers, then its purpose."""
+    which = tl.load(ORDER + place)
+    word = tl.load(WORDS + 16 + which).to(tl.uint64)
+    word = tl.where(which == 0, seed, word)
+    word = tl.where(which == 1, client, word)
+    word = tl.where(which == 2, t, word)
+    return tl.where(which == 3, step, word)
+
+
+@triton.jit
+def _key(WORDS, ORDER, seed, client, t, step):
+    """BLAKE2b of an address: the two words of Philox's key."""
+    a0 = tl.load(WORDS + 0).to(tl.uint64)
+    a1 = tl.load(WORDS + 1).to(tl.uint64)
+    a2 = tl.load(WORDS + 2).to(tl.uint64)
+    a3 = tl.load(WORDS + 3).to(tl.uint64)
+    b0 = tl.load(WORDS + 4).to(tl.uint64)
+    b1 = tl.load(WORDS + 5).to(tl.uint64)
+    b2 = tl.load(WORDS + 6).to(tl.uint64)
+    b3 = tl.load(WORDS + 7).to(tl.uint64)
+    c0 = tl.load(WORDS + 8).to(tl.uint64)
+    c1 = tl.load(WORDS + 9).to(tl.uint64)
+    c2 = tl.load(WORDS + 10).to(tl.uint64)
+    c3 = tl.load(WORDS + 11).to(tl.uint64)
+    d0 = tl.load(WORDS + 12).to(tl.uint64)
+    d1 = tl.load(WORDS + 13).to(tl.uint64)
+    d2 = tl.load(WORDS + 14).to(tl.uint64)
+    d3 = tl.load(WORDS + 15).to(tl.uint64)
+    first, second = a0, a1
+    for at in range(0, 12 * 16, 16):
+        x, y = _word(WORDS, ORDER, at, seed, client, t, step), _word(WORDS, ORDER, at + 1, seed, client, t, step)
+        a0, b0, c0, d0 = _mix(a0, b0, c0, d0, x, y)
+        x, y = _word(WORDS, ORDER, at + 2, seed, client, t, step), _word(WORDS, ORDER, at + 3, seed, client, t, step)
+        a1, b1, c1, d1 = _mix(a1, b1, c1, d1, x, y)
+        x, y = _word(WORDS, ORDER, at + 4, seed, client, t, step), _word(WORDS, ORDER, at + 5, seed, client, t, step)
+        a2, b2, c2, d2 = _mix(a2, b2, c2, d2, x, y)
+        x, y = _word(WORDS, ORDER, at + 6, seed, client, t, step), _word(WORDS, ORDER, at + 7, seed, client, t, step)
+        a3, b3, c3, d3 = _mix(a3, b3, c3, d3, x, y)
+        x, y = _word(WORDS, ORDER, at + 8, seed, client, t, step), _word(WORDS, ORDER, at + 9, seed, client, t, step)
+        a0, b1, c2, d3 = _mix(a0, b1, c2, d3, x, y)
+        x, y = _word(WORDS, ORDER, at + 10, seed, client, t, step), _word(WORDS, ORDER, at + 11, seed, client, t, step)
+        a1, b2, c3, d0 = _mix(a1, b2, c3, d0, x, y)
+        x, y = _word(WORDS, ORDER, at + 12, seed, client, t, step), _word(WORDS, ORDER, at + 13, seed, client, t, step)
+        a2, b3, c0, d1 = _mix(a2, b3, c0, d1, x, y)
+        x, y = _word(WORDS, ORDER, at + 14, seed, client, t, step), _word(WORDS, ORDER, at + 15, seed, client, t, step)
+        a3, b0, c1, d2 = _mix(a3, b0, c1, d2, x, y)
+    return first ^ a0 ^ c0, second ^ a1 ^ c1
+
+
+@triton.jit
+def _drawn(at, key0, key1):
+    """Words of 32 bits of Philox 4x64-10 at these places of its stream: of every 64 bits the lower half first."""
+    whole = at >> 1
+    zero = (at & 0).to(tl.uint64)
+    c0, c1, c2, c3 = ((whole >> 2) + 1).to(tl.uint64), zero, zero, zero
+    k0, k1 = zero + key0, zero + key1
+    m0, m1 = zero + 0xD2E7470EE14C6C93, zero + 0xCA5A826395121157
+    for _ in range(10):
+        high0, low0 = tl.umulhi(m0, c0), m0 * c0
+        high1, low1 = tl.umulhi(m1, c2), m1 * c2
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 += 0x9E3779B97F4A7C15
+        k1 += 0xBB67AE8584CAA73B
+    part = whole & 3
+    word = tl.where(part == 0, c0, tl.where(part == 1, c1, tl.where(part == 2, c2, c3)))
+    return tl.where((at & 1) == 0, word & 0xFFFFFFFF, word >> 32).to(tl.uint32)
+
+
+@triton.jit
+def _parts(word):
+    """Strip, signed?, and 23 bits of a word that begins a number."""
+    return (word & 0xFF).to(tl.int32), ((word >> 8) & 1).to(tl.int32), (word >> 9).to(tl.int32)
+
+
+@triton.jit
+def _fraction(word):
+    return (word >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit
+def _logarithm(word):
+    """Of one minus a fraction, which is exact: rounded to single precision once."""
+    return tl.log(1.0 - _fraction(word).to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _in_tail(first, second):
+    """How far beyond the edge, and whether that counts."""
+    beyond = -INVERSE_EDGE_F * _logarithm(first)
+    other = -_logarithm(second)
+    return beyond, other + other > beyond * beyond
+
+
+@triton.jit
+def _after(f, g):
+    """g after f: three bits for every state."""
+    composed = f & 0
+    for state in tl.static_range(6):
+        composed |= ((g >> (((f >> (3 * state)) & 7) * 3)) & 7) << (3 * state)
+    return composed
+
+
+@triton.jit
+def _does(before, word, LIMITS):
+    """A word's function of states, given the word before it."""
+    strip, _, bits = _parts(word)
+    at_once = bits < tl.load(LIMITS + strip)
+    start = tl.where(at_once, START, tl.where(strip == 0, TAIL + ((bits >> 8) & 1), WEDGE))
+    _, counts = _in_tail(before, word)
+    plus, minus = tl.where(counts, START, TAIL), tl.where(counts, START, TAIL + 1)
+    return start | START << 3 | (TAIL_THEN << 6) | ((TAIL_THEN + 1) << 9) | (plus << 12) | (minus << 15)
+
+
+@triton.jit(do_not_specialize=["t", "step", "seeds", "size"])
+def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step, seeds, size, CHUNK: tl.constexpr):
+    address = tl.program_id(0)
+    seed = tl.load(SEEDS + address % seeds).to(tl.uint64)
+    client = tl.load(CLIENTS + address // seeds).to(tl.uint64)
+    key0, key1 = _key(WORDS, ORDER, seed, client, t.to(tl.uint64), step.to(tl.uint64))
+    out = OUT + address.to(tl.int64) * size
+    inside = tl.arange(0, CHUNK)
+    begin = address * 0
+    made = address * 0
+    state = address * 0
+    while made < size:
+        at = begin + inside
+        word, before, second = _drawn(at, key0, key1), _drawn(at - 1, key0, key1), _drawn(at - 2, key0, key1)
+        done = tl.where(inside == 0, STAY, _does(second, before, LIMITS))  # by all words before this one
+        now = (tl.associative_scan(done, 0, _after) >> (3 * state)) & 7
+        # what this word makes
+        strip, negative, bits = _parts(word)
+        value = bits.to(tl.float32) * tl.load(WIDTHS + strip)
+        value = tl.where(negative == 1, -value, value)
+        at_once = (now == START) & (bits < tl.load(LIMITS + strip))
+        # of the word before it, that fell into a wedge
+        strip, negative, bits = _parts(before)
+        earlier = bits.to(tl.float32) * tl.load(WIDTHS + strip)
+        earlier = tl.where(negative == 1, -earlier, earlier)
+        low = tl.load(HEIGHTS + strip)
+        high = tl.load(HEIGHTS + strip - 1, mask=strip > 0, other=1.0)
+        curve = tl.exp(-0.5 * earlier.to(tl.float64) * earlier.to(tl.float64))
+        under = ((high - low) * _fraction(word) + low).to(tl.float64) < curve
+        in_wedge = (now == WEDGE) & under
+        # of the tail
+        beyond, counts = _in_tail(before, word)
+        far = tl.where((now & 1) == 1, -(EDGE_F + beyond), EDGE_F + beyond)
+        in_tail = (now >= TAIL_THEN) & counts
+        makes = (at_once | in_wedge | in_tail).to(tl.int32)
+        place = made + tl.cumsum(makes, 0) - makes
+        value = tl.where(in_wedge, earlier, tl.where(in_tail, far, value))
+        tl.store(out + place, value, mask=(makes == 1) & (place < size))
+        made += tl.sum(makes, 0)
+        following = (_does(before, word, LIMITS) >> (3 * now)) & 7
+        state = tl.max(tl.where(inside == CHUNK - 1, following, 0), 0)
+        begin += CHUNK
+
+
+def normals(clients: torch.Tensor, seeds: torch.Tensor, t: int, step: int, purpose: str, size: int) -> torch.Tensor:
+    """`Address(seed, client, t, step, purpose).normal(size)` for all of them: (clients, seeds, size)."""
+    device = str(clients.device)
+    out = torch.empty(len(clients), len(seeds), size, device=device)
+    if out.numel():
+        _normals[(len(clients) * len(seeds),)](
+            out, seeds, clients, _words(purpose, device), _order(device), *_strips(device), t, step, len(seeds), size,
+            CHUNK, num_warps=8, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+# ---- tables
+
+MASK = (1 << 64) - 1
+INITIAL = tuple(  # the fractions of the square roots of the first eight primes
+    math.isqrt(prime << 128) & MASK for prime in (2, 3, 5, 7, 11, 13, 17, 19)
+)
+ORDER = (
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+    (14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3),
+    (11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4),
+    (7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8),
+    (9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13),
+    (2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9),
+    (12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11),
+    (13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10),
+    (6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5),
+    (10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0),
+)
+
+
+@cache
+def _order(device: str) -> torch.Tensor:
+    """In which order BLAKE2b's twelve rounds take the words of a message."""
+    return torch.tensor([ORDER[i % 10] for i in range(12)], dtype=torch.int32, device=device).flatten()
+
+
+@cache
+def _words(purpose: str, device: str) -> torch.Tensor:
+    """BLAKE2b as it begins (16 words), and the message (16 words, of which the address's numbers are still missing)."""
+    message = bytes(32) + purpose.encode()
+    if len(message) > 128:
+        raise ValueError(f"purpose = {purpose!r} is longer than {128 - 32} bytes")
+    person = struct.unpack("<2Q", PERSON.ljust(16, b"\0"))
+    chained = [*INITIAL[:6], INITIAL[6] ^ person[0], INITIAL[7] ^ person[1]]
+    chained[0] ^= 0x01010000 ^ 16  # a tree of one leaf, no key, 16 bytes wanted
+    begins = [*chained, *INITIAL[:4], INITIAL[4] ^ len(message), INITIAL[5], INITIAL[6] ^ MASK, INITIAL[7]]
+    words = struct.pack("<16Q", *begins) + message.ljust(128, b"\0")
+    return torch.from_numpy(np.frombuffer(words, dtype="<i8").copy()).to(device)
+
+
+@cache
+def _strips(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tuple(torch.from_numpy(table).to(device) for table in strips())  # type: ignore[return-value]
+
+
+def strips() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """Of the ziggurat (Marsaglia and Tsang 2000), strip by strip, the one with the tail first: below which 23 bits a
+    number lies under the curve for certain, how wide one bit is, and how high the curve is where the strip ends."""
+
+    def curve(x: float) -> float:
+        return math.exp(-0.5 * x * x)
+
+    area = EDGE * curve(EDGE) + math.sqrt(math.pi / 2) * math.erfc(EDGE / math.sqrt(2))
+    ends = [EDGE]
+    while len(ends) < STRIPS - 1:
+        ends.append(math.sqrt(-2 * math.log(area / ends[-1] + curve(ends[-1]))))
+    ends.append(0.0)
+    edge, *_ = ends
+    wide = np.array([area / curve(edge), *ends[-2::-1]])
+    inner = np.array([edge, *ends[:0:-1]])
+    heights = np.array([1.0, *(curve(x) for x in ends[-2::-1])])
+    return (inner / wide * 2**23).astype(np.int32), (wide / 2**23).astype(np.float32), heights.astype(np.float32)
