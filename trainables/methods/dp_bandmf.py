@@ -17,7 +17,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.signal import lfilter
 
 from trainables.methods.base import (
     ClientProgram,
@@ -46,6 +45,8 @@ def sensitivity(rounds: int, every: int, bands: int) -> float:
     most that any client's turns allow. All d but the first are negative, so C has no negative entries: columns never
     work against each other, and a record that always moves the same way moves the most. That of the client whose turn
     comes first, for the others' moves are the same later, and cut off sooner."""
+    from scipy.signal import lfilter  # a second of imports that a client host never needs
+
     turns = np.zeros(rounds)
     turns[::every] = 1
     return float(np.linalg.norm(lfilter([1.0], band(min(bands, rounds)), turns)))
