@@ -212,7 +212,7 @@ class ClientHost:
         # samples have as many rows as chance will have it; and whoever takes part rarely is not to be computed in vain
         apart = work.program.samples or work.program.participation < 1
         centre = "" if work.centre is None else hashlib.sha256(work.centre.tobytes()).hexdigest()
-        held = f"{work.shipment.key}:{mine}:{apart}:{centre}"
+        held = f"{work.shipment.key}:{mine}:{apart}:{centre}:{work.precision}"
         if self._held == held:
             return
         self._batches, self._states = [], None
@@ -221,7 +221,8 @@ class ClientHost:
         features_of = _picker(x, {client: rows[client] for client in mine})
         for clients, length in shape.batches(mine, sizes, apart):
             parts = [(centred(features_of(client), work.centre), y[rows[client]]) for client in clients]
-            shard = Shard.build(parts, self.device, rows=length, sizes=[sizes[client] for client in clients])
+            public = [sizes[client] for client in clients]
+            shard = Shard.build(parts, self.device, rows=length, sizes=public, precision=work.precision)
             self._batches.append(Batch.load(clients, shard, work.shipment.model))
         self._held = held
 

@@ -19,7 +19,7 @@ from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
 from trainables.privacy.plan import LATER, Clipping, Event, Level, PrivacyPlan
 from trainables.problem import Problem, Shipment
-from trainables.spec import AGGREGATES, Aggregate, ProblemSpec, TrialSpec
+from trainables.spec import AGGREGATES, PRECISIONS, Aggregate, Precision, ProblemSpec, TrialSpec
 
 CENTRE = "centre"  # the purpose of what the private mean of the features is made of
 
@@ -32,6 +32,8 @@ def pack_group(trial: TrialSpec) -> PackGroup:
     same features: those that are centred by a noisy mean are the same for one seed and one budget."""
     later = {name: getattr(trial.privacy, name) for name in LATER}
     features: str = trial.aggregate if later == LATER else f"{trial.aggregate}:{later}"
+    if trial.precision != "float32":
+        features = f"{features}:{trial.precision}"
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
         features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
@@ -70,6 +72,9 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         raise UserError(f"level = {trial.privacy.level!r}: {method.name} protects {' or '.join(method.levels)} level")
     trial.preprocess.check()
     one_of(AGGREGATES, aggregate=trial.aggregate)
+    one_of(PRECISIONS, precision=trial.precision)
+    if trial.precision != "float32" and trial.problem.model != "softmax":
+        raise UserError(f"precision = {trial.precision!r} is of the head softmax; {trial.problem.model!r} has float32")
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     if trial.privacy.clipping == "automatic":
@@ -166,6 +171,7 @@ class ClientWork:
     """That mean, once it is known."""
     clipping: Clipping = "plain"
     secret_participation: float = 1.0
+    precision: Precision = "float32"
 
     @property
     def automatic(self) -> bool:
@@ -247,6 +253,7 @@ def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> 
         bound=first.preprocess.bound if first.preprocess.center else None,
         clipping=first.privacy.clipping,
         secret_participation=first.privacy.secret_participation,
+        precision=first.precision,
     )
 
 

@@ -69,6 +69,8 @@ class ProblemSpec(Spec):
 
 Aggregate = Literal["uniform", "size"]
 AGGREGATES: tuple[Aggregate, ...] = ("uniform", "size")
+Precision = Literal["float32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 
 class Preprocess(BaseModel):
@@ -107,6 +109,8 @@ class TrialSpec(Spec):
     """How clients weigh in the mean of their releases: all the same, or by |D_i|."""
     stop_rule: str = ""
     """`after 20`: it ends after that many of the rounds it has paid for; empty where it runs to its end."""
+    precision: Precision = "float32"
+    """Of the products that gradients are made of, on a GPU; sums are in float32 or better."""
     code: str = ""
     """Of a plug-in's method: what its code was."""
 
@@ -118,6 +122,7 @@ class TrialSpec(Spec):
     @cached_property
     def key(self) -> str:
         """As for any specification, with the problem by its own key: there may be very many trials of a problem."""
-        rest = self.model_dump(mode="json", exclude={"problem"} if self.code else {"problem", "code"})
+        later = {name for name, usual in (("code", ""), ("precision", "float32")) if getattr(self, name) == usual}
+        rest = self.model_dump(mode="json", exclude={"problem", *later})  # as keys were before there was such a thing
         text = json.dumps({**rest, "problem": self.problem.key}, sort_keys=True, separators=(",", ":"))
         return _hash(text)

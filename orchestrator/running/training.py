@@ -191,6 +191,7 @@ def from_cells(
             hyperparameters=chosen,
             privacy=privacy,
             seed=seed,
+            precision=entry.get("precision", "float32"),
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:

@@ -23,7 +23,7 @@ from trainables.methods import METHODS
 from trainables.objective import OBJECTIVES, Objective
 from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.plan import Adjacency, Clipping, Level, Release, known_adjacency
-from trainables.spec import Aggregate, HyperValue, PartitionSpec, Preprocess
+from trainables.spec import Aggregate, HyperValue, PartitionSpec, Precision, Preprocess
 
 SECRET = -1
 """Stands where a seed would, and nobody is told it."""
@@ -96,6 +96,8 @@ class MethodSettings(Settings):
     preprocess: PreprocessSettings | None = None
     """Where it is not the study's: a method can stand in a table both ways."""
     aggregate: Aggregate | None = None
+    """Where it is not the study's."""
+    precision: Precision | None = None
     """Where it is not the study's."""
     search_space: SpaceSettings | None = None
     """In place of the packaged one; a file of the method's name beside the study is taken for it."""
@@ -171,7 +173,8 @@ class MethodSettings(Settings):
         """What is done to features and releases in this method's own way, for its name."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
-        return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped]
+        rounded = [f"in {self.precision}"] if self.precision else []
+        return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped, *rounded]
 
     @cached_property
     def as_released(self) -> bool:
@@ -459,6 +462,9 @@ class Study(Settings):
     privacy: PrivacyStudySettings = PrivacyStudySettings()
     preprocess: PreprocessSettings = PreprocessSettings()
     """A private mean taken off the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
+    precision: Precision = "float32"
+    """Of the products that gradients are made of, on GPUs: tf32 and bf16 are faster, and change results a little; sums
+    stay in float32, and no contribution becomes longer than the clip."""
     aggregate: Aggregate = "uniform"
     """How clients weigh in the mean of their releases: all the same (uniform), or by |D_i| (size)."""
     rounds: RoundSettings = RoundSettings()
@@ -472,6 +478,11 @@ class Study(Settings):
     compare_to: str = ""
     """The method (or its label) that McNemar's test holds the others against; default: the last one."""
     resources: ResourceSettings = ResourceSettings()
+
+    @property
+    def precisions(self) -> list[Precision]:
+        """All that its methods ask for."""
+        return sorted({method.precision or self.precision for method in self.methods})
 
     @field_validator("methods", mode="before")
     @classmethod

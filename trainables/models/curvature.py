@@ -27,7 +27,7 @@ def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torc
     first, second = torch.combinations(torch.arange(c, device=theta.device)).unbind(1)
     grams = torch.zeros(clients, len(pairs) * q, q, dtype=torch.float64, device=theta.device)
     for start in range(0, shard.rows, ROWS):
-        x = shard.x[:, start : start + ROWS]
+        x = shard.x[:, start : start + ROWS].to(theta)
         p = torch.softmax(x @ weights, dim=2)
         edges = p[..., first] * p[..., second]
         norm = torch.linalg.vector_norm(edges @ pairs, dim=2) * x.square().sum(2)

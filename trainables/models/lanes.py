@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 MOST_CLIENTS = 256  # at once on a GPU: every client has a release for every lane, and its memory has an end
+FEWEST = 1024  # rows of a chunk on a GPU
 FILL = 32  # small clients are filled up to a multiple of so many rows
 
 
@@ -31,6 +32,14 @@ class Shape:
         clients computed together: how a client's sum is cut must not depend on the others."""
         together = clients if self.rows_together is None else 1
         return max(64, 1 << (self.cells // (width * together * self.lanes)).bit_length() - 1)
+
+    def chunk(self, width: int, clients: int) -> tuple[int, int]:
+        """Clients and rows of a chunk. One by one where together each would have few rows: every chunk's sum, as large
+        as the weights of its clients, is added to the total."""
+        step = self.rows(width, clients)
+        if self.rows_together is None and step < FEWEST:
+            return 1, self.rows(width)
+        return clients, step
 
     def batches(self, clients: Sequence[int], sizes: Sequence[int], apart: bool) -> list[tuple[tuple[int, ...], int]]:
         """Clients to compute together, and the rows that each of them is filled up to. On a CPU these depend on the

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainables.errors import UserError
 from trainables.models.lanes import add_products
+from trainables.spec import Precision
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Shard:
     """(clients, rows)"""
     size: torch.Tensor
     """(clients, 1, 1): |D_i|, a public constant that releases are divided by."""
+    precision: Precision = "float32"
+    """Of the products of gradients. In bf16 the features are kept so: half the memory, and what they were rounded to is
+    what the client has."""
 
     @classmethod
     def build(
@@ -39,6 +44,7 @@ class Shard:
         dtype: torch.dtype = torch.float32,
         rows: int | None = None,
         sizes: Sequence[int] | None = None,
+        precision: Precision = "float32",
     ) -> Shard:
         """`rows`: what every client is filled up to, if not the longest. `sizes`: the public |D_i|, if not the rows."""
         rows = rows or max(len(y) for _, y in parts)
@@ -49,12 +55,14 @@ class Shard:
             x[client, : len(labels_of), :features] = features_of
             x[client, : len(labels_of), features] = 1
             labels[client, : len(labels_of)] = labels_of
-        placed = torch.from_numpy(x).to(device=device, dtype=dtype)
-        norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True)
+        if precision != "float32" and not str(device).startswith("cuda"):
+            raise UserError(f"precision = {precision!r} is for GPUs; this runs on {device}")
+        placed = torch.from_numpy(x).to(dtype=torch.bfloat16 if precision == "bf16" else dtype).to(device)
+        norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True, dtype=dtype)
         norm[norm == 0] = math.inf
         public = sizes or [len(y) for _, y in parts]
         size = torch.tensor(public, dtype=dtype, device=device).view(-1, 1, 1)
-        return cls(placed, norm, torch.from_numpy(labels).to(device), size)
+        return cls(placed, norm, torch.from_numpy(labels).to(device), size, precision)
 
     def sample(self, chosen: Sequence[NDArray[np.int64]]) -> Shard:
         """Some rows of every client; `size` stays what it was."""
@@ -72,7 +80,8 @@ class Shard:
 
     def gram(self, bound: float) -> torch.Tensor:
         """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat, in float64."""
-        scaled = self.x * (bound / self.norm).clamp(max=1) if bound < math.inf else self.x
+        x = self.x.to(self.norm)
+        scaled = x * (bound / self.norm).clamp(max=1) if bound < math.inf else x
         total = torch.zeros(self.clients, self.x.shape[2], self.x.shape[2], dtype=torch.float64, device=self.x.device)
         add_products(total, scaled, scaled)
         return total.flatten(1)
@@ -88,7 +97,7 @@ class Shard:
         if bound not in self._spectra:
             gram = self.gram(bound).unflatten(1, (-1, self.x.shape[2])) / self.size
             values, vectors = torch.linalg.eigh(gram.double())
-            self._spectra[bound] = values.clamp(min=0).to(self.x), vectors.to(self.x)
+            self._spectra[bound] = values.clamp(min=0).to(self.norm), vectors.to(self.norm)
         return self._spectra[bound]
 
     @cached_property

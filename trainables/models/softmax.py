@@ -9,6 +9,7 @@ its clipped gradient.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -16,11 +17,13 @@ import torch
 
 from trainables.models import kernels, softmax_compiled
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.models.products import Products
 from trainables.models.residuals import clip_residuals
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
 LOG2E = math.log2(math.e)
+KEPT = 1 / (1 + 2**-8)  # of the clip, where products are rounded: no rounding makes a contribution longer than that
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class SoftmaxHead:
         `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
         """
         per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
+        if shard.precision != "float32":
+            clip = clip * KEPT
         kernel = self._kernel(theta)
         if automatic and kernel == "triton":
             kernel = "torch"  # that of a GPU knows plain clipping alone
@@ -78,27 +83,31 @@ class SoftmaxHead:
                 shard, per_client * LOG2E, clip, self.rows, self.classes, diagnose, automatic
             )
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, step = shape.lanes, shape.rows(self.width, shard.clients)
+        lanes, products = shape.lanes, Products(shard.precision)
+        together, step = shape.chunk(self.width, shard.clients)
         weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
         total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
-        logits = torch.empty(shard.clients, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
-        for block in range(weights.shape[0]):
+        logits = torch.empty(together, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
+        for block, first in itertools.product(range(weights.shape[0]), range(0, shard.clients, together)):
+            some = slice(first, first + together)
+            factors = products.rounded(weights[block, some])
             for start in range(0, shard.rows, step):
                 rows = slice(start, min(start + step, shard.rows))
-                x, row_norm = shard.x[:, rows], shard.norm[:, rows]
+                x = shard.x[some, rows]
                 n = x.shape[1]
-                flat = torch.bmm(x, weights[block], out=logits[:, :n])
-                z = flat.view(-1, n, c, lanes)
+                flat = products.of(x, factors, logits[: len(x), :n])
                 seen = clip_residuals(
-                    z, shard.y[:, rows], row_norm, clips[block], diagnose, kernel == "triton", automatic
+                    flat.view(-1, n, c, lanes),
+                    *(shard.y[some, rows], shard.norm[some, rows], clips[block]),
+                    *(diagnose, kernel == "triton", automatic),
                 )
                 if seen is not None:
-                    losses[block] += seen.loss.sum(1)
-                    clipped[block] += seen.clipped.sum(1)
-                total[block] += torch.bmm(x.mT, flat)
+                    losses[block, some] += seen.loss.sum(1)
+                    clipped[block, some] += seen.clipped.sum(1)
+                total[block, some] += products.of(x.mT, products.rounded(flat))
         count = theta.shape[-2]
         gradient = from_blocks(total, c, lanes, count)
         if not diagnose:

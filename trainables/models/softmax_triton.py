@@ -29,6 +29,7 @@ MOST_FEATURES = 128
 MOST_CLASSES = 32
 MOST_BYTES = 1 << 30  # of the parts' sums at a time
 LOG2E = math.log2(math.e)
+PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 # Triton would compile a kernel anew, for a second or more, when one of these turns from odd to a multiple of 16
 SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
 
@@ -73,13 +74,20 @@ def _weights(theta, lane, feature, label, used, features, count, wanted, classes
     return w * wanted, tl.where(used, b * wanted, float("-inf"))
 
 
+@triton.jit
+def _product(x, other, PRODUCTS: tl.constexpr):
+    if PRODUCTS == "bf16":
+        return tl.dot(x, other.to(tl.bfloat16))
+    return tl.dot(x, other, input_precision=PRODUCTS)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def _gradient_parts(
     X, Y, NORM, ROWS, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count,
     features: tl.constexpr, classes: tl.constexpr, D: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
-    TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """One part of one client for L lanes, of `count` from `first` on."""
+    """One part of one client for L lanes, of `count` from `first` on. In bf16 the features are stored so."""
     client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     rows = tl.load(ROWS + client)
     if part * PART >= rows:
@@ -103,10 +111,10 @@ def _gradient_parts(
         x = tl.load(X + (begin + row)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
         y = tl.load(Y + begin + row, mask=real, other=0)
         norm = tl.load(NORM + begin + row, mask=real, other=1.0)
-        z = tl.reshape(tl.dot(x, w, input_precision="tf32x3") + b[None, :], (TILE, L, C))
+        z = tl.reshape(_product(x, w, PRODUCTS) + b[None, :], (TILE, L, C))
         residual, loss, clipped = _residuals(z, real, y, norm, clip, label, DIAGNOSE)
         flat = tl.reshape(residual, (TILE, L * C))
-        total += tl.dot(tl.trans(x), flat, input_precision="tf32x3")
+        total += _product(tl.trans(x), flat, PRODUCTS)
         constant += tl.sum(flat, 0)
         losses += loss
         cut += clipped
@@ -228,7 +236,7 @@ def clipped_gradient_sum(
         _gradient_parts[(lanes // L, clients * parts)](
             shard.aligned(D), shard.y, shard.norm, shard.real_rows, theta, clip, sums, seen[0], seen[1],
             most, parts, 0 if theta.shape[0] == 1 else count * width, first, count, q - 1, classes,
-            D, C, L, TILE, PART, LOG2E, diagnose, num_warps=WARPS, num_stages=STAGES,
+            D, C, L, TILE, PART, LOG2E, diagnose, PRODUCTS[shard.precision], num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         _add_parts[(triton.cdiv(lanes * width, 1024), clients)](
             sums, shard.real_rows, total, parts, lanes, first, count, width, 1024, PART

@@ -52,6 +52,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         **dict(trial.privacy),
         "preprocess": trial.preprocess.model_dump(),
         "aggregate": trial.aggregate,
+        **({} if trial.precision == "float32" else {"precision": trial.precision}),
         "rounds": trial.rounds,
         "evaluate_every": trial.evaluate_every,
         "data": cell.data.source if cell.data else None,

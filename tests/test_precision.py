@@ -1,0 +1,147 @@
+"""Products of less precision on a GPU: how far off they may be, what they never do, and that results are marked."""
+
+import numpy as np
+import pytest
+import small
+import torch
+
+from orchestrator.study.settings import Study
+from trainables.errors import UserError
+from trainables.models import kernels
+from trainables.models.shard import Shard
+from trainables.models.softmax import SoftmaxHead
+from trainables.pack import check, pack_group
+from trainables.problem import in_process
+from trainables.server import HostsHere, Server
+from trainables.spec import PRECISIONS
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+ROUNDING = {"float32": 2e-6, "tf32": 2**-9, "bf16": 2**-7}  # of what a product's factors are rounded to, some units
+SHAPES = {"fused": (64, 10), "products apart": (200, 50)}
+
+
+def case(features: int, classes: int, rows: tuple[int, ...], lanes: int, scale: float = 0.3):
+    rng = np.random.default_rng(3)
+    parts = [(rng.standard_normal((n, features)).astype(np.float32), rng.integers(0, classes, n)) for n in rows]
+    theta = scale * torch.from_numpy(rng.standard_normal((lanes, (features + 1) * classes)).astype(np.float32))
+    return SoftmaxHead(features, classes), parts, theta, torch.linspace(0.5, 20, lanes)
+
+
+@pytest.fixture(params=["triton", "torch"])
+def kernel(request, monkeypatch):
+    monkeypatch.setitem(kernels._chosen, "cuda", request.param)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_sums_agree_with_double_precision_cuda(precision, shape, kernel):
+    """Up to what the factors are rounded to, beside the length of all that is summed."""
+    head, parts, theta, clip = case(*SHAPES[shape], rows=(300, 130), lanes=5)
+    expected, _ = head.clipped_gradient_sum(Shard.build(parts, dtype=torch.float64), theta.double(), clip.double())
+    shard = Shard.build(parts, "cuda", precision=precision)
+    found, seen = head.clipped_gradient_sum(shard, theta.cuda(), clip.cuda(), diagnose=True)
+    length = torch.tensor([len(y) for _, y in parts]).view(-1, 1, 1) * clip.view(1, -1, 1)
+    assert ((found.cpu() - expected).norm(dim=2, keepdim=True) <= ROUNDING[precision] * length).all()
+    assert seen is not None
+    assert torch.isfinite(seen.loss).all()
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_nothing_becomes_longer_than_the_clip_cuda(precision, shape, kernel):
+    """Every row a client of its own, so that its contribution is seen; all of them are clipped, whose length is then
+    the clip, but for rounding: of sums in float32, nothing more."""
+    head, parts, theta, _ = case(*SHAPES[shape], rows=(1,) * 200, lanes=5)
+    clip = torch.full((5,), 0.01, device="cuda")
+    found, _ = head.clipped_gradient_sum(Shard.build(parts, "cuda", precision=precision), theta.cuda(), clip)
+    longest = found.norm(dim=2).max().item()
+    assert 0.98 * 0.01 < longest < 0.01 * (1 + 1e-5)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_lane_does_not_depend_on_its_company_cuda(precision, kernel):
+    head, parts, theta, clip = case(*SHAPES["fused"], rows=(300, 130), lanes=70)
+    shard = Shard.build(parts, "cuda", precision=precision)
+    together, _ = head.clipped_gradient_sum(shard, theta.cuda(), clip.cuda())
+    for lane in (0, 33, 69):
+        alone, _ = head.clipped_gradient_sum(shard, theta[lane : lane + 1].cuda(), clip[lane : lane + 1].cuda())
+        assert (alone[:, 0] == together[:, lane]).all()
+
+
+@on_a_gpu
+def test_a_run_cuda(small_problem):
+    """Ends near the one in float32, and not on its bits."""
+    trials = {p: small.trial(small_problem, "dp-fedgd").model_copy(update={"precision": p}) for p in PRECISIONS}
+    found = {}
+    for precision, trial in trials.items():
+        server = Server(HostsHere(1, "cuda"), "cuda")
+        server.open([trial], in_process(small_problem))
+        server.advance(trial.rounds)
+        found[precision] = server.theta[0].cpu()
+    for precision in ("tf32", "bf16"):
+        assert (found[precision] != found["float32"]).any()
+        torch.testing.assert_close(found[precision], found["float32"], rtol=0.05, atol=0.02)
+
+
+# ---- everywhere
+
+
+def test_few_rows_at_a_time_are_never_added_to_very_many_weights():
+    """With a thousand classes a chunk of all clients would hold 128 rows of each: then clients come one by one."""
+    from trainables.models.lanes import FEWEST
+    from trainables.models.lanes import SHAPES as DEVICES
+
+    assert DEVICES["cuda"].rows(1000, 20) == 128 < FEWEST
+    assert DEVICES["cuda"].chunk(1000, 20) == (1, 4096)
+    assert DEVICES["cuda"].chunk(100, 20) == (20, 2048)
+    assert DEVICES["cpu"].chunk(1000, 20) == (20, 64)
+
+
+def test_it_is_part_of_a_trial_and_older_trials_keep_their_keys(small_problem):
+    trial = small.trial(small_problem, "dp-fedgd")
+    others = [trial.model_copy(update={"precision": precision}) for precision in ("tf32", "bf16")]
+    assert len({one.key for one in (trial, *others)}) == 3
+    assert len({pack_group(one) for one in (trial, *others)}) == 3
+    assert "precision" not in trial.model_dump_json(exclude_defaults=True)
+    assert trial.model_copy(update={"precision": "float32"}).key == trial.key
+
+
+def test_a_cpu_and_other_heads_refuse_it(small_problem):
+    trial = small.trial(small_problem, "dp-fedgd").model_copy(update={"precision": "bf16"})
+    with pytest.raises(UserError, match="precision = 'bf16' is for GPUs; this runs on cpu"):
+        Shard.build([(np.ones((2, 3), np.float32), np.zeros(2, np.int64))], precision="bf16")
+    other = trial.model_copy(update={"problem": trial.problem.model_copy(update={"model": "mlp:4"})})
+    with pytest.raises(UserError, match="precision = 'bf16' is of the head softmax; 'mlp:4' has float32"):
+        check(other, small_problem)
+    with pytest.raises(UserError, match="precision = 'fp8'"):
+        check(trial.model_copy(update={"precision": "fp8"}), small_problem)
+
+
+TEXT = """
+name: rounded
+data: [{source: "synthetic-frozen:200,20,4,3", label: toy}]
+clients: 4
+methods: [dp-fedgd, dp-fedgd: {precision: bf16}]
+epsilons: [1]
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_run_on_a_machine_without_a_gpu_is_refused_before_it_starts(fedsweep, tmp_path):
+    file = tmp_path / "rounded.yaml"
+    file.write_text(TEXT)
+    code, out, err = fedsweep("run", file, "--results", tmp_path / "r")
+    assert (code, out) == (2, "")
+    assert "precision = 'bf16' is for GPUs; this run would be on CPUs, which have float32" in err
+
+
+def test_its_name_is_in_the_tables():
+    methods = ["dp-fedgd", {"dp-fedgd": {"precision": "bf16"}}]
+    study = Study.model_validate(
+        {"name": "a", "data": [{"source": "synthetic-frozen:200,20,4,3"}], "methods": methods, "epsilons": [1]}
+    )
+    assert [method.shown for method in study.methods] == ["DP-FedGD", "DP-FedGD in bf16"]
+    assert study.precisions == ["bf16", "float32"]
