@@ -16,11 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from ray import tune
@@ -39,12 +37,14 @@ from trainables.federation import Federation, FederationSize, HostActor, HostAct
 from trainables.lane_result import LaneResult
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
+from trainables.models.products import Products
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
+from trainables.privacy.noise import Address
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem, Shipper
 from trainables.server import HostsHere, Server
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.spec import PRECISIONS, DataSpec, Precision, ProblemSpec, TrialSpec
 
 PAPER_SIZED = "synthetic-frozen"
 SEARCH = """
@@ -75,7 +75,7 @@ def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                 "startup_s": time.time() - began,
                 "device": _device_name(size),
                 "hosts": size.hosts,
-                "kernel": _kernel(size),
+                "kernel": kernels.chosen(size.device),
             }
             say(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
             say(f"start-up to first round: {report['startup_s']:.1f} s")
@@ -85,9 +85,12 @@ def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             report |= _one_at_a_time(lab, federation, quick, say)
         report |= _messages(lab, say)
         report |= _per_example(lab, size.device, say)
+        report |= _noise(size.device, say)
+        if size.device == "cuda" and not quick:
+            report |= _wide(say)
         report["growth_ms_per_trial_round"] = {} if quick else _growth(size, say)
         report |= _search(say)
-        report |= _naive(lab, report, size.device, 2 if quick else 6, say)
+        report |= _naive(lab, report, size.device, 2, say)
     return report
 
 
@@ -297,39 +300,9 @@ def _one_at_a_time(lab: _Lab, federation: Federation, quick: bool, say: Callable
     seconds_packed = (time.perf_counter() - start) / len(trials)
     for key, lane in single.items():
         _agree("one at a time", lane, "packed", packed[key])
-    speedup, device = seconds_alone / seconds_packed, federation.size.device
-    sentence = f"packed against one trial at a time: {speedup:.1f}x"
-    if device == "cuda":
-        say(sentence)
-        return {"packed_speedup": speedup}
-    unpadded = _unpadded_ratio()
-    say(
-        f"{sentence} (a lone trial pays for a block of {lane_shapes.SHAPES[device].lanes} lanes; a kernel without that "
-        f"would take {unpadded:.2f} of its time)"
-    )
-    return {"packed_speedup": speedup, "lone_kernel_without_block": unpadded}
-
-
-def _unpadded_ratio() -> float:
-    """What one lane would cost if lanes were not computed in blocks, over what it costs: for an honest comparison."""
-    generator = np.random.default_rng(0)
-    shard = Shard.build([(generator.random((2500, 64), dtype=np.float32), generator.integers(0, 10, 2500))])
-    head, theta, clip = SoftmaxHead(64, 10), torch.randn(1, 650), torch.full((1,), 10.0)
-
-    def seconds() -> float:
-        taken = []
-        for _ in range(8):
-            start = time.perf_counter()
-            head.clipped_gradient_sum(shard, theta, clip)
-            taken.append(time.perf_counter() - start)
-        return min(taken)
-
-    in_block, shape = seconds(), lane_shapes.SHAPES["cpu"]
-    lane_shapes.SHAPES["cpu"] = replace(shape, lanes=1)
-    try:
-        return seconds() / in_block
-    finally:
-        lane_shapes.SHAPES["cpu"] = shape
+    speedup = seconds_alone / seconds_packed
+    say(f"packed against one trial at a time: {speedup:.1f}x")
+    return {"packed_speedup": speedup}
 
 
 def _per_example(lab: _Lab, device: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -370,6 +343,77 @@ def _per_example(lab: _Lab, device: str, say: Callable[[str], None]) -> dict[str
     speedup = seconds_plain / seconds_ours
     say(f"closed form in 32 lanes against per-example gradients in memory: {speedup:.1f}x a trial-round")
     return {"per_example_ms": 1e3 * seconds_plain, "per_example_speedup": speedup}
+
+
+def _noise(device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """What a client's noise in a round costs."""
+    clients, size = 2000, 650
+    if kernels.chosen(device) == "triton":
+        from trainables.privacy import noise_triton
+
+        here, seeds = torch.arange(clients, device=device), torch.tensor([42], device=device)
+
+        def draw(t: int) -> None:
+            noise_triton.normals(here, seeds, t, 0, "gradient", size)
+    else:
+
+        def draw(t: int) -> None:
+            for client in range(clients):
+                Address(42, client, t, 0, "gradient").normal(size)
+
+    draw(0)
+    _synchronise(device)
+    start = time.perf_counter()
+    for t in range(3):
+        draw(1 + t)
+    _synchronise(device)
+    each = (time.perf_counter() - start) / 3 / clients
+    say(f"noise: {1e6 * each:.2f} us for the {size} numbers of a client in a round")
+    return {"noise_us_per_client": 1e6 * each}
+
+
+def _wide(say: Callable[[str], None]) -> dict[str, Any]:
+    """A round's gradients of ImageNet's shape, through a large backbone: in one block of lanes."""
+    found = {precision: _wide_round(precision) for precision in PRECISIONS}
+    for precision, measured in found.items():
+        say(
+            f"1.28 million rows x 1,024 features, 1,000 classes, {precision}: {measured['ms_per_trial_round']:.1f} ms a "
+            f"trial-round, {measured['gemm_fraction']:.2f} of the rate of its products alone"
+        )
+    return {"wide": found}
+
+
+def _wide_round(precision: Precision) -> dict[str, float]:
+    clients, rows, features_, classes = 20, 64_000, 1024, 1000
+    head, shape = SoftmaxHead(features_, classes), lane_shapes.SHAPES["cuda"]
+    x = torch.randn(clients, rows, head.rows, device="cuda").div_(32)
+    x[..., -1] = 1
+    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
+    products = Products(precision)
+    x = products.rounded(x)
+    labels = torch.randint(0, classes, (clients, rows), device="cuda")
+    shard = Shard(x, norm, labels, torch.full((clients, 1, 1), float(rows), device="cuda"), precision)
+    theta = 0.01 * torch.randn(shape.lanes, head.dimension, device="cuda")
+    clip = torch.full((shape.lanes,), 10.0, device="cuda")
+    whole = _best_of(2, lambda: head.clipped_gradient_sum(shard, theta, clip))
+    _, step = shape.chunk(classes, clients)
+    chunk, columns = x[:1, :step], classes * shape.lanes
+    right = products.rounded(torch.randn(1, head.rows, columns, device="cuda"))
+    left = products.rounded(torch.randn(1, step, columns, device="cuda"))
+    alone = _best_of(5, lambda: (products.of(chunk, right), products.of(chunk.mT, left))) * clients * rows / step
+    return {"ms_per_trial_round": 1e3 * whole / shape.lanes, "gemm_fraction": alone / whole}
+
+
+def _best_of(times: int, work: Callable[[], Any]) -> float:
+    """Seconds on the GPU, after a first time that does not count."""
+    taken = []
+    for _ in range(times + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return min(taken[1:])
 
 
 def _growth(size: FederationSize, say: Callable[[str], None]) -> dict[str, float]:
@@ -517,10 +561,6 @@ def _device_name(size: FederationSize) -> str:
     if size.device == "cuda":
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
     return f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}"
-
-
-def _kernel(size: FederationSize) -> str:
-    return kernels.chosen(size.device)
 
 
 def _process_start() -> float:

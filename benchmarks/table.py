@@ -18,6 +18,10 @@ def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
         found = report["lanes"].get(str(count))
         return f"{found['ms_per_trial_round']:.3g} ({100 * found['gemm_fraction']:.0f}%)" if found else ""
 
+    def wide(report: dict, precision: str) -> str:
+        found = report.get("wide", {}).get(precision)
+        return f"{found['ms_per_trial_round']:.3g} ({100 * found['gemm_fraction']:.0f}%)" if found else ""
+
     return [
         ("matrix products alone, GFLOP/s", of("gemm_gflops", ",.0f")),
         *(
@@ -36,13 +40,21 @@ def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
             (f"ms a trial-round in 32 lanes, {key}", [f"{r['growth_ms_per_trial_round'][key]:.3g}" for r in reports])
             for key in grown
         ),
+        ("noise of a client in a round (650 numbers), us", of("noise_us_per_client", ".2f")),
+        *(
+            (
+                f"ms a trial-round of ImageNet's shape in {precision} (share of its products' rate)",
+                [wide(report, precision) for report in reports],
+            )
+            for precision in ("float32", "tf32", "bf16")
+        ),
         ("start-up to first round, s", of("startup_s", ".1f")),
         ("DP-FedSOFIM's search (coarse, fine, confirm), study to tables, s", of("search_s", ".1f")),
         ("the orchestrator's overhead on the rounds, %", of("overhead_fraction", ".1f", 100)),
         ("the same per trial, ms", of("overhead_ms_per_trial", ".1f")),
         ("peak memory of all processes in it, GiB", of("peak_memory_bytes", ".2f", 1 / 2**30)),
         ("a naive Ray Tune trial with 20 actors of its own, s", of("naive_s_per_trial", ".1f")),
-        ("the search against all its trials so (extrapolated from 6)", of("naive_speedup", ".0f")),
+        ("the search against all its trials so (extrapolated from 2)", of("naive_speedup", ".0f")),
     ]
 
 
