@@ -377,7 +377,7 @@ def _wide(say: Callable[[str], None]) -> dict[str, Any]:
     found = {precision: _wide_round(precision) for precision in PRECISIONS}
     for precision, measured in found.items():
         say(
-            f"1.28 million rows x 1,024 features, 1,000 classes, {precision}: {measured['ms_per_trial_round']:.1f} ms a "
+            f"1.28 M rows x 1,024 features, 1,000 classes, {precision}: {measured['ms_per_trial_round']:.1f} ms a "
             f"trial-round, {measured['gemm_fraction']:.2f} of the rate of its products"
         )
     return {"wide": found}

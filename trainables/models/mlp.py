@@ -59,12 +59,12 @@ class MLPHead:
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
-        step = shape.rows(self.width, shard.clients)
-        blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), shape.lanes)
-        clips = vector_to_blocks(clip, shape.lanes)
+        step, lanes = shape.rows(self.width, shard.clients), _side_by_side(count, theta.device.type)
+        blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), lanes)
+        clips = vector_to_blocks(clip, lanes)
         wanted = (blocks.shape[0], shard.clients, *blocks.shape[2:])
         total = torch.zeros(wanted, dtype=torch.float64, device=theta.device)
-        losses = torch.zeros(blocks.shape[0], shard.clients, shape.lanes, dtype=theta.dtype, device=theta.device)
+        losses = torch.zeros(blocks.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         for block, weights in enumerate(blocks):
             W1, W2 = self._layers(weights)
@@ -109,7 +109,7 @@ class MLPHead:
         """As the linear head: a tie for the highest score counts as wrong."""
         shape, count = SHAPES[theta.device.type], theta.shape[0]
         step = shape.rows(self.width)
-        blocks = self._lane_blocks(theta.unsqueeze(0), shape.lanes)[:, 0]
+        blocks = self._lane_blocks(theta.unsqueeze(0), _side_by_side(count, theta.device.type))[:, 0]
         loss = torch.zeros(*blocks.shape[:2], dtype=theta.dtype, device=theta.device)
         correct = torch.zeros(*blocks.shape[:2], shard.rows, dtype=torch.bool, device=theta.device)
         for block, weights in enumerate(blocks):
@@ -138,3 +138,13 @@ class MLPHead:
         padded = torch.zeros(clients, -(-have // lanes) * lanes, size, dtype=theta.dtype, device=theta.device)
         padded[:, :have] = theta
         return padded.unflatten(1, (-1, lanes)).movedim(1, 0)
+
+
+def _side_by_side(count: int, device: str) -> int:
+    """Lanes of a block. Each has matrices of its own, and on a CPU they are multiplied one after the other: how many
+    there are changes no bits, but for a single one, which takes another way. A GPU chooses its way by their number."""
+    most = SHAPES[device].lanes
+    if device != "cpu":
+        return most
+    blocks = -(-count // most)
+    return max(2, -(-count // blocks))
