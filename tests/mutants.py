@@ -80,6 +80,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
     **_of("orchestrator/search", OF_SEARCH),
     **_of("trainables/methods", OF_METHODS),
+    "trainables/methods/__init__.py": ("tests/test_plugins.py",),
     **_of("orchestrator/report/tables", ("tests/test_tables.py", "tests/test_table_details.py")),
 }
 """Which tests are to notice a fault in a module; those that start Ray are left out."""

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -383,3 +384,42 @@ def test_a_packaged_study_takes_no_grid_from_where_somebody_stands(tmp_path, mon
     (tmp_path / "dp_fedgd.yaml").write_text("coarse: {learning_rate: [7]}\nfine: {learning_rate: [7]}\n")
     monkeypatch.chdir(tmp_path)
     assert load("quickstart")[0] == before
+
+
+# ---- which methods a module has
+
+
+def module_with(name: str, **content) -> types.ModuleType:
+    """One that defines these classes itself, or has them from elsewhere (`__module__` says where)."""
+    made = types.ModuleType(name)
+    vars(made).update(content)
+    return made
+
+
+def method_of(module: str, called: str, base=methods.METHODS["dp-fedgd"].__class__) -> type[Method]:
+    return type(called, (base,), {"name": called.lower(), "__module__": module})
+
+
+def test_a_module_s_methods_are_those_it_defines_and_can_be_made():
+    """Not what it has imported, not an outline that lacks its half, not a class of another kind; a package has those of
+    its own modules, but not those of one whose name only begins like its own."""
+    here, within, beside = (method_of(where, word) for where, word in (("a", "One"), ("a.b", "Two"), ("ab", "Three")))
+    outline = type("Outline", (Method,), {"name": "outline", "__module__": "a"})
+    other = type("Other", (), {"__module__": "a"})
+    imported = methods.METHODS["dp-fedadam"].__class__
+    content = {c.__name__: c for c in (here, within, beside, outline, other, imported)}
+    found = methods.defined_in(module_with("a", **content, number=3))
+    assert [type(method) for method in found] == [here, within]
+
+
+def test_a_name_is_taken_once():
+    """Again by the same class it is the same method, as when a module is loaded twice; by another it is refused."""
+    first, again = method_of("a", "Mine"), method_of("b", "Mine")
+    with added_for_now():
+        methods.add_all(module_with("a", Mine=first))
+        assert type(methods.METHODS["mine"]) is first
+        methods.add_all(module_with("a", Mine=first))
+        with pytest.raises(UserError, match=r"plug-in b: a method 'mine' is there already, in a$"):
+            methods.add_all(module_with("b", Mine=again))
+        assert type(methods.METHODS["mine"]) is first
+    assert "mine" not in methods.METHODS
