@@ -1,0 +1,158 @@
+"""Where every second of a sweep goes, from the command to the tables: python -m benchmarks.seconds STUDY [FOLDER]
+
+A second part runs the same kind of rounds in one process, with a wait after each part of a round, so that their shares
+can be told apart; nothing overlaps there, so the parts add up to more than a round takes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.bench import _process_start
+from orchestrator.running import sweeping
+from orchestrator.running.packing import AUTO_LANES, Capacity
+from orchestrator.running.progress import Running, View
+from orchestrator.search.sweep import Sweep
+from orchestrator.study import reading
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.settings import Study
+from trainables import client_host
+from trainables.models.softmax import SoftmaxHead
+from trainables.pack import pack_group
+from trainables.problem import in_process
+from trainables.server import HostsHere, Server
+
+ROUNDS = 20
+
+
+class Clock(View):
+    """Notes when something was first seen."""
+
+    def __init__(self) -> None:
+        self.began, self.marks, self.computing_s, self.federations = _process_start(), dict[str, float](), 0.0, 1
+
+    def mark(self, what: str, at: float | None = None) -> None:
+        self.marks.setdefault(what, (at or time.time()) - self.began)
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def starting(self, sweep: Sweep) -> None:
+        self.mark("imports, the study and its data")
+
+    def started(self, sweep: Sweep, size: Capacity) -> None:
+        self.mark("Ray")
+        self.federations = size.federations
+
+    def changed(self, running: Running) -> None:
+        if running.computing_s and not self.computing_s:
+            self.mark("slot, federation, kernels, first pack", time.time() - running.computing_s)
+        self.computing_s = running.computing_s
+
+
+def whole(study: Study, text: str, folder: Path) -> None:
+    clock, write_tables = Clock(), sweeping.write_tables
+
+    def noted(*arguments: Any) -> Any:
+        clock.mark("rounds, with the driver's work beside them, and Ray's end")
+        return write_tables(*arguments)
+
+    clock.mark("Python, torch and Ray imported")
+    with mock.patch.object(sweeping, "write_tables", noted):
+        finished = sweeping.run(study, text, folder, clock)
+    clock.mark("tables")
+    before = 0.0
+    for what, at in clock.marks.items():
+        print(f"{at - before:7.1f} s  {what}")
+        before = at
+    rounds = clock.computing_s / clock.federations
+    print(f"{before:7.1f} s  in all, {rounds:.1f} of them in rounds; complete: {finished.complete}")
+
+
+# ---- the parts of a round
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timed(self, owner: Any, name: str, what: str) -> Iterator[None]:
+        """All calls of a function, each to its end on the device."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def waited(*arguments: Any, **options: Any) -> Any:
+            _wait()
+            start = time.perf_counter()
+            found = function(*arguments, **options)
+            _wait()
+            self.seconds[what] += time.perf_counter() - start
+            return found
+
+        with mock.patch.object(owner, name, waited):
+            yield
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def parts_of_rounds(study: Study) -> None:
+    """Of the first pack of every method's coarse stage."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    blueprint = Blueprint.draw(study)
+    seen = set()
+    for cell in blueprint.cells:
+        if cell.method.name in seen:
+            continue
+        grid = cell.space.grid(cell.space.coarse)
+        trials = [trial for point in grid for trial in cell.trials("coarse", point, study.seeds.search)]
+        seen.add(cell.method.name)
+        trials = [trial for trial in trials if pack_group(trial) == pack_group(trials[0])][: AUTO_LANES[device]]
+        _parts_of(trials, blueprint, device)
+
+
+def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
+    shipment = in_process(blueprint.problems[trials[0].problem.key])
+    plain = Server(HostsHere(1, device), device)
+    plain.open(trials, shipment)
+    plain.advance(3)
+    _wait()
+    start = time.perf_counter()
+    plain.advance(3 + ROUNDS)
+    _wait()
+    whole_s, parts = time.perf_counter() - start, Parts()
+    server = Server(HostsHere(1, device), device)
+    server.open(trials, shipment)
+    server.advance(3)
+    with (
+        parts.timed(client_host._Lanes, "_drawn", "noise"),
+        parts.timed(SoftmaxHead, "evaluate", "evaluation"),
+        parts.timed(type(server._groups[0].method), "step", "server's step"),
+        parts.timed(client_host.ClientHost, "round", "hosts, noise included"),
+    ):
+        server.advance(3 + ROUNDS)
+    shown = ", ".join(f"{what} {1e3 * seconds / ROUNDS:.2f}" for what, seconds in sorted(parts.seconds.items()))
+    print(f"{trials[0].method}, {len(trials)} lanes: {1e3 * whole_s / ROUNDS:.2f} ms a round; apart: {shown}")
+
+
+def main() -> None:
+    study, text = reading.load(sys.argv[1])
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(tempfile.mkdtemp()) / "r"
+    whole(study, text, folder)
+    parts_of_rounds(study)
+
+
+if __name__ == "__main__":
+    main()
