@@ -6,6 +6,7 @@
 #   make goldens  says which computed results have changed, and writes the new ones down
 #   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
+#   make sums   the tests against oracles once more, with other kernels and other ways of summing
 #   make audits attacks every method under every option
 #   make data   fetches the papers' data and puts them through their backbones
 #   make table3 the main paper's table 3 beside ours
@@ -16,15 +17,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz mutants goldens chaos nodes audits data table3 reproduce peers check install lock docs dist clean
+.PHONY: run test fuzz mutants goldens chaos nodes sums audits data table3 reproduce peers check install lock docs dist clean
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
 	@echo "the command is $(BIN)/fedsweep; in a shell after '. $(BIN)/activate' it is fedsweep"
 
-# Two files at a time: most of them wait for processes of their own, or use one core.
+# Three files at a time, also on two cores: many of them wait for processes of their own.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Ten thousand of each kind of what comes from outside.
 fuzz: install
@@ -46,6 +47,13 @@ chaos: install
 
 nodes: install
 	$(BIN)/python -m pytest -m "nodes"
+
+# How a library adds up a product depends on the processor: these are the other ways that can be forced on this one.
+ORACLES := $(addprefix tests/test_,methods.py kernel.py clipping.py fednew.py glm.py mlp.py preprocess.py user_level.py)
+sums: install
+	for way in MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 OPENBLAS_CORETYPE=ARMV8 OPENBLAS_CORETYPE=HASWELL ATEN_CPU_CAPABILITY=default; do \
+	  echo "torch's kernels with $$way" && env FEDSWEEP_KERNEL=torch $$way \
+	    $(BIN)/python -m pytest -q -n 2 -k "twin or loops or definition or hosts or lanes" $(ORACLES) || exit; done
 
 audits: install
 	$(BIN)/python -m pytest -n 2 -m "audits"
