@@ -29,6 +29,7 @@ from trainables.methods.base import (
     learning_rate,
 )
 from trainables.models import Model
+from trainables.models.lanes import in_fixed_blocks
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import LEVELS, Event, Level
 
@@ -38,7 +39,10 @@ def preconditioned(
 ) -> torch.Tensor:
     """(V diag(values) V^T + gamma I)^-1 applied to a gradient, feature by feature."""
     matrix = gradient.view(*gradient.shape[:-1], values.shape[-1], -1)
-    return (vectors @ ((vectors.mT @ matrix) / (values + gamma).unsqueeze(-1))).flatten(-2)
+    damped = (values + gamma).unsqueeze(-1)
+    if gradient.dim() > 2:  # of several clients at once
+        return (vectors @ ((vectors.mT @ matrix) / damped)).flatten(-2)
+    return in_fixed_blocks(lambda v, m, d: v @ ((v.mT @ m) / d), vectors, matrix, damped).flatten(-2)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ last block filled up with zeros: a lane's arithmetic does not depend on how many
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +99,20 @@ def add_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> 
     for start in range(0, x.shape[1], SUMMED):
         rows = slice(start, start + SUMMED)
         total += torch.bmm(x[:, rows].mT, values[:, rows])
+
+
+def in_fixed_blocks(function: Callable[..., torch.Tensor], *laned: torch.Tensor) -> torch.Tensor:
+    """A function of (lanes, ...) that multiplies matrices lane by lane. A GPU may round such products by how many there
+    are: it is given a fixed number of them, the last block filled up with its first lane."""
+    if not laned[0].is_cuda:
+        return function(*laned)
+    size, parts = SHAPES["cuda"].lanes, []
+    for start in range(0, laned[0].shape[0], size):
+        some = [value[start : start + size] for value in laned]
+        here = some[0].shape[0]
+        whole = [torch.cat([value, value[:1].expand(size - here, *value.shape[1:])]) for value in some]
+        parts.append(function(*whole)[:here])
+    return torch.cat(parts)
 
 
 def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:
