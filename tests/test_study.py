@@ -310,6 +310,13 @@ def test_what_has_no_effect_is_said(tmp_path, fedsweep):
     assert notes(read(changed("- dp-fedgd", fine) + "search: {ways: [grid, random]}\n")) == [], "ranges come of both"
 
 
+@pytest.mark.parametrize("name", ["a[b", "float", "["])
+def test_a_setting_is_called_by_its_name_whatever_that_looks_like(name):
+    """Also where it looks like what the checker calls a part of its own."""
+    with pytest.raises(UserError, match=f"{re.escape(name)}: there is no such setting"):
+        read(TEXT + f"{json.dumps(name)}: 3\n")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

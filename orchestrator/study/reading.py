@@ -159,10 +159,11 @@ def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     misspelt = [e for e in found if e["type"] == "extra_forbidden" and _meant(e["loc"])]
     first = misspelt[0] if misspelt and found[0]["type"] == "missing" else found[0]
     place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
-    name = ".".join(map(str, _visible(place)))
+    unknown = first["type"] == "extra_forbidden"
+    name = ".".join(map(str, [*_visible(place[:-1]), place[-1]] if unknown else _visible(place)))
     message = _plainly([e for e in found if _visible(e["loc"]) == _visible(first["loc"])])
     shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
-    if first["type"] == "extra_forbidden":
+    if unknown:
         message, shown = f"there is no such setting{_meant(place)}", ""
     elif first["type"] == "missing":
         message, shown = "it is missing", ""
@@ -193,8 +194,8 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def _meant(place: tuple[str | int, ...]) -> str:
-    """The setting whose name comes closest, of the same section if possible."""
-    *section, name = [part for part in _visible(place) if isinstance(part, str)]
+    """The setting whose name comes closest to the last, whatever that looks like; of the same section if possible."""
+    section, name = [part for part in _visible(place[:-1]) if isinstance(part, str)], str(place[-1])
     by_name: dict[str, list[str]] = {}
     for path in setting_paths(Study):
         by_name.setdefault(path.rpartition(".")[2], []).append(path)
