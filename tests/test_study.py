@@ -525,6 +525,7 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "preprocess.center": (TEXT + "preprocess: {center: 0.02}\n", 0.02, 0.0),
     "preprocess.bound": (TEXT + "preprocess: {bound: 3}\n", 3.0, 16.0),
     "aggregate": (TEXT + "aggregate: size\n", "'size'", "'uniform'"),
+    "precision": (TEXT + "precision: bf16\n", "'bf16'", "'float32'"),
     "model": (TEXT + "model: mlp:8\n", "'mlp:8'", "'softmax'"),
     "objective": (TEXT + "objective: loss\n", "'loss'", "'accuracy'"),
     "rounds.coarse": (TEXT + "rounds: {coarse: 60}\n", 60, 50),
