@@ -310,3 +310,8 @@ def test_explicit_with_a_gap():
 @pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2", "explicit"])
 def test_show_is_what_parse_reads(text):
     assert partition.show(partition.parse(text, clients=3, seed=1)) == text
+
+
+def test_as_many_clients_as_rows():
+    """Each has one."""
+    assert deal(labelled(np.arange(100) % 5), "iid", 100).sizes == (1,) * 100

@@ -106,6 +106,7 @@ def test_a_score_costs_nothing_up_to_the_mu_of_its_run():
     assert with_score(1, 1, DELTA, 1) == pytest.approx(mu)
     assert with_score(1, 1, DELTA, 3) == pytest.approx(3 * mu)
     assert with_score(2, 1, DELTA, 1) == pytest.approx(mu_of(2, DELTA))  # a run that does not keep its claim
+    assert with_score(1, math.inf, DELTA, 0) == math.inf  # nothing is claimed: a score that costs nothing mends nothing
     assert with_score(0.5, 0.25, DELTA, 1) == pytest.approx(mu_of(0.5, DELTA))
     assert with_score(0, 1, DELTA, 0.5) == pytest.approx(0.5 * mu)  # delta alone covers the run
     assert with_score(math.inf, 1, DELTA, 1) == with_score(1, math.inf, DELTA, 1) == math.inf

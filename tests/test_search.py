@@ -638,6 +638,13 @@ def test_optuna_trials_that_failed_are_not_tried_again_half_way(tmp_path):
     assert not {trial.key for trial in failing.trials} & {trial.key for trial in again.trials}
 
 
+def test_what_optuna_asks_at_once_knows_of_one_another():
+    """Those that are still out are taken for bad ones: else a batch would crowd around the best so far."""
+    one = Blueprint.draw(study(methods=[GD])).cells[0]
+    search = OptunaSearch(one, lambda stage, some: [one.trial(stage, c) for c in some])
+    assert search.study.sampler._constant_liar
+
+
 def test_optuna_is_told_what_is_better_whatever_the_objective():
     """Of an error less is better: the best it knows is the trial with the least."""
     for objective, best in (("accuracy", 2), ("loss", 0)):

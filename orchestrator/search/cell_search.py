@@ -122,7 +122,6 @@ class CellSearch:
             name
             for name, axis in tried.items()
             if search_spaces.is_numeric(axis)
-            and len(axis) > 1
             and (
                 search_spaces.on_edge(axis, winner[name])
                 or any(
