@@ -281,7 +281,7 @@ def test_one_lane_is_many_lanes(name, device, small_problem):
     """Alone or among 44 others, a trial leaves the same bits. 45 lanes are full vectors of any width, and a rest."""
     trials = varied_trials(name, small_problem, 45)
     together = small.run(trials, small_problem, device=device)
-    for trial in trials[::2]:
+    for trial in trials[::4]:
         assert small.run([trial], small_problem, device=device) == {trial.key: together[trial.key]}, (
             trial.hyperparameters
         )
