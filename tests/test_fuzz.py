@@ -422,6 +422,10 @@ NASTY_LEDGERS = {
     "a word for a version": "UPDATE meta SET value = 'x'",
     "a trial that is none": "INSERT INTO stages VALUES ('x', 'grid', 'coarse', 0, 'k'), (1, 2, 3, 4, x'00')",
     "facts that are none": "UPDATE facts SET value = 'many'",
+    "a time that is none": "INSERT INTO sessions VALUES (77, 'yesterday')",
+    "a count that is none": "INSERT INTO sessions VALUES (77, 1); INSERT INTO batches VALUES (7, 77, 1, 'many', 2)",
+    "surroundings of another kind": "INSERT INTO sessions VALUES (77, 1); "
+    "INSERT INTO surroundings VALUES (77, x'00', 3); INSERT INTO origins VALUES ('k', 77)",
 }
 
 

@@ -162,7 +162,8 @@ def _computed_on(sessions: list[Session]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for session in sessions:
         if around := session.surroundings:
-            found[f"{around['device']}, {around['kernel']} kernel, {around['machine']}"] += session.computed
+            device, kernel, machine = (around.get(name, "?") for name in ("device", "kernel", "machine"))
+            found[f"{device}, {kernel} kernel, {machine}"] += session.computed
     return {where: count for where, count in found.items() if count}
 
 

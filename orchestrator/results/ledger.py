@@ -394,12 +394,13 @@ class Ledger:
                 around[number][name] = value
             computed = dict(self._db.execute("SELECT session, count(*) FROM origins GROUP BY session"))
         found = {
-            number: Session(began, [], around[number], computed.get(number, 0))
+            number: Session(_number(began), [], around[number], computed.get(number, 0))
             for number, began in self._db.execute("SELECT number, began FROM sessions")
         }
         for number, *batch in self._db.execute("SELECT session, at, trials, rounds FROM batches ORDER BY number"):
             if number in found:
-                found[number].batches.append((batch[0], batch[1], batch[2]))
+                at, trials, rounds = map(_number, batch)
+                found[number].batches.append((at, trials, rounds))
         return list(found.values())
 
     # ---- who holds what
@@ -446,6 +447,13 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def _number(value: Any) -> Any:
+    """SQLite keeps whatever bytes say, in whatever column."""
+    if not isinstance(value, int | float):
+        raise sqlite3.DataError(f"{value!r:.50} stands where a number should")
+    return value
 
 
 def _connect(uri: str, folder: Path) -> sqlite3.Connection:
