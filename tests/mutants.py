@@ -65,6 +65,8 @@ LEFT = Path(__file__).with_name("mutants_left.json")
 OF_METHODS = ("tests/test_methods.py", "tests/test_goldens.py")
 OF_SEARCH = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
 
+OF_TABLES = ("tests/test_tables.py", "tests/test_table_details.py", "tests/test_table_snapshots.py")
+
 
 def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return {str(path.relative_to(ROOT)): tests for path in sorted((ROOT / folder).glob("*.py")) if path.read_text()}
@@ -81,7 +83,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_of("orchestrator/search", OF_SEARCH),
     **_of("trainables/methods", OF_METHODS),
     "trainables/methods/__init__.py": ("tests/test_plugins.py",),
-    **_of("orchestrator/report/tables", ("tests/test_tables.py", "tests/test_table_details.py")),
+    **_of("orchestrator/report/tables", OF_TABLES),
 }
 """Which tests are to notice a fault in a module; those that start Ray are left out."""
 FAST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
@@ -121,6 +123,8 @@ OPERATORS = (
         for kind in (("Binary",) if pair[0] in ("Add", "Mul") else ("Comparison",))
     ),
 )
+WITHIN = "everywhere, within a line: "
+"""Begins an entry of `mutants_equivalent.json` that is about a part of a line, wherever it stands."""
 LONGEST = 10
 """How many times the seconds of processor of the faultless run a faulty one may use."""
 
@@ -134,7 +138,15 @@ class Fault:
 
     def alike(self, known: dict[str, str]) -> bool:
         """Whether it is listed, for its module or for all, as one that makes no difference."""
-        return f"{self.module}: {self.change}" in known or f"everywhere: {self.change}" in known
+        if f"{self.module}: {self.change}" in known or f"everywhere: {self.change}" in known:
+            return True
+        return any(self._swaps(*rule.removeprefix(WITHIN).split("  ->  ")) for rule in known if rule.startswith(WITHIN))
+
+    def _swaps(self, part: str, other: str) -> bool:
+        """Whether one such part of a line, and nothing else, has become the other."""
+        old, _, new = self.change.partition("  ->  ")
+        pieces = old.split(part)
+        return any(part.join(pieces[:n]) + other + part.join(pieces[n:]) == new for n in range(1, len(pieces)))
 
 
 def faults(module: str) -> Iterator[Fault]:
@@ -356,6 +368,11 @@ def _is_function(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_OPTIMIZED)
 
 
+def _is_at_once(code: CodeType) -> bool:
+    """A comprehension, which runs where it stands."""
+    return code.co_name in ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+
+
 def only_in_functions(fault: Fault) -> bool:
     """Whether nothing that runs on import is another than it was."""
     real, faulty = (
@@ -365,7 +382,8 @@ def only_in_functions(fault: Fault) -> bool:
 
     def said(code: CodeType) -> tuple:
         plain = tuple(repr(part) for part in code.co_consts if not isinstance(part, CodeType))
-        return code.co_qualname, code.co_code, plain, code.co_names
+        at_once = tuple(said(part) for part in code.co_consts if isinstance(part, CodeType) and _is_at_once(part))
+        return code.co_qualname, code.co_code, plain, code.co_names, at_once
 
     return [said(code) for code in real] == [said(code) for code in faulty]
 

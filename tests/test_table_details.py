@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from importlib import import_module
 
 import pandas as pd
 import pytest
@@ -24,9 +25,16 @@ from test_tables import (
 
 from orchestrator.report.tables import Results, frames, render
 from orchestrator.report.tables.common import bold_best
+from orchestrator.report.tables.differences import Difference, difference, shown_p
+from orchestrator.report.tables.results import CellResult
+from orchestrator.report.tables.tuning import _seeds
 from orchestrator.results.ledger import Ledger
 from trainables.objective import ACCURACY
 from trainables.privacy.gaussian import epsilon_of, mu_of
+
+differences = import_module("orchestrator.report.tables.differences")  # the package calls a function so
+mcnemar = import_module("orchestrator.report.tables.mcnemar")
+privacy = import_module("orchestrator.report.tables.privacy")
 
 
 def results_of(folder) -> Results:
@@ -66,6 +74,138 @@ def test_a_finished_study_is_shown_without_reservations(tmp_path):
 def test_a_file_name_is_not_too_long_and_its_own():
     assert render.slug("a" * 100) == "a" * 80
     assert list(render.endings(["a b", "A b", "a-b", "c"]).values()) == ["-a-b", "-a-b-2", "-a-b-3", "-c"]
+
+
+@pytest.mark.parametrize("objective", ["accuracy", "squared_error"])
+def test_a_study_that_has_grown_leaves_no_table_of_one_setting_behind(tmp_path, objective):
+    """Not the one either that is called by what the study is judged by."""
+    data = [{"source": "a", "label": "toy"}]
+    for grown, settings in ((data, 1), ([*data, {"source": "b", "label": "other"}], 2)):
+        of = study(data=grown, objective=objective, model="auto" if objective == "squared_error" else "softmax")
+        for setting in ("toy / iid", "other / iid")[:settings]:
+            with writing(tmp_path, of, setting=setting) as writer:
+                writer.search("dp-fedgd", 1, {"coarse": [({}, None)]})
+        build(tmp_path)
+    stems = {path.stem for path in (tmp_path / "tables").iterdir()} - {"README", "trials", "seeds", "trade-off"}
+    assert {stem for stem in stems if not stem.endswith(("-toy-iid", "-other-iid"))} == set()
+
+
+def test_a_line_of_best_yaml_is_broken_after_120_characters(tmp_path):
+    """The key takes 13, a label of 60 and a slash 63: a backbone of 44 ends at 120 and one word more follows; one of 45
+    ends its line."""
+    for length, rest in ((44, " /\n      iid"), (45, "\n      / iid")):
+        label, backbone = "ε" * 60, "b" * length
+        of = study(epsilons=[1], methods=["dp-fedgd"], data=[{"source": "a", "label": label, "backbone": backbone}])
+        with writing(tmp_path / str(length), of, setting=f"{label} / {backbone} / iid") as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+        build(tmp_path / str(length))
+        text = (tmp_path / str(length) / "best.yaml").read_text(encoding="utf-8")
+        assert f"\n    setting: {label} / {backbone}{rest}\n" in text
+
+
+def test_a_table_may_be_the_first_of_its_folders(tmp_path):
+    assert render.write_text(tmp_path / "a" / "b" / "t.md", "text").read_text() == "text"
+
+
+# ---- who is ahead
+
+
+def cell_of(folder, scores: dict[str, list[float]], **changes) -> list[CellResult]:
+    """Cells at eps 1 with these final scores, seed by seed; None: not ended."""
+    confirm = list(range(max(map(len, scores.values()))))
+    of = study(epsilons=[1], methods=list(scores), seeds={"confirm": confirm}, **changes)
+    with writing(folder, of) as writer:
+        for method, values in scores.items():
+            writer.search(method, 1, GRID)
+            curves = {seed: None if value is None else {LAST: value} for seed, value in enumerate(values)}
+            writer.confirm(method, 1, {"learning_rate": 0.1}, curves)
+    return list(results_of(folder).cells)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "clear"),
+    [(0.5, 0.7, True), (-0.7, -0.5, True), (-0.5, 0.5, False), (0.0, 0.5, False), (-0.5, 0.0, False)],
+)
+def test_a_difference_is_clear_where_its_interval_leaves_nothing_out(low, high, clear):
+    """Zero, that is: not even at its edge."""
+    assert Difference((low + high) / 2, low, high, 3, 0.5).clear is clear
+
+
+def test_one_seed_in_common_tells_nothing(tmp_path):
+    ours, theirs = cell_of(tmp_path, {"dp-fedgd": [50.0, None], "dp-fedadam": [48.0, 47.0]})
+    assert difference(ours, theirs) == Difference(2.0, -math.inf, math.inf, 1, 1.0)
+
+
+def test_a_claim_is_kept_to_a_millionth(tmp_path):
+    """What solvers leave of a budget is no broken promise."""
+    for bought, kept in ((1.0, True), (1 + 1e-6, True), (1.000002, False), (2.0, False), (0.5, True)):
+        with writing(tmp_path / str(bought), study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=bought)
+        (cell,) = results_of(tmp_path / str(bought)).cells
+        assert cell.keeps_its_claim is kept
+
+
+def test_one_method_is_not_compared(tmp_path):
+    write_both_ways(tmp_path, ["dp-fedgd"], {("dp-fedgd", "DP-FedGD"): [40.0, 41.0]})
+    assert not (tmp_path / "tables" / "differences.md").exists()
+    assert not (tmp_path / "tables" / "mcnemar.md").exists()
+
+
+@pytest.mark.parametrize(("p", "shown"), [(0.0001, "0.0001"), (0.00009, "<0.0001"), (0.25, "0.2500")])
+def test_a_p_is_shown_with_four_digits(p, shown):
+    assert shown_p(p) == shown
+
+
+def test_five_percent_are_not_below_five_percent(tmp_path):
+    cell, *_ = cell_of(tmp_path, {"dp-fedgd": [50.0, 51.0]})
+    for p, bold in ((0.05, False), (0.0499, True)):
+        over_seeds = differences._line(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[4]
+        over_rows = mcnemar._line(cell, mcnemar.Comparison(3, 1, 4), p)[5]
+        assert [isinstance(text, render.Bold) for text in (over_seeds, over_rows)] == [bold, bold]
+
+
+# ---- larger budgets that did worse
+
+
+def write_budgets(folder, found: dict[float, list[tuple[float, float]]], ends: dict[float, list[float]], **changes):
+    """DP-FedGD at several budgets: the rates tried with what they came to, the first of the best wins; final scores."""
+    of = study(epsilons=list(ends), methods=["dp-fedgd"], seeds={"confirm": [1, 2, 3]}, **changes)
+    with writing(folder, of) as writer:
+        for epsilon, scores in ends.items():
+            grid = [({"learning_rate": rate}, score) for rate, score in found[epsilon]]
+            writer.search("dp-fedgd", epsilon, {"coarse": grid, "fine": []})
+            curves = {seed: {LAST: score} for seed, score in enumerate(scores, start=1)}
+            writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, curves)
+    build(folder)
+
+
+INSIDE = [(0.1, 40.0), (1.0, 45.0), (10.0, 40.0)]
+WORSE = {1: [50.0, 50.1, 50.2], 8: [49.5, 49.6, 49.7]}
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (INSIDE, "one seed chose it, and overrated it on the validation rows"),
+        ([(0.1, 40.0), (1.0, 44.0), (10.0, 40.0)], "its search did not find what the smaller budget's found"),
+        ([(0.1, 40.0), (1.0, 46.0), (10.0, 47.0)], "its winner sits on an edge of what was tried (learning_rate ↑)"),
+    ],
+)
+def test_why_a_larger_budget_did_worse(tmp_path, found, why):
+    """By half a percent on every seed."""
+    write_budgets(tmp_path, {1: INSIDE, 8: found}, WORSE)
+    warning = "DP-FedGD at ε = 8 did worse than at ε = 1 by 0.50, more than its seeds explain"
+    assert f"{warning}: {why}." in caption(tmp_path, "accuracy")
+
+
+@pytest.mark.parametrize(
+    "larger", [[50.5, 50.6, 50.7], [40.0, 60.0, 30.0]], ids=["a little better", "worse by less than its seeds explain"]
+)
+def test_nothing_is_said_of_a_larger_budget_that_did_no_worse(tmp_path, larger):
+    write_budgets(tmp_path, {1: INSIDE, 8: INSIDE}, {1: WORSE[1], 8: larger})
+    assert "did worse" not in caption(tmp_path, "accuracy")
 
 
 # ---- partition and noise
@@ -167,6 +307,114 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
     assert lines(tmp_path, "selection")[3][2] == "learning_rate = 0.1", "of two that were tried, and of nothing else"
 
 
+@pytest.mark.parametrize(
+    ("clients", "epsilon", "confirmed", "told"),
+    [(2, 1, True, "to one of 2 a claimed 1"), (1, 1, True, ""), (2, math.inf, True, ""), (2, 1, False, "")],
+)
+def test_what_a_client_sees_is_told_where_there_are_others_and_a_budget(tmp_path, clients, epsilon, confirmed, told):
+    """A single client has no other's noise; without a budget there is nothing to lose, without a run nothing known."""
+    of = study(clients=clients, epsilons=[epsilon], methods=["dp-fedgd"], privacy={"release": "secure-aggregation"})
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", epsilon, GRID)
+        if confirmed:
+            writer.confirm("dp-fedgd", epsilon, {}, LOW, epsilon_secure=epsilon)
+    build(tmp_path)
+    text = caption(tmp_path, "privacy")
+    assert ("can take its own noise off" in text) == bool(told)
+    assert told in text
+
+
+def test_runs_that_give_nothing_away_have_a_mu_of_nothing(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=0.0, epsilon_secure=0.0)
+    with Ledger.read(tmp_path) as ledger:
+        (cell,) = Results.read(ledger).cells
+    assert privacy._other_units(list(cell.confirm.values())) == {"mu": 0.0, "rho_zcdp": 0.0}
+
+
+# ---- what a ledger says
+
+
+def test_a_run_that_diverged_counts_up_to_the_evaluation_before(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], evaluate_every=1)) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, {42: ("diverged", 20, {18: 30.0, 19: 31.0, 20: 1.0}), 7: None})
+    (cell,) = results_of(tmp_path).cells
+    assert cell.scores_at(18) == {42: 30.0}
+    assert list(cell.curve) == [18, 19]
+
+
+def test_where_nothing_ran_to_its_end_nothing_is_to_come(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, "diverged")]})
+    (cell,) = results_of(tmp_path).cells
+    assert (cell.missing, cell.more_to_come) == (0, False)
+
+
+def test_settings_that_the_study_does_not_name_come_last(tmp_path):
+    """Those of cells that it does not have, not at all."""
+    of = study(epsilons=[1], methods=["dp-fedgd"])
+    for setting in ("elsewhere / iid", SETTING):
+        with writing(tmp_path, of, setting=setting) as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.search("dp-fedadam", 8, GRID)
+    assert results_of(tmp_path).settings == (SETTING, "elsewhere / iid")
+
+
+def test_unknown_validation_rows_count_as_one(tmp_path):
+    """Of one row at 50% the standard error is 50, so 10 is near; of two it would be 35."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"]), facts=False) as writer:
+        writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, 50.0), ({"learning_rate": 1.0}, 10.0)]})
+    build(tmp_path)
+    (cell,) = results_of(tmp_path).cells
+    assert cell.search.choice.within_standard_error == 2
+    assert lines(tmp_path, "selection")[2][-1] == "–", "which is not shown"
+
+
+def test_validation_may_be_a_little_above_test(tmp_path):
+    cell_of(tmp_path, {"dp-fedgd": [49.5, 49.5], "dp-fedadam": [49.0, 50.0]})
+    build(tmp_path)
+    assert "Over all cells validation is 0.50 above test on average (0.50 to 0.50)" in caption(tmp_path, "selection")
+
+
+@pytest.mark.parametrize(
+    ("coarse", "fine", "extended"),
+    [
+        ((1.0,), (1.0, 3.0), "none"),  # what the coarse grid does not vary has no edge
+        ((1.0, 10.0), (0.5, 10.0), "learning_rate ↓ to 0.5"),
+        ((1.0, 10.0), (1.0, 20.0), "learning_rate ↑ to 20"),
+    ],
+)
+def test_only_what_goes_beyond_an_edge_extends_a_grid(tmp_path, coarse, fine, extended):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], search={"refine": "zoom"})) as writer:
+        stages = {"coarse": coarse, "fine": fine}
+        writer.search(
+            "dp-fedgd", 1, {name: [({"learning_rate": r}, r) for r in rates] for name, rates in stages.items()}
+        )
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[2][5] == extended
+
+
+def test_several_seeds_tell_how_near_others_are_without_rows(tmp_path):
+    """Two configurations, 1 apart on one seed and level on the other: half a point, with a standard error of half."""
+    of = study(epsilons=[1], methods=["dp-fedgd"], seeds={"search": [1, 2]})
+    with writing(tmp_path, of, facts=False) as writer:
+        keys = []
+        for rate, scores in ((0.1, (50.0, 51.0)), (1.0, (50.0, 50.0))):
+            for seed, score in enumerate(scores, start=1):
+                trial = writer.trial("dp-fedgd", 1, {"learning_rate": rate}, seed, confirm=False)
+                writer.ledger.add([row(trial, {LAST: score})])
+                keys.append(trial.key)
+        writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "coarse", keys)
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[2][-1] == "2"
+
+
+def test_seeds_are_counted_in_words():
+    assert (_seeds([4]), _seeds([4, 5])) == ("seed 4", "seeds 4, 5")
+
+
 # ---- little to show
 
 
@@ -205,6 +453,33 @@ def test_one_trial_is_missing_and_two_trials_are(tmp_path):
     assert "The study is unfinished: 2 trials are missing." in caption(tmp_path / "two", "accuracy")
 
 
+def taken_over(folder, earlier: Results) -> list[bool]:
+    """Of every cell, whether it is the one that was read earlier; what is told of it is what a fresh reader is told."""
+    with Ledger.read(folder) as ledger:
+        found, fresh = Results.read(ledger, earlier), Results.read(ledger)
+    assert found.states == fresh.states
+    assert [replace(cell) for cell in found.cells] == list(fresh.cells)
+    return [cell is before for cell, before in zip(found.cells, earlier.cells, strict=True)]
+
+
+def test_cells_that_have_not_changed_are_taken_from_an_earlier_reading(tmp_path):
+    """In either way of searching. Where another trial has ended, or another number of rows is known, they are read."""
+    of = study(epsilons=[1], methods=["dp-fedgd"], search={"ways": ["grid", "random"]})
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, {42: LOW[42], 7: None})
+        writer.search("dp-fedgd", 1, {"random": [({"learning_rate": 0.7}, 30.0)]}, "random")
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.7}, HIGH, "random")
+    earlier = results_of(tmp_path)
+    assert taken_over(tmp_path, earlier) == [True, True]
+    with Ledger.write(tmp_path) as ledger:
+        trial = writer.trial("dp-fedgd", 1, {"learning_rate": 0.1}, 7, confirm=True)
+        ledger.add([row(trial, LOW[7])])
+    assert taken_over(tmp_path, earlier) == [False, True]
+    other = replace(earlier, study=earlier.study.model_copy(update={"description": "another"}))
+    assert taken_over(tmp_path, other) == [False, False]
+
+
 def test_frames_have_every_trial_of_every_stage_once(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
@@ -223,6 +498,29 @@ def test_frames_have_every_trial_of_every_stage_once(tmp_path):
 def test_more_trials_than_are_read_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "CHUNK", 2)
     test_frames_have_every_trial_of_every_stage_once(tmp_path)
+
+
+def test_configurations_are_trials_without_their_seeds(tmp_path):
+    """In the order in which they were tried, each with how many seeds it ran, how many ended well, mean and spread."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"])) as writer:
+        for method in ("dp-fedgd", "dp-fedadam"):
+            writer.search(method, 1, {"coarse": [({"learning_rate": 1.0}, "failed"), ({"learning_rate": 0.1}, 45.0)]})
+            bought = {42: 0.5, 7: 0.25}
+            keys = []
+            for seed, epsilon in bought.items():
+                trial = writer.trial(method, 1, {"learning_rate": 0.1}, seed, confirm=True)
+                writer.ledger.add([row(trial, LOW[seed], epsilon_local=epsilon)])
+                keys.append(trial.key)
+            writer.ledger.add_stage(writer.cell(method, 1), "grid", "confirm", keys)
+    with Ledger.read(tmp_path) as ledger:
+        found = frames.configurations(frames.trials(ledger, Results.read(ledger)))
+    assert found["method"].tolist() == ["DP-FedGD"] * 3 + ["DP-FedAdam"] * 3
+    assert found["stage"].tolist() == ["coarse", "coarse", "confirm"] * 2
+    assert found["learning_rate"].tolist() == [1.0, 0.1, 0.1] * 2
+    assert (found["seeds"].tolist(), found["done"].tolist()) == ([1, 1, 2] * 2, [0, 1, 2] * 2)
+    assert found["accuracy"].tolist()[1:3] == [45.0, 41.5]
+    assert found["accuracy_std"].tolist()[2] == pytest.approx(3 / math.sqrt(2))
+    assert not [name for name in found if name.startswith("epsilon_")], "runs of a configuration may differ in them"
 
 
 @pytest.mark.parametrize(
@@ -260,13 +558,31 @@ def test_of_a_private_search_only_the_winner_is_shown(private):
     assert (entry["seeds"], entry["test_accuracy"]) == ([], 50.0)
     assert entry["hyperparameters"] == {"learning_rate": 1.0}
     assert "the one run that is published, with secret noise" in caption(private, "accuracy")
+    assert "rows together" not in caption(private, "privacy"), "there is one"
     with Ledger.read(private) as ledger:
         results = Results.read(ledger)
         shown = frames.trials(ledger, results)
         assert frames.rounds(ledger, results, "coarse").empty
+    assert taken_over(private, results) == [False], "of what is secret nothing is kept"
     assert shown["stage"].tolist() == ["confirm"]
     assert shown["seed"].isna().all()
     assert frames.cells(results)["trials"].tolist() == [1]
+
+
+def test_of_a_private_search_a_winner_counts_as_one_run(private, tmp_path):
+    """However many there were; without a winner there is nothing to count."""
+    (cell,) = results_of(private).cells
+    search = cell.search
+    assert (search.trials, search.trial_rounds, search.found_in) == (1, 0, ("private",))
+    assert dict(search.states) == {"done": 1}
+    of = study(epsilons=[1000], methods=["dp-fedgd"], search={"ways": ["private"], "trials": 3})
+    with writing(tmp_path / "none", of) as writer:
+        writer.search("dp-fedgd", 1000, {"private": [({"learning_rate": 0.1}, "diverged")]}, way="private")
+    (cell,) = results_of(tmp_path / "none").cells
+    search = cell.search
+    assert (search.trials, search.trial_rounds, search.found_in) == (0, 0, ())
+    assert not search.states
+    assert (cell.missing, cell.more_to_come) == (0, False)
 
 
 def test_best_says_how_to_train_it_again(tmp_path):
@@ -329,6 +645,44 @@ def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
     besides = "clip 4 in place of 10 and another grid for DP-FedGD by size"
     gains = "+15.00 on average over 2 methods (+10.00 to +20.00)"
     assert f"What 'by size' with {besides} brings: {gains} at ε = 1." in caption(tmp_path, "accuracy")
+
+
+def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
+    """One method gains 10: no average is needed. Second order is level plainly, and 0.5 ahead by size."""
+    own = {"aggregate": "size"}
+    scores = {
+        ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
+        ("dp-fedsofim", "DP-FedSOFIM"): [40.5, 40.5],
+        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
+        ("dp-fednew", "DP-FedNew by size"): [50.5, 51.5],
+    }
+    methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fednew": own}]
+    write_both_ways(tmp_path, methods_of_study, scores)
+    text = caption(tmp_path, "accuracy")
+    assert "What 'by size' brings: +10.00 at ε = 1." in text
+    level = "DP-FedSOFIM is level with DP-FedGD, which the seeds cannot tell from nothing"
+    assert f"Second order against first, plainly: at ε = 1 {level}." in text
+    ahead = "DP-FedNew by size is ahead of DP-FedGD by size by 0.50"
+    assert f"Second order against first, by size: at ε = 1 {ahead}." in text
+
+
+def test_the_best_of_several_need_a_wider_lead(tmp_path):
+    """Ahead by 2 and 2.25: t = 17 of one degree of freedom, beyond 12.7 of one comparison, not 25.5 of two."""
+    own = {"aggregate": "size"}
+    scores = {
+        ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
+        ("dp-fedsofim", "DP-FedSOFIM"): [42.0, 43.25],
+        ("dp-fednew", "DP-FedNew"): [30.0, 31.0],
+        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
+        ("dp-fedsofim", "DP-FedSOFIM by size"): [52.0, 53.25],
+    }
+    methods_of_study = ["dp-fedgd", "dp-fedsofim", "dp-fednew", {"dp-fedgd": own}, {"dp-fedsofim": own}]
+    write_both_ways(tmp_path, methods_of_study, scores)
+    text = caption(tmp_path, "accuracy")
+    assert (
+        "plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12, which the seeds cannot tell from nothing." in text
+    )
+    assert "by size: at ε = 1 DP-FedSOFIM by size is ahead of DP-FedGD by size by 2.12." in text
 
 
 def test_where_no_method_runs_both_ways_nothing_is_said_of_it(tmp_path):

@@ -386,7 +386,11 @@ def test_zoom_says_where_the_fine_grid_went_beyond_the_coarse_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(4.0, "4"), (0.0005, "0.0005"), (0.9999995, "0.9999995"), (0.1234567890123, "0.123457"), (True, "true"), (7, "7")],
+    [
+        *((4.0, "4"), (0.0005, "0.0005"), (0.9999995, "0.9999995"), (0.1234567890123, "0.123457")),
+        *((0.1234567891, "0.1234567891"), (0.12345678912, "0.123457")),  # twelve characters, and one more
+        *((True, "true"), (7, "7")),
+    ],
 )
 def test_values_are_shown_as_people_type_them(value, shown):
     assert shown_value(value) == shown
@@ -577,6 +581,13 @@ def test_the_spread_is_split_into_partition_and_noise():
     assert split({1: [1.0, 3.0], 2: [2.0, 2.0]}).partition == 0, "never negative"
     assert split({1: [1.0], 2: [2.0]}) is None
     assert split({1: [1.0, 2.0]}) is None
+
+
+def test_groups_of_different_sizes_weigh_by_them():
+    """One run at 0, three around 6: the mean is 4.5, within is (4 + 4) / 2, between 4.5^2 + 3 * 1.5^2 = 27; a group
+    counts as (4 - (1 + 9) / 4) = 1.5 runs."""
+    found = split({1: [0.0], 2: [4.0, 6.0, 8.0]})
+    assert (found.noise, found.partition) == pytest.approx((2, (23 / 1.5) ** 0.5))
 
 
 def test_known_deviations_are_found_again_from_groups_of_any_size():
