@@ -3,7 +3,7 @@
 #   make test   makes .venv, installs, checks and tests everything
 #   make fuzz   throws ten thousand bad inputs of every kind at what reads them
 #   make mutants  puts small faults into the code and counts those that the fast tests do not notice
-#   make goldens  says which computed results have changed, and writes the new ones down
+#   make goldens  says which computed results and which tables have changed, and writes the new ones down
 #   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
 #   make nodes  sweeps over clusters of several nodes on this machine, and to S3
 #   make audits attacks every method under every option

@@ -65,6 +65,8 @@ LEFT = Path(__file__).with_name("mutants_left.json")
 OF_METHODS = ("tests/test_methods.py", "tests/test_goldens.py")
 OF_SEARCH = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
 
+OF_TABLES = ("tests/test_tables.py", "tests/test_table_details.py", "tests/test_table_snapshots.py")
+
 
 def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return {str(path.relative_to(ROOT)): tests for path in sorted((ROOT / folder).glob("*.py")) if path.read_text()}
@@ -80,7 +82,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
     **_of("orchestrator/search", OF_SEARCH),
     **_of("trainables/methods", OF_METHODS),
-    **_of("orchestrator/report/tables", ("tests/test_tables.py", "tests/test_table_details.py")),
+    **_of("orchestrator/report/tables", OF_TABLES),
 }
 """Which tests are to notice a fault in a module; those that start Ray are left out."""
 FAST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
@@ -120,6 +122,8 @@ OPERATORS = (
         for kind in (("Binary",) if pair[0] in ("Add", "Mul") else ("Comparison",))
     ),
 )
+WITHIN = "everywhere, within a line: "
+"""Begins an entry of `mutants_equivalent.json` that is about a part of a line, wherever it stands."""
 LONGEST = 10
 """How many times the seconds of processor of the faultless run a faulty one may use."""
 
@@ -133,7 +137,15 @@ class Fault:
 
     def alike(self, known: dict[str, str]) -> bool:
         """Whether it is listed, for its module or for all, as one that makes no difference."""
-        return f"{self.module}: {self.change}" in known or f"everywhere: {self.change}" in known
+        if f"{self.module}: {self.change}" in known or f"everywhere: {self.change}" in known:
+            return True
+        return any(self._swaps(*rule.removeprefix(WITHIN).split("  ->  ")) for rule in known if rule.startswith(WITHIN))
+
+    def _swaps(self, part: str, other: str) -> bool:
+        """Whether one such part of a line, and nothing else, has become the other."""
+        old, _, new = self.change.partition("  ->  ")
+        pieces = old.split(part)
+        return any(part.join(pieces[:n]) + other + part.join(pieces[n:]) == new for n in range(1, len(pieces)))
 
 
 def faults(module: str) -> Iterator[Fault]:

@@ -175,7 +175,7 @@ def _why(small: CellResult, large: CellResult) -> str:
         return "its search did not find what the smaller budget's found"
     if worse and worse.contender.keys[1:] == ():
         return "one seed chose it, and overrated it on the validation rows"
-    return "on the validation rows it was ahead, so the two sets of rows disagree"
+    return "on the validation rows it was not behind, so the two sets of rows disagree"
 
 
 def _evaluated_rounds(results: Results) -> list[int]:

@@ -86,6 +86,7 @@ def mcnemar(results: Results, setting: str) -> Table | None:
     counted = f" {rows}" if rows else ""
     name = reference.shown
     seeds_text = f"seed {seeds[0]}" if len(seeds) == 1 else f"over all {len(seeds)} confirm seeds that both have"
+    elsewhere = ": for that see the differences over seeds" if len(seeds) > 1 else ""
     if study.private:
         seeds_text = "of the models that are published"
     caption = (
@@ -94,8 +95,7 @@ def mcnemar(results: Results, setting: str) -> Table | None:
         "continuity-corrected, and a row counts as one observation however many seeds judge it. "
         f"Sign: {name} is better (+), worse (-) or the same (=). p (Holm) is corrected for all {len(level)} "
         f"comparisons of this table; below {SIGNIFICANCE} it is bold. The test asks whether these trained models "
-        "differ on rows like these, not whether training again with other seeds would show it: for that see the "
-        "differences over seeds."
+        f"differ on rows like these, not whether training again with other seeds would show it{elsewhere}."
     )
     return Table(
         title=f"McNemar's test, {reference.shown} against the others: {setting}",

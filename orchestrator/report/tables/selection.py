@@ -79,15 +79,19 @@ def _gap(cell: CellResult) -> float | None:
 def _row(cell: CellResult) -> list[str]:
     choice, search, gap = cell.search.choice, cell.search, _gap(cell)
     test = cell.curve.get(cell.last)
-    same = search.by_one_seed is not None and search.by_one_seed == search.chosen
     return [
-        "the same" if same else _shown(cell, search.by_one_seed),
+        "the same" if _same(cell) else _shown(cell, search.by_one_seed),
         _shown(cell, search.chosen),
         NOTHING if choice is None else mean_and_std(_validated(cell), cell.objective),
         NOTHING if test is None else mean_and_std(test, cell.objective),
         NOTHING if gap is None else cell.objective.shown(gap),
         NOTHING if choice is None or choice.within_standard_error is None else str(choice.within_standard_error),
     ]
+
+
+def _same(cell: CellResult) -> bool | None:
+    """Whether one seed would have taken what was chosen; None where nothing has been yet."""
+    return None if cell.search.chosen is None else cell.search.by_one_seed == cell.search.chosen
 
 
 def _validated(cell: CellResult) -> Score:
@@ -112,7 +116,7 @@ def _record(cell: CellResult) -> dict[str, object]:
         **names(cell),
         "one_seed": _shown(cell, search.by_one_seed),
         "chosen": _shown(cell, search.chosen),
-        "same": search.by_one_seed == search.chosen,
+        "same": _same(cell),
         "validation": choice.score if choice else None,
         "validation_std": _validated(cell).std if choice else None,
         "test": test.mean if test else None,
