@@ -24,6 +24,8 @@ from test_tables import (
 
 from orchestrator.report.tables import Results, frames, render
 from orchestrator.report.tables.common import bold_best
+from orchestrator.report.tables.differences import Difference, _line, difference, shown_p
+from orchestrator.report.tables.results import CellResult
 from orchestrator.results.ledger import Ledger
 from trainables.objective import ACCURACY
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -66,6 +68,108 @@ def test_a_finished_study_is_shown_without_reservations(tmp_path):
 def test_a_file_name_is_not_too_long_and_its_own():
     assert render.slug("a" * 100) == "a" * 80
     assert list(render.endings(["a b", "A b", "a-b", "c"]).values()) == ["-a-b", "-a-b-2", "-a-b-3", "-c"]
+
+
+def test_a_line_of_best_yaml_is_broken_after_120_characters(tmp_path):
+    """The key takes 13, a label of 60 and a slash 63: a backbone of 44 ends at 120 and one word more follows; one of 45
+    ends its line."""
+    for length, rest in ((44, " /\n      iid"), (45, "\n      / iid")):
+        label, backbone = "ε" * 60, "b" * length
+        of = study(epsilons=[1], methods=["dp-fedgd"], data=[{"source": "a", "label": label, "backbone": backbone}])
+        with writing(tmp_path / str(length), of, setting=f"{label} / {backbone} / iid") as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
+        build(tmp_path / str(length))
+        text = (tmp_path / str(length) / "best.yaml").read_text(encoding="utf-8")
+        assert f"\n    setting: {label} / {backbone}{rest}\n" in text
+
+
+# ---- who is ahead
+
+
+def cell_of(folder, scores: dict[str, list[float]], **changes) -> list[CellResult]:
+    """Cells at eps 1 with these final scores, seed by seed; None: not ended."""
+    confirm = list(range(max(map(len, scores.values()))))
+    of = study(epsilons=[1], methods=list(scores), seeds={"confirm": confirm}, **changes)
+    with writing(folder, of) as writer:
+        for method, values in scores.items():
+            writer.search(method, 1, GRID)
+            curves = {seed: None if value is None else {LAST: value} for seed, value in enumerate(values)}
+            writer.confirm(method, 1, {"learning_rate": 0.1}, curves)
+    return list(results_of(folder).cells)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "clear"),
+    [(0.5, 0.7, True), (-0.7, -0.5, True), (-0.5, 0.5, False), (0.0, 0.5, False), (-0.5, 0.0, False)],
+)
+def test_a_difference_is_clear_where_its_interval_leaves_nothing_out(low, high, clear):
+    """Zero, that is: not even at its edge."""
+    assert Difference((low + high) / 2, low, high, 3, 0.5).clear is clear
+
+
+def test_one_seed_in_common_tells_nothing(tmp_path):
+    ours, theirs = cell_of(tmp_path, {"dp-fedgd": [50.0, None], "dp-fedadam": [48.0, 47.0]})
+    assert difference(ours, theirs) == Difference(2.0, -math.inf, math.inf, 1, 1.0)
+
+
+def test_one_method_is_not_compared(tmp_path):
+    write_both_ways(tmp_path, ["dp-fedgd"], {("dp-fedgd", "DP-FedGD"): [40.0, 41.0]})
+    assert not (tmp_path / "tables" / "differences.md").exists()
+    assert not (tmp_path / "tables" / "mcnemar.md").exists()
+
+
+@pytest.mark.parametrize(("p", "shown"), [(0.0001, "0.0001"), (0.00009, "<0.0001"), (0.25, "0.2500")])
+def test_a_p_is_shown_with_four_digits(p, shown):
+    assert shown_p(p) == shown
+
+
+def test_five_percent_are_not_below_five_percent(tmp_path):
+    cell, *_ = cell_of(tmp_path, {"dp-fedgd": [50.0, 51.0]})
+    last = [_line(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[-1] for p in (0.05, 0.0499)]
+    assert [isinstance(text, render.Bold) for text in last] == [False, True]
+
+
+# ---- larger budgets that did worse
+
+
+def write_budgets(folder, found: dict[float, list[tuple[float, float]]], ends: dict[float, list[float]], **changes):
+    """DP-FedGD at several budgets: the rates tried with what they came to, the first of the best wins; final scores."""
+    of = study(epsilons=list(ends), methods=["dp-fedgd"], seeds={"confirm": [1, 2, 3]}, **changes)
+    with writing(folder, of) as writer:
+        for epsilon, scores in ends.items():
+            grid = [({"learning_rate": rate}, score) for rate, score in found[epsilon]]
+            writer.search("dp-fedgd", epsilon, {"coarse": grid, "fine": []})
+            curves = {seed: {LAST: score} for seed, score in enumerate(scores, start=1)}
+            writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, curves)
+    build(folder)
+
+
+INSIDE = [(0.1, 40.0), (1.0, 45.0), (10.0, 40.0)]
+WORSE = {1: [50.0, 50.1, 50.2], 8: [49.5, 49.6, 49.7]}
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (INSIDE, "one seed chose it, and overrated it on the validation rows"),
+        ([(0.1, 40.0), (1.0, 44.0), (10.0, 40.0)], "its search did not find what the smaller budget's found"),
+        ([(0.1, 40.0), (1.0, 46.0), (10.0, 47.0)], "its winner sits on an edge of what was tried (learning_rate ↑)"),
+    ],
+)
+def test_why_a_larger_budget_did_worse(tmp_path, found, why):
+    """By half a percent on every seed."""
+    write_budgets(tmp_path, {1: INSIDE, 8: found}, WORSE)
+    warning = "DP-FedGD at ε = 8 did worse than at ε = 1 by 0.50, more than its seeds explain"
+    assert f"{warning}: {why}." in caption(tmp_path, "accuracy")
+
+
+@pytest.mark.parametrize(
+    "larger", [[50.5, 50.6, 50.7], [40.0, 60.0, 30.0]], ids=["a little better", "worse by less than its seeds explain"]
+)
+def test_nothing_is_said_of_a_larger_budget_that_did_no_worse(tmp_path, larger):
+    write_budgets(tmp_path, {1: INSIDE, 8: INSIDE}, {1: WORSE[1], 8: larger})
+    assert "did worse" not in caption(tmp_path, "accuracy")
 
 
 # ---- partition and noise
@@ -225,6 +329,29 @@ def test_more_trials_than_are_read_at_a_time(tmp_path, monkeypatch):
     test_frames_have_every_trial_of_every_stage_once(tmp_path)
 
 
+def test_configurations_are_trials_without_their_seeds(tmp_path):
+    """In the order in which they were tried, each with how many seeds it ran, how many ended well, mean and spread."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"])) as writer:
+        for method in ("dp-fedgd", "dp-fedadam"):
+            writer.search(method, 1, {"coarse": [({"learning_rate": 1.0}, "failed"), ({"learning_rate": 0.1}, 45.0)]})
+            bought = {42: 0.5, 7: 0.25}
+            keys = []
+            for seed, epsilon in bought.items():
+                trial = writer.trial(method, 1, {"learning_rate": 0.1}, seed, confirm=True)
+                writer.ledger.add([row(trial, LOW[seed], epsilon_local=epsilon)])
+                keys.append(trial.key)
+            writer.ledger.add_stage(writer.cell(method, 1), "grid", "confirm", keys)
+    with Ledger.read(tmp_path) as ledger:
+        found = frames.configurations(frames.trials(ledger, Results.read(ledger)))
+    assert found["method"].tolist() == ["DP-FedGD"] * 3 + ["DP-FedAdam"] * 3
+    assert found["stage"].tolist() == ["coarse", "coarse", "confirm"] * 2
+    assert found["learning_rate"].tolist() == [1.0, 0.1, 0.1] * 2
+    assert (found["seeds"].tolist(), found["done"].tolist()) == ([1, 1, 2] * 2, [0, 1, 2] * 2)
+    assert found["accuracy"].tolist()[1:3] == [45.0, 41.5]
+    assert found["accuracy_std"].tolist()[2] == pytest.approx(3 / math.sqrt(2))
+    assert not [name for name in found if name.startswith("epsilon_")], "runs of a configuration may differ in them"
+
+
 @pytest.mark.parametrize(
     ("values", "marked"),
     [([1.0, 2.0, None], [1]), ([None, 2.0, None], []), ([2.001, 2.0, 1.0], [0, 1]), ([None, None, None], [])],
@@ -329,6 +456,44 @@ def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
     besides = "clip 4 in place of 10 and another grid for DP-FedGD by size"
     gains = "+15.00 on average over 2 methods (+10.00 to +20.00)"
     assert f"What 'by size' with {besides} brings: {gains} at ε = 1." in caption(tmp_path, "accuracy")
+
+
+def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
+    """One method gains 10: no average is needed. Second order is level plainly, and 0.5 ahead by size."""
+    own = {"aggregate": "size"}
+    scores = {
+        ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
+        ("dp-fedsofim", "DP-FedSOFIM"): [40.5, 40.5],
+        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
+        ("dp-fednew", "DP-FedNew by size"): [50.5, 51.5],
+    }
+    methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fednew": own}]
+    write_both_ways(tmp_path, methods_of_study, scores)
+    text = caption(tmp_path, "accuracy")
+    assert "What 'by size' brings: +10.00 at ε = 1." in text
+    level = "DP-FedSOFIM is level with DP-FedGD, which the seeds cannot tell from nothing"
+    assert f"Second order against first, plainly: at ε = 1 {level}." in text
+    ahead = "DP-FedNew by size is ahead of DP-FedGD by size by 0.50"
+    assert f"Second order against first, by size: at ε = 1 {ahead}." in text
+
+
+def test_the_best_of_several_need_a_wider_lead(tmp_path):
+    """Ahead by 2 and 2.25: t = 17 of one degree of freedom, beyond 12.7 of one comparison, not 25.5 of two."""
+    own = {"aggregate": "size"}
+    scores = {
+        ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
+        ("dp-fedsofim", "DP-FedSOFIM"): [42.0, 43.25],
+        ("dp-fednew", "DP-FedNew"): [30.0, 31.0],
+        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
+        ("dp-fedsofim", "DP-FedSOFIM by size"): [52.0, 53.25],
+    }
+    methods_of_study = ["dp-fedgd", "dp-fedsofim", "dp-fednew", {"dp-fedgd": own}, {"dp-fedsofim": own}]
+    write_both_ways(tmp_path, methods_of_study, scores)
+    text = caption(tmp_path, "accuracy")
+    assert (
+        "plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12, which the seeds cannot tell from nothing." in text
+    )
+    assert "by size: at ε = 1 DP-FedSOFIM by size is ahead of DP-FedGD by size by 2.12." in text
 
 
 def test_where_no_method_runs_both_ways_nothing_is_said_of_it(tmp_path):
