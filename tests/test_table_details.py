@@ -70,6 +70,20 @@ def test_a_file_name_is_not_too_long_and_its_own():
     assert list(render.endings(["a b", "A b", "a-b", "c"]).values()) == ["-a-b", "-a-b-2", "-a-b-3", "-c"]
 
 
+@pytest.mark.parametrize("objective", ["accuracy", "squared_error"])
+def test_a_study_that_has_grown_leaves_no_table_of_one_setting_behind(tmp_path, objective):
+    """Not the one either that is called by what the study is judged by."""
+    data = [{"source": "a", "label": "toy"}]
+    for grown, settings in ((data, 1), ([*data, {"source": "b", "label": "other"}], 2)):
+        of = study(data=grown, objective=objective, model="auto" if objective == "squared_error" else "softmax")
+        for setting in ("toy / iid", "other / iid")[:settings]:
+            with writing(tmp_path, of, setting=setting) as writer:
+                writer.search("dp-fedgd", 1, {"coarse": [({}, None)]})
+        build(tmp_path)
+    stems = {path.stem for path in (tmp_path / "tables").iterdir()} - {"README", "trials", "seeds", "trade-off"}
+    assert {stem for stem in stems if not stem.endswith(("-toy-iid", "-other-iid"))} == set()
+
+
 def test_a_line_of_best_yaml_is_broken_after_120_characters(tmp_path):
     """The key takes 13, a label of 60 and a slash 63: a backbone of 44 ends at 120 and one word more follows; one of 45
     ends its line."""

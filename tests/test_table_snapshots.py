@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import unified_diff
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ class Filler(Writer):
             aggregate=method.aggregate or self.study.aggregate,
         )
 
-    def end(self, trial: TrialSpec, curve, state="done", rounds=None, more=None, correct=b"", **fields) -> None:
+    def ended(self, trial: TrialSpec, curve, state="done", rounds=None, more=None, correct=b"", **fields) -> Row:
         """curve: scores by round, by what the study is judged by; more: what else was measured."""
         metric, last = self.study.objective, trial.last_round if rounds is None else rounds
         score = curve[last] if state == "done" else None
@@ -82,14 +83,12 @@ class Filler(Writer):
             **fields,
         }
         metrics = {metric: curve, **(more or {})}
-        self.ledger.add(
-            [Row(trial.key, trial.model_dump_json(), state, rounds=last, metrics=metrics, correct=correct, **found)]
-        )
+        return Row(trial.key, trial.model_dump_json(), state, rounds=last, metrics=metrics, correct=correct, **found)
 
     def searched(self, name, epsilon, stages, way="grid") -> None:
         """stages: name -> [(hyperparameters, scores by seed)]; a score may be how the trial ended, or None: not yet."""
         for stage, members in stages.items():
-            keys = []
+            keys, rows = [], []
             for hypers, scores in members:
                 for seed, score in scores.items():
                     own = {name: hypers[name] for name in ("clip", "rounds") if name in hypers}
@@ -100,21 +99,23 @@ class Filler(Writer):
                         trial = trial.model_copy(update={"stop_rule": f"after {stop}"})
                     keys.append(trial.key)
                     if isinstance(score, str):
-                        self.end(trial, {}, score, rounds=0 if score == "failed" else 3)
+                        rows.append(self.ended(trial, {}, score, rounds=0 if score == "failed" else 3))
                     elif score is not None:
-                        self.end(trial, {trial.last_round: score})
+                        rows.append(self.ended(trial, {trial.last_round: score}))
+            self.ledger.add(rows)
             self.ledger.add_stage(self.cell(self.method(name).name, epsilon, name), way, stage, keys)
 
     def confirmed(self, name, epsilon, hypers, curves, way="grid", dealt=None, correct=None, **fields) -> None:
         """curves: by seed, {round: score}, or (state, rounds, curve), or None: not ended yet."""
-        keys = []
+        keys, rows = [], []
         own = {part: fields.pop(part) for part in ("clip", "rounds", "dealt_as") if part in fields}
         for seed, came_to in curves.items():
             trial = self.run(name, epsilon, hypers, seed, dealt=(dealt or {}).get(seed, 42), **own)
             keys.append(trial.key)
             state, rounds, curve = came_to if isinstance(came_to, tuple) else ("done", None, came_to)
             if curve is not None:
-                self.end(trial, curve, state, rounds, correct=(correct or {}).get(seed, b""), **fields)
+                rows.append(self.ended(trial, curve, state, rounds, correct=(correct or {}).get(seed, b""), **fields))
+        self.ledger.add(rows)
         self.ledger.add_stage(self.cell(self.method(name).name, epsilon, name), way, "confirm", keys)
 
 
@@ -425,8 +426,16 @@ def test_tables_say_what_they_said(tmp_path, name):
     """If this is meant to be: `make goldens`, and read what it changed."""
     found, expected = written(name, tmp_path), kept(name)
     assert list(found) == list(expected)
-    for place in found:
-        assert found[place] == expected[place], place
+    changed = [
+        line
+        for place in found
+        if found[place] != expected[place]
+        for line in unified_diff(
+            expected[place].splitlines(), found[place].splitlines(), place, place, lineterm="", n=0
+        )
+    ]
+    if changed:  # pytest's own way to set long texts side by side takes minutes
+        pytest.fail("\n".join(changed), pytrace=False)
 
 
 def test_what_is_written_down_anew_is_named(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from orchestrator.report.tables import best, frames, index, render
@@ -55,14 +55,14 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
     written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))
-    _remove_outdated(tables, written)
+    _remove_outdated(tables, [*PER_SETTING, render.slug(results.study.objective)], written)
     return written
 
 
-def _remove_outdated(tables: Path, written: list[Path]) -> None:
+def _remove_outdated(tables: Path, stems: Iterable[str], written: list[Path]) -> None:
     """A study that has grown from one setting to several leaves files behind that do not say which one they show."""
-    for kind in PER_SETTING:
+    for stem in stems:
         for ending in ("md", "csv", "tex"):
-            path = tables / f"{kind}.{ending}"
+            path = tables / f"{stem}.{ending}"
             if path not in written:
                 path.unlink(missing_ok=True)
