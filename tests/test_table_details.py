@@ -127,6 +127,16 @@ def test_one_seed_in_common_tells_nothing(tmp_path):
     assert difference(ours, theirs) == Difference(2.0, -math.inf, math.inf, 1, 1.0)
 
 
+def test_a_claim_is_kept_to_a_millionth(tmp_path):
+    """What solvers leave of a budget is no broken promise."""
+    for bought, kept in ((1.0, True), (1 + 1e-6, True), (1.000002, False), (2.0, False), (0.5, True)):
+        with writing(tmp_path / str(bought), study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=bought)
+        (cell,) = results_of(tmp_path / str(bought)).cells
+        assert cell.keeps_its_claim is kept
+
+
 def test_one_method_is_not_compared(tmp_path):
     write_both_ways(tmp_path, ["dp-fedgd"], {("dp-fedgd", "DP-FedGD"): [40.0, 41.0]})
     assert not (tmp_path / "tables" / "differences.md").exists()

@@ -18,7 +18,7 @@ from orchestrator.report.tables.common import (
 )
 from orchestrator.report.tables.render import NOTHING, Group, Table
 from orchestrator.report.tables.results import CellResult, Results, Score
-from orchestrator.report.tables.tuning import shown_value
+from orchestrator.report.tables.tuning import near, shown_value
 from trainables.spec import HyperValue
 
 
@@ -29,7 +29,7 @@ def selection(results: Results, setting: str) -> Table | None:
     objective, cells = results.study.judged_by, results.of(setting)
     columns = ["One seed would take", "Chosen", "Validation", "Test", "Difference", "Tied"]
     groups = [
-        Group(budget(epsilon), named_rows(results, mine, [_row(cell) for cell in mine]))
+        Group(budget(epsilon), named_rows(results, mine, [_row(results, cell) for cell in mine]))
         for epsilon in results.study.epsilons
         if (mine := results.of(setting, epsilon))
     ]
@@ -46,7 +46,9 @@ def selection(results: Results, setting: str) -> Table | None:
         columns=[*name_columns(results), *columns],
         align="l" * len(name_columns(results)) + "pprrrr",
         groups=groups,
-        data=pd.DataFrame([_record(cell) for cell in cells], columns=[*NAMES, *RECORD]).astype({"tied": "Int64"}),
+        data=pd.DataFrame([_record(results, cell) for cell in cells], columns=[*NAMES, *RECORD]).astype(
+            {"tied": "Int64"}
+        ),
     )
 
 
@@ -76,8 +78,8 @@ def _gap(cell: CellResult) -> float | None:
     return choice.score - cell.curve[cell.last].mean if choice and cell.complete(cell.last) else None
 
 
-def _row(cell: CellResult) -> list[str]:
-    choice, search, gap = cell.search.choice, cell.search, _gap(cell)
+def _row(results: Results, cell: CellResult) -> list[str]:
+    choice, search, gap, tied = cell.search.choice, cell.search, _gap(cell), near(results, cell)
     test = cell.curve.get(cell.last)
     return [
         "the same" if _same(cell) else _shown(cell, search.by_one_seed),
@@ -85,7 +87,7 @@ def _row(cell: CellResult) -> list[str]:
         NOTHING if choice is None else mean_and_std(_validated(cell), cell.objective),
         NOTHING if test is None else mean_and_std(test, cell.objective),
         NOTHING if gap is None else cell.objective.shown(gap),
-        NOTHING if choice is None or choice.within_standard_error is None else str(choice.within_standard_error),
+        NOTHING if tied is None else str(tied),
     ]
 
 
@@ -110,7 +112,7 @@ def _shown(cell: CellResult, configuration: dict[str, HyperValue] | None) -> str
     return ", ".join(f"{name} = {shown_value(value)}" for name, value in varied.items())
 
 
-def _record(cell: CellResult) -> dict[str, object]:
+def _record(results: Results, cell: CellResult) -> dict[str, object]:
     choice, search, test = cell.search.choice, cell.search, cell.curve.get(cell.last)
     return {
         **names(cell),
@@ -122,5 +124,5 @@ def _record(cell: CellResult) -> dict[str, object]:
         "test": test.mean if test else None,
         "test_std": test.std if test else None,
         "difference": _gap(cell),
-        "tied": choice.within_standard_error if choice else None,
+        "tied": near(results, cell),
     }

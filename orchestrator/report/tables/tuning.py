@@ -53,7 +53,7 @@ def hyperparameters(results: Results, setting: str) -> Table:
 
 
 def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
-    search, choice, near = cell.search, cell.search.choice, _near(results, cell)
+    search, choice, alike = cell.search, cell.search.choice, near(results, cell)
     tuned = _chosen(cell, tuned=True) or _chosen(cell)
     ended = search.states.total()
     chosen = ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING
@@ -68,7 +68,7 @@ def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
         *([", ".join(_extended(cell)) or "none"] if zoom else []),
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
         " / ".join(str(search.states[state]) for state in LOST),
-        NOTHING if near is None else str(near),
+        NOTHING if alike is None else str(alike),
     ]
 
 
@@ -90,7 +90,7 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
         "configurations": search.configurations,
         "trials": search.trials,
         **{state: search.states[state] for state in ("done", *LOST)},
-        "within_standard_error": _near(results, cell),
+        "within_standard_error": near(results, cell),
     }
 
 
@@ -246,7 +246,8 @@ def _refined(cell: CellResult) -> dict[str, Axis]:
     return {name: tuple(dict.fromkeys(v for axes in stages for v in axes.get(name, ()))) for name in names}
 
 
-def _near(results: Results, cell: CellResult) -> int | None:
+def near(results: Results, cell: CellResult) -> int | None:
+    """Configurations that cannot be told from the winner; None where that takes a number of rows that nobody knows."""
     choice = cell.search.choice
     known = f"validation_rows:{cell.setting}" in results.facts
     return choice.within_standard_error if choice and (known or len(choice.contender.keys) > 1) else None
