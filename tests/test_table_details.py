@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from importlib import import_module
 
 import pandas as pd
 import pytest
@@ -24,11 +25,14 @@ from test_tables import (
 
 from orchestrator.report.tables import Results, frames, render
 from orchestrator.report.tables.common import bold_best
-from orchestrator.report.tables.differences import Difference, _line, difference, shown_p
+from orchestrator.report.tables.differences import Difference, difference, shown_p
 from orchestrator.report.tables.results import CellResult
 from orchestrator.results.ledger import Ledger
 from trainables.objective import ACCURACY
 from trainables.privacy.gaussian import epsilon_of, mu_of
+
+differences = import_module("orchestrator.report.tables.differences")  # the package calls a function so
+mcnemar = import_module("orchestrator.report.tables.mcnemar")
 
 
 def results_of(folder) -> Results:
@@ -150,8 +154,10 @@ def test_a_p_is_shown_with_four_digits(p, shown):
 
 def test_five_percent_are_not_below_five_percent(tmp_path):
     cell, *_ = cell_of(tmp_path, {"dp-fedgd": [50.0, 51.0]})
-    last = [_line(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[-1] for p in (0.05, 0.0499)]
-    assert [isinstance(text, render.Bold) for text in last] == [False, True]
+    for p, bold in ((0.05, False), (0.0499, True)):
+        over_seeds = differences._line(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[4]
+        over_rows = mcnemar._line(cell, mcnemar.Comparison(3, 1, 4), p)[5]
+        assert [isinstance(text, render.Bold) for text in (over_seeds, over_rows)] == [bold, bold]
 
 
 # ---- larger budgets that did worse
@@ -333,6 +339,33 @@ def test_one_trial_is_missing_and_two_trials_are(tmp_path):
     assert "The study is unfinished: 2 trials are missing." in caption(tmp_path / "two", "accuracy")
 
 
+def taken_over(folder, earlier: Results) -> list[bool]:
+    """Of every cell, whether it is the one that was read earlier; what is told of it is what a fresh reader is told."""
+    with Ledger.read(folder) as ledger:
+        found, fresh = Results.read(ledger, earlier), Results.read(ledger)
+    assert found.states == fresh.states
+    assert [replace(cell) for cell in found.cells] == list(fresh.cells)
+    return [cell is before for cell, before in zip(found.cells, earlier.cells, strict=True)]
+
+
+def test_cells_that_have_not_changed_are_taken_from_an_earlier_reading(tmp_path):
+    """In either way of searching. Where another trial has ended, or another number of rows is known, they are read."""
+    of = study(epsilons=[1], methods=["dp-fedgd"], search={"ways": ["grid", "random"]})
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, {42: LOW[42], 7: None})
+        writer.search("dp-fedgd", 1, {"random": [({"learning_rate": 0.7}, 30.0)]}, "random")
+        writer.confirm("dp-fedgd", 1, {"learning_rate": 0.7}, HIGH, "random")
+    earlier = results_of(tmp_path)
+    assert taken_over(tmp_path, earlier) == [True, True]
+    with Ledger.write(tmp_path) as ledger:
+        trial = writer.trial("dp-fedgd", 1, {"learning_rate": 0.1}, 7, confirm=True)
+        ledger.add([row(trial, LOW[7])])
+    assert taken_over(tmp_path, earlier) == [False, True]
+    other = replace(earlier, study=earlier.study.model_copy(update={"description": "another"}))
+    assert taken_over(tmp_path, other) == [False, False]
+
+
 def test_frames_have_every_trial_of_every_stage_once(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
@@ -415,6 +448,7 @@ def test_of_a_private_search_only_the_winner_is_shown(private):
         results = Results.read(ledger)
         shown = frames.trials(ledger, results)
         assert frames.rounds(ledger, results, "coarse").empty
+    assert taken_over(private, results) == [False], "of what is secret nothing is kept"
     assert shown["stage"].tolist() == ["confirm"]
     assert shown["seed"].isna().all()
     assert frames.cells(results)["trials"].tolist() == [1]
