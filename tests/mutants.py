@@ -367,6 +367,11 @@ def _is_function(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_OPTIMIZED)
 
 
+def _is_at_once(code: CodeType) -> bool:
+    """A comprehension, which runs where it stands."""
+    return code.co_name in ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+
+
 def only_in_functions(fault: Fault) -> bool:
     """Whether nothing that runs on import is another than it was."""
     real, faulty = (
@@ -376,7 +381,8 @@ def only_in_functions(fault: Fault) -> bool:
 
     def said(code: CodeType) -> tuple:
         plain = tuple(repr(part) for part in code.co_consts if not isinstance(part, CodeType))
-        return code.co_qualname, code.co_code, plain, code.co_names
+        at_once = tuple(said(part) for part in code.co_consts if isinstance(part, CodeType) and _is_at_once(part))
+        return code.co_qualname, code.co_code, plain, code.co_names, at_once
 
     return [said(code) for code in real] == [said(code) for code in faulty]
 

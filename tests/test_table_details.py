@@ -33,6 +33,7 @@ from trainables.privacy.gaussian import epsilon_of, mu_of
 
 differences = import_module("orchestrator.report.tables.differences")  # the package calls a function so
 mcnemar = import_module("orchestrator.report.tables.mcnemar")
+privacy = import_module("orchestrator.report.tables.privacy")
 
 
 def results_of(folder) -> Results:
@@ -100,6 +101,10 @@ def test_a_line_of_best_yaml_is_broken_after_120_characters(tmp_path):
         build(tmp_path / str(length))
         text = (tmp_path / str(length) / "best.yaml").read_text(encoding="utf-8")
         assert f"\n    setting: {label} / {backbone}{rest}\n" in text
+
+
+def test_a_table_may_be_the_first_of_its_folders(tmp_path):
+    assert render.write_text(tmp_path / "a" / "b" / "t.md", "text").read_text() == "text"
 
 
 # ---- who is ahead
@@ -301,6 +306,32 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
     assert lines(tmp_path, "selection")[3][2] == "learning_rate = 0.1", "of two that were tried, and of nothing else"
 
 
+@pytest.mark.parametrize(
+    ("clients", "epsilon", "confirmed", "told"),
+    [(2, 1, True, "to one of 2 a claimed 1"), (1, 1, True, ""), (2, math.inf, True, ""), (2, 1, False, "")],
+)
+def test_what_a_client_sees_is_told_where_there_are_others_and_a_budget(tmp_path, clients, epsilon, confirmed, told):
+    """A single client has no other's noise; without a budget there is nothing to lose, without a run nothing known."""
+    of = study(clients=clients, epsilons=[epsilon], methods=["dp-fedgd"], privacy={"release": "secure-aggregation"})
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", epsilon, GRID)
+        if confirmed:
+            writer.confirm("dp-fedgd", epsilon, {}, LOW, epsilon_secure=epsilon)
+    build(tmp_path)
+    text = caption(tmp_path, "privacy")
+    assert ("can take its own noise off" in text) == bool(told)
+    assert told in text
+
+
+def test_runs_that_give_nothing_away_have_a_mu_of_nothing(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=0.0, epsilon_secure=0.0)
+    with Ledger.read(tmp_path) as ledger:
+        (cell,) = Results.read(ledger).cells
+    assert privacy._other_units(list(cell.confirm.values())) == {"mu": 0.0, "rho_zcdp": 0.0}
+
+
 # ---- little to show
 
 
@@ -444,6 +475,7 @@ def test_of_a_private_search_only_the_winner_is_shown(private):
     assert (entry["seeds"], entry["test_accuracy"]) == ([], 50.0)
     assert entry["hyperparameters"] == {"learning_rate": 1.0}
     assert "the one run that is published, with secret noise" in caption(private, "accuracy")
+    assert "rows together" not in caption(private, "privacy"), "there is one"
     with Ledger.read(private) as ledger:
         results = Results.read(ledger)
         shown = frames.trials(ledger, results)

@@ -305,12 +305,13 @@ def private(folder: Path) -> None:
     runs = [({"learning_rate": rate}, {seed: score}) for rate, seed, score in ((0.1, 3, 10.0), (1.0, 4, 60.0))]
     with filling(folder, of) as filler:
         writer = filler()
-        for name, epsilon, right_rows in (("DP-FedGD", 500, 9), ("DP-FedGD", 1000, 12), ("DP-FedAdam", 500, 16)):
+        for name, epsilon, right_rows in (("DP-FedGD", 500, 9), ("DP-FedAdam", 500, 16)):
             writer.searched(name, epsilon, {"private": runs}, "private")
             curve = {10: 40.0, 20: 5.0 * right_rows}
             more = {"loss": {20: 1.0}, "clipped_share": {20: 3.0}}
             bits = {4: first(right_rows)}
             writer.confirmed(name, epsilon, {"learning_rate": 1.0}, {4: curve}, "private", correct=bits, more=more)
+        writer.searched("DP-FedGD", 1000, {"private": [*runs, ({"learning_rate": 0.1}, {5: None})]}, "private")
         writer.searched("DP-FedAdam", 1000, {"private": [({"learning_rate": 0.1}, {3: "diverged"})]}, "private")
 
 
