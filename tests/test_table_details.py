@@ -27,6 +27,7 @@ from orchestrator.report.tables import Results, frames, render
 from orchestrator.report.tables.common import bold_best
 from orchestrator.report.tables.differences import Difference, difference, shown_p
 from orchestrator.report.tables.results import CellResult
+from orchestrator.report.tables.tuning import _seeds
 from orchestrator.results.ledger import Ledger
 from trainables.objective import ACCURACY
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -332,6 +333,81 @@ def test_runs_that_give_nothing_away_have_a_mu_of_nothing(tmp_path):
     assert privacy._other_units(list(cell.confirm.values())) == {"mu": 0.0, "rho_zcdp": 0.0}
 
 
+# ---- what a ledger says
+
+
+def test_a_run_that_diverged_counts_up_to_the_evaluation_before(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], evaluate_every=1)) as writer:
+        writer.search("dp-fedgd", 1, GRID)
+        writer.confirm("dp-fedgd", 1, {}, {42: ("diverged", 20, {18: 30.0, 19: 31.0, 20: 1.0}), 7: None})
+    (cell,) = results_of(tmp_path).cells
+    assert cell.scores_at(18) == {42: 30.0}
+    assert list(cell.curve) == [18, 19]
+
+
+def test_settings_that_the_study_does_not_name_come_last(tmp_path):
+    """Those of cells that it does not have, not at all."""
+    of = study(epsilons=[1], methods=["dp-fedgd"])
+    for setting in ("elsewhere / iid", SETTING):
+        with writing(tmp_path, of, setting=setting) as writer:
+            writer.search("dp-fedgd", 1, GRID)
+            writer.search("dp-fedadam", 8, GRID)
+    assert results_of(tmp_path).settings == (SETTING, "elsewhere / iid")
+
+
+def test_unknown_validation_rows_count_as_one(tmp_path):
+    """Of one row at 50% the standard error is 50, so 10 is near; of two it would be 35."""
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"]), facts=False) as writer:
+        writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, 50.0), ({"learning_rate": 1.0}, 10.0)]})
+    build(tmp_path)
+    (cell,) = results_of(tmp_path).cells
+    assert cell.search.choice.within_standard_error == 2
+    assert lines(tmp_path, "selection")[2][-1] == "–", "which is not shown"
+
+
+def test_validation_may_be_a_little_above_test(tmp_path):
+    cell_of(tmp_path, {"dp-fedgd": [49.5, 49.5], "dp-fedadam": [49.0, 50.0]})
+    build(tmp_path)
+    assert "Over all cells validation is 0.50 above test on average (0.50 to 0.50)" in caption(tmp_path, "selection")
+
+
+@pytest.mark.parametrize(
+    ("coarse", "fine", "extended"),
+    [
+        ((1.0,), (1.0, 3.0), "none"),  # what the coarse grid does not vary has no edge
+        ((1.0, 10.0), (0.5, 10.0), "learning_rate ↓ to 0.5"),
+        ((1.0, 10.0), (1.0, 20.0), "learning_rate ↑ to 20"),
+    ],
+)
+def test_only_what_goes_beyond_an_edge_extends_a_grid(tmp_path, coarse, fine, extended):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], search={"refine": "zoom"})) as writer:
+        stages = {"coarse": coarse, "fine": fine}
+        writer.search(
+            "dp-fedgd", 1, {name: [({"learning_rate": r}, r) for r in rates] for name, rates in stages.items()}
+        )
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[2][5] == extended
+
+
+def test_several_seeds_tell_how_near_others_are_without_rows(tmp_path):
+    """Two configurations, 1 apart on one seed and level on the other: half a point, with a standard error of half."""
+    of = study(epsilons=[1], methods=["dp-fedgd"], seeds={"search": [1, 2]})
+    with writing(tmp_path, of, facts=False) as writer:
+        keys = []
+        for rate, scores in ((0.1, (50.0, 51.0)), (1.0, (50.0, 50.0))):
+            for seed, score in enumerate(scores, start=1):
+                trial = writer.trial("dp-fedgd", 1, {"learning_rate": rate}, seed, confirm=False)
+                writer.ledger.add([row(trial, {LAST: score})])
+                keys.append(trial.key)
+        writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "coarse", keys)
+    build(tmp_path)
+    assert lines(tmp_path, "hyperparameters")[2][-1] == "2"
+
+
+def test_seeds_are_counted_in_words():
+    assert (_seeds([4]), _seeds([4, 5])) == ("seed 4", "seeds 4, 5")
+
+
 # ---- little to show
 
 
@@ -484,6 +560,22 @@ def test_of_a_private_search_only_the_winner_is_shown(private):
     assert shown["stage"].tolist() == ["confirm"]
     assert shown["seed"].isna().all()
     assert frames.cells(results)["trials"].tolist() == [1]
+
+
+def test_of_a_private_search_a_winner_counts_as_one_run(private, tmp_path):
+    """However many there were; without a winner there is nothing to count."""
+    (cell,) = results_of(private).cells
+    search = cell.search
+    assert (search.trials, search.trial_rounds, search.found_in) == (1, 0, ("private",))
+    assert dict(search.states) == {"done": 1}
+    of = study(epsilons=[1000], methods=["dp-fedgd"], search={"ways": ["private"], "trials": 3})
+    with writing(tmp_path / "none", of) as writer:
+        writer.search("dp-fedgd", 1000, {"private": [({"learning_rate": 0.1}, "diverged")]}, way="private")
+    (cell,) = results_of(tmp_path / "none").cells
+    search = cell.search
+    assert (search.trials, search.trial_rounds, search.found_in) == (0, 0, ())
+    assert not search.states
+    assert (cell.missing, cell.more_to_come) == (0, False)
 
 
 def test_best_says_how_to_train_it_again(tmp_path):

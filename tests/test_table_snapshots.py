@@ -297,7 +297,7 @@ def errors(folder: Path) -> None:
 def private(folder: Path) -> None:
     """Only winners are shown: two that are known, one that is not yet, and one that there is none of."""
     of = study(
-        methods=["dp-fedgd", "dp-fedadam"],
+        methods=["dp-fedgd", "dp-fedsofim"],
         epsilons=[500, 1000],
         search={"ways": ["private"], "trials": 3},
         seeds={"search": [1, 2]},
@@ -305,14 +305,14 @@ def private(folder: Path) -> None:
     runs = [({"learning_rate": rate}, {seed: score}) for rate, seed, score in ((0.1, 3, 10.0), (1.0, 4, 60.0))]
     with filling(folder, of) as filler:
         writer = filler()
-        for name, epsilon, right_rows in (("DP-FedGD", 500, 9), ("DP-FedAdam", 500, 16)):
+        for name, epsilon, right_rows in (("DP-FedGD", 500, 9), ("DP-FedSOFIM", 500, 16)):
             writer.searched(name, epsilon, {"private": runs}, "private")
             curve = {10: 40.0, 20: 5.0 * right_rows}
             more = {"loss": {20: 1.0}, "clipped_share": {20: 3.0}}
             bits = {4: first(right_rows)}
             writer.confirmed(name, epsilon, {"learning_rate": 1.0}, {4: curve}, "private", correct=bits, more=more)
         writer.searched("DP-FedGD", 1000, {"private": [*runs, ({"learning_rate": 0.1}, {5: None})]}, "private")
-        writer.searched("DP-FedAdam", 1000, {"private": [({"learning_rate": 0.1}, {3: "diverged"})]}, "private")
+        writer.searched("DP-FedSOFIM", 1000, {"private": [({"learning_rate": 0.1}, {3: "diverged"})]}, "private")
 
 
 @case
@@ -373,7 +373,7 @@ def halving(folder: Path) -> None:
         }
         writer.searched("DP-FedGD", 1, rungs, "halving")
         writer.confirmed("DP-FedGD", 1, {"learning_rate": 0.8}, ending({42: 0.5, 7: 0.75}, before=-0.25), "halving")
-        writer.searched("DP-FedAdam", 1, {"rung-1": rungs["rung-1"]}, "halving")
+        writer.searched("DP-FedAdam", 1, {"rung-1": rungs["rung-1"], "rung-2": rungs["rung-2"]}, "halving")
 
 
 # ---- what was written, and what was written once

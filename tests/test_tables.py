@@ -386,7 +386,11 @@ def test_zoom_says_where_the_fine_grid_went_beyond_the_coarse_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(4.0, "4"), (0.0005, "0.0005"), (0.9999995, "0.9999995"), (0.1234567890123, "0.123457"), (True, "true"), (7, "7")],
+    [
+        *((4.0, "4"), (0.0005, "0.0005"), (0.9999995, "0.9999995"), (0.1234567890123, "0.123457")),
+        *((0.1234567891, "0.1234567891"), (0.12345678912, "0.123457")),  # twelve characters, and one more
+        *((True, "true"), (7, "7")),
+    ],
 )
 def test_values_are_shown_as_people_type_them(value, shown):
     assert shown_value(value) == shown
