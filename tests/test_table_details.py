@@ -345,6 +345,13 @@ def test_a_run_that_diverged_counts_up_to_the_evaluation_before(tmp_path):
     assert list(cell.curve) == [18, 19]
 
 
+def test_where_nothing_ran_to_its_end_nothing_is_to_come(tmp_path):
+    with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+        writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, "diverged")]})
+    (cell,) = results_of(tmp_path).cells
+    assert (cell.missing, cell.more_to_come) == (0, False)
+
+
 def test_settings_that_the_study_does_not_name_come_last(tmp_path):
     """Those of cells that it does not have, not at all."""
     of = study(epsilons=[1], methods=["dp-fedgd"])

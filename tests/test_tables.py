@@ -583,6 +583,13 @@ def test_the_spread_is_split_into_partition_and_noise():
     assert split({1: [1.0, 2.0]}) is None
 
 
+def test_groups_of_different_sizes_weigh_by_them():
+    """One run at 0, three around 6: the mean is 4.5, within is (4 + 4) / 2, between 4.5^2 + 3 * 1.5^2 = 27; a group
+    counts as (4 - (1 + 9) / 4) = 1.5 runs."""
+    found = split({1: [0.0], 2: [4.0, 6.0, 8.0]})
+    assert (found.noise, found.partition) == pytest.approx((2, (23 / 1.5) ** 0.5))
+
+
 def test_known_deviations_are_found_again_from_groups_of_any_size():
     rng = np.random.default_rng(1)
     groups = {k: (3 * rng.standard_normal() + rng.standard_normal(2 + k % 3)).tolist() for k in range(400)}
