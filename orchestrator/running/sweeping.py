@@ -75,8 +75,8 @@ def run(
     end = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources
     blueprint = Blueprint.draw(study)
-    if address is None:  # what does not fit is said before Ray starts
-        _check_precision(study, capacity(local_resources(), resources, blueprint.most_clients))
+    if address is None:
+        capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
     for note in blueprint.delta_notes():
         view.say(f"note: {note}")
     where = place(results)
@@ -127,7 +127,6 @@ def _run_packs(
     where.asked_to_stop()  # a wish of yesterday is not meant
     while True:
         size = _size(resources, sweep.blueprint.most_clients, view, elastic)
-        _check_precision(sweep.blueprint.study, size)
         size = within_memory(size, resources, sweep.blueprint.most_weights, nodes.node_resources())
         view.started(sweep, size)
         sweep.ledger.begin_session(_surroundings(size))
@@ -135,12 +134,6 @@ def _run_packs(
             scratch = where.folder / SCRATCH
             runner.run(sweep, size, changed, where.packs, scratch, say=view.say, elastic=elastic, why_stop=why_stop)
             return
-
-
-def _check_precision(study: Study, size: Capacity) -> None:
-    rounded = [name for name in study.precisions if name != "float32"]
-    if rounded and size.size.device == "cpu":
-        raise UserError(f"precision = {rounded[0]!r} is for GPUs; this run would be on CPUs, which have float32")
 
 
 def _surroundings(size: Capacity) -> dict[str, str]:

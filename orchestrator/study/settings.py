@@ -463,7 +463,7 @@ class Study(Settings):
     preprocess: PreprocessSettings = PreprocessSettings()
     """A private mean taken off the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
     precision: Precision = "float32"
-    """Of the products that gradients are made of, on GPUs: tf32 and bf16 are faster, and change results a little; sums
+    """Of the products that gradients are made of: tf32 and bf16 are faster on GPUs, and change results a little; sums
     stay in float32, and no contribution becomes longer than the clip."""
     aggregate: Aggregate = "uniform"
     """How clients weigh in the mean of their releases: all the same (uniform), or by |D_i| (size)."""
@@ -478,11 +478,6 @@ class Study(Settings):
     compare_to: str = ""
     """The method (or its label) that McNemar's test holds the others against; default: the last one."""
     resources: ResourceSettings = ResourceSettings()
-
-    @property
-    def precisions(self) -> list[Precision]:
-        """All that its methods ask for."""
-        return sorted({method.precision or self.precision for method in self.methods})
 
     @field_validator("methods", mode="before")
     @classmethod

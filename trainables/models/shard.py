@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainables.errors import UserError
 from trainables.models.lanes import add_products
+from trainables.models.products import Products
 from trainables.spec import Precision
 
 
@@ -55,9 +55,9 @@ class Shard:
             x[client, : len(labels_of), :features] = features_of
             x[client, : len(labels_of), features] = 1
             labels[client, : len(labels_of)] = labels_of
-        if precision != "float32" and not str(device).startswith("cuda"):
-            raise UserError(f"precision = {precision!r} is for GPUs; this runs on {device}")
-        placed = torch.from_numpy(x).to(dtype=torch.bfloat16 if precision == "bf16" else dtype).to(device)
+        placed = torch.from_numpy(x).to(device=device, dtype=dtype)
+        if precision == "bf16":
+            placed = Products(precision).rounded(placed)
         norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True, dtype=dtype)
         norm[norm == 0] = math.inf
         public = sizes or [len(y) for _, y in parts]

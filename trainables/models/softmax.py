@@ -71,6 +71,8 @@ class SoftmaxHead:
         if shard.precision != "float32":
             clip = clip * KEPT
         kernel = self._kernel(theta)
+        if kernel == "compiled" and shard.precision != "float32":
+            kernel = "torch"
         if automatic and kernel == "triton":
             kernel = "torch"  # that of a GPU knows plain clipping alone
         if kernel == "triton":
@@ -96,7 +98,7 @@ class SoftmaxHead:
             factors = products.rounded(weights[block, some])
             for start in range(0, shard.rows, step):
                 rows = slice(start, min(start + step, shard.rows))
-                x = shard.x[some, rows]
+                x = products.rounded(shard.x[some, rows])
                 n = x.shape[1]
                 flat = products.of(x, factors, logits[: len(x), :n])
                 seen = clip_residuals(

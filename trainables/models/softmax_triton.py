@@ -76,9 +76,11 @@ def _weights(theta, lane, feature, label, used, features, count, wanted, classes
 
 @triton.jit
 def _product(x, other, PRODUCTS: tl.constexpr):
-    if PRODUCTS == "bf16":
-        return tl.dot(x, other.to(tl.bfloat16))
-    return tl.dot(x, other, input_precision=PRODUCTS)
+    if PRODUCTS == "bf16":  # noqa: SIM108
+        found = tl.dot(x, other.to(tl.bfloat16))
+    else:  # what stands behind a return would be compiled, too
+        found = tl.dot(x, other, input_precision=PRODUCTS)
+    return found
 
 
 @triton.jit(do_not_specialize=SIZES)
