@@ -62,7 +62,13 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 NAMED = Path(__file__).with_name("mutants_named.json")
 COUNTED = Path(__file__).with_name("mutants.md")
 LEFT = Path(__file__).with_name("mutants_left.json")
-OF_METHODS = ("tests/test_methods.py", "tests/test_goldens.py")
+OF_METHODS = tuple(
+    f"tests/test_{name}.py"
+    for name in (
+        *("methods", "goldens", "observed_releases", "adaptive_clipping", "banded", "fednew", "sampling", "user_level"),
+        *("secret_participation", "glm"),
+    )
+)
 OF_SEARCH = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
 
 OF_TABLES = ("tests/test_tables.py", "tests/test_table_details.py", "tests/test_table_snapshots.py")

@@ -138,7 +138,7 @@ class Errands(NotKept, tune.Callback):
         self.conductor, self.slots, self.desk, self.ship = conductor, slots, desk, ship
         self.say, self.elastic, self.why_stop = say, elastic, why_stop
         self._metrics = Metrics(conductor)
-        self._said_stopping = False
+        self._said_stopping = self._sent_away = False
         self._died: list[tuple[str, str]] = []
         self._heard: dict[str, float] = {}
         self._slowest = 0.0
@@ -184,6 +184,9 @@ class Errands(NotKept, tune.Callback):
             )
         if died or heard:  # what that has opened is laid out at once
             self._exchange()
+        if self.conductor.over and not self._sent_away:  # or Tune would wait until their patience ends
+            self._sent_away = True
+            self.desk.close.remote()
 
     def _say_stopping(self) -> None:
         """Once, and not from within a signal's handler, which may have come in the middle of another line."""
