@@ -78,7 +78,7 @@ class SoftmaxHead:
         if kernel == "triton":
             from trainables.models import softmax_triton
 
-            if softmax_triton.fits(self.features, self.classes):
+            if softmax_triton.fits(self.features, self.classes, shard.precision):
                 return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
         if kernel == "compiled":
             return softmax_compiled.clipped_gradient_sum(

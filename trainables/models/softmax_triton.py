@@ -20,6 +20,7 @@ import triton.language as tl
 
 from trainables.models.residuals import Seen
 from trainables.models.shard import Diagnostics, Shard
+from trainables.spec import Precision
 
 PART = 1024  # rows of a part: sums over them are in single precision
 TILE = 64  # rows in work
@@ -29,14 +30,14 @@ MOST_FEATURES = 128
 MOST_CLASSES = 32
 MOST_BYTES = 1 << 30  # of the parts' sums at a time
 LOG2E = math.log2(math.e)
-PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
+PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 # Triton would compile a kernel anew, for a second or more, when one of these turns from odd to a multiple of 16
 SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
 
 
-def fits(features: int, classes: int) -> bool:
-    """Whether a tile of all features and all classes has room on the chip."""
-    return features <= MOST_FEATURES and classes <= MOST_CLASSES
+def fits(features: int, classes: int, precision: Precision = "float32") -> bool:
+    """Whether a tile of all features and all classes has room on the chip, and its products are known."""
+    return features <= MOST_FEATURES and classes <= MOST_CLASSES and precision in PRODUCTS
 
 
 @triton.jit
@@ -74,22 +75,13 @@ def _weights(theta, lane, feature, label, used, features, count, wanted, classes
     return w * wanted, tl.where(used, b * wanted, float("-inf"))
 
 
-@triton.jit
-def _product(x, other, PRODUCTS: tl.constexpr):
-    if PRODUCTS == "bf16":  # noqa: SIM108
-        found = tl.dot(x, other.to(tl.bfloat16))
-    else:  # what stands behind a return would be compiled, too
-        found = tl.dot(x, other, input_precision=PRODUCTS)
-    return found
-
-
 @triton.jit(do_not_specialize=SIZES)
 def _gradient_parts(
     X, Y, NORM, ROWS, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count,
     features: tl.constexpr, classes: tl.constexpr, D: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """One part of one client for L lanes, of `count` from `first` on. In bf16 the features are stored so."""
+    """One part of one client for L lanes, of `count` from `first` on."""
     client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     rows = tl.load(ROWS + client)
     if part * PART >= rows:
@@ -113,10 +105,10 @@ def _gradient_parts(
         x = tl.load(X + (begin + row)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
         y = tl.load(Y + begin + row, mask=real, other=0)
         norm = tl.load(NORM + begin + row, mask=real, other=1.0)
-        z = tl.reshape(_product(x, w, PRODUCTS) + b[None, :], (TILE, L, C))
+        z = tl.reshape(tl.dot(x, w, input_precision=PRODUCTS) + b[None, :], (TILE, L, C))
         residual, loss, clipped = _residuals(z, real, y, norm, clip, label, DIAGNOSE)
         flat = tl.reshape(residual, (TILE, L * C))
-        total += _product(tl.trans(x), flat, PRODUCTS)
+        total += tl.dot(tl.trans(x), flat, input_precision=PRODUCTS)
         constant += tl.sum(flat, 0)
         losses += loss
         cut += clipped
