@@ -99,7 +99,8 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
         firsts = [_first_round(cell, targets.get((epsilon, cell.way))) for cell in mine]
-        columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], firsts, ROUNDS))
+        leading = [t if counts(cell) else None for cell, t in zip(mine, firsts, strict=True)]
+        columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], leading, ROUNDS))
         records += [
             {**names(cell), "target": targets.get((epsilon, cell.way)), "round": t}
             for cell, t in zip(mine, firsts, strict=True)
