@@ -49,9 +49,11 @@ nodes: install
 	$(BIN)/python -m pytest -m "nodes"
 
 # How a library adds up a product depends on the processor: these are the other ways that can be forced on this one.
+WAYS := ATEN_CPU_CAPABILITY=default \
+  $(if $(filter x86_64,$(shell uname -m)),MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 OPENBLAS_CORETYPE=HASWELL,OPENBLAS_CORETYPE=ARMV8)
 ORACLES := $(addprefix tests/test_,methods.py kernel.py clipping.py fednew.py glm.py mlp.py preprocess.py user_level.py)
 sums: install
-	for way in MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 OPENBLAS_CORETYPE=ARMV8 OPENBLAS_CORETYPE=HASWELL ATEN_CPU_CAPABILITY=default; do \
+	for way in $(WAYS); do \
 	  echo "torch's kernels with $$way" && env FEDSWEEP_KERNEL=torch $$way \
 	    $(BIN)/python -m pytest -q -n 2 -k "twin or loops or definition or hosts or lanes" $(ORACLES) || exit; done
 

@@ -33,7 +33,7 @@ ELSEWHERE = {  # a word of the command, and what runs it
     "gpus_per_host=0.5": "`make reproduce`: it wants a GPU",
     "as_released=true": "tests/test_audit.py: it takes a while",
     "beyond-cifar10": "`make reproduce`: it wants the paper's features",
-    "precision-cifar10-resnet20": "tests/test_precision.py: it wants a GPU",
+    "precision-cifar10-resnet20": "tests/test_precision.py reads it: it takes minutes, and the paper's features",
 }
 PAGES = (
     *("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "gpu", "data", "clusters"),

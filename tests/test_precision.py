@@ -5,6 +5,10 @@ import pytest
 import small
 import torch
 
+from orchestrator.report.tables.best import read_best
+from orchestrator.results.ledger import Ledger
+from orchestrator.running.training import from_cells
+from orchestrator.study.reading import load
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
 from trainables.models import kernels
@@ -139,6 +143,64 @@ def test_methods_that_look_at_more_than_gradients_run_in_it(name, small_problem)
     for trial in trials:
         found = small.run([trial], small_problem)[trial.key]
         assert found is not None
+
+
+def test_a_host_that_has_rows_of_one_precision_loads_them_anew_for_another(small_problem):
+    """Packs follow one another on the same host: what the first has loaded is not what the second computes on."""
+    trial = small.trial(small_problem, "dp-fedgd")
+    alone, shared = {}, Server(HostsHere(1))
+    for precision in ("float32", "bf16", "float32"):
+        one = trial.model_copy(update={"precision": precision})
+        fresh = Server(HostsHere(1))
+        for server in (fresh, shared):
+            server.open([one], in_process(small_problem))
+            server.advance(3)
+        assert (shared.theta == fresh.theta).all()
+        alone[precision] = fresh.theta
+    assert (alone["bf16"] != alone["float32"]).any()
+
+
+TEXT = """
+name: rounded
+data: [{source: "synthetic-frozen:200,20,4,3", label: toy}]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd: {coarse: {learning_rate: [0.1, 1]}}
+  - dp-fedgd: {label: mine, precision: tf32, coarse: {learning_rate: [0.1, 1]}}
+  - dp-fedgd: {precision: float32, label: plain, coarse: {learning_rate: [0.1, 1]}}
+epsilons: [8]
+precision: bf16
+rounds: {coarse: 4, fine: 4, confirm: 4}
+seeds: {search: [42], contest: [], confirm: [42, 7]}
+search: {refine: table}
+"""
+
+
+def test_results_are_marked_from_the_trial_to_the_best_and_back(tmp_path, no_ray, fedsweep):
+    """A study in bf16 with one method that says otherwise, and one that says float32."""
+    file = tmp_path / "rounded.yaml"
+    file.write_text(TEXT)
+    code, *_ = fedsweep("run", file, "--results", tmp_path / "r")
+    assert code == 0
+    names = ["DP-FedGD in bf16", "mine in tf32", "plain"]
+    for table in ("accuracy.md", "privacy.md", "hyperparameters.md", "accuracy.csv", "trials.csv"):
+        text = (tmp_path / "r" / "tables" / table).read_text()
+        assert all(name in text for name in names), table
+    with Ledger.read(tmp_path / "r") as ledger:
+        trials = [row.trial for row in ledger.rows(list(ledger.outcomes())).values()]
+    assert {trial.precision for trial in trials} == {"float32", "tf32", "bf16"}
+    keys = {trial.key for trial in trials if trial.problem.train_on == "all" and trial.seed == 42}
+    cells = read_best(tmp_path / "r" / "best.yaml")
+    again = [from_cells(cells, "best.yaml", cell, 42, None).trial for cell in cells]
+    assert {trial.precision for trial in again} == {"float32", "tf32", "bf16"}
+    assert {trial.key for trial in again} == keys
+
+
+def test_the_packaged_study_can_be_read():
+    study, _ = load("precision-cifar10-resnet20")
+    shown = [method.shown for method in study.methods]
+    assert shown == [f"{name}{way}" for name in ("DP-FedGD", "DP-FedSOFIM") for way in ("", " in tf32", " in bf16")]
 
 
 def test_its_name_is_in_the_tables():

@@ -25,8 +25,8 @@ def lanes_that_fit(model: Model, sizes: Sequence[int], stateful: bool, free: flo
     """For the clients of one host, by the number of their rows, and bytes of free memory."""
     shape = SHAPES["cuda"]
     together = min(len(sizes), MOST_CLIENTS)
-    rows = min(max(sizes), shape.rows(model.width, together))
-    cells = together * rows * model.width * shape.lanes
+    clients, step = shape.chunk(model.width, together)
+    cells = clients * min(max(sizes), step) * model.width * shape.lanes
     room = SHARE * free - ALWAYS - PER_CELL * cells
     kept = 4 * model.dimension * len(sizes) if stateful else 0
     return max(0, int(room // (PER_WEIGHT * together * model.dimension + kept)))

@@ -208,6 +208,7 @@ def _train(
                 "privacy": privacy.model_dump(mode="json"),
                 "preprocess": trial.preprocess.model_dump(),
                 "aggregate": trial.aggregate,
+                "precision": trial.precision,
                 "accuracy": result.metrics["accuracy"],
                 "metrics": result.metrics,
                 "epsilon": {"claimed": privacy.epsilon, "bought": bought, "unsampled": unsampled},

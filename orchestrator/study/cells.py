@@ -112,7 +112,7 @@ class Cell:
                 preprocess=self._preprocess,
                 aggregate=self.method.aggregate or self.study.aggregate,
                 stop_rule=f"after {last}" if last < rounds else "",
-                precision=self.method.precision or self.study.precision,
+                precision=self.method.precision or "float32",
                 code=code_of(self.method.name, problems[seed]),
             )
             for seed in seeds

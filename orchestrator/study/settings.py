@@ -164,8 +164,10 @@ class MethodSettings(Settings):
 
     @property
     def shown(self) -> str:
-        """Its name in tables. What runs as its authors released it is always marked so."""
+        """Its name in tables. What runs as its authors released it, or in less precision, is always marked so."""
         name = self.label or " ".join([METHODS[self.name].title, *self.own_ways])
+        if self.label and self._rounded:
+            name = " ".join([name, *self._rounded])
         return f"{name} (as released)" if self.as_released else name
 
     @property
@@ -173,8 +175,11 @@ class MethodSettings(Settings):
         """What is done to features and releases in this method's own way, for its name."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
-        rounded = [f"in {self.precision}"] if self.precision else []
-        return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped, *rounded]
+        return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped, *self._rounded]
+
+    @property
+    def _rounded(self) -> list[str]:
+        return [f"in {self.precision}"] if self.precision not in (None, "float32") else []
 
     @cached_property
     def as_released(self) -> bool:
@@ -454,6 +459,9 @@ class Study(Settings):
     model: str = "softmax"
     """The head that is trained on the features: softmax, mlp:HIDDEN with one hidden layer, or a generalised linear
     model; auto: the one that simulated data were drawn from."""
+    precision: Precision = "float32"
+    """Of the products that gradients are made of: tf32 and bf16 are faster on GPUs, and change results a little; sums
+    stay in float32, and no contribution becomes longer than the clip."""
     objective: Literal["accuracy", "loss", "squared_error"] = "accuracy"
     """The metric that configurations are chosen by and that tables show; trainables/objective.py says more of it."""
     methods: list[MethodSettings] = Field(min_length=1)
@@ -462,9 +470,6 @@ class Study(Settings):
     privacy: PrivacyStudySettings = PrivacyStudySettings()
     preprocess: PreprocessSettings = PreprocessSettings()
     """A private mean taken off the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
-    precision: Precision = "float32"
-    """Of the products that gradients are made of: tf32 and bf16 are faster on GPUs, and change results a little; sums
-    stay in float32, and no contribution becomes longer than the clip."""
     aggregate: Aggregate = "uniform"
     """How clients weigh in the mean of their releases: all the same (uniform), or by |D_i| (size)."""
     rounds: RoundSettings = RoundSettings()
@@ -478,6 +483,16 @@ class Study(Settings):
     compare_to: str = ""
     """The method (or its label) that McNemar's test holds the others against; default: the last one."""
     resources: ResourceSettings = ResourceSettings()
+
+    @model_validator(mode="after")
+    def _methods_know_their_precision(self) -> Study:
+        """Their names say it, in whatever table they stand."""
+        if self.precision != "float32":
+            self.methods[:] = [
+                method if method.precision else method.model_copy(update={"precision": self.precision})
+                for method in self.methods
+            ]
+        return self
 
     @field_validator("methods", mode="before")
     @classmethod

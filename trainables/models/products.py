@@ -1,8 +1,8 @@
 """Batched matrix products in the precision that was asked for; what comes out is in float32.
 
 A GPU multiplies bf16 as it is, and rounds to tf32 by itself. A CPU has neither: there factors are rounded to what they
-would be, and multiplied in float32, which is exact for a product of two such numbers. So both do the same but for the
-order of a sum, and a CPU shows what a GPU would come to, without being faster.
+would be, and multiplied in float32, which is exact for a product of two such numbers. So a CPU shows what a GPU would
+come to, up to the order of a sum and how the GPU rounds to tf32, without being faster.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ function from states to states, and functions are composed by a parallel scan.
 
 What is the same as NumPy's: every bit, where it multiplies and adds apart (as on x86). What may not be: numbers beyond
 3.65 standard deviations, one in 3,800, hold a logarithm, of which libraries differ in the last bit; here it is rounded
-correctly.
+correctly. A bit there could also decide whether a number counts at all, and then all that follow shift; that is as
+rare as one in a hundred million.
 """
 
 from __future__ import annotations

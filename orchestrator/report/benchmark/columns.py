@@ -15,6 +15,7 @@ COLUMNS = {
     "release": ("string", "who is not trusted: local or secure-aggregation"),
     "adjacency": ("string", "what neighbouring data sets differ in"),
     "level": ("string", "whose privacy: a record's or a user's"),
+    "precision": ("string", "of the products that gradients were made of: float32, tf32 or bf16"),
     "epsilon_local": ("double", "what the noise buys against one who sees every client's release"),
     "epsilon_secure": ("double", "what it buys against one who sees only their sum"),
     "configuration": ("string", "all hyperparameters, as JSON with sorted keys"),

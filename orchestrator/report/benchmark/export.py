@@ -99,6 +99,7 @@ def _records(results: Results, row: Row, member: _Member, hypers: dict[str, bool
         **{"partition": member.setting.split(" / ")[-1], "clients": trial.problem.partition.clients},
         **{"model": trial.problem.model, "method": trial.method, "label": member.label},
         **trial.privacy.model_dump(include={"epsilon", "delta", "clip", "release", "adjacency", "level"}),
+        "precision": trial.precision,
         **{"epsilon_local": row.epsilon_local, "epsilon_secure": row.epsilon_secure},
         **{"configuration": configuration(chosen), "seed": trial.seed, "stages": "+".join(member.stages)},
         **{"split": trial.problem.evaluate_on, "state": row.state, "key": row.key},

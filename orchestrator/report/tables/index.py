@@ -55,8 +55,6 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
     if results.study.description:
         parts.append(f"Study: {markdown_text(results.study.description)}\n")
     parts.append(f"{_progress(results)}\n")
-    if results.study.precision != "float32":
-        parts.append(f"Gradients are made of products in {results.study.precision}, where nothing else is said.\n")
     if results.settings:
         parts.append(f"## {results.study.judged_by.final}, at the end\n")
     for setting in results.settings:
