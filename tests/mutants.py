@@ -92,6 +92,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_of("orchestrator/report/tables", OF_TABLES),
 }
 """Which tests are to notice a fault in a module; those that start Ray are left out."""
+del TESTS["trainables/privacy/noise_triton.py"]  # which runs on GPUs alone: `pytest -k cuda tests/test_noise.py`
 FAST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
 NOT_OURS = [
     "numpy",
