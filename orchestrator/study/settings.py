@@ -165,9 +165,7 @@ class MethodSettings(Settings):
     @property
     def shown(self) -> str:
         """Its name in tables. What runs as its authors released it, or in less precision, is always marked so."""
-        name = self.label or " ".join([METHODS[self.name].title, *self.own_ways])
-        if self.label and self._rounded:
-            name = " ".join([name, *self._rounded])
+        name = " ".join([self.label, *self._rounded] if self.label else [METHODS[self.name].title, *self.own_ways])
         return f"{name} (as released)" if self.as_released else name
 
     @property
