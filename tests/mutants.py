@@ -4,8 +4,9 @@ cosmic-ray makes the faults. Its own way to run them starts Python anew for each
 instead the tests are read once, and every fault lives and dies in a fork, where the faulty function takes the real
 one's place; what runs on import is imported anew, from an import hook that gives the faulty module out. No file is
 touched. A first run without a fault learns which lines each test runs: a fault is shown to those that run its line, the
-quickest first. One that makes a program go on for ever is stopped by the seconds of processor it has used, in units of
-what the faultless run took: how loaded a machine is does not matter.
+quickest first. One that survives there, in a function that also runs while modules are imported, is tried a second
+time, imported anew. One that makes a program go on for ever is stopped by the seconds of processor it has used, in
+units of what the faultless run took: how loaded a machine is does not matter.
 
     python tests/mutants.py                           all modules
     python tests/mutants.py trainables/privacy        what lies there
@@ -15,6 +16,7 @@ what the faultless run took: how loaded a machine is does not matter.
                                                       quickly so with `--tests` and the files that have the new ones
     python tests/mutants.py --named                   faults that once passed unnoticed, and which test notices now
     python tests/mutants.py --jobs 12 --minutes 8     twelve at a time; what is not tried by then is left out, evenly
+    python tests/mutants.py --seconds 30              what tests of 30 s together do not notice counts as survived
 
 Faults that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`, and are
 not tried. What was counted, and how many lines the tests run, is kept in `mutants.md`, what survived in
@@ -28,6 +30,7 @@ import argparse
 import ast
 import atexit
 import contextlib
+import dataclasses
 import difflib
 import functools
 import gc
@@ -231,8 +234,12 @@ class Learnt:
     missed: dict[str, set[int]]
     """By module, the lines that no test runs."""
     statements: dict[str, int]
+    on_import: dict[str, set[int]]
+    """By module, the lines that run outside of any test, while modules or tests are read."""
     failed: list[str]
     """Tests that fail without any fault, and can notice none."""
+    patience: float = math.inf
+    """Of a fault's tests so many seconds are run, the quickest first."""
 
     def share(self, module: str) -> float:
         """Of a module's lines, those that the tests run, in percent."""
@@ -245,8 +252,9 @@ class Learnt:
             for module, mine, theirs in ((m, self.lines[m], others.lines[m]) for m in self.lines)
         }
         missed = {module: self.missed[module] & others.missed[module] for module in self.missed}
+        on_import = {module: self.on_import[module] | others.on_import[module] for module in self.on_import}
         failed = self.failed + others.failed
-        return Learnt({**self.seconds, **others.seconds}, lines, missed, self.statements, failed)
+        return Learnt({**self.seconds, **others.seconds}, lines, missed, self.statements, on_import, failed)
 
     def tests_of(self, module: str, line: int) -> list[str]:
         """Those that run the line, the quickest first."""
@@ -257,7 +265,9 @@ class Learnt:
         return self._quickest_first(set().union(*self.lines[module].values()) or self.seconds)
 
     def _quickest_first(self, tests: Iterable[str]) -> list[str]:
-        return sorted(tests, key=lambda test: self.seconds[test])
+        ordered = sorted(tests, key=lambda test: self.seconds[test])
+        until = itertools.accumulate(self.seconds[test] for test in ordered)
+        return [test for test, seconds in zip(ordered, until, strict=True) if seconds <= self.patience] or ordered[:1]
 
 
 class _Learning:
@@ -305,6 +315,10 @@ class _Learning:
             lines,
             {module: set(found) for module, found in zip(self.modules, missed, strict=True)},
             {module: len(found) for module, found in zip(self.modules, statements, strict=True)},
+            {
+                module: {line for line, tests in data.contexts_by_lineno(str(ROOT / module)).items() if "" in tests}
+                for module in self.modules
+            },
             self.failed,
         )
 
@@ -335,15 +349,15 @@ class _InPlace:
     """Faults inside functions: the tests are read once, and in a fork of their own the faulty function takes the place
     of the real one, wherever it is known."""
 
-    def __init__(self, module: str, faults: list[Fault], learnt: Learnt, deadline: float) -> None:
-        self.module, self.faults, self.learnt, self.deadline = module, faults, learnt, deadline
+    def __init__(self, faults: list[Fault], learnt: Learnt, deadline: float) -> None:
+        self.faults, self.learnt, self.deadline = faults, learnt, deadline
         self.survived: list[bool] = []
         """Of every fault that was tried."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
         by_name = {item.nodeid: item for item in session.items}
-        self.place = _Place(ROOT / self.module)
+        self.places = {module: _Place(ROOT / module) for module in {fault.module for fault in self.faults}}
         for fault in self.faults:
             if time.monotonic() > self.deadline:
                 break
@@ -353,7 +367,7 @@ class _InPlace:
         return True
 
     def _shown(self, fault: Fault, tests: list[pytest.Item]) -> tuple[int, bytes]:
-        self.place.taken_by(fault.code)
+        self.places[fault.module].taken_by(fault.code)
         chosen, noticing = _Chosen({test.nodeid: self.learnt.seconds[test.nodeid] for test in tests}), _Noticing()
         for plugin in (chosen, noticing):
             tests[0].config.pluginmanager.register(plugin)
@@ -479,36 +493,43 @@ class Tried:
     survived: bool
 
 
-def tried(module: str, mine: list[Fault], learnt: Learnt, jobs: int, deadline: float) -> list[Tried]:
+def tried(mine: list[Fault], learnt: Learnt, jobs: int, deadline: float) -> list[Tried]:
     """In an order that leaves out evenly what there is no time for; so many side by side."""
-    mixed = random.Random(module).sample(mine, len(mine))
+    mixed = random.Random(len(mine)).sample(mine, len(mine))
     inside, on_import = ([fault for fault in mixed if only_in_functions(fault) == is_so] for is_so in (True, False))
-    shares = [(inside[job::jobs], on_import[job::jobs]) for job in range(jobs)]
-    forks = [
-        (share, _Fork(lambda share=share: _try_all(module, *share, learnt, deadline))) for share in shares if any(share)
-    ]
+    in_place = functools.partial(_in_place, learnt=learnt, deadline=deadline)
+    anew = functools.partial(_imported_anew, learnt=learnt, deadline=deadline)
+    found = [*_side_by_side(anew, on_import, jobs), *_side_by_side(in_place, inside, jobs)]
+    again = [one.fault for one in found if one.survived and one.fault.line in learnt.on_import[one.fault.module]]
+    again = [fault for fault in again if fault not in on_import]
+    return list({one.fault: one for one in (*found, *_side_by_side(anew, again, jobs))}.values())
+
+
+def _side_by_side(survived, faults: list[Fault], jobs: int) -> list[Tried]:
+    """`survived` says of the first of some faults, as many as there was time for, whether they survived."""
+    shares = [faults[job::jobs] for job in range(min(jobs, len(faults)))]
+    forks = [_Fork(lambda share=share: (0, pickle.dumps(survived(share)))) for share in shares]
     found = []
-    for (some, others), fork in forks:
+    for share, fork in zip(shares, forks, strict=True):
         code, said = fork.ended()
         if code:
-            raise SystemExit(f"the tests of {module} cannot be read: exit code {code}\n{said.decode(errors='replace')}")
-        for faults_of, survived in zip((some, others), pickle.loads(said), strict=True):
-            found += [Tried(*pair) for pair in zip(faults_of, survived, strict=False)]
-    return sorted(found, key=lambda one: mine.index(one.fault))
+            raise SystemExit(f"the tests cannot be read: exit code {code}\n{said.decode(errors='replace')}")
+        found += [Tried(*pair) for pair in zip(share, pickle.loads(said), strict=False)]
+    return found
 
 
-def _try_all(
-    module: str, inside: list[Fault], on_import: list[Fault], learnt: Learnt, deadline: float
-) -> tuple[int, bytes]:
-    """Of each kind, whether those survived that there was time for."""
-    tests = sorted({test for fault in inside for test in learnt.tests_of(module, fault.line)})
-    hunt, code = _InPlace(module, inside, learnt, deadline), 0
-    in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, on_import)
-    later = [survives_import(fault, learnt) for fault in in_time]  # before any test is read here
-    if inside:
-        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-        code = int(pytest.main([*FAST, "-s", *files], plugins=[hunt]))
-    return code, pickle.dumps((hunt.survived, later))
+def _in_place(faults: list[Fault], learnt: Learnt, deadline: float) -> list[bool]:
+    tests = {test for fault in faults for test in learnt.tests_of(fault.module, fault.line)}
+    files = sorted({test.partition("::")[0] for test in tests})
+    hunt = _InPlace(faults, learnt, deadline)
+    if code := int(pytest.main([*FAST, "-s", *files], plugins=[hunt])):
+        raise RuntimeError(f"pytest ended with {code}")
+    return hunt.survived
+
+
+def _imported_anew(faults: list[Fault], learnt: Learnt, deadline: float) -> list[bool]:
+    in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, faults)
+    return [survives_import(fault, learnt) for fault in in_time]
 
 
 def survives_import(fault: Fault, learnt: Learnt) -> bool:
@@ -639,6 +660,10 @@ def as_of(module: str) -> str:
     return hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest()[:7]
 
 
+def _some_of(faults: list[Fault], given: argparse.Namespace) -> list[Fault]:
+    return faults[:: math.ceil(len(faults) / given.sample) if given.sample and faults else given.every]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("where", nargs="*", help="modules or folders; all, if none is named")
@@ -650,6 +675,7 @@ def main() -> int:
     parser.add_argument("--unnamed", action="store_true", help="only the others")
     parser.add_argument("--jobs", type=int, default=1, help="how many faults are tried side by side")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no other fault is tried")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of tests, that a fault has to survive")
     given = parser.parse_args()
     deadline = time.monotonic() + 60 * given.minutes
     os.chdir(ROOT)
@@ -677,35 +703,36 @@ def main() -> int:
         if learnt is None:
             print(f"{' '.join(tests)}: cannot be read")
             return 2
+        learnt = dataclasses.replace(learnt, patience=given.seconds)
         for test in learnt.failed:
             every = False
             print(f"  FAILS without any fault, and is left out  {test}", flush=True)
+        possible = {module: list(faults(module)) for module in together}
+        mine = {module: _some_of(possible[module], given) for module in together}
+        if given.left:
+            mine = {
+                module: [fault for fault in possible[module] if fault.change in left[module]] for module in together
+            }
+        noticeable = {module: [fault for fault in mine[module] if not fault.alike(known)] for module in together}
+        found = tried([fault for some in noticeable.values() for fault in some], learnt, given.jobs, deadline)
         for module in together:
-            if time.monotonic() > deadline:
-                print(f"no time for {module}")
-                continue
-            possible = list(faults(module))
-            mine = possible[:: math.ceil(len(possible) / given.sample) if given.sample and possible else given.every]
-            if given.left:
-                mine = [fault for fault in possible if fault.change in left[module]]
-            noticeable = [fault for fault in mine if not fault.alike(known)]
-            shown = tried(module, noticeable, learnt, given.jobs, deadline)
-            if noticeable and not shown:
+            shown = sorted((one for one in found if one.fault.module == module), key=lambda one: one.fault.line)
+            if noticeable[module] and not shown:
                 print(f"no time for {module}")
                 continue
             survivors = [one.fault for one in shown if one.survived]
             if given.left:  # what there was no time for is still left
-                survivors = [fault for fault in noticeable if Tried(fault, False) not in shown]
+                survivors = [fault for fault in noticeable[module] if Tried(fault, False) not in shown]
             for fault in survivors:
                 print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
-            alike = len(mine) - len(noticeable)
+            alike = len(mine[module]) - len(noticeable[module])
             count, noticed = alike + len(shown), len(shown) - len(survivors)
             if given.left:  # what was noticed then is noticed now: tests were added
                 count, alike = before[module].faults, before[module].alike + alike
                 noticed = count - alike - len(survivors)
             date = datetime.now(UTC).strftime("%Y-%m-%d")
             lines = before[module].lines if given.left and given.tests else f"{learnt.share(module):.0f}%"
-            row = Row(module, len(possible), count, noticed, alike, lines, as_of(module), date)
+            row = Row(module, len(possible[module]), count, noticed, alike, lines, as_of(module), date)
             rows.append(row)
             print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
             keep(row)
