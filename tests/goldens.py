@@ -26,9 +26,11 @@ from trainables import models
 from trainables.data import features, partition
 from trainables.data.features import FeatureSet
 from trainables.methods import METHODS
+from trainables.methods.base import Method
 from trainables.models.shard import Shard
 from trainables.participation import participants
 from trainables.privacy.noise import Address
+from trainables.privacy.plan import Level
 from trainables.spec import ENGINE_VERSION
 
 FILE = Path(__file__).with_name("goldens.json")
@@ -56,6 +58,8 @@ def exact() -> Iterator[tuple[str, Any]]:
     for method in METHODS.values():
         declared = [tuple(map(str, astuple(replace(h, description="")))) for h in method.hyperparameters]
         yield f"what {method.name} declares", [declared, list(method.levels), method.second_order]
+        for level in method.levels:
+            yield f"what clients of {method.name} do, {level} level", _declared(method, level)
     for purpose in ("gradient", "sample"):
         drawn = Address(42, 3, 7, 1, purpose).generator().integers(0, 2**32, 4)
         yield f"bits at an address of {purpose}", drawn.tolist()
@@ -91,6 +95,13 @@ def _problems():
     return (small.problem(data="synthetic-frozen:60,20,12,4", clients=3, model=m) for m in ("softmax", "multinomial"))
 
 
+def _declared(method: Method, level: Level) -> list[Any]:
+    program = method.program({**method.check({}), "clipping": "flat"}, level)
+    model = next(of.model for of in _problems() if method.accepts(of.model))
+    asked = [list(program.hypers), program.prepares, program.in_secret, program.adapts]
+    return [program.name, *asked, program.stateful, program.samples, program.participation, program.release_size(model)]
+
+
 def _labelled(labels) -> FeatureSet:
     y = np.asarray(labels, dtype=np.int64)
     x = np.zeros((len(y), 1), dtype=np.float32)
@@ -103,12 +114,14 @@ def _projected(values: np.ndarray) -> tuple[float, float]:
     return float(flat @ direction), float(np.linalg.norm(flat))
 
 
-def computed() -> dict[str, Any]:
-    return {
-        "engine_version": ENGINE_VERSION,
-        "exact": {name: _short(value) for name, value in exact()},
-        "close": {name: [projection, length] for name, projection, length in close()},
-    }
+COMPUTED = {
+    "exact": lambda: {name: _short(value) for name, value in exact()},
+    "close": lambda: {name: [projection, length] for name, projection, length in close()},
+}
+
+
+def computed(*kinds: str) -> dict[str, Any]:
+    return {"engine_version": ENGINE_VERSION} | {kind: COMPUTED[kind]() for kind in kinds or COMPUTED}
 
 
 def _short(value: Any) -> str:
@@ -118,9 +131,9 @@ def _short(value: Any) -> str:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """One line for everything that is not what it was."""
+    """One line for everything that was computed and is not what it was."""
     found = []
-    for kind in ("exact", "close"):
+    for kind in (kind for kind in COMPUTED if kind in new):
         for name in [*old[kind], *(name for name in new[kind] if name not in old[kind])]:
             before, now = old[kind].get(name), new[kind].get(name)
             if before is None or now is None:
