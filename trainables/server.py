@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import io
 import itertools
-import math
 import pickle
 import time
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ import torch
 from trainables import memory
 from trainables.client_host import ClientHost, ClientStateLostError, ClientStates, HostReply, Sent
 from trainables.exact import from_grid
+from trainables.lane_notes import LaneNotes
 from trainables.lane_result import LaneResult, Progress
 from trainables.methods.base import State
 from trainables.models import kernels
@@ -106,7 +106,8 @@ class Server:
         self._final: np.ndarray | None = None
         self.trials = order_lanes(trials)
         self.shipment = shipment
-        self.results = {trial.key: LaneResult(trial.key) for trial in self.trials}
+        self._results = {trial.key: LaneResult(trial.key) for trial in self.trials}
+        self._notes = LaneNotes()
         self.t = 0
         self._work = client_work(self.trials, shipment, self.hosts.count)
         self._groups = lane_groups(self.trials, shipment.model, self.device)
@@ -118,15 +119,28 @@ class Server:
             self._restore(snapshot)
 
     @property
+    def results(self) -> dict[str, LaneResult]:
+        """What is known of every lane of the pack, by its key."""
+        self._tell()
+        return self._results
+
+    def _tell(self) -> None:
+        self._notes.tell([self._results[trial.key] for trial in self.trials])
+
+    @property
     def rounds(self) -> int:
         return self.trials[0].last_round if self.trials else 0
 
     def advance(self, until: int) -> list[LaneResult]:
         """Run rounds up to and including `until`; what is known of every lane of the pack then."""
-        with taken_for_zero():
-            return self._advance(until)
+        self._advance(until)
+        return list(self.results.values())
 
-    def _advance(self, until: int) -> list[LaneResult]:
+    def _advance(self, until: int) -> None:
+        with taken_for_zero():
+            self._rounds_until(until)
+
+    def _rounds_until(self, until: int) -> None:
         every = next(iter(self.trials)).evaluate_every if self.trials else 1
         while self.trials and self.t < min(until, self.rounds):
             began = time.perf_counter()
@@ -140,12 +154,9 @@ class Server:
             if evaluate:
                 self._evaluate(last)
                 self._write_down()
-            share = (time.perf_counter() - began) / max(1, len(self.trials))
-            for trial in self.trials:
-                self.results[trial.key].seconds += share
+            self._notes.seconds += (time.perf_counter() - began) / max(1, len(self.trials))
             if evaluate:
                 self._retire(last)
-        return list(self.results.values())
 
     def _go_back(self) -> None:
         """To the last snapshot; the rounds since are repeated."""
@@ -153,12 +164,13 @@ class Server:
 
     def _repeat(self, until: int) -> None:
         self._go_back()
-        self.advance(until)
+        self._advance(until)
 
     def progress(self, until: int) -> Progress:
         """As `advance`, but says only how it stands: of a thousand lanes all metrics are slow to send."""
-        found = self.advance(until)
-        return Progress(sum(lane.state == "running" for lane in found), sum(lane.seconds for lane in found))
+        self._advance(until)
+        told = sum(lane.seconds for lane in self._results.values())
+        return Progress(len(self.trials), told + self._notes.seconds * len(self.trials))
 
     def pickled_results(self) -> bytes:
         return pickle.dumps(list(self.results.values()))
@@ -237,13 +249,11 @@ class Server:
     def _write_down(self) -> None:
         """All metrics of a round at once: the one time that anybody waits for the device."""
         finite = torch.isfinite(self.theta).all(dim=1).double()
-        names, values = list(self._noted), torch.stack([finite, *self._noted.values()]).T.tolist()
-        for trial, (alive, *row) in zip(self.trials, values, strict=True):
-            result = self.results[trial.key]
-            for name, value in zip(names, row, strict=True):
-                result.metrics.setdefault(name, {})[self.t] = value
-            if not alive or not math.isfinite(result.metrics["loss"][self.t]):
-                result.state = "diverged"
+        alive, *table = torch.stack([finite, *self._noted.values()]).cpu().numpy()
+        names = list(self._noted)
+        self._notes.page(self.t, names, np.stack(table))
+        for lane in np.flatnonzero((alive == 0) | ~np.isfinite(table[names.index("loss")])):
+            self._results[self.trials[lane].key].state = "diverged"
         self._noted = {}
 
     def _evaluate(self, last: bool) -> None:
@@ -260,7 +270,7 @@ class Server:
         if last and self.trials[0].problem.evaluate_on == "test":
             bits = np.packbits(correct.cpu().numpy(), axis=1)
             for trial, row in zip(self.trials, bits, strict=True):
-                self.results[trial.key].correct = row.tobytes()
+                self._results[trial.key].correct = row.tobytes()
 
     def weights(self) -> torch.Tensor:
         """The lanes' weights as they apply to features as they came."""
@@ -277,20 +287,19 @@ class Server:
     # ---- lanes that end
 
     def _retire(self, last: bool) -> None:
-        for trial in self.trials:
-            result = self.results[trial.key]
-            result.rounds = self.t
-            if last and result.state == "running":
-                result.state = "done"
-        if last and len(self.results) == 1:
+        for trial in self.trials if last else ():
+            if self._results[trial.key].state == "running":
+                self._results[trial.key].state = "done"
+        if last and len(self._results) == 1:
             self._final = self.weights().cpu().numpy()
         self._compact()
 
     def _compact(self) -> None:
         """Go on with the running lanes alone."""
-        keep = [i for i, trial in enumerate(self.trials) if self.results[trial.key].state == "running"]
+        keep = [i for i, trial in enumerate(self.trials) if self._results[trial.key].state == "running"]
         if len(keep) == len(self.trials):
             return
+        self._tell()
         self._work = select_lanes(self._work, keep)
         groups: list[LaneGroup] = []
         states: list[State] = []
@@ -347,7 +356,7 @@ class Server:
         mine = [trial.key for trial in self.trials]
         if not set(mine) <= set(saved["results"]):
             raise ValueError("the snapshot belongs to another pack")
-        self.results = {
+        self._results = {
             key: LaneResult(**{**fields, "correct": bytes.fromhex(fields["correct"])})
             for key, fields in ((key, saved["results"][key]) for key in saved["results"] if key in set(mine))
         }
