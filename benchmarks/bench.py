@@ -38,7 +38,7 @@ from trainables.lane_result import LaneResult
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
-from trainables.models.shard import Shard
+from trainables.models.shard import Shard, pitch
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import PrivacySettings
@@ -146,12 +146,12 @@ class _Lab:
 
 
 def _time_rounds(federation: Federation, rounds: int, first: int) -> float:
-    """Median seconds of a round."""
+    """Median seconds of a round, of some that are asked for at once, as a sweep does."""
     taken = []
-    for t in range(first, first + rounds):
+    for t in range(first, first + 3 * rounds, rounds):
         start = time.perf_counter()
-        federation.advance(t)
-        taken.append(time.perf_counter() - start)
+        federation.progress(t + rounds - 1)
+        taken.append((time.perf_counter() - start) / rounds)
     return statistics.median(taken)
 
 
@@ -386,11 +386,11 @@ def _wide(say: Callable[[str], None]) -> dict[str, Any]:
 def _wide_round(precision: Precision) -> dict[str, float]:
     clients, rows, features_, classes = 20, 64_000, 1024, 1000
     head, shape = SoftmaxHead(features_, classes), lane_shapes.SHAPES["cuda"]
-    x = torch.randn(clients, rows, head.rows, device="cuda").div_(32)
-    x[..., -1] = 1
-    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True)
     products = Products(precision)
-    x = products.rounded(x)
+    whole_rows = torch.randn(clients, rows, pitch(head.rows, "cuda"), device="cuda").div_(32)
+    whole_rows[..., features_] = 1
+    x = products.rounded(whole_rows)[..., : head.rows]
+    norm = torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=torch.float32)
     labels = torch.randint(0, classes, (clients, rows), device="cuda")
     shard = Shard(x, norm, labels, torch.full((clients, 1, 1), float(rows), device="cuda"), precision)
     theta = 0.01 * torch.randn(shape.lanes, head.dimension, device="cuda")
