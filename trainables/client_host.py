@@ -158,7 +158,7 @@ class ClientHost:
             view = _Clients(batch, t, work, lanes, present, broadcast, state, reported)
             release = work.program.round(view, weights)
             view.kept_secret()
-            total += to_grid(release * present).sum(0)
+            total += to_grid(release if work.all_alike else release * present).sum(0)
         self._states = (work.lanes, t, states)
         return HostReply(total, reported.collect() if reported else None)
 
@@ -265,6 +265,8 @@ class _Lanes:
     def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
         """How clients weigh in a round, (clients, lanes, 1), and 0 where they do not take part; none, if nobody does.
         The weights of those who take part are 1 in the mean."""
+        if work.all_alike:
+            return torch.ones(len(clients), len(work.lanes), 1, device=self.device)
         sizes, share, mine = np.asarray(work.shipment.sizes), work.program.participation, np.asarray(clients)
         chosen = [participants(int(seed), t, len(sizes), share) for seed in self.seeds]
         table = np.stack([some[mine] for some in chosen], axis=1).astype(np.float32)
@@ -282,7 +284,7 @@ class _Lanes:
 
     def noise(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
         drawn = self._drawn(clients, t, step, purpose, size)
-        return drawn[:, self.which] * self.std[purpose]
+        return drawn[:, self.which].mul_(self.std[purpose])
 
     def distinct_noise(self, clients: Sequence[int], t: int, purpose: str, size: int) -> torch.Tensor:
         drawn = self._drawn(clients, t, 0, purpose, size)
@@ -412,7 +414,9 @@ class _Clients:
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
         width = self._lanes.shape[1] if size is None else size
-        noise = factor * self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        noise = self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        if factor != 1:
+            noise = factor * noise
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise

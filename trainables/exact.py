@@ -13,7 +13,7 @@ GRID = float(1 << 34)
 
 
 def to_grid(values: torch.Tensor) -> torch.Tensor:
-    return (values.double() * GRID).round_()
+    return values.to(torch.float64, copy=True).mul_(GRID).round_()
 
 
 def from_grid(total: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainables.allocation import keep_freed_memory
 from trainables.lane_result import LaneResult, Progress
 from trainables.spec import TrialSpec
 
@@ -90,6 +91,7 @@ class HostActor:
         from trainables.client_host import ClientHost
         from trainables.models import kernels
 
+        keep_freed_memory()
         kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
 
@@ -202,6 +204,7 @@ class ServerActor:
         """No `hosts`: the only one is in this process, too."""
         from trainables.server import HostsHere, Server
 
+        keep_freed_memory()
         self._server = Server(HostActors(hosts) if hosts else HostsHere(1, device), device, kernel)
 
     def lanes_that_fit(self, trials: Sequence[TrialSpec], shipment: Shipment, share: float) -> int | None:

@@ -178,6 +178,11 @@ class ClientWork:
         return self.clipping == "automatic"
 
     @property
+    def all_alike(self) -> bool:
+        """Whether every client takes part in every round, and weighs the same."""
+        return self.program.participation == 1 and self.aggregate == "uniform"
+
+    @property
     def wants_centre(self) -> bool:
         return self.bound is not None and self.centre is None
 

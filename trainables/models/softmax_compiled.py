@@ -93,7 +93,7 @@ def clipped_gradient_sum(
         loss, cut = (part.movedim(0, 1).reshape(clients, -1)[:, :count] for part in seen)
         losses.append(loss)
         cuts.append(cut)
-    gradient = torch.cat(sums, dim=1)
+    gradient = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
     if not diagnose:
         return gradient, None
     return gradient, Diagnostics((torch.cat(losses, dim=1) * math.log(2)).float(), torch.cat(cuts, dim=1).float())
