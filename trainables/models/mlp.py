@@ -69,6 +69,7 @@ class MLPHead:
         for block, weights in enumerate(blocks):
             W1, W2 = self._layers(weights)
             into1, into2 = self._layers(total[block])
+            back_through = W2[..., :-1, :].mT.contiguous()  # some libraries multiply by a turned one at a fiftieth
             for start in range(0, shard.rows, step):
                 # (clients, lanes, rows, ...), x and y the same for all lanes
                 x = shard.x[:, start : start + step].unsqueeze(1)
@@ -83,7 +84,7 @@ class MLPHead:
                     losses[block] += ((z.logsumexp(-1, keepdim=True) - z.gather(-1, label)) * real).sum((2, 3))
                 error = z.softmax(-1)
                 error.scatter_add_(-1, label, torch.full_like(label, -1, dtype=error.dtype))
-                back = torch.matmul(error, W2[..., :-1, :].mT).mul_(1 - h * h)
+                back = torch.matmul(error, back_through).mul_(1 - h * h)
                 of_first = norm.square() * back.square().sum(-1, keepdim=True)
                 of_second = (h.square().sum(-1, keepdim=True) + 1) * error.square().sum(-1, keepdim=True)
                 whole = of_first.add_(of_second).sqrt_()
