@@ -72,9 +72,11 @@ def _interrupts_heard() -> Iterator[None]:
 
 def _start(cpus: int | None) -> None:
     """A Ray that nobody else can reach: it listens to this machine alone, and only to those with the user's token."""
+    from orchestrator.running.ray_private import only_what_is_needed
+
     _make_token()
     try:
-        with _loopback_only():
+        with _loopback_only(), only_what_is_needed():
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -131,18 +133,12 @@ def _knock(address: str) -> None:
         raise ConnectionError(f"{found} cannot be reached: {error.strerror or error}") from None
 
 
-@contextlib.contextmanager
-def _loopback_only() -> Iterator[None]:
+def _loopback_only() -> contextlib.AbstractContextManager[None]:
     """On Linux Ray takes 127.0.0.1 for the machine's address in its network, and then listens to all the world. It
     does not where it thinks that clusters of several machines are not to be had, as it does elsewhere."""
-    from orchestrator.running.ray_private import ray_constants
+    from orchestrator.running.ray_private import instead, ray_constants
 
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    return instead(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def _make_token() -> None:

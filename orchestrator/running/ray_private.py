@@ -1,9 +1,12 @@
 """All that fedsweep uses of Ray's private modules, which may change with any minor version: pyproject.toml says which
 versions were tested."""
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
-from ray._private import ray_constants, worker
+from ray._private import parameter, ray_constants, services, worker
 from ray._private.authentication import authentication_token_setup as tokens
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.state import actors, available_resources_per_node, jobs
@@ -13,7 +16,9 @@ __all__ = [
     "actors",
     "available_resources_per_node",
     "canonicalize_bootstrap_address",
+    "instead",
     "jobs",
+    "only_what_is_needed",
     "ray_constants",
     "session_folder",
     "tokens",
@@ -28,3 +33,26 @@ def session_folder() -> str:
 def actor_of(trial: Any) -> Any:
     """The actor in which Tune runs a trial."""
     return trial.temporary_state.ray_actor
+
+
+@contextlib.contextmanager
+def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While the block runs, Ray finds this under that name."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def only_what_is_needed() -> Iterator[None]:
+    """A Ray that is started here goes without processes that would each import Ray first: the dashboard, which has no
+    page and yet is waited for, the autoscaler, where no node can come, and the reader of logs, which nobody sees."""
+    fewer = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    with (
+        instead(parameter, "RayParams", fewer),
+        instead(services, "start_api_server", lambda *arguments, **options: (None, None)),
+    ):
+        yield
