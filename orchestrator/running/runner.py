@@ -35,7 +35,7 @@ from orchestrator.running import head, nodes
 from orchestrator.running.conductor import Conductor
 from orchestrator.running.metrics import Metrics
 from orchestrator.running.packing import Capacity
-from orchestrator.running.ray_private import actor_of
+from orchestrator.running.ray_private import actor_of, in_processes_that_wait
 from orchestrator.search.sweep import Sweep
 from trainables.errors import UserError
 from trainables.federation import start_in_slot
@@ -307,7 +307,7 @@ def run(
     problems, shipper = sweep.blueprint.problems, Shipper()
     desk = _open_desk(sweep.blueprint.study.name)
     try:
-        with quiet(), _stop_on_signal(conductor), head.watched():
+        with quiet(), _stop_on_signal(conductor), head.watched(), in_processes_that_wait():
             slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=packs)
             slots = Slots(conductor)
             errands = Errands(
