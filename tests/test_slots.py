@@ -129,6 +129,18 @@ def test_a_slot_has_no_use_for_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+def test_whoever_plans_has_no_use_for_torch_either():
+    """A study is read, checked and its data dealt before Ray starts: nothing that it is made of touches torch."""
+    program = (
+        "import sys\n"
+        "from orchestrator.running import runner, sweeping\n"
+        "from orchestrator.study import cells, reading\n"
+        "cells.Blueprint.draw(reading.load('quickstart')[0])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 FAILURES = """\
 Failure # 1 (occurred at 2026-11-16_01-02-03)
 The actor died because its node has died. Node Id: 5e

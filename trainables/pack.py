@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from trainables import methods, models, plugins
 from trainables.data import partition
 from trainables.errors import UserError, one_of
+from trainables.later import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
 from trainables.privacy.plan import LATER, Clipping, Event, Level, PrivacyPlan

@@ -166,12 +166,6 @@ def _show_token() -> None:
 
 def local_resources() -> list[dict[str, float]]:
     """What a Ray started here would have, as a list of one node."""
-    import torch
+    from orchestrator.running.ray_private import resources_here
 
-    found = {"CPU": float(os.cpu_count() or 1)}
-    found["memory"] = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the rest Ray leaves to others
-    if torch.cuda.is_available():
-        found["GPU"] = float(torch.cuda.device_count())
-        kind = torch.cuda.get_device_name(0).removeprefix("NVIDIA ").split()[0].partition("-")[0]  # as Ray reads it
-        found[f"accelerator_type:{kind}"] = 1.0
-    return [found]
+    return [resources_here(LOCAL_OBJECT_STORE)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray._private import parameter, ray_constants, services, worker
 from ray._private.authentication import authentication_token_setup as tokens
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.state import actors, available_resources_per_node, jobs
 
@@ -21,6 +22,7 @@ __all__ = [
     "jobs",
     "only_what_is_needed",
     "ray_constants",
+    "resources_here",
     "session_folder",
     "tokens",
 ]
@@ -29,6 +31,12 @@ __all__ = [
 def session_folder() -> str:
     """Where the Ray that this process has joined keeps its logs, on every node."""
     return worker.global_worker.node.get_session_dir_path()
+
+
+def resources_here(object_store_memory: int) -> dict[str, float]:
+    """What a Ray that starts on this machine finds there."""
+    found = ResourceAndLabelSpec(object_store_memory=object_store_memory)
+    return found.resolve(is_head=True, node_ip_address="127.0.0.1").to_resource_dict()
 
 
 def actor_of(trial: Any) -> Any:

@@ -15,15 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-import torch
-
 from trainables.errors import UserError, name_in_range, one_of
+from trainables.later import torch
 from trainables.models import Model
 from trainables.models.shard import Shard
 from trainables.privacy.plan import Event, Level, PrivacySettings
 from trainables.spec import HyperValue
 
-State = dict[str, torch.Tensor]
+State = dict[str, "torch.Tensor"]
 Hypers = Mapping[str, Any]
 AUTO = "auto"
 
@@ -110,7 +109,7 @@ def power_zero(theta: torch.Tensor) -> torch.Tensor:
     return torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
 
 
-Parts = Sequence[tuple[slice | torch.Tensor, Shard]]
+Parts = Sequence[tuple["slice | torch.Tensor", Shard]]
 """Lanes, and the rows that they look at."""
 
 

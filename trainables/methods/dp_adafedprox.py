@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers
 from trainables.methods.dp_fedavg import DPFedAvg
 from trainables.methods.local_steps import (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 
+from trainables.later import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

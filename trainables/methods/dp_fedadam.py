@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import Hyperparameter, Hypers, Method, State, learning_rate, power_zero
 from trainables.privacy.plan import LEVELS
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

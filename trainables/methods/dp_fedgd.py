@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import Hypers, Method, State, learning_rate
 from trainables.privacy.plan import LEVELS
 

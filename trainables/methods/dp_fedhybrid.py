@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, learning_rate
 from trainables.methods.fedavg_start import FedAvgStart, FedAvgStartMethod
 from trainables.privacy.plan import Event, Level

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import ClientRound
 from trainables.methods.fednew import FedNewMethod, PrimalUpdate
 from trainables.models.curvature import by_class, by_row, clipped_hessian_sum

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import Hypers, State
 from trainables.methods.dp_fedadam import DPFedAdam
 

@@ -15,8 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

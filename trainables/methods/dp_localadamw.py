@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, State
 from trainables.methods.sampled_steps import (
     SAMPLING,

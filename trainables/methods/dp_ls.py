@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, learning_rate
 from trainables.methods.dp_fedfc import COVARIANCE, CovarianceThenGradient, DPFedFC, preconditioned, priced
 from trainables.privacy.plan import Event, Level

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 
-import torch
-
 from trainables.errors import UserError
+from trainables.later import torch
 from trainables.methods.base import ClientRound, Hyperparameter, Method, Run
 from trainables.methods.local_steps import LOCAL_STEPS, LocalSteps, client_learning_rate
 from trainables.privacy.plan import Event

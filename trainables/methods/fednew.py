@@ -14,9 +14,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from trainables.errors import UserError
+from trainables.later import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

@@ -11,8 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-
+from trainables.later import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, Run
 from trainables.methods.local_steps import LOCAL_STEPS
 from trainables.participation import most_rounds

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 from trainables import plugins
 from trainables.errors import UserError, name_in_range
+from trainables.later import torch
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Diagnostics, Shard

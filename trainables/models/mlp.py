@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard

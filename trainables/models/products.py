@@ -11,8 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.spec import Precision
 
 TF32_BITS = 13  # of a float32's 23 that tf32 lacks

@@ -18,7 +18,7 @@ def _side_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., "torch.Tensor"]
 
 
 class Recordings:

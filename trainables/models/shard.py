@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from trainables.later import torch
 from trainables.models.lanes import add_products
 from trainables.models.products import Products
 from trainables.spec import Precision
@@ -48,13 +48,13 @@ class Shard:
         cls,
         parts: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]],
         device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         rows: int | None = None,
         sizes: Sequence[int] | None = None,
         precision: Precision = "float32",
     ) -> Shard:
         """`rows`: what every client is filled up to, if not the longest. `sizes`: the public |D_i|, if not the rows."""
-        rows = rows or max(len(y) for _, y in parts)
+        rows, dtype = rows or max(len(y) for _, y in parts), dtype or torch.float32
         features = parts[0][0].shape[1]
         x = np.zeros((len(parts), rows, pitch(features + 1, device)), dtype=np.float32)
         labels = np.zeros((len(parts), rows), dtype=np.int64)

@@ -13,8 +13,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.models import kernels, softmax_compiled
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.products import Products

@@ -10,8 +10,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 
-import torch
-
+from trainables.later import torch
 from trainables.models import kernels
 from trainables.models.kernels import LANES, TILE
 from trainables.models.lanes import from_blocks, to_blocks, vector_to_blocks
