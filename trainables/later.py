@@ -1,19 +1,21 @@
-"""Torch, imported when it is first touched: that takes seconds, and whoever only plans has no use for it."""
+"""Libraries that take long to import, imported when they are first touched: torch takes seconds and whoever only plans
+has no use for it, `special` of scipy a fifth of one and no client host, nor a slot, prices noise."""
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch as torch
+    from scipy import special as special
 else:
 
     class _Later(ModuleType):
         def __getattr__(self, name: str) -> Any:
-            import torch
+            found = importlib.import_module(self.__name__)
+            vars(self).update(vars(found))  # from now on it is found as fast as there
+            return getattr(found, name)
 
-            vars(self).update(vars(torch))  # from now on it is found as fast as there
-            return getattr(torch, name)
-
-    torch = _Later("torch")
+    torch, special = _Later("torch"), _Later("scipy.special")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.special import erfcx, log_ndtr, ndtr, ndtri
-
 from trainables.errors import UserError, in_range
+from trainables.later import special
 
 SMALL_MU = 1e-3
 GAUSS = ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9))
@@ -26,8 +25,8 @@ def log_delta(epsilon: float, mu: float) -> float:
         return 0.0
     if mu < SMALL_MU:
         return _log_delta_of_small(epsilon, mu)
-    first = float(log_ndtr(mu / 2 - epsilon / mu))
-    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    first = float(special.log_ndtr(mu / 2 - epsilon / mu))
+    second = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
     if second >= first:  # the difference is below what float64 can tell from nothing
         return -math.inf
     return first + math.log(-math.expm1(second - first))
@@ -47,7 +46,7 @@ def _slope(x: float) -> float:
     """1 + x R(x)"""
     if x < -1000:
         return (1 - 3 / x / x) / x / x
-    return 1 + x * math.sqrt(math.pi / 2) * float(erfcx(-x / math.sqrt(2)))
+    return 1 + x * math.sqrt(math.pi / 2) * float(special.erfcx(-x / math.sqrt(2)))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -92,7 +91,7 @@ def least_false_negatives(mu: float, false_positives: float) -> float:
     """The trade-off curve: a test that takes one data set for its neighbour with this probability misses the neighbour
     with at least that one."""
     in_range(0, 1, false_positives=false_positives)
-    return float(ndtr(ndtri(1 - false_positives) - mu))
+    return float(special.ndtr(special.ndtri(1 - false_positives) - mu))
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
