@@ -20,21 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray import tune
 
+from benchmarks.clock import FIRST_ROUND, Clock, process_start
 from orchestrator.results.ledger import Ledger
 from orchestrator.running import nodes, runner, sweeping
 from orchestrator.running.cluster import connected
-from orchestrator.running.packing import AUTO_LANES, Capacity, capacity
-from orchestrator.running.progress import Running, View
-from orchestrator.search.sweep import Sweep
+from orchestrator.running.packing import AUTO_LANES, capacity
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables import methods
 from trainables.data import features, partition
 from trainables.federation import Federation, FederationSize, HostActor, HostActors
 from trainables.lane_result import LaneResult
+from trainables.later import torch
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
@@ -64,7 +63,7 @@ class DisagreementError(RuntimeError):
 
 
 def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    began = _process_start()
+    began = process_start()
     with connected():
         size = capacity(nodes.node_resources(), ResourceSettings(), NAIVE_CLIENTS).size
         lab = _Lab(PAPER_SIZED, clients=20)
@@ -435,34 +434,14 @@ def _growth(size: FederationSize, say: Callable[[str], None]) -> dict[str, float
     return found
 
 
-class _Clock(View):
-    """Says nothing; knows when the first round began."""
-
-    def __init__(self) -> None:
-        self.first_round = 0.0
-        self.computing_s = 0.0
-        self.federations = 1
-
-    def say(self, sentence: str) -> None:
-        pass
-
-    def started(self, sweep: Sweep, size: Capacity) -> None:
-        self.federations = size.federations
-
-    def changed(self, running: Running) -> None:
-        self.computing_s = running.computing_s
-        if not self.first_round:
-            self.first_round = time.perf_counter() - running.computing_s
-
-
 def _search(say: Callable[[str], None]) -> dict[str, Any]:
     """DP-FedSOFIM's coarse and fine search on paper-sized data, from the study to the tables."""
     folder = Path(tempfile.mkdtemp(prefix="fedsweep-bench-"))
     try:
-        start, clock = time.perf_counter(), _Clock()
+        start, clock = time.time(), Clock()
         with _PeakMemory() as memory:
             sweeping.run(parse(SEARCH, "bench", folder), SEARCH, folder / "r", clock)
-        end = time.perf_counter()
+        end = time.time()
         with Ledger.read(folder / "r") as ledger:
             stages = ledger.stages()
         searched = {key for (_, _, stage), keys in stages.items() if stage != "confirm" for key in keys}
@@ -470,7 +449,7 @@ def _search(say: Callable[[str], None]) -> dict[str, Any]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     # all that is not rounds, from the first round to the last table: packs in between, the ledger, selection, tables
-    beside = clock.federations * (end - clock.first_round) - clock.computing_s
+    beside = clock.federations * (end - clock.began - clock.marks[FIRST_ROUND]) - clock.computing_s
     say(
         f"DP-FedSOFIM's search, {len(searched)} trials and the confirm runs, study to tables: {end - start:.1f} s, "
         f"{clock.computing_s:.1f} s of them in rounds"
@@ -561,16 +540,6 @@ def _device_name(size: FederationSize) -> str:
     if size.device == "cuda":
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
     return f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}"
-
-
-def _process_start() -> float:
-    """When this process was started, by the kernel's account where there is one."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
-        return time.time() - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
-    except (OSError, IndexError, ValueError):
-        return time.time()
 
 
 class _PeakMemory:

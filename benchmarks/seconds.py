@@ -16,48 +16,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-
-from benchmarks.bench import _process_start
+from benchmarks.clock import Clock
 from orchestrator.running import sweeping
-from orchestrator.running.packing import AUTO_LANES, Capacity
-from orchestrator.running.progress import Running, View
-from orchestrator.search.sweep import Sweep
+from orchestrator.running.packing import AUTO_LANES
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
-from trainables import client_host
-from trainables.models.softmax import SoftmaxHead
+from trainables.later import torch
 from trainables.pack import pack_group
 from trainables.problem import in_process
-from trainables.server import HostsHere, Server
 
 ROUNDS = 20
-
-
-class Clock(View):
-    """Notes when something was first seen."""
-
-    def __init__(self) -> None:
-        self.began, self.marks, self.computing_s, self.federations = _process_start(), dict[str, float](), 0.0, 1
-
-    def mark(self, what: str, at: float | None = None) -> None:
-        self.marks.setdefault(what, (at or time.time()) - self.began)
-
-    def say(self, sentence: str) -> None:
-        pass
-
-    def starting(self, sweep: Sweep) -> None:
-        self.mark("imports, the study and its data")
-
-    def started(self, sweep: Sweep, size: Capacity) -> None:
-        self.mark("Ray")
-        self.federations = size.federations
-
-    def changed(self, running: Running) -> None:
-        if running.computing_s and not self.computing_s:
-            self.mark("slot, federation, kernels, first pack", time.time() - running.computing_s)
-        self.computing_s = running.computing_s
 
 
 def whole(study: Study, text: str, folder: Path) -> None:
@@ -67,7 +36,7 @@ def whole(study: Study, text: str, folder: Path) -> None:
         clock.mark("rounds, with the driver's work beside them, and Ray's end")
         return write_tables(*arguments)
 
-    clock.mark("Python, torch and Ray imported")
+    clock.mark("Python and Ray imported")
     with mock.patch.object(sweeping, "write_tables", noted):
         finished = sweeping.run(study, text, folder, clock)
     clock.mark("tables")
@@ -124,6 +93,11 @@ def parts_of_rounds(study: Study) -> None:
 
 
 def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
+    # after the whole sweep, whose driver has no use for them
+    from trainables import client_host
+    from trainables.models.softmax import SoftmaxHead
+    from trainables.server import HostsHere, Server
+
     shipment = in_process(blueprint.problems[trials[0].problem.key])
     plain = Server(HostsHere(1, device), device)
     plain.open(trials, shipment)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from orchestrator.running.cluster import local_resources
 from orchestrator.running.memory import lanes_bytes, machine_bytes, within_memory
 from orchestrator.running.packing import Capacity, capacity, make_packs, passes
@@ -21,6 +19,7 @@ from orchestrator.study.notes import notes
 from orchestrator.study.settings import Study
 from orchestrator.study.ways import STAGES
 from trainables.data.stored import StoredRows
+from trainables.later import torch
 from trainables.models import kernels
 from trainables.spec import TrialSpec
 

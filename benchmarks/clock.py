@@ -1,0 +1,48 @@
+"""When the parts of a sweep were first seen, in seconds since its process was started. Nothing large is imported here:
+that takes seconds of what is to be measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from orchestrator.running.packing import Capacity
+from orchestrator.running.progress import Running, View
+from orchestrator.search.sweep import Sweep
+
+FIRST_ROUND = "slot, federation, kernels, first pack"
+
+
+def process_start() -> float:
+    """When this process was started, by the kernel's account where there is one."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+        return time.time() - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, IndexError, ValueError):
+        return time.time()
+
+
+class Clock(View):
+    def __init__(self) -> None:
+        self.began, self.marks, self.computing_s, self.federations = process_start(), dict[str, float](), 0.0, 1
+
+    def mark(self, what: str, at: float | None = None) -> None:
+        """At what time a part ended, if it is the first time."""
+        self.marks.setdefault(what, (at or time.time()) - self.began)
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def starting(self, sweep: Sweep) -> None:
+        self.mark("the study and its data")
+
+    def started(self, sweep: Sweep, size: Capacity) -> None:
+        self.mark("Ray")
+        self.federations = size.federations
+
+    def changed(self, running: Running) -> None:
+        if running.computing_s and not self.computing_s:
+            self.mark(FIRST_ROUND, time.time() - running.computing_s)
+        self.computing_s = running.computing_s
