@@ -141,6 +141,23 @@ def test_whoever_plans_has_no_use_for_torch_either():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+def test_what_is_imported_later_travels_by_its_name():
+    """In a function that Ray sends with all it uses, before torch is there and after."""
+    program = (
+        "import sys\n"
+        "from ray import cloudpickle\n"
+        "from trainables.later import torch\n"
+        "def sent():\n"
+        "    return torch.ones(2).sum().item()\n"
+        "before = cloudpickle.dumps(sent)\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert sent() == 2\n"
+        "assert max(len(before), len(cloudpickle.dumps(sent))) < 2000\n"
+        "assert cloudpickle.loads(before)() == 2\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 FAILURES = """\
 Failure # 1 (occurred at 2026-11-16_01-02-03)
 The actor died because its node has died. Node Id: 5e

@@ -18,4 +18,8 @@ else:
             vars(self).update(vars(found))  # from now on it is found as fast as there
             return getattr(found, name)
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            """For functions that are sent elsewhere with all they use: it is found there by its name."""
+            return importlib.import_module, (self.__name__,)
+
     torch, special = _Later("torch"), _Later("scipy.special")

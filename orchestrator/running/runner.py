@@ -92,9 +92,11 @@ class Slots(NotKept, Searcher):
         self.wanted = conductor.size.federations
         self._suggested = 0
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         conductor = self._conductor
-        if conductor.over or self._suggested >= self.wanted or not conductor.has_use_for(self._suggested + 1):
+        if conductor.over:  # before there was any, Tune would wait for one for ten minutes
+            return Searcher.FINISHED
+        if self._suggested >= self.wanted or not conductor.has_use_for(self._suggested + 1):
             return None
         self._suggested += 1
         return {"slot": trial_id}
@@ -161,15 +163,16 @@ class Errands(NotKept, tune.Callback):
         now = time.monotonic()
         if not self._died and now - self._went < EXCHANGE_EVERY_S:
             return
-        self._went = now
-        if now - self._looked >= LOOK_EVERY_S:
+        at_first, self._went = not self._went, now
+        look = now - self._looked >= LOOK_EVERY_S
+        if look:
             self._looked = now
             working = [trial for trial in trials if trial.status == "RUNNING"]
             self._look_around(now, len(working))
             self._end_what_hangs(now, working)
-            if not self.conductor.stopping and (reason := self.why_stop()):
-                self.conductor.stopping = True
-                log.warning("%s: stopping after the packs in flight", reason)
+        if (at_first or look) and not self.conductor.stopping and (reason := self.why_stop()):
+            self.conductor.stopping = True
+            log.warning("%s: stopping after the packs in flight", reason)
         if self.conductor.stopping:
             self._say_stopping()
         if self.conductor.stopping or self.conductor.moving:
