@@ -110,7 +110,7 @@ def _plugins_apart(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _load_plugins(asked_for: list[str]) -> None:
     if not asked_for and not os.environ.get("FEDSWEEP_IMPORT") and not metadata.entry_points(group="fedsweep.plugins"):
-        return  # the usual case, in which a mistake on the command line should not cost an import of torch
+        return  # the usual case, in which a mistake on the command line should not cost an import of Ray
     from trainables import plugins
 
     for name in asked_for:

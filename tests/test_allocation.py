@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-BLOCK = 40 << 20  # more than the C library would ever keep by itself
+BLOCK = 20 << 20
+BLOCKS = 5  # together more than the C library would ever keep by itself
 TIMES = 10
 COUNTED = f"""
 import resource, sys
@@ -15,9 +16,10 @@ if sys.argv[1] == "kept":
     keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range({TIMES}):
-    block = bytearray({BLOCK})
-    block[::4096] = bytes(len(block[::4096]))
-    del block
+    blocks = [bytearray({BLOCK}) for _ in range({BLOCKS})]
+    for block in blocks:
+        block[::4096] = bytes(len(block[::4096]))
+    del block, blocks
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 

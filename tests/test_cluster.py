@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,22 @@ def test_what_a_clusters_monitoring_sees(monkeypatch):
     conductor.in_flight.clear()
     seen.update(conductor)
     assert said == [("mine", "fedsweep_packs_in_flight", 0)]
+
+
+def test_ctrl_c_while_a_local_ray_starts(monkeypatch):
+    """It is heeded when Ray is there: half a one may crash as it ends. The second is heeded at once."""
+    done = []
+
+    def start(times):
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        done.append("started")
+
+    monkeypatch.setattr(ray, "shutdown", lambda: done.append("ended"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for times, left in ((1, ["started", "ended"]), (2, ["ended"])):
+        monkeypatch.setattr(cluster, "_start", lambda cpus, times=times: start(times))
+        done.clear()
+        with pytest.raises(KeyboardInterrupt), connected():
+            pytest.fail("nobody wants it any more")
+        assert done == left

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.tune.search import Searcher
 from test_search import GD, SOFIM, drive, study
 
 from benchmarks.waiting import WaitingFederation, _result
@@ -117,6 +118,15 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
         swept(folder, 2, start, study(methods=[method]), lanes=128)
     few, many = written
     assert many < 1.5 * few
+
+
+def test_slots_are_suggested_while_there_is_use_for_them():
+    """And when all is over Tune is told so: it would wait ten minutes for a first one."""
+    conductor = SimpleNamespace(over=False, size=SimpleNamespace(federations=3), has_use_for=lambda slots: slots <= 2)
+    slots = runner.Slots(conductor)
+    assert [slots.suggest(name) for name in "abc"] == [{"slot": "a"}, {"slot": "b"}, None]
+    conductor.over = True
+    assert slots.suggest("d") == Searcher.FINISHED
 
 
 def test_a_slot_has_no_use_for_torch():

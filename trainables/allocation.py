@@ -10,7 +10,7 @@ import ctypes
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # what glibc calls them
 LARGEST = 256 << 20  # bytes of a block that is kept
-MOST = 512 << 20  # bytes kept in all
+MOST = 512 << 20  # bytes kept at the end of the heap; what lies free between blocks in use stays anyway
 LARGEST_THEN = 32 << 20  # what older libraries allow
 
 

@@ -156,7 +156,7 @@ class ClientHost:
             if present is None:
                 continue
             view = _Clients(batch, t, work, lanes, present, broadcast, state, reported)
-            release = work.program.round(view, weights)
+            release = work.program.round(view, weights).expand(len(batch.clients), *total.shape)
             view.kept_secret()
             total += to_grid(release if work.all_alike else release * present).sum(0)
         self._states = (work.lanes, t, states)
@@ -414,9 +414,7 @@ class _Clients:
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
         width = self._lanes.shape[1] if size is None else size
-        noise = self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
-        if factor != 1:
-            noise = factor * noise
+        noise = self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width).mul_(factor)
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise

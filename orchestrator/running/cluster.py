@@ -32,10 +32,11 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
         return
     try:
-        with _interrupts_heard():
-            if address is None:
+        if address is None:
+            with _interrupts_heard(at_once=False):  # half a Ray may crash as it ends; a whole one is there soon
                 _start(cpus)
-            else:
+        else:
+            with _interrupts_heard(at_once=True):
                 _join(address)
     except KeyboardInterrupt:
         ray.shutdown()
@@ -47,8 +48,9 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _interrupts_heard() -> Iterator[None]:
-    """Ray may swallow the exception of a Ctrl-C that comes while it starts: then it is raised again at the end."""
+def _interrupts_heard(at_once: bool) -> Iterator[None]:
+    """A Ctrl-C that comes meanwhile, at once or at the end; a second one in any case at once. Ray may swallow the
+    exception: then it is raised again at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -56,7 +58,8 @@ def _interrupts_heard() -> Iterator[None]:
 
     def interrupt(number: int, frame: object) -> None:
         heard.append(number)
-        raise KeyboardInterrupt
+        if at_once or len(heard) > 1:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -168,4 +171,5 @@ def local_resources() -> list[dict[str, float]]:
     """What a Ray started here would have, as a list of one node."""
     from orchestrator.running.ray_private import resources_here
 
-    return [resources_here(LOCAL_OBJECT_STORE)]
+    most = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the rest Ray leaves to others
+    return [resources_here(LOCAL_OBJECT_STORE, int(most))]

@@ -33,9 +33,10 @@ def session_folder() -> str:
     return worker.global_worker.node.get_session_dir_path()
 
 
-def resources_here(object_store_memory: int) -> dict[str, float]:
-    """What a Ray that starts on this machine finds there."""
-    found = ResourceAndLabelSpec(object_store_memory=object_store_memory)
+def resources_here(object_store_memory: int, memory: int) -> dict[str, float]:
+    """What a Ray that starts on this machine finds there; but for the memory, which it would take from what is free at
+    the moment."""
+    found = ResourceAndLabelSpec(object_store_memory=object_store_memory, memory=memory)
     return found.resolve(is_head=True, node_ip_address="127.0.0.1").to_resource_dict()
 
 

@@ -68,7 +68,9 @@ class MLPHead:
         for block, weights in enumerate(blocks):
             W1, W2 = self._layers(weights)
             into1, into2 = self._layers(total[block])
-            back_through = W2[..., :-1, :].mT.contiguous()  # some libraries multiply by a turned one at a fiftieth
+            back_through = W2[..., :-1, :].mT
+            if blocks.shape[1] == 1 and _turns_slowly(theta.device.type):
+                back_through = back_through.contiguous()
             for start in range(0, shard.rows, step):
                 # (clients, lanes, rows, ...), x and y the same for all lanes
                 x = shard.x[:, start : start + step].unsqueeze(1)
@@ -138,6 +140,12 @@ class MLPHead:
         padded = torch.zeros(clients, -(-have // lanes) * lanes, size, dtype=theta.dtype, device=theta.device)
         padded[:, :have] = theta
         return padded.unflatten(1, (-1, lanes)).movedim(1, 0)
+
+
+def _turns_slowly(device: str) -> bool:
+    """OpenBLAS multiplies by a matrix that lies turned at a fiftieth of its rate. Set straight, the bits are the same
+    where all clients have the same weights; elsewhere, and in other libraries, they need not be."""
+    return device == "cpu" and not torch.backends.mkl.is_available()
 
 
 def _side_by_side(count: int, device: str) -> int:
