@@ -263,8 +263,9 @@ class Learnt:
         return self._quickest_first(self.lines[module].get(line, ())) or self.tests_of_all(module)
 
     def tests_of_all(self, module: str) -> list[str]:
-        """Those that run any of it."""
-        return self._quickest_first(set().union(*self.lines[module].values()) or self.seconds)
+        """Those that run any of it, then the others: they may use what it says on import."""
+        running = set().union(*self.lines[module].values())
+        return [*self._quickest_first(running), *self._quickest_first(self.seconds.keys() - running)]
 
     def _quickest_first(self, tests: Iterable[str]) -> list[str]:
         ordered = sorted(tests, key=lambda test: self.seconds[test])
