@@ -69,7 +69,7 @@ OF_METHODS = tuple(
     f"tests/test_{name}.py"
     for name in (
         *("methods", "goldens", "observed_releases", "adaptive_clipping", "banded", "fednew", "sampling", "user_level"),
-        *("secret_participation", "glm"),
+        *("secret_participation", "glm", "privacy", "tree", "mlp"),
     )
 )
 OF_SEARCH = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
@@ -260,12 +260,11 @@ class Learnt:
 
     def tests_of(self, module: str, line: int) -> list[str]:
         """Those that run the line, the quickest first."""
-        return self._quickest_first(self.lines[module].get(line, ())) or self.tests_of_all(module)
+        return self._quickest_first(self.lines[module].get(line, ())) or self.tests_of_all()
 
-    def tests_of_all(self, module: str) -> list[str]:
-        """Those that run any of it, then the others: they may use what it says on import."""
-        running = set().union(*self.lines[module].values())
-        return [*self._quickest_first(running), *self._quickest_first(self.seconds.keys() - running)]
+    def tests_of_all(self) -> list[str]:
+        """Not only those that run some of it: others may use what it says on import."""
+        return self._quickest_first(self.seconds)
 
     def _quickest_first(self, tests: Iterable[str]) -> list[str]:
         ordered = sorted(tests, key=lambda test: self.seconds[test])
@@ -536,7 +535,7 @@ def _imported_anew(faults: list[Fault], learnt: Learnt, deadline: float) -> list
 
 
 def survives_import(fault: Fault, learnt: Learnt) -> bool:
-    tests = learnt.tests_of_all(fault.module)
+    tests = learnt.tests_of_all()
 
     def work():
         _end_after(30)  # to import it

@@ -181,8 +181,15 @@ def test_too_little_damping_is_refused():
         "alpha = 0.01 and rho = 0.02 must add up to more than hessian_clip / |D_i| = 0.030303, "
         "for the smallest client has 33 rows"
     )
+    with pytest.raises(UserError, match=r"for the smallest client has 4 rows$"):
+        plan({"alpha": 0.125, "rho": 0.125}, sizes=[4])  # just as much is too little
     with pytest.raises(UserError, match=r"^sum_clip = 0.9 is below clip = 1"):
         plan({"as_released": True, "sum_clip": 0.9})
+
+
+def test_how_far_lemma_4_can_stretch_a_move():
+    assert stretch(1.0, 100.0, 10) == pytest.approx(100 / math.sqrt(100**2 - 1.1**2))
+    assert stretch(1.0, 1.5, 2) == math.sqrt(7), "no room beside the clip: what holds in any case"
 
 
 @pytest.mark.parametrize("level", ["record", "user"])
