@@ -164,6 +164,16 @@ def test_lanes_hosts_and_restarts_leave_the_same_bits(name, small_problem):
     small.assert_same_bits(varied_trials(name, of, 18), of)
 
 
+def test_layers_that_are_clipped_one_by_one_come_back_in_their_places(small_problem):
+    """As DP-FedAdamW was released: alone and in company, lane by lane."""
+    of = on_mlp(small_problem)
+    trials = [
+        small.trial(of, "dp-fedadamw", {"as_released": True, "client_learning_rate": rate}, rounds=8, clip=0.5)
+        for rate in (0.001, 0.01, 0.1)
+    ]
+    small.assert_same_bits(trials, of)
+
+
 @pytest.mark.parametrize("level", ["record", "user"])
 def test_dp_fedgd_by_hand(level, small_problem):
     """Four rounds, example by example with autograd in float64."""

@@ -314,6 +314,8 @@ def test_ftrl_as_released_buys_less_than_it_claims(epsilon, bought):
     """Noise for ceil(log2 70) + 1 = 8 releases where all 70 are released: mu is sqrt(70 / 8) times too large."""
     assert bought_by("dp-ftrl", epsilon, as_released=True) == pytest.approx(bought, rel=5e-3)
     assert bought_by("dp-ftrl", epsilon) == pytest.approx(epsilon, rel=1e-6)
+    one = small.trial(small.problem(), "dp-ftrl", {"as_released": True}, rounds=1, epsilon=epsilon, clip=10.0)
+    assert plan_of(one, [1] * N).bought["local"] == pytest.approx(epsilon, rel=1e-6), "a single release is paid for"
 
 
 @pytest.mark.parametrize(("epsilon", "bought"), [(1, 0.47), (10, 4.38)])
