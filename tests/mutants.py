@@ -302,12 +302,12 @@ class _Learning:
     def learnt(self) -> Learnt:
         self.measure.stop()
         data = self.measure.get_data()
+        run_by = {module: data.contexts_by_lineno(str(ROOT / module)) for module in self.modules}
         lines = {
             module: {
-                line: [test for test in tests if test and test not in self.failed]
-                for line, tests in data.contexts_by_lineno(str(ROOT / module)).items()
+                line: [test for test in tests if test and test not in self.failed] for line, tests in found.items()
             }
-            for module in self.modules
+            for module, found in run_by.items()
         }
         _, statements, _, missed = zip(
             *(self.measure.analysis2(str(ROOT / module))[:4] for module in self.modules), strict=True
@@ -317,10 +317,7 @@ class _Learning:
             lines,
             {module: set(found) for module, found in zip(self.modules, missed, strict=True)},
             {module: len(found) for module, found in zip(self.modules, statements, strict=True)},
-            {
-                module: {line for line, tests in data.contexts_by_lineno(str(ROOT / module)).items() if "" in tests}
-                for module in self.modules
-            },
+            {module: {line for line, tests in found.items() if "" in tests} for module, found in run_by.items()},
             self.failed,
         )
 
@@ -501,10 +498,10 @@ def tried(mine: list[Fault], learnt: Learnt, jobs: int, deadline: float) -> list
     inside, on_import = ([fault for fault in mixed if only_in_functions(fault) == is_so] for is_so in (True, False))
     in_place = functools.partial(_in_place, learnt=learnt, deadline=deadline)
     anew = functools.partial(_imported_anew, learnt=learnt, deadline=deadline)
-    found = [*_side_by_side(anew, on_import, jobs), *_side_by_side(in_place, inside, jobs)]
-    again = [one.fault for one in found if one.survived and one.fault.line in learnt.on_import[one.fault.module]]
-    again = [fault for fault in again if fault not in on_import]
-    return list({one.fault: one for one in (*found, *_side_by_side(anew, again, jobs))}.values())
+    found, replaced = _side_by_side(anew, on_import, jobs), _side_by_side(in_place, inside, jobs)
+    again = [one.fault for one in replaced if one.survived and one.fault.line in learnt.on_import[one.fault.module]]
+    found += [*replaced, *_side_by_side(anew, again, jobs)]
+    return list({one.fault: one for one in found}.values())
 
 
 def _side_by_side(survived, faults: list[Fault], jobs: int) -> list[Tried]:

@@ -129,6 +129,11 @@ def test_slots_are_suggested_while_there_is_use_for_them():
     assert slots.suggest("d") == Searcher.FINISHED
 
 
+def ends_well(program: str) -> None:
+    """In a Python that has imported nothing yet."""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_a_slot_has_no_use_for_torch():
     """It takes seconds to import, and the federation waits for them: its own processes import it, side by side."""
     program = (
@@ -136,7 +141,7 @@ def test_a_slot_has_no_use_for_torch():
         "from trainables import federation, lane_result, pack_desk, pack_slot, pack_storage, spec\n"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    ends_well(program)
 
 
 def test_whoever_plans_has_no_use_for_torch_either():
@@ -148,7 +153,7 @@ def test_whoever_plans_has_no_use_for_torch_either():
         "cells.Blueprint.draw(reading.load('quickstart')[0])\n"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    ends_well(program)
 
 
 def test_what_is_imported_later_travels_by_its_name():
@@ -165,7 +170,7 @@ def test_what_is_imported_later_travels_by_its_name():
         "assert max(len(before), len(cloudpickle.dumps(sent))) < 2000\n"
         "assert cloudpickle.loads(before)() == 2\n"
     )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    ends_well(program)
 
 
 FAILURES = """\

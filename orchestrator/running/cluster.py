@@ -32,11 +32,11 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
         return
     try:
-        if address is None:
-            with _interrupts_heard(at_once=False):  # half a Ray may crash as it ends; a whole one is there soon
+        # half a Ray that was started here may crash as it ends, and a whole one is there soon
+        with _interrupts_heard(at_once=address is not None):
+            if address is None:
                 _start(cpus)
-        else:
-            with _interrupts_heard(at_once=True):
+            else:
                 _join(address)
     except KeyboardInterrupt:
         ray.shutdown()
