@@ -42,6 +42,23 @@ def small_problem():
     return small.problem()
 
 
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def both_kernels(request):
+    """Everything holds for our own kernels and for torch's; with one thread, as on every client host."""
+    import torch
+
+    from trainables.models import kernels
+
+    if request.param == "compiled" and kernels.library() is None:
+        pytest.skip("there is no compiler here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kernels._chosen, "cpu", request.param)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield request.param
+        torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     """The path of a real feature file, or a skip that says it was not there."""

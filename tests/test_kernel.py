@@ -12,23 +12,12 @@ from hypothesis import strategies as st
 
 from trainables.errors import UserError
 from trainables.exact import GRID, from_grid, to_grid
-from trainables.models import kernels, softmax, softmax_compiled
+from trainables.models import compiled, kernels, softmax
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
 
-
-@pytest.fixture(scope="module", params=["compiled", "torch"], autouse=True)
-def kernel(request):
-    """Everything holds for both ways to the kernels."""
-    if request.param == "compiled" and kernels.library() is None:
-        pytest.skip("there is no compiler here")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(kernels._chosen, "cpu", request.param)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as every client host does
-        yield
-        torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("both_kernels")
 
 
 def random_case(rows, features, classes, lanes, seed=0, scale=1.0):
@@ -109,6 +98,19 @@ CHUNK = SHAPES["cpu"].rows(100)  # with a hundred classes chunks are short, whic
 def test_shards_around_the_chunk_length(rows):
     x, y, theta = random_case(rows, 3, 100, 2, scale=0.3)
     assert_matches_loops(x, y, theta, [1.0, 3.0], 100)
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("classes", [255, 256, 4000])
+def test_losses_of_many_classes_and_many_rows(lanes, classes):
+    """A model that knows nothing: every row's softmax sums up to the number of classes, and a tile's sums multiplied to
+    more than a double holds."""
+    x, y, theta = random_case(kernels.TILE + 40, 2, classes, lanes, scale=0.0)
+    head, shard = SoftmaxHead(2, classes), Shard.build([(x, y)])
+    _, seen = head.clipped_gradient_sum(shard, torch.from_numpy(theta), torch.ones(lanes), diagnose=True)
+    loss, _ = head.evaluate(shard, torch.from_numpy(theta))
+    assert seen.loss[0].tolist() == pytest.approx([len(y) * math.log(classes)] * lanes, rel=1e-5)
+    assert loss.tolist() == pytest.approx([math.log(classes)] * lanes, rel=1e-5)
 
 
 def test_many_classes():
@@ -211,13 +213,13 @@ def test_nan_stays_nan_whatever_its_bits(bits, lanes):
 @pytest.mark.parametrize("rows", [1, 15, 16, kernels.TILE, kernels.TILE + 17])
 def test_wide_and_narrow_layouts_give_the_same_bits(rows, monkeypatch):
     """LANES + LONE lanes: the last ones go one by one, and in a longer pack they do not."""
-    lanes = kernels.LANES + softmax_compiled.LONE
+    lanes = kernels.LANES + compiled.LONE
     x, y, theta = random_case(rows, 7, 11, lanes, scale=0.5)
     head, shard = SoftmaxHead(7, 11), Shard.build([(x, y)])
     more = np.concatenate([theta, theta[:1]])
     monkeypatch.setitem(kernels._chosen, "cpu", "compiled")
-    assert [part.wide for part in softmax_compiled.layouts(lanes, 11)] == [True, False]
-    assert [part.wide for part in softmax_compiled.layouts(lanes + 1, 11)] == [True]
+    assert [part.wide for part in compiled.layouts(lanes, 11)] == [True, False]
+    assert [part.wide for part in compiled.layouts(lanes + 1, 11)] == [True]
 
     def results(weights):
         weights = torch.from_numpy(weights)

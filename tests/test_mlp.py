@@ -14,7 +14,7 @@ from test_methods import varied_trials
 from trainables import models
 from trainables.errors import UserError
 from trainables.methods import METHODS
-from trainables.models import per_example
+from trainables.models import compiled, kernels, per_example
 from trainables.models.lanes import SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Shard
@@ -22,6 +22,8 @@ from trainables.pack import check, plan_of
 from trainables.privacy.noise import Address
 from trainables.problem import in_process
 from trainables.server import HostsHere, Server
+
+pytestmark = pytest.mark.usefixtures("both_kernels")
 
 
 def case(head, sizes, lanes, seed=0, scale=1.0, dtype=torch.float64):
@@ -77,14 +79,99 @@ def test_clipping_in_closed_form(sizes, features, hidden, classes, lanes, scale,
     assert torch.equal(without, fast)
 
 
-def test_weights_of_their_own_for_every_client():
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    features=st.integers(1, 9),
+    hidden=st.integers(1, 21),
+    classes=st.integers(2, 20),
+    lanes=st.sampled_from([1, 2, 6, 16, 17, 22]),
+    scale=st.sampled_from([0.0, 0.3, 3.0, 30.0]),
+    automatic=st.booleans(),
+    own=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_single_precision_agrees_with_double(sizes, features, hidden, classes, lanes, scale, automatic, own, seed):
+    """As it runs: shapes that fill no vector and no block, clients with weights of their own, both ways of clipping."""
+    head = MLPHead(features, hidden, classes)
+    shard, theta, clip = case(head, sizes, lanes, seed, scale, torch.float32)
+    if own:
+        theta = torch.stack([theta * (1 - 0.1 * client) for client in range(len(sizes))])
+    found, seen = head.clipped_gradient_sum(shard, theta, clip, diagnose=True, automatic=automatic)
+    exact, expected = head.clipped_gradient_sum(
+        case(head, sizes, lanes, seed, scale)[0], theta.double(), clip.double(), diagnose=True, automatic=automatic
+    )
+    # no row's gradient is longer than its bound, to which short ones may be stretched, nor else than ||x|| ||W2|| in
+    # the first layer and sqrt(2 (hidden + 1)) in the second; steep weights make the softmax steep, and errors larger
+    norm = shard.norm[shard.norm < math.inf].max().item()
+    longest = theta.abs().max().item() * math.sqrt(2 * hidden * classes) * norm + math.sqrt(2 * hidden + 2)
+    bound = 1e-5 * max(sizes) * (clip.double() if automatic else clip.double().clamp(max=longest)) * max(1.0, scale)
+    assert ((found - exact).abs() <= bound.view(1, -1, 1)).all()
+    torch.testing.assert_close(seen.loss.double(), expected.loss.double(), rtol=1e-4 * max(1.0, scale), atol=1e-4)
+    without, _ = head.clipped_gradient_sum(shard, theta, clip, automatic=automatic)
+    assert torch.equal(without, found)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, kernels.TILE, kernels.TILE + 17])
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_lane_has_the_same_bits_alone_and_in_company(rows, automatic):
+    """In C the last ones of LANES + LONE go one by one, and in a longer pack they do not."""
+    head, lanes = MLPHead(7, 19, 11), kernels.LANES + compiled.LONE
+    shard, theta, clip = case(head, (rows, 9), lanes + 1, dtype=torch.float32)
+    assert [part.wide for part in compiled.layouts(lanes, 11)] == [True, False]
+    assert [part.wide for part in compiled.layouts(lanes + 1, 11)] == [True]
+
+    def results(few):
+        gradient, seen = head.clipped_gradient_sum(shard, theta[few], clip[few], diagnose=True, automatic=automatic)
+        one = Shard.build([(shard.x[0, :rows, :-1].numpy(), shard.y[0, :rows].numpy())])
+        return *(part.movedim(1, 0) for part in (gradient, seen.loss, seen.clipped)), *head.evaluate(one, theta[few])
+
+    whole = results(slice(0, lanes + 1))
+    for few in (slice(0, lanes), slice(3, 4), slice(3, 5), slice(lanes, lanes + 1)):
+        for some, all_of_them in zip(results(few), whole, strict=True):
+            assert torch.equal(some, all_of_them[few])
+
+
+def test_the_hyperbolic_tangent_is_as_accurate_as_it_says():
+    """With W2 = 0 both classes are as likely, and the gradient in W2 is half of h."""
+    steps = np.geomspace(1e-30, 20, 3000)
+    given = np.concatenate([-steps, steps, np.linspace(-1, 1, 2001), [0.0, math.inf, -math.inf]]).astype(np.float32)
+    theta = torch.zeros(len(given), 2 + 4)
+    theta[:, 1] = torch.from_numpy(given)
+    row = Shard.build([(np.zeros((1, 1), dtype=np.float32), np.array([0]))])
+    gradient, _ = MLPHead(1, 1, 2).clipped_gradient_sum(row, theta, torch.full((len(given),), 1e6))
+    found, expected = 2 * gradient[0, :, 3].numpy(), np.tanh(given.astype(np.float64))
+    finite = np.isfinite(given)  # an infinite weight makes the sum over a row's features nan: 0 times infinity
+    np.testing.assert_allclose(found[finite], expected[finite], rtol=3 * 2.0**-23, atol=0)
+
+
+@pytest.mark.parametrize("lanes", [2, 16])
+def test_nan_stays_nan_and_with_its_lane(lanes):
     head = MLPHead(3, 4, 3)
-    shard, theta, clip = case(head, (5, 2), 4)
+    shard, theta, clip = case(head, (5,), lanes, dtype=torch.float32)
+    for place in (0, head.blocks[0], head.dimension - 1):
+        broken = theta.clone()
+        broken[1, place] = math.nan
+        gradient, seen = head.clipped_gradient_sum(shard, broken, clip, diagnose=True)
+        loss, correct = head.evaluate(shard, broken)
+        assert gradient[0, 1].isnan().any()
+        assert seen.loss[0, 1].isnan()
+        assert loss[1].isnan()
+        assert not correct[1].any()
+        assert gradient[0, 0].isfinite().all()
+        assert loss[0].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_their_own_for_every_client(dtype):
+    head = MLPHead(3, 4, 3)
+    shard, theta, clip = case(head, (5, 2), 4, dtype=dtype)
     own = torch.stack([theta, 2 * theta])
     fast, _ = head.clipped_gradient_sum(shard, own, clip)
     torch.testing.assert_close(fast[0], head.clipped_gradient_sum(shard, theta, clip)[0][0])
     torch.testing.assert_close(fast[1], head.clipped_gradient_sum(shard, 2 * theta, clip)[0][1])
-    torch.testing.assert_close(fast, per_example.clipped_gradient_sum(head.loss, shard, own, clip))
+    near = {torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    slow = per_example.clipped_gradient_sum(head.loss, shard, own, clip)
+    torch.testing.assert_close(fast, slow, rtol=near, atol=near)
 
 
 def test_shards_longer_than_a_chunk():

@@ -15,6 +15,7 @@ from trainables.errors import in_range
 from trainables.privacy.plan import PrivacySettings
 
 ENGINE_VERSION = 4  # raise it when a change of the code changes results: old rows then no longer count as done
+HEAD_VERSIONS = {"mlp": 2}  # the same for one head alone: rows of the others still count
 
 HyperValue = float | int | bool | str
 
@@ -34,7 +35,10 @@ class Spec(BaseModel):
     @cached_property
     def key(self) -> str:
         """A stable name for the content."""
-        return _hash(json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")))
+        return _hash(self._text())
+
+    def _text(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
 class DataSpec(Spec):
@@ -65,6 +69,10 @@ class ProblemSpec(Spec):
     """`train` keeps the validation split out of the clients' rows; `all` gives them every train row."""
     evaluate_on: Literal["validation", "test"]
     model: str = "softmax"
+
+    def _text(self) -> str:
+        version = HEAD_VERSIONS.get(self.model.partition(":")[0])
+        return super()._text() if version is None else f"{version}:{super()._text()}"
 
 
 Aggregate = Literal["uniform", "size"]

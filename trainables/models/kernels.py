@@ -1,6 +1,6 @@
 """Which arithmetic a device uses: our own (C on a CPU, Triton on a GPU), or torch's.
 
-`softmax.c` is compiled by the machine's own compiler when it is first wanted (some seconds) and kept in the user's
+What is in `c` is compiled by the machine's own compiler when it is first wanted (some seconds) and kept in the user's
 cache. The last bits of the ways differ, so a study keeps to one of them: the driver says which, and a host that cannot
 follow fails. FEDSWEEP_KERNEL=torch (or own) says it to the driver; else it is our own wherever that can be had.
 """
@@ -26,7 +26,7 @@ from trainables.errors import UserError, one_of
 from trainables.models.clipping import SOFTENING
 from trainables.models.lanes import SHAPES
 
-SOURCE = Path(__file__).with_name("softmax.c")
+SOURCES = Path(__file__).with_name("c")
 LANES = SHAPES["cpu"].lanes
 TILE = 128  # rows whose gradients are summed in single precision: it decides how sums are rounded
 # no multiply-adds but those that the source asks for: both layouts must round alike
@@ -48,7 +48,7 @@ def chosen(device: str = "cpu") -> Kernel:
 def choose(kernel: Kernel, device: str = "cpu") -> None:
     """For this process, from now on; an error, if it cannot."""
     if kernel != "torch" and not _to_be_had(device):
-        lacks = f"compile {SOURCE.name}" if device == "cpu" else "import triton"
+        lacks = "compile C" if device == "cpu" else "import triton"
         raise UserError(
             f"kernel = {kernel!r}: {platform.node()} cannot {lacks}, as the driver can; give it what it needs, or run "
             "the study with FEDSWEEP_KERNEL=torch"
@@ -88,9 +88,18 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     place, number = ctypes.c_void_p, ctypes.c_int64
     found.vector_width.restype = number
     found.gradient_sums.argtypes = [*[place] * 4, *[number] * 4, place, *[number] * 3, place, number, *[place] * 4]
-    found.gradient_sums.restype = None
     found.evaluation.argtypes = [*[place] * 2, *[number] * 3, place, *[number] * 2, *[place] * 3]
-    found.evaluation.restype = None
+    found.mlp_gradient_sums.argtypes = [
+        *[place] * 4,
+        *[number] * 5,
+        *[place] * 3,
+        *[number] * 3,
+        *(place, number),
+        *[place] * 5,
+    ]
+    found.mlp_evaluation.argtypes = [*[place] * 2, *[number] * 4, *[place] * 2, *[number] * 2, *[place] * 3]
+    for function in (found.gradient_sums, found.evaluation, found.mlp_gradient_sums, found.mlp_evaluation):
+        function.restype = None
     return found
 
 
@@ -99,15 +108,18 @@ def _compiled(anew: bool = False) -> Path:
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if not os.environ.get("CC") and shutil.which(compiler[0]) is None:
         compiler = ["cc"]  # Python's own may have been built elsewhere
-    identity = "\n".join((SOURCE.read_text(encoding="utf-8"), *compiler, *FLAGS, _processor()))
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    texts = (source.read_text(encoding="utf-8") for source in sources)
+    identity = "\n".join((*texts, *compiler, *FLAGS, _processor()))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
-    file = folder / f"{SOURCE.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    file = folder / f"heads-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if anew or not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
+        translated = [str(source) for source in sources if source.suffix == ".c"]
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / file.name
             subprocess.run(
-                [*compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"],
+                [*compiler, *FLAGS, "-shared", "-fPIC", *translated, "-o", str(made), "-lm"],
                 check=True,
                 capture_output=True,
                 timeout=120,

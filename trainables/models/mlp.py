@@ -2,7 +2,8 @@
 
 A layer's per-example gradient is (its input) (its error)^T, so the squared norm of the whole gradient is the sum over
 layers of ||input||^2 ||error||^2: clipping needs no per-example gradient in memory here either.
-`per_example.py` does the same for any loss, slowly; a test holds the two together.
+`per_example.py` does the same for any loss, slowly; a test holds the two together. `c/mlp.c` is for float32 on a
+CPU.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import math
 from dataclasses import dataclass
 
 from trainables.later import torch
+from trainables.models import kernels, mlp_compiled
 from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
+
+MOST_HIDDEN = 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class MLPHead:
         diagnose: bool = False,
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
+        if self._kernel(theta) == "compiled":
+            per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
+            return mlp_compiled.clipped_gradient_sum(shard, per_client, clip, self._sizes, diagnose, automatic)
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
         step, lanes = shape.rows(self.width, shard.clients), _side_by_side(count, theta.device.type)
         blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), lanes)
@@ -109,6 +116,9 @@ class MLPHead:
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As the linear head: a tie for the highest score counts as wrong."""
+        if self._kernel(theta) == "compiled":
+            losses, right = mlp_compiled.evaluate(shard, theta.unsqueeze(0), self._sizes)
+            return losses * (math.log(2) / shard.rows), right
         shape, count = SHAPES[theta.device.type], theta.shape[0]
         step = shape.rows(self.width)
         blocks = self._lane_blocks(theta.unsqueeze(0), _side_by_side(count, theta.device.type))[:, 0]
@@ -124,6 +134,15 @@ class MLPHead:
                 others = z.scatter(-1, label, -math.inf).amax(-1)
                 correct[block, :, start : start + step] = of_label.squeeze(-1) > others
         return loss.flatten()[:count] / shard.rows, correct.flatten(0, 1)[:count]
+
+    @property
+    def _sizes(self) -> mlp_compiled.Sizes:
+        return mlp_compiled.Sizes(self.features + 1, self.hidden, self.classes)
+
+    def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
+        """Ours knows single precision alone, on a CPU; of a very wide layer a tile would fill no cache but memory."""
+        ours = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.hidden <= MOST_HIDDEN
+        return kernels.chosen("cpu") if ours else "torch"
 
     def _layers(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """W1 and W2 as views of (..., d)."""

@@ -1,6 +1,6 @@
 """From logits to clipped residuals (p - y) * factor, in place, in torch: for every device and type.
 
-`softmax.c` does the same for float32 on a CPU, and holds the matrix products around it too.
+`c/residuals.h` does the same for float32 on a CPU.
 """
 
 from __future__ import annotations

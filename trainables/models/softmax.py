@@ -1,7 +1,7 @@
 """The softmax linear head, many lanes at a time.
 
 A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||: clipping needs no per-example gradient.
-Everything else is two matrix products and a handful of passes over a chunk in cache, in torch or in `softmax.c`.
+Everything else is two matrix products and a handful of passes over a chunk in cache, in torch or in `c/softmax.c`.
 Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), which is the faster instruction.
 Sums over rows leave here in double precision: rounded to single, a sum of very many could tell more of one of them than
 its clipped gradient.
@@ -153,7 +153,5 @@ class SoftmaxHead:
         return loss.flatten()[:count] * (math.log(2) / shard.rows), correct.view(-1, shard.rows)[:count]
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
-        """Ours knows single precision alone, and in C it multiplies a tile's softmax sums."""
-        device = theta.device.type
-        ours = theta.dtype == torch.float32 and (device == "cuda" or self.classes < 1 << 15)
-        return kernels.chosen(device) if ours else "torch"
+        """Ours knows single precision alone."""
+        return kernels.chosen(theta.device.type) if theta.dtype == torch.float32 else "torch"

@@ -1,0 +1,138 @@
+/* Matrix products of a tile of rows. Every number is one chain of multiply-adds, whatever block it is computed in. */
+
+#include "products.h"
+
+/* What was found: written to floats, or `added` to doubles. */
+INLINE void keep(vector found, const int added, void *into, int64_t at) {
+    if (added) {
+        doubles total;
+        memcpy(&total, (double *)into + at, sizeof total);
+        total += __builtin_convertvector(found, doubles);
+        memcpy((double *)into + at, &total, sizeof total);
+    } else
+        store((float *)into + at, found);
+}
+
+/* M rows of a product, N vectors each: the sum over t of a[i, t] b[t][:]. */
+INLINE void product(const int M, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
+                    const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
+    vector found[MOST_ROWS][MOST_VECTORS];
+    UNROLLED for (int i = 0; i < M; i++)
+        UNROLLED for (int v = 0; v < N; v++) found[i][v] = all(0);
+    for (int64_t t = 0; t < steps; t++) {
+        vector factor[MOST_VECTORS];
+        UNROLLED for (int v = 0; v < N; v++) factor[v] = load(b + t * b_row + WIDTH * v);
+        UNROLLED for (int i = 0; i < M; i++) {
+            vector one = all(a[i * a_row + t * a_step]);
+            UNROLLED for (int v = 0; v < N; v++) found[i][v] = multiply_add(factor[v], one, found[i][v]);
+        }
+    }
+    UNROLLED for (int i = 0; i < M; i++)
+        UNROLLED for (int v = 0; v < N; v++) keep(found[i][v], added, into, i * into_row + WIDTH * v);
+}
+
+INLINE void product_of(int64_t rows, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
+                       const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
+#define CASE(M) case M: product(M, N, added, a, a_row, a_step, b, b_row, steps, into, into_row); break;
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4)
+#if MOST_ROWS > 4
+        CASE(5)
+#endif
+#if MOST_ROWS > 5
+        CASE(6) CASE(7) CASE(8)
+#endif
+    }
+#undef CASE
+}
+
+/* The whole of it, cut into blocks of about equal size that fit the registers. How it is cut changes no bit. */
+INLINE void multiply(const int added, const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *b,
+                     int64_t columns, int64_t steps, void *into) {
+    int64_t vectors = columns / WIDTH, across = (vectors + MOST_VECTORS - 1) / MOST_VECTORS;
+    int64_t down = (rows + MOST_ROWS - 1) / MOST_ROWS, size = added ? sizeof(double) : sizeof(float);
+    for (int64_t j = 0; j < across; j++) {
+        int64_t from = vectors * j / across, count = vectors * (j + 1) / across - from, at = from * WIDTH;
+        for (int64_t i = 0; i < down; i++) {
+            int64_t first = rows * i / down, some = rows * (i + 1) / down - first;
+            const float *mine = a + first * a_row;
+            void *there = (char *)into + (first * columns + at) * size;
+#define CASE(N) case N: product_of(some, N, added, mine, a_row, a_step, b + at, columns, steps, there, columns); break;
+            switch (count) {
+                CASE(1) CASE(2) CASE(3)
+#if MOST_VECTORS > 3
+                CASE(4)
+#endif
+            }
+#undef CASE
+        }
+    }
+}
+
+void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *w, int64_t columns, float *z) {
+    multiply(0, x, x_row, 1, rows, w, columns, q, z);
+}
+
+void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
+                  double *total) {
+    multiply(1, x, 1, x_row, q, residuals, columns, rows, total);
+}
+
+/* ---- lane by lane: every lane has matrices of its own, which lie side by side */
+
+/* M x N numbers of every lane, some lanes at a time: the sum over t of a[i, t] b[t, j]. */
+INLINE void laned(const int M, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
+                  const float *b, int64_t b_step, int64_t b_column, int64_t steps, void *into, int64_t into_row) {
+    for (int part = 0; part < LANES; part += WIDTH) {
+        vector found[MOST_SIDE][MOST_SIDE];
+        UNROLLED for (int i = 0; i < M; i++)
+            UNROLLED for (int j = 0; j < N; j++) found[i][j] = all(0);
+        for (int64_t t = 0; t < steps; t++) {
+            vector factor[MOST_SIDE];
+            UNROLLED for (int j = 0; j < N; j++) factor[j] = load(b + t * b_step + j * b_column + part);
+            UNROLLED for (int i = 0; i < M; i++) {
+                vector one = load(a + i * a_row + t * a_step + part);
+                UNROLLED for (int j = 0; j < N; j++) found[i][j] = multiply_add(factor[j], one, found[i][j]);
+            }
+        }
+        UNROLLED for (int i = 0; i < M; i++)
+            UNROLLED for (int j = 0; j < N; j++) keep(found[i][j], added, into, i * into_row + j * LANES + part);
+    }
+}
+
+/* The whole of it, (rows, columns, LANES), cut into blocks that fit the registers. */
+INLINE void multiply_laned(const int added, const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *b,
+                           int64_t b_step, int64_t b_column, int64_t columns, int64_t steps, void *into) {
+    int64_t across = (columns + MOST_SIDE - 1) / MOST_SIDE, size = added ? sizeof(double) : sizeof(float);
+    for (int64_t i = 0, some; i < rows; i += some) {
+        some = rows - i < MOST_SIDE ? 1 : MOST_SIDE;
+        for (int64_t j = 0; j < across; j++) {
+            int64_t from = columns * j / across, count = columns * (j + 1) / across - from;
+            const float *mine = a + i * a_row, *its = b + from * b_column;
+            void *there = (char *)into + (i * columns + from) * LANES * size;
+#define BLOCK(M, N) laned(M, N, added, mine, a_row, a_step, its, b_step, b_column, steps, there, columns * LANES)
+#define CASE(N) case N: if (some == 1) BLOCK(1, N); else BLOCK(MOST_SIDE, N); break;
+            switch (count) {
+                CASE(1) CASE(2) CASE(3)
+#if MOST_SIDE > 3
+                CASE(4)
+#endif
+            }
+#undef CASE
+#undef BLOCK
+        }
+    }
+}
+
+void logits_of_lanes(const float *h, int64_t rows, int64_t units, const float *w, int64_t classes, float *z) {
+    multiply_laned(0, h, units * LANES, LANES, rows, w, classes * LANES, LANES, classes, units, z);
+}
+
+void add_gradient_of_lanes(const float *h, int64_t rows, int64_t units, const float *residuals, int64_t classes,
+                           double *total) {
+    multiply_laned(1, h, LANES, units * LANES, units, residuals, classes * LANES, LANES, classes, rows, total);
+}
+
+void back_of_lanes(const float *residuals, int64_t rows, int64_t units, const float *w, int64_t classes, float *back) {
+    multiply_laned(0, residuals, classes * LANES, LANES, rows, w, LANES, classes * LANES, units, classes, back);
+}

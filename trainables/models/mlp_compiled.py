@@ -1,0 +1,122 @@
+"""The head with a hidden layer in C: what `mlp.c` is given, and what it gives back.
+
+The constant beside the hidden units is a unit, too, whose weights are zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainables.later import torch
+from trainables.models.compiled import (
+    Layout,
+    Part,
+    check_all,
+    check_evaluation,
+    joined,
+    layouts,
+    library,
+    place,
+)
+from trainables.models.kernels import LANES, TILE
+from trainables.models.shard import Diagnostics, Shard
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    q: int
+    """Features, and the constant beside them."""
+    hidden: int
+    classes: int
+
+    @property
+    def units(self) -> int:
+        return self.hidden + 1
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of some lanes, as C wants them."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+    """For logits to base 2."""
+    turned: torch.Tensor | None
+    """The second layer's, classes first: for lanes that are computed one by one."""
+    units: Layout
+    classes: Layout
+
+    @classmethod
+    def of(cls, theta: torch.Tensor, size: Sizes, units: Layout, classes: Layout) -> Weights:
+        first, second = theta[:, units.lanes].split((size.q * size.hidden, size.units * size.classes), dim=2)
+        whole = torch.nn.functional.pad(first.unflatten(2, (size.q, size.hidden)), (0, 1)).flatten(2)
+        every = slice(0, units.count)
+        mine, its = (Layout(every, layout.wide, layout.outputs) for layout in (units, classes))
+        second = second * LOG2E
+        back = second.unflatten(2, (size.units, size.classes)).mT.flatten(2)
+        return cls(
+            mine.weights(whole, size.q),
+            its.weights(second, size.units),
+            None if units.wide else mine.weights(back, size.classes),
+            units,
+            classes,
+        )
+
+    @property
+    def blocks(self) -> int:
+        return len(self.first)
+
+    def scratch(self) -> torch.Tensor:
+        across = 2 * self.units.columns + self.classes.columns + 2 * LANES
+        return torch.empty(TILE * across + max(self.units.outputs, self.classes.outputs) * LANES)
+
+
+def _all(theta: torch.Tensor, size: Sizes) -> list[Weights]:
+    count = theta.shape[1]
+    both = zip(layouts(count, size.units), layouts(count, size.classes), strict=True)
+    return [Weights.of(theta, size, units, classes) for units, classes in both]
+
+
+def clipped_gradient_sum(
+    shard: Shard, theta: torch.Tensor, clip: torch.Tensor, size: Sizes, diagnose: bool, automatic: bool
+) -> tuple[torch.Tensor, Diagnostics | None]:
+    """`theta` is (clients or one, lanes, d). The sum is (clients, lanes, d)."""
+    check_all(shard, theta, clip, size.q, size.classes)
+    parts: list[Part] = []
+    for weights in _all(theta, size):
+        units, clips, scratch = weights.units, weights.units.clips(clip), weights.scratch()
+        first = torch.zeros(weights.blocks, shard.clients, *weights.first.shape[2:], dtype=torch.float64)
+        second = torch.zeros(weights.blocks, shard.clients, *weights.second.shape[2:], dtype=torch.float64)
+        seen = units.seen(weights.blocks, shard.clients)
+        library().mlp_gradient_sums(
+            *(place(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
+            *(shard.clients, shard.rows, size.q, size.units, size.classes),
+            *(place(weights.first), place(weights.second), None if weights.turned is None else place(weights.turned)),
+            *(theta.shape[0] > 1, weights.blocks, units.wide, place(clips), automatic),
+            *(place(first), place(second), *(place(part) if diagnose else None for part in seen), place(scratch)),
+        )
+        of_units = units.gradient(first).unflatten(2, (size.q, size.units))[..., : size.hidden].flatten(2)
+        gradient = torch.cat([of_units, weights.classes.gradient(second)], dim=2)
+        parts.append((gradient, torch.stack([units.by_lane(part) for part in seen])))
+    return joined(parts, diagnose)
+
+
+def evaluate(shard: Shard, theta: torch.Tensor, size: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of the losses to base 2 per lane, and whether each row is classified correctly."""
+    check_evaluation(shard, theta, size.q, size.classes)
+    losses, rights = [], []
+    for weights in _all(theta, size):
+        units, scratch = weights.units, weights.scratch()
+        loss = torch.empty(weights.blocks, units.side_by_side, dtype=torch.float64)
+        right = torch.empty(*loss.shape, shard.rows, dtype=torch.bool)
+        library().mlp_evaluation(
+            *(place(shard.x), place(shard.y), shard.rows, size.q, size.units, size.classes),
+            *(place(weights.first), place(weights.second), weights.blocks, units.wide),
+            *(place(loss), place(right), place(scratch)),
+        )
+        losses.append(loss.flatten()[: units.count])
+        rights.append(right.flatten(0, 1)[: units.count])
+    return torch.cat(losses), torch.cat(rights)
