@@ -42,7 +42,6 @@ from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import PrivacySettings
 from trainables.problem import Problem, Shipper
-from trainables.server import HostsHere, Server
 from trainables.spec import PRECISIONS, DataSpec, Precision, ProblemSpec, TrialSpec
 
 PAPER_SIZED = "synthetic-frozen"
@@ -242,6 +241,8 @@ def _evaluation(
 
 def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
     """Counted on their way to one host and back in a round, whatever its local steps."""
+    from trainables.server import Server  # with torch, which a sweep's driver has no use for: start-up is over here
+
     found = {}
     for name, trials in {
         "dp-fedsofim": lab.trials(8),
@@ -482,6 +483,8 @@ def _naive(lab: _Lab, report: dict[str, Any], device: str, count: int, say: Call
 
     bundles = [size.host_bundle] * NAIVE_CLIENTS
     folder = tempfile.mkdtemp(prefix="fedsweep-bench-")
+    from trainables.server import HostsHere, Server
+
     start = time.perf_counter()
     try:
         with runner.quiet():

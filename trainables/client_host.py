@@ -261,12 +261,16 @@ class _Lanes:
         self._addressed: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         """Clients and seeds on the device, for noise that is made there."""
         self.hypers = {name: torch.from_numpy(v).to(device).unsqueeze(1) for name, v in work.hypers.items()}
+        self._everyone: dict[int, torch.Tensor] = {}
+        """How clients weigh where all are alike, by their number."""
 
     def present(self, clients: Sequence[int], t: int, work: ClientWork) -> torch.Tensor | None:
         """How clients weigh in a round, (clients, lanes, 1), and 0 where they do not take part; none, if nobody does.
         The weights of those who take part are 1 in the mean."""
         if work.all_alike:
-            return torch.ones(len(clients), len(work.lanes), 1, device=self.device)
+            if len(clients) not in self._everyone:
+                self._everyone[len(clients)] = torch.ones(len(clients), len(work.lanes), 1, device=self.device)
+            return self._everyone[len(clients)]
         sizes, share, mine = np.asarray(work.shipment.sizes), work.program.participation, np.asarray(clients)
         chosen = [participants(int(seed), t, len(sizes), share) for seed in self.seeds]
         table = np.stack([some[mine] for some in chosen], axis=1).astype(np.float32)
@@ -414,7 +418,9 @@ class _Clients:
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
         width = self._lanes.shape[1] if size is None else size
-        noise = self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width).mul_(factor)
+        noise = self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        if factor != 1:
+            noise.mul_(factor)
         if self._report_noise is not None and size is None:
             self._report_noise.noise += self._mean(noise, self._noise_over, slice(None))
         return noise

@@ -36,6 +36,7 @@ ROUND_RETRIES = 2  # how often a host that dies in a round is asked again: whoev
 START_PATIENCE_S = 240.0  # for a process to be there: one that is killed while it starts may be waited for without end
 PATIENCE_S = 900.0  # for a host's first answer, before which it loads its rows and may be started again
 SLOWEST_TIMES = 20.0  # whoever takes so many times as long as the slowest round so far hangs
+SMALL_BYTES = 65_536  # Ray sends so much within a call
 LEAST_PATIENCE_S = 120.0  # but a host that died is started again meanwhile
 
 
@@ -94,20 +95,30 @@ class HostActor:
         keep_freed_memory()
         kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
+        self._work: tuple[str, ClientWork] | None = None
 
     def where(self) -> str:
         return f"node {ray.util.get_node_ip_address()}, process {os.getpid()}"
 
-    def prepare(self, work: ClientWork) -> np.ndarray:
-        return _array(self._host.prepare(work))
+    def prepare(self, work: Sequence[Any]) -> np.ndarray:
+        return _array(self._host.prepare(self._fetched(work)))
+
+    def _fetched(self, work: Sequence[Any]) -> ClientWork:
+        """What a reference in a list, which Ray leaves alone, refers to: fetched once for all rounds of a pack, and
+        again by a host that was started again."""
+        (reference,) = work
+        if self._work is None or self._work[0] != reference.hex():
+            self._work = (reference.hex(), ray.get(reference))
+        return self._work[1]
 
     def round(
-        self, work: ClientWork, t: int, sent: dict[str, np.ndarray], diagnose: bool
+        self, work: Sequence[Any], t: int, sent: dict[str, np.ndarray], diagnose: bool
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         import torch
 
         # a copy: what comes out of the object store cannot be written to, which torch warns of
-        reply = self._host.round(work, t, {name: torch.from_numpy(v.copy()) for name, v in sent.items()}, diagnose)
+        theta = {name: torch.from_numpy(v.copy()) for name, v in sent.items()}
+        reply = self._host.round(self._fetched(work), t, theta, diagnose)
         seen = reply.diagnostics
         return _array(reply.total), tuple(_array(part) for part in vars(seen).values()) if seen else None
 
@@ -162,7 +173,10 @@ class HostActors:
 
         from trainables.client_host import HostDiagnostics, HostReply
 
-        message = ray.put({name: _array(value) for name, value in sent.items()})
+        arrays = {name: _array(value) for name, value in sent.items()}
+        # what is large goes into the object store, once for all hosts; what is small, into the calls themselves
+        large = sum(array.nbytes for array in arrays.values()) > SMALL_BYTES
+        message = ray.put(arrays) if large else arrays
         replies = self._answers(
             [host.round.remote(self._sent(work), t, message, diagnose) for host in self._busy(work)]
         )
@@ -182,7 +196,7 @@ class HostActors:
         if self._work is None or self._work[0].shipment.key != work.shipment.key:
             self._slowest = 0.0  # rows of other data are loaded first, and say nothing about the pace
         if self._work is None or self._work[0] is not work:
-            self._work = (work, ray.put(work))
+            self._work = (work, [ray.put(work)])
         return self._work[1]
 
     def states(self) -> list[ClientStates | None]:

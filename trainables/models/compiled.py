@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from trainables.later import torch
 from trainables.models import kernels
@@ -67,9 +68,9 @@ class Layout:
         """Room for losses, and for how many rows were clipped."""
         return torch.empty(2, blocks, clients, self.side_by_side, dtype=torch.float64)
 
-    def by_lane(self, of_blocks: torch.Tensor) -> torch.Tensor:
-        """(blocks, clients, LANES or one) as (clients, lanes)."""
-        return of_blocks.movedim(0, 1).reshape(of_blocks.shape[1], -1)[:, : self.count]
+    def by_lane(self, seen: torch.Tensor) -> torch.Tensor:
+        """(2, blocks, clients, LANES or one) as (2, clients, lanes)."""
+        return seen.movedim(1, 2).flatten(2)[..., : self.count]
 
 
 def layouts(lanes: int, outputs: int) -> list[Layout]:
@@ -94,20 +95,21 @@ def check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int,
 
 
 def check_all(shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int) -> None:
+    """`theta` is (lanes, d), or (clients, lanes, d)."""
     clients, most = shard.clients, shard.rows
     check("x", shard.x, torch.float32, (clients, most, q))
     check("norm", shard.norm, torch.float32, (clients, most, 1))
     check("y", shard.y, torch.int64, (clients, most))
     check("real_rows", shard.real_rows, torch.int64, (clients,))
-    check("theta", theta, torch.float32, (theta.shape[0] if theta.shape[0] == clients else 1, *theta.shape[1:]))
-    check("clip", clip, torch.float32, theta.shape[1:2])
+    check("theta", theta, torch.float32, (*[clients] * (theta.dim() - 2), *theta.shape[-2:]))
+    check("clip", clip, torch.float32, theta.shape[-2:-1])
     check_labels(shard, classes)
 
 
 def check_evaluation(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> None:
     check("x", shard.x, torch.float32, (1, shard.rows, q))
     check("y", shard.y, torch.int64, (1, shard.rows))
-    check("theta", theta, torch.float32, (1, *theta.shape[1:]))
+    check("theta", theta, torch.float32, theta.shape[-2:])
     check_labels(shard, classes)
 
 
@@ -123,15 +125,42 @@ def place(tensor: torch.Tensor) -> int:
     return tensor.data_ptr()
 
 
-Part = tuple[torch.Tensor, torch.Tensor]
-"""Gradients of some lanes, (clients, lanes, d), and their losses and numbers clipped, (2, clients, lanes)."""
+def places(seen: torch.Tensor | None) -> tuple[int | None, int | None]:
+    """Of losses and of numbers clipped."""
+    return (None, None) if seen is None else (place(seen[0]), place(seen[1]))
 
 
-def joined(parts: Sequence[Part], diagnose: bool) -> tuple[torch.Tensor, Diagnostics | None]:
+class Part(NamedTuple):
+    """Some lanes."""
+
+    gradient: torch.Tensor
+    """(clients, lanes, d)"""
+    seen: torch.Tensor | None
+    """If asked for, losses and numbers clipped: (2, clients, lanes)."""
+
+
+def joined(parts: Sequence[Part]) -> tuple[torch.Tensor, Diagnostics | None]:
     """Of all lanes; losses to base e."""
-    gradients, seen = zip(*parts, strict=True)
+    gradients, seen = [part.gradient for part in parts], [part.seen for part in parts if part.seen is not None]
     gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
-    if not diagnose:
+    if not seen:
         return gradient, None
     loss, clipped = torch.cat(seen, dim=2)
     return gradient, Diagnostics((loss * math.log(2)).float(), clipped.float())
+
+
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """What was made of weights, while the same are asked for: a host goes through its clients with them."""
+
+    def __init__(self, make: Callable[..., T]) -> None:
+        self._make = make
+        self._last: tuple[torch.Tensor, tuple[object, ...], T] | None = None
+
+    def of(self, theta: torch.Tensor, *how: object) -> T:
+        last, asked = self._last, (theta._version, *how)  # a tensor that was written to is another
+        if last is None or last[0] is not theta or last[1] != asked:
+            last = self._last = (theta, asked, self._make(theta, *how))
+        return last[2]

@@ -62,8 +62,7 @@ class MLPHead:
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         if self._kernel(theta) == "compiled":
-            per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
-            return mlp_compiled.clipped_gradient_sum(shard, per_client, clip, self._sizes, diagnose, automatic)
+            return mlp_compiled.clipped_gradient_sum(shard, theta, clip, self._sizes, diagnose, automatic)
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
         step, lanes = shape.rows(self.width, shard.clients), _side_by_side(count, theta.device.type)
         blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), lanes)
@@ -117,7 +116,7 @@ class MLPHead:
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As the linear head: a tie for the highest score counts as wrong."""
         if self._kernel(theta) == "compiled":
-            losses, right = mlp_compiled.evaluate(shard, theta.unsqueeze(0), self._sizes)
+            losses, right = mlp_compiled.evaluate(shard, theta, self._sizes)
             return losses * (math.log(2) / shard.rows), right
         shape, count = SHAPES[theta.device.type], theta.shape[0]
         step = shape.rows(self.width)

@@ -12,12 +12,14 @@ from trainables.later import torch
 from trainables.models.compiled import (
     Layout,
     Part,
+    Remembered,
     check_all,
     check_evaluation,
     joined,
     layouts,
     library,
     place,
+    places,
 )
 from trainables.models.kernels import LANES, TILE
 from trainables.models.shard import Diagnostics, Shard
@@ -51,6 +53,7 @@ class Weights:
 
     @classmethod
     def of(cls, theta: torch.Tensor, size: Sizes, units: Layout, classes: Layout) -> Weights:
+        """`theta` is (clients or one, lanes, d)."""
         first, second = theta[:, units.lanes].split((size.q * size.hidden, size.units * size.classes), dim=2)
         whole = torch.nn.functional.pad(first.unflatten(2, (size.q, size.hidden)), (0, 1)).flatten(2)
         every = slice(0, units.count)
@@ -74,41 +77,44 @@ class Weights:
         return torch.empty(TILE * across + max(self.units.outputs, self.classes.outputs) * LANES)
 
 
-def _all(theta: torch.Tensor, size: Sizes) -> list[Weights]:
-    count = theta.shape[1]
+def _laid_out(theta: torch.Tensor, size: Sizes) -> list[Weights]:
+    per_client, count = theta if theta.dim() == 3 else theta.unsqueeze(0), theta.shape[-2]
     both = zip(layouts(count, size.units), layouts(count, size.classes), strict=True)
-    return [Weights.of(theta, size, units, classes) for units, classes in both]
+    return [Weights.of(per_client, size, units, classes) for units, classes in both]
+
+
+_OF_ALL_CLIENTS = Remembered(_laid_out)
 
 
 def clipped_gradient_sum(
     shard: Shard, theta: torch.Tensor, clip: torch.Tensor, size: Sizes, diagnose: bool, automatic: bool
 ) -> tuple[torch.Tensor, Diagnostics | None]:
-    """`theta` is (clients or one, lanes, d). The sum is (clients, lanes, d)."""
+    """`theta` is (lanes, d), or (clients, lanes, d). The sum is (clients, lanes, d)."""
     check_all(shard, theta, clip, size.q, size.classes)
     parts: list[Part] = []
-    for weights in _all(theta, size):
+    for weights in _OF_ALL_CLIENTS.of(theta, size):
         units, clips, scratch = weights.units, weights.units.clips(clip), weights.scratch()
         first = torch.zeros(weights.blocks, shard.clients, *weights.first.shape[2:], dtype=torch.float64)
         second = torch.zeros(weights.blocks, shard.clients, *weights.second.shape[2:], dtype=torch.float64)
-        seen = units.seen(weights.blocks, shard.clients)
+        seen = units.seen(weights.blocks, shard.clients) if diagnose else None
         library().mlp_gradient_sums(
             *(place(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(shard.clients, shard.rows, size.q, size.units, size.classes),
             *(place(weights.first), place(weights.second), None if weights.turned is None else place(weights.turned)),
-            *(theta.shape[0] > 1, weights.blocks, units.wide, place(clips), automatic),
-            *(place(first), place(second), *(place(part) if diagnose else None for part in seen), place(scratch)),
+            *(theta.dim() == 3, weights.blocks, units.wide, place(clips), automatic),
+            *(place(first), place(second), *places(seen), place(scratch)),
         )
         of_units = units.gradient(first).unflatten(2, (size.q, size.units))[..., : size.hidden].flatten(2)
         gradient = torch.cat([of_units, weights.classes.gradient(second)], dim=2)
-        parts.append((gradient, torch.stack([units.by_lane(part) for part in seen])))
-    return joined(parts, diagnose)
+        parts.append(Part(gradient, None if seen is None else units.by_lane(seen)))
+    return joined(parts)
 
 
 def evaluate(shard: Shard, theta: torch.Tensor, size: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses to base 2 per lane, and whether each row is classified correctly."""
     check_evaluation(shard, theta, size.q, size.classes)
     losses, rights = [], []
-    for weights in _all(theta, size):
+    for weights in _laid_out(theta, size):
         units, scratch = weights.units, weights.scratch()
         loss = torch.empty(weights.blocks, units.side_by_side, dtype=torch.float64)
         right = torch.empty(*loss.shape, shard.rows, dtype=torch.bool)

@@ -81,7 +81,7 @@ class SoftmaxHead:
                 return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
         if kernel == "compiled":
             return softmax_compiled.clipped_gradient_sum(
-                shard, per_client * LOG2E, clip, self.rows, self.classes, diagnose, automatic
+                shard, theta, clip, self.rows, self.classes, diagnose, automatic
             )
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, products = shape.lanes, Products(shard.precision)
@@ -132,7 +132,7 @@ class SoftmaxHead:
                 losses, right = softmax_triton.evaluate(shard, theta, self.classes)
                 return losses / shard.rows, right
         if kernel == "compiled":
-            losses, right = softmax_compiled.evaluate(shard, theta.unsqueeze(0) * LOG2E, self.rows, self.classes)
+            losses, right = softmax_compiled.evaluate(shard, theta, self.rows, self.classes)
             return losses * (math.log(2) / shard.rows), right
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, step, count = shape.lanes, shape.rows(self.width), theta.shape[0]

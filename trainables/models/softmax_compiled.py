@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
+import math
+
 from trainables.later import torch
 from trainables.models.compiled import (
     Layout,
     Part,
+    Remembered,
     check_all,
     check_evaluation,
     joined,
     layouts,
     library,
     place,
+    places,
 )
 from trainables.models.kernels import LANES, TILE
 from trainables.models.shard import Diagnostics, Shard
+
+LOG2E = math.log2(math.e)
+
+
+def _laid_out(theta: torch.Tensor, q: int, classes: int) -> list[tuple[Layout, torch.Tensor]]:
+    """Weights for logits to base 2, as C wants them."""
+    per_client = (theta if theta.dim() == 3 else theta.unsqueeze(0)) * LOG2E
+    return [(layout, layout.weights(per_client, q)) for layout in layouts(per_client.shape[1], classes)]
+
+
+_OF_ALL_CLIENTS = Remembered(_laid_out)
 
 
 def clipped_gradient_sum(
     shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int, diagnose: bool, automatic: bool = False
 ) -> tuple[torch.Tensor, Diagnostics | None]:
-    """`theta` is (clients or one, lanes, d), for logits to base 2. The sum is (clients, lanes, d)."""
+    """`theta` is (lanes, d), or (clients, lanes, d). The sum is (clients, lanes, d)."""
     check_all(shard, theta, clip, q, classes)
     parts: list[Part] = []
-    for layout in layouts(theta.shape[1], classes):
-        weights, clips, scratch = layout.weights(theta, q), layout.clips(clip), _scratch(layout)
+    for layout, weights in _OF_ALL_CLIENTS.of(theta, q, classes):
+        clips, scratch = layout.clips(clip), _scratch(layout)
         total = torch.zeros(len(weights), shard.clients, q, layout.columns, dtype=torch.float64)
-        seen = layout.seen(len(weights), shard.clients)
+        seen = layout.seen(len(weights), shard.clients) if diagnose else None
         library().gradient_sums(
             *(place(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(shard.clients, shard.rows, q, classes),
-            *(place(weights), theta.shape[0] > 1, len(weights), layout.wide, place(clips), automatic),
-            *(place(total), *(place(part) if diagnose else None for part in seen), place(scratch)),
+            *(place(weights), theta.dim() == 3, len(weights), layout.wide, place(clips), automatic),
+            *(place(total), *places(seen), place(scratch)),
         )
-        parts.append((layout.gradient(total), torch.stack([layout.by_lane(part) for part in seen])))
-    return joined(parts, diagnose)
+        parts.append(Part(layout.gradient(total), None if seen is None else layout.by_lane(seen)))
+    return joined(parts)
 
 
 def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses to base 2 per lane, and whether each row is classified correctly."""
     check_evaluation(shard, theta, q, classes)
     losses, rights = [], []
-    for layout in layouts(theta.shape[1], classes):
-        weights, scratch = layout.weights(theta, q), _scratch(layout)
+    for layout, weights in _laid_out(theta, q, classes):
+        scratch = _scratch(layout)
         loss = torch.empty(len(weights), layout.side_by_side, dtype=torch.float64)
         right = torch.empty(*loss.shape, shard.rows, dtype=torch.bool)
         library().evaluation(
