@@ -397,8 +397,8 @@ def _wide_round(precision: Precision) -> dict[str, float]:
     clip = torch.full((shape.lanes,), 10.0, device="cuda")
     whole = _best_of(2, lambda: head.clipped_gradient_sum(shard, theta, clip))
     _, step = shape.chunk(classes, clients)
-    chunk, columns = x[:1, :step], classes * shape.lanes
-    right = products.rounded(torch.randn(1, head.rows, columns, device="cuda"))
+    chunk, columns = shard.padded[:1, :step], classes * shape.lanes
+    right = products.rounded(torch.randn(1, chunk.shape[2], columns, device="cuda"))
     left = products.rounded(torch.randn(1, step, columns, device="cuda"))
     alone = _best_of(5, lambda: (products.of(chunk, right), products.of(chunk.mT, left))) * clients * rows / step
     return {"ms_per_trial_round": 1e3 * whole / shape.lanes, "gemm_fraction": alone / whole}

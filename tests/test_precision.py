@@ -1,5 +1,7 @@
 """Products of less precision on a GPU: how far off they may be, what they never do, and that results are marked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import small
@@ -12,6 +14,7 @@ from orchestrator.study.reading import load
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
 from trainables.models import kernels
+from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
@@ -21,7 +24,12 @@ from trainables.server import HostsHere, Server
 from trainables.spec import PRECISIONS
 
 ROUNDING = {"float32": 2e-6, "tf32": 2**-9, "bf16": 2**-7}  # of what a product's factors are rounded to, some units
-SHAPES = {"fused": (64, 10), "products apart": (200, 50)}
+SHAPES = {
+    "fused": (64, 10),
+    "fused, a lane at a time": (100, 47),
+    "fused, many classes": (40, 100),
+    "products apart": (200, 50),
+}
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
@@ -58,6 +66,28 @@ def test_sums_agree_with_double_precision(precision, shape, device):
     assert torch.isfinite(seen.loss).all()
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_chunks_of_rows_the_last_of_which_is_short(precision, device, monkeypatch):
+    """Clients side by side, of more rows than a chunk has: what is left over of each fills less than its room."""
+    head, parts, theta, clip = case(*SHAPES["products apart"], rows=(1500, 1100, 40), lanes=5)
+    monkeypatch.setitem(lane_shapes.SHAPES, "cuda", replace(lane_shapes.SHAPES["cuda"], cells=1024 * 50 * 3 * 64))
+    assert lane_shapes.SHAPES["cuda"].chunk(head.width, 3) == (3, 1024)
+    expected, _ = head.clipped_gradient_sum(Shard.build(parts, dtype=torch.float64), theta.double(), clip.double())
+    shard = Shard.build(parts, device, precision=precision)
+    found, _ = head.clipped_gradient_sum(shard, theta.to(device), clip.to(device))
+    length = torch.tensor([len(y) for _, y in parts]).view(-1, 1, 1) * clip.view(1, -1, 1)
+    assert ((found.cpu() - expected).norm(dim=2, keepdim=True) <= ROUNDING[precision] * length).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evaluations_agree_with_double_precision(shape, device):
+    head, parts, theta, _ = case(*SHAPES[shape], rows=(2100,), lanes=5)
+    loss, right = head.evaluate(Shard.build(parts, device), theta.to(device))
+    expected, correct = head.evaluate(Shard.build(parts, dtype=torch.float64), theta.double())
+    torch.testing.assert_close(loss.cpu().double(), expected.double(), rtol=1e-5, atol=0)
+    assert (right.cpu() == correct).float().mean() > 0.999, "a row may lie on the border"
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_nothing_becomes_longer_than_the_clip(precision, shape, device):
@@ -70,9 +100,10 @@ def test_nothing_becomes_longer_than_the_clip(precision, shape, device):
     assert 0.98 * 0.01 < longest < 0.01 * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_lane_does_not_depend_on_its_company(precision, device):
-    head, parts, theta, clip = case(*SHAPES["fused"], rows=(300, 130), lanes=70)
+def test_a_lane_does_not_depend_on_its_company(precision, shape, device):
+    head, parts, theta, clip = case(*SHAPES[shape], rows=(300, 130), lanes=70)
     theta, clip, shard = theta.to(device), clip.to(device), Shard.build(parts, device, precision=precision)
     together, _ = head.clipped_gradient_sum(shard, theta, clip)
     for lane in (0, 33, 69):

@@ -112,6 +112,13 @@ class Shard:
     def _spectra(self) -> dict[float, tuple[torch.Tensor, torch.Tensor]]:
         return {}
 
+    @property
+    def padded(self) -> torch.Tensor:
+        """`x` with what lies between its rows, if anything does: numbers that no weight is for. Products of whole
+        multiples of 16 are two or three times as fast in tf32 and bf16."""
+        clients, rows, _ = self.x.shape
+        return self.x.as_strided((clients, rows, self.x.stride(1)), self.x.stride())
+
     def aligned(self, width: int) -> torch.Tensor:
         """The features alone, filled up with zeros to so many: made once."""
         if width not in self._aligned:

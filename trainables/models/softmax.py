@@ -86,7 +86,9 @@ class SoftmaxHead:
         c, shape = self.classes, SHAPES[theta.device.type]
         lanes, products = shape.lanes, Products(shard.precision)
         together, step = shape.chunk(self.width, shard.clients)
+        whole = shard.padded
         weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
+        weights = torch.nn.functional.pad(weights, (0, 0, 0, whole.shape[2] - self.rows))
         clips = vector_to_blocks(clip, lanes)
         total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
@@ -97,7 +99,7 @@ class SoftmaxHead:
             factors = products.rounded(weights[block, some])
             for start in range(0, shard.rows, step):
                 rows = slice(start, min(start + step, shard.rows))
-                x = products.rounded(shard.x[some, rows])
+                x = products.rounded(whole[some, rows])
                 n = x.shape[1]
                 flat = products.of(x, factors, logits[: len(x), :n])
                 seen = clip_residuals(
@@ -110,7 +112,7 @@ class SoftmaxHead:
                     clipped[block, some] += seen.clipped.sum(1)
                 total[block, some] += products.of(x.mT, products.rounded(flat))
         count = theta.shape[-2]
-        gradient = from_blocks(total, c, lanes, count)
+        gradient = from_blocks(total[:, :, : self.rows], c, lanes, count)
         if not diagnose:
             return gradient, None
         loss, cut = (part.movedim(0, 1).reshape(shard.clients, -1)[:, :count] for part in (losses, clipped))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,11 +24,9 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.spec import Precision
 
 PART = 1024  # rows of a part: sums over them are in single precision
-TILE = 64  # rows in work
-COLUMNS = 64  # lanes x classes in work
 WARPS, STAGES = 4, 1
 MOST_FEATURES = 128
-MOST_CLASSES = 32
+MOST_CLASSES = 128
 MOST_BYTES = 1 << 30  # of the parts' sums at a time
 LOG2E = math.log2(math.e)
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
@@ -35,9 +34,27 @@ PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
 
 
+class Tile(NamedTuple):
+    """What a program has in work: powers of two."""
+
+    features: int
+    classes: int
+    lanes: int
+    rows: int
+
+    @classmethod
+    def of(cls, features: int, classes: int) -> Tile:
+        """As measured on an H200: 64 rows and columns, of more classes a single lane, of more than 64 fewer rows."""
+        C = max(2, triton.next_power_of_2(classes))
+        return cls(max(16, triton.next_power_of_2(features)), C, max(1, 64 // C), 64 if C <= 64 else 32)
+
+
 def fits(features: int, classes: int, precision: Precision = "float32") -> bool:
     """Whether a tile of all features and all classes has room on the chip, and its products are known."""
-    return features <= MOST_FEATURES and classes <= MOST_CLASSES and precision in PRODUCTS
+    if features > MOST_FEATURES or classes > MOST_CLASSES or precision not in PRODUCTS:
+        return False
+    tile = Tile.of(features, classes)
+    return tile.features * tile.classes * tile.lanes <= 64 * 128  # what a program adds up is in its registers
 
 
 @triton.jit
@@ -169,16 +186,17 @@ def _evaluate(
 
 @triton.jit(do_not_specialize=SIZES)
 def _between(
-    Z, Y, NORM, CLIP, LOSS, CLIPPED, rows, classes, lanes,
+    Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes,
     C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
 ):  # fmt: skip
-    """Logits (client, row, class, lane) to clipped residuals, in place; C classes at a time."""
+    """Logits (client, row, class, lane) to clipped residuals, in place; C classes at a time. `of_client`: how far apart
+    the clients' lie, which may be more than they fill."""
     row, client = tl.program_id(0), tl.program_id(1)
     lane, some = tl.program_id(2) * L + tl.arange(0, L), tl.arange(0, C)
     known = lane < lanes
     at = client.to(tl.int64) * rows + row
     y, norm = tl.load(Y + at), tl.load(NORM + at)
-    place = Z + at * classes * lanes + lane
+    place = Z + client.to(tl.int64) * of_client + row.to(tl.int64) * classes * lanes + lane
     clip = tl.load(CLIP + lane, mask=known, other=1.0)
     top = tl.full((L,), float("-inf"), tl.float32)
     whole = tl.zeros((L,), tl.float32)
@@ -219,7 +237,7 @@ def clipped_gradient_sum(
     """`theta` is (clients or one, lanes, d). The sum is (clients, lanes, d), in double precision."""
     clients, most, q = shard.x.shape
     count, width = theta.shape[1:]
-    D, C, L = _shape(q - 1, classes)
+    D, C, L, TILE = Tile.of(q - 1, classes)
     parts = triton.cdiv(most, PART)
     theta = theta.contiguous()
     total = torch.empty(clients, count, width, dtype=torch.float64, device=theta.device)
@@ -247,7 +265,7 @@ def clipped_gradient_sum(
 def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses per lane, and whether each row is classified correctly."""
     rows, q, count = shard.rows, shard.x.shape[2], theta.shape[0]
-    D, C, L = _shape(q - 1, classes)
+    D, C, L, TILE = Tile.of(q - 1, classes)
     parts = triton.cdiv(rows, PART)
     loss = torch.empty(parts, count, device=theta.device)
     right = torch.empty(count, rows, dtype=torch.bool, device=theta.device)
@@ -263,19 +281,15 @@ def clip_residuals(
 ) -> Seen | None:
     """What lies between torch's products: `z` (clients, rows, classes, lanes), in place."""
     clients, rows, classes, lanes = z.shape
+    if not z[0].is_contiguous():
+        raise ValueError("a client's logits are to be neighbours")
     seen = torch.empty(2, clients, rows, lanes, device=z.device) if diagnose else z.new_empty(2, 0)
     L = 32
     _between[(rows, clients, triton.cdiv(lanes, L))](
-        z, y.contiguous(), row_norm.contiguous(), clip, seen[0], seen[1], rows, classes, lanes,
+        z, y.contiguous(), row_norm.contiguous(), clip, seen[0], seen[1], z.stride(0), rows, classes, lanes,
         min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
     )  # fmt: skip
     return Seen(*seen) if diagnose else None
-
-
-def _shape(features: int, classes: int) -> tuple[int, int, int]:
-    """Features, classes and lanes of a program: powers of two."""
-    C = max(2, triton.next_power_of_2(classes))
-    return max(16, triton.next_power_of_2(features)), C, COLUMNS // C
 
 
 def _groups(count: int, together: int, bytes_per_lane: int) -> Iterator[tuple[int, int]]:
