@@ -84,24 +84,26 @@ class SoftmaxHead:
                 shard, theta, clip, self.rows, self.classes, diagnose, automatic
             )
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, products = shape.lanes, Products(shard.precision)
+        lanes, products = shape.lanes, Products(shard.precision, split=kernel == "triton")
         together, step = shape.chunk(self.width, shard.clients)
         whole = shard.padded
-        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
+        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes)
         weights = torch.nn.functional.pad(weights, (0, 0, 0, whole.shape[2] - self.rows))
         clips = vector_to_blocks(clip, lanes)
-        total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
+        wanted = (weights.shape[0], shard.clients, *weights.shape[2:])
+        total = torch.zeros(wanted, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         logits = torch.empty(together, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
         for block, first in itertools.product(range(weights.shape[0]), range(0, shard.clients, together)):
             some = slice(first, first + together)
-            factors = products.rounded(weights[block, some])
+            own = weights[block, some] if theta.dim() == 3 else weights[block]
+            factors = products.factor(own).expand(min(together, shard.clients - first), -1, -1)
             for start in range(0, shard.rows, step):
                 rows = slice(start, min(start + step, shard.rows))
-                x = products.rounded(whole[some, rows])
-                n = x.shape[1]
-                flat = products.of(x, factors, logits[: len(x), :n])
+                part = whole[some, rows]
+                x, n = products.factor(part), part.shape[1]
+                flat = products.of(x, factors, logits[: len(part), :n])
                 seen = clip_residuals(
                     flat.view(-1, n, c, lanes),
                     *(shard.y[some, rows], shard.norm[some, rows], clips[block]),
@@ -110,7 +112,7 @@ class SoftmaxHead:
                 if seen is not None:
                     losses[block, some] += seen.loss.sum(1)
                     clipped[block, some] += seen.clipped.sum(1)
-                total[block, some] += products.of(x.mT, products.rounded(flat))
+                total[block, some] += products.of(x.mT, products.factor(flat))
         count = theta.shape[-2]
         gradient = from_blocks(total[:, :, : self.rows], c, lanes, count)
         if not diagnose:
