@@ -386,7 +386,7 @@ def _wide(say: Callable[[str], None]) -> dict[str, Any]:
 def _wide_round(precision: Precision) -> dict[str, float]:
     clients, rows, features_, classes = 20, 64_000, 1024, 1000
     head, shape = SoftmaxHead(features_, classes), lane_shapes.SHAPES["cuda"]
-    products = Products(precision, split=kernels.chosen("cuda") == "triton")
+    products = Products(precision)
     whole_rows = torch.randn(clients, rows, pitch(head.rows, "cuda"), device="cuda").div_(32)
     whole_rows[..., features_] = 1
     x = products.rounded(whole_rows)[..., : head.rows]
@@ -398,10 +398,9 @@ def _wide_round(precision: Precision) -> dict[str, float]:
     whole = _best_of(2, lambda: head.clipped_gradient_sum(shard, theta, clip))
     _, step = shape.chunk(classes, clients)
     chunk, columns = shard.padded[:1, :step], classes * shape.lanes
-    some = products.factor(chunk)
-    right = products.factor(torch.randn(1, chunk.shape[2], columns, device="cuda"))
-    left = products.factor(torch.randn(1, step, columns, device="cuda"))
-    alone = _best_of(5, lambda: (products.of(some, right), products.of(some.mT, left))) * clients * rows / step
+    right = products.rounded(torch.randn(1, chunk.shape[2], columns, device="cuda"))
+    left = products.rounded(torch.randn(1, step, columns, device="cuda"))
+    alone = _best_of(5, lambda: (products.of(chunk, right), products.of(chunk.mT, left))) * clients * rows / step
     return {"ms_per_trial_round": 1e3 * whole / shape.lanes, "gemm_fraction": alone / whole}
 
 

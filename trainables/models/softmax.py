@@ -84,26 +84,24 @@ class SoftmaxHead:
                 shard, theta, clip, self.rows, self.classes, diagnose, automatic
             )
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, products = shape.lanes, Products(shard.precision, split=kernel == "triton")
+        lanes, products = shape.lanes, Products(shard.precision)
         together, step = shape.chunk(self.width, shard.clients)
         whole = shard.padded
-        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes)
+        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
         weights = torch.nn.functional.pad(weights, (0, 0, 0, whole.shape[2] - self.rows))
         clips = vector_to_blocks(clip, lanes)
-        wanted = (weights.shape[0], shard.clients, *weights.shape[2:])
-        total = torch.zeros(wanted, dtype=torch.float64, device=theta.device)
+        total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         logits = torch.empty(together, min(step, shard.rows), c * lanes, dtype=theta.dtype, device=theta.device)
         for block, first in itertools.product(range(weights.shape[0]), range(0, shard.clients, together)):
             some = slice(first, first + together)
-            own = weights[block, some] if theta.dim() == 3 else weights[block]
-            factors = products.factor(own).expand(min(together, shard.clients - first), -1, -1)
+            factors = products.rounded(weights[block, some])
             for start in range(0, shard.rows, step):
                 rows = slice(start, min(start + step, shard.rows))
-                part = whole[some, rows]
-                x, n = products.factor(part), part.shape[1]
-                flat = products.of(x, factors, logits[: len(part), :n])
+                x = products.rounded(whole[some, rows])
+                n = x.shape[1]
+                flat = products.of(x, factors, logits[: len(x), :n])
                 seen = clip_residuals(
                     flat.view(-1, n, c, lanes),
                     *(shard.y[some, rows], shard.norm[some, rows], clips[block]),
@@ -112,7 +110,7 @@ class SoftmaxHead:
                 if seen is not None:
                     losses[block, some] += seen.loss.sum(1)
                     clipped[block, some] += seen.clipped.sum(1)
-                total[block, some] += products.of(x.mT, products.factor(flat))
+                total[block, some] += products.of(x.mT, products.rounded(flat))
         count = theta.shape[-2]
         gradient = from_blocks(total[:, :, : self.rows], c, lanes, count)
         if not diagnose:
