@@ -352,7 +352,7 @@ class _Clients:
         self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
         self.broadcast: Mapping[str, torch.Tensor] = broadcast or {}
         self.state: State = {} if state is None else state
-        self._clients, self._lanes, self._present = batch.clients, lanes, present
+        self._clients, self._lanes, self._present, self._all_alike = batch.clients, lanes, present, work.all_alike
         self._whole: Parts = [(slice(None), batch.shard)]
         self._secret, self._answered = work.secret_participation, False
         self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
@@ -397,7 +397,8 @@ class _Clients:
 
     def _mean(self, values: torch.Tensor, over: torch.Tensor, lanes: slice | torch.Tensor) -> torch.Tensor:
         """For a report: over the clients that are present."""
-        return to_grid(values / over * self._present[:, lanes]).sum(0)
+        mean = values / over
+        return to_grid(mean if self._all_alike else mean * self._present[:, lanes]).sum(0)
 
     def sample(self, rate: float, step: int = 0) -> Sample:
         if rate == 1:

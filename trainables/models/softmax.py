@@ -87,8 +87,9 @@ class SoftmaxHead:
         lanes, products = shape.lanes, Products(shard.precision)
         together, step = shape.chunk(self.width, shard.clients)
         whole = shard.padded
-        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes).expand(-1, shard.clients, -1, -1)
+        weights = to_blocks(per_client * LOG2E, self.rows, c, lanes)
         weights = torch.nn.functional.pad(weights, (0, 0, 0, whole.shape[2] - self.rows))
+        weights = weights.expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
         total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
