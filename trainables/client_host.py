@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainables.data.stored import StoredRows
-from trainables.exact import to_grid
+from trainables.exact import to_grid, to_grid_
 from trainables.methods.base import Parts, Sample, State
 from trainables.models import Model, kernels
 from trainables.models.centring import centred
@@ -383,22 +383,29 @@ class _Clients:
         if reported is None and parts is self._whole:
             return self._sums[automatic](theta, clip)
         how = {"automatic": True} if automatic else {}  # a plug-in's head may know plain clipping alone
-        total = self.zeros().double()
+        sums = []
         for lanes, shard in parts:
             part, diagnostics = self.model.clipped_gradient_sum(
                 shard, theta[..., lanes, :], clip[lanes], diagnose=reported is not None, **how
             )
-            total[:, lanes] = part
+            sums.append(part)
             if reported is not None and diagnostics is not None:
                 reported.loss[lanes] += self._mean(diagnostics.loss.unsqueeze(2), over, lanes).squeeze(1)
                 reported.clipped[lanes] += self._mean(diagnostics.clipped.unsqueeze(2), over, lanes).squeeze(1)
                 reported.signal[lanes] += self._mean(part, over, lanes)
+        if parts is self._whole:
+            return sums[0]
+        total = self.zeros().double()
+        for (lanes, _), part in zip(parts, sums, strict=True):
+            total[:, lanes] = part
         return total
 
     def _mean(self, values: torch.Tensor, over: torch.Tensor, lanes: slice | torch.Tensor) -> torch.Tensor:
         """For a report: over the clients that are present."""
         mean = values / over
-        return to_grid(mean if self._all_alike else mean * self._present[:, lanes]).sum(0)
+        if not self._all_alike:
+            mean = mean * self._present[:, lanes]
+        return to_grid_(mean.double()).sum(0)
 
     def sample(self, rate: float, step: int = 0) -> Sample:
         if rate == 1:

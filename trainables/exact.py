@@ -13,7 +13,12 @@ GRID = float(1 << 34)
 
 
 def to_grid(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.float64, copy=True).mul_(GRID).round_()
+    return to_grid_(values.to(torch.float64, copy=True))
+
+
+def to_grid_(values: torch.Tensor) -> torch.Tensor:
+    """Of numbers in float64, in place."""
+    return values.mul_(GRID).round_()
 
 
 def from_grid(total: torch.Tensor) -> torch.Tensor:
