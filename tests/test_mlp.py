@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import platform
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +20,12 @@ from trainables.models import compiled, kernels, per_example
 from trainables.models.lanes import SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Shard
+from trainables.models.softmax import SoftmaxHead
 from trainables.pack import check, plan_of
 from trainables.privacy.noise import Address
 from trainables.problem import in_process
 from trainables.server import HostsHere, Server
+from trainables.subnormal import taken_for_zero
 
 pytestmark = pytest.mark.usefixtures("both_kernels")
 
@@ -80,7 +84,7 @@ def test_clipping_in_closed_form(sizes, features, hidden, classes, lanes, scale,
 
 
 @given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 40) | st.sampled_from([kernels.TILE + 1, 300]), min_size=1, max_size=3),
     features=st.integers(1, 9),
     hidden=st.integers(1, 21),
     classes=st.integers(2, 20),
@@ -134,14 +138,13 @@ def test_a_lane_has_the_same_bits_alone_and_in_company(rows, automatic):
 def test_the_hyperbolic_tangent_is_as_accurate_as_it_says():
     """With W2 = 0 both classes are as likely, and the gradient in W2 is half of h."""
     steps = np.geomspace(1e-30, 20, 3000)
-    given = np.concatenate([-steps, steps, np.linspace(-1, 1, 2001), [0.0, math.inf, -math.inf]]).astype(np.float32)
+    given = np.concatenate([-steps, steps, np.linspace(-1, 1, 2001), [0.0, 1e30, -1e30]]).astype(np.float32)
     theta = torch.zeros(len(given), 2 + 4)
     theta[:, 1] = torch.from_numpy(given)
     row = Shard.build([(np.zeros((1, 1), dtype=np.float32), np.array([0]))])
     gradient, _ = MLPHead(1, 1, 2).clipped_gradient_sum(row, theta, torch.full((len(given),), 1e6))
     found, expected = 2 * gradient[0, :, 3].numpy(), np.tanh(given.astype(np.float64))
-    finite = np.isfinite(given)  # an infinite weight makes the sum over a row's features nan: 0 times infinity
-    np.testing.assert_allclose(found[finite], expected[finite], rtol=3 * 2.0**-23, atol=0)
+    np.testing.assert_allclose(found, expected, rtol=3 * 2.0**-23, atol=0)
 
 
 @pytest.mark.parametrize("lanes", [2, 16])
@@ -174,13 +177,80 @@ def test_weights_of_their_own_for_every_client(dtype):
     torch.testing.assert_close(fast, slow, rtol=near, atol=near)
 
 
-def test_shards_longer_than_a_chunk():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shards_longer_than_a_chunk(dtype):
     head = MLPHead(2, 200, 60)
     chunk = SHAPES["cpu"].rows(260)
     for rows in (chunk, chunk + 1, 2 * chunk + 3):
-        shard, theta, clip = case(head, (rows,), 1)
+        shard, theta, _ = case(head, (rows,), 1, dtype=dtype)
+        clip = torch.ones(1, dtype=dtype)
         general = per_example.clipped_gradient_sum(head.loss, shard, theta, clip)
-        torch.testing.assert_close(head.clipped_gradient_sum(shard, theta, clip)[0], general)
+        near = {torch.float32: 1e-5 * rows, torch.float64: 1e-10}[dtype]
+        torch.testing.assert_close(head.clipped_gradient_sum(shard, theta, clip)[0], general, rtol=0, atol=near)
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_losses_of_many_classes_and_many_rows(lanes):
+    """As of the linear head: a tile's softmax sums multiplied are more than a double holds."""
+    head = MLPHead(2, 3, 300)
+    shard, theta, clip = case(head, (kernels.TILE + 40,), lanes, scale=0.0, dtype=torch.float32)
+    _, seen = head.clipped_gradient_sum(shard, theta, clip, diagnose=True)
+    assert seen.loss[0].tolist() == pytest.approx([(kernels.TILE + 40) * math.log(300)] * lanes, rel=1e-5)
+    assert head.evaluate(shard, theta)[0].tolist() == pytest.approx([math.log(300)] * lanes, rel=1e-5)
+
+
+@pytest.mark.parametrize("head", [MLPHead(3, 4, 3), SoftmaxHead(3, 4)], ids=["mlp", "softmax"])
+def test_weights_that_were_written_to_are_others(head):
+    """What was made of weights is kept while they are the same: a tensor may be, and its numbers not."""
+    shard, theta, clip = case(head, (9,), 3, dtype=torch.float32)
+    before, _ = head.clipped_gradient_sum(shard, theta, clip)
+    theta.mul_(2)
+    after, _ = head.clipped_gradient_sum(shard, theta, clip)
+    anew, _ = head.clipped_gradient_sum(shard, theta.clone(), clip)
+    assert torch.equal(after, anew)
+    assert not torch.equal(after, before)
+    of_one, _ = head.clipped_gradient_sum(shard, theta.unsqueeze(0), clip)
+    assert torch.equal(of_one, after)
+    with torch.inference_mode():
+        assert torch.equal(head.clipped_gradient_sum(shard, theta.clone(), clip)[0], after)
+
+
+OTHERS = {"x86_64": ("x86-64", "haswell"), "aarch64": ("armv8-a",)}
+"""Processors whose vectors are shorter than this one's may be, and that it can stand in for."""
+
+
+@pytest.mark.parametrize("processor", OTHERS.get(platform.machine(), ()))
+def test_compiled_for_lesser_processors(processor, both_kernels, monkeypatch, tmp_path):
+    if both_kernels == "torch":
+        pytest.skip("nothing is compiled")
+    if processor == "haswell" and not {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split()):
+        pytest.skip("this processor knows less")
+    flags = tuple(f"-march={processor}" if flag == "-march=native" else flag for flag in kernels.FLAGS)
+    monkeypatch.setattr(kernels, "FLAGS", flags)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = kernels.library.__wrapped__()
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    for test in (test_the_hyperbolic_tangent_is_as_accurate_as_it_says, test_evaluate_against_numpy):
+        test()
+    test_a_lane_has_the_same_bits_alone_and_in_company(kernels.TILE + 17, False)
+    head = MLPHead(5, 13, 6)
+    shard, theta, clip = case(head, (200, 3), 18, scale=3.0, dtype=torch.float32)
+    found, _ = head.clipped_gradient_sum(shard, theta, clip)
+    exact, _ = head.clipped_gradient_sum(case(head, (200, 3), 18, scale=3.0)[0], theta.double(), clip.double())
+    assert ((found - exact).norm(dim=2) <= 1e-5 * 200 * clip.clamp(max=100)).all()
+
+
+def test_a_row_far_away_is_clipped_all_the_same():
+    """What comes back to the first layer is so small that its square is nothing; the row is so long that it matters."""
+    head = MLPHead(1, 64, 2)
+    row = Shard.build([(np.array([[1e9]], dtype=np.float32), np.array([0]))])
+    theta = torch.zeros(2, head.dimension)
+    second = head.blocks[0]
+    theta[:, second : second + 128 : 2] = 1e-20
+    theta[:, second + 1 : second + 128 : 2] = -1e-20
+    with taken_for_zero():
+        gradient, _ = head.clipped_gradient_sum(row, theta, torch.tensor([1e-12, 1e-13]))
+    assert (gradient[0].norm(dim=1) <= torch.tensor([1e-12, 1e-13]) * (1 + 1e-5)).all()
 
 
 @given(st.floats(-4, 4), st.sampled_from([1e-3, 0.1, 1.0, 10.0]), st.integers(0, 10**6))

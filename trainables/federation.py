@@ -36,7 +36,7 @@ ROUND_RETRIES = 2  # how often a host that dies in a round is asked again: whoev
 START_PATIENCE_S = 240.0  # for a process to be there: one that is killed while it starts may be waited for without end
 PATIENCE_S = 900.0  # for a host's first answer, before which it loads its rows and may be started again
 SLOWEST_TIMES = 20.0  # whoever takes so many times as long as the slowest round so far hangs
-SMALL_BYTES = 65_536  # Ray sends so much within a call
+SMALL_BYTES = 65_536  # below what Ray sends within a call
 LEAST_PATIENCE_S = 120.0  # but a host that died is started again meanwhile
 
 

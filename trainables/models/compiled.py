@@ -18,6 +18,7 @@ from trainables.models.kernels import LANES
 from trainables.models.lanes import from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 
+LOG2E = math.log2(math.e)
 LONE = 5  # so many lanes cost less one by one than in a block of LANES
 
 
@@ -37,9 +38,8 @@ class Layout:
         width = library().vector_width()
         return -(-self.outputs // width) * width
 
-    def weights(self, theta: torch.Tensor, rows: int) -> torch.Tensor:
-        """(clients, lanes, d) as (blocks, clients, rows, columns)."""
-        mine = theta[:, self.lanes]
+    def weights(self, mine: torch.Tensor, rows: int) -> torch.Tensor:
+        """(clients, lanes of these, d) as (blocks, clients, rows, columns)."""
         if self.wide:
             return to_blocks(mine, rows, self.outputs, LANES)
         narrow = torch.zeros(mine.shape[1], mine.shape[0], rows, self.columns)
@@ -95,13 +95,14 @@ def check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int,
 
 
 def check_all(shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int) -> None:
-    """`theta` is (lanes, d), or (clients, lanes, d)."""
+    """`theta` is (lanes, d), or (clients or one, lanes, d)."""
     clients, most = shard.clients, shard.rows
     check("x", shard.x, torch.float32, (clients, most, q))
     check("norm", shard.norm, torch.float32, (clients, most, 1))
     check("y", shard.y, torch.int64, (clients, most))
     check("real_rows", shard.real_rows, torch.int64, (clients,))
-    check("theta", theta, torch.float32, (*[clients] * (theta.dim() - 2), *theta.shape[-2:]))
+    whose = [1 if theta.shape[0] == 1 else clients] * (theta.dim() - 2)
+    check("theta", theta, torch.float32, (*whose, *theta.shape[-2:]))
     check("clip", clip, torch.float32, theta.shape[-2:-1])
     check_labels(shard, classes)
 
@@ -123,6 +124,11 @@ def place(tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
         raise ValueError("the compiled kernel wants neighbouring numbers")
     return tensor.data_ptr()
+
+
+def per_client(theta: torch.Tensor) -> bool:
+    """Whether every client has weights of its own."""
+    return theta.dim() == 3 and theta.shape[0] > 1
 
 
 def places(seen: torch.Tensor | None) -> tuple[int | None, int | None]:
@@ -153,14 +159,19 @@ T = TypeVar("T")
 
 
 class Remembered(Generic[T]):
-    """What was made of weights, while the same are asked for: a host goes through its clients with them."""
+    """What was made of the weights of all clients, while the same are asked for: a host goes through its clients with
+    them. The same tensor, that is, not written to by torch since; whoever writes past torch, as NumPy does to an array
+    that both share, has to give another one. Weights of a client's own change at every step: none are kept."""
 
     def __init__(self, make: Callable[..., T]) -> None:
         self._make = make
         self._last: tuple[torch.Tensor, tuple[object, ...], T] | None = None
 
     def of(self, theta: torch.Tensor, *how: object) -> T:
-        last, asked = self._last, (theta._version, *how)  # a tensor that was written to is another
+        if theta.dim() == 3 or theta.is_inference():  # the latter do not count how often they are written to
+            return self._make(theta, *how)
+        last, asked = self._last, (theta._version, *how)
         if last is None or last[0] is not theta or last[1] != asked:
+            self._last = None  # not two of them at a time
             last = self._last = (theta, asked, self._make(theta, *how))
         return last[2]

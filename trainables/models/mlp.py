@@ -18,7 +18,7 @@ from trainables.models.lanes import SHAPES, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
-MOST_HIDDEN = 1024
+MOST_WIDTH = 4096  # in C: a tile of more would fill no cache but memory
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class MLPHead:
                 error = z.softmax(-1)
                 error.scatter_add_(-1, label, torch.full_like(label, -1, dtype=error.dtype))
                 back = torch.matmul(error, back_through).mul_(1 - h * h)
-                of_first = norm.square() * back.square().sum(-1, keepdim=True)
+                of_first = (norm * back).square_().sum(-1, keepdim=True)  # of a small `back` the square may be nothing
                 of_second = (h.square().sum(-1, keepdim=True) + 1) * error.square().sum(-1, keepdim=True)
                 whole = of_first.add_(of_second).sqrt_()
                 factor = factors_(whole, clips[block].view(1, -1, 1, 1), automatic).mul_(real)
@@ -139,8 +139,8 @@ class MLPHead:
         return mlp_compiled.Sizes(self.features + 1, self.hidden, self.classes)
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
-        """Ours knows single precision alone, on a CPU; of a very wide layer a tile would fill no cache but memory."""
-        ours = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.hidden <= MOST_HIDDEN
+        """Ours knows single precision alone, on a CPU."""
+        ours = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.width <= MOST_WIDTH
         return kernels.chosen("cpu") if ours else "torch"
 
     def _layers(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

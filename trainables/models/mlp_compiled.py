@@ -5,11 +5,11 @@ The constant beside the hidden units is a unit, too, whose weights are zero.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from trainables.later import torch
 from trainables.models.compiled import (
+    LOG2E,
     Layout,
     Part,
     Remembered,
@@ -18,13 +18,12 @@ from trainables.models.compiled import (
     joined,
     layouts,
     library,
+    per_client,
     place,
     places,
 )
 from trainables.models.kernels import LANES, TILE
 from trainables.models.shard import Diagnostics, Shard
-
-LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,11 @@ class Weights:
         """`theta` is (clients or one, lanes, d)."""
         first, second = theta[:, units.lanes].split((size.q * size.hidden, size.units * size.classes), dim=2)
         whole = torch.nn.functional.pad(first.unflatten(2, (size.q, size.hidden)), (0, 1)).flatten(2)
-        every = slice(0, units.count)
-        mine, its = (Layout(every, layout.wide, layout.outputs) for layout in (units, classes))
         second = second * LOG2E
-        back = second.unflatten(2, (size.units, size.classes)).mT.flatten(2)
-        return cls(
-            mine.weights(whole, size.q),
-            its.weights(second, size.units),
-            None if units.wide else mine.weights(back, size.classes),
-            units,
-            classes,
-        )
+        turned = None
+        if not units.wide:
+            turned = units.weights(second.unflatten(2, (size.units, size.classes)).mT.flatten(2), size.classes)
+        return cls(units.weights(whole, size.q), classes.weights(second, size.units), turned, units, classes)
 
     @property
     def blocks(self) -> int:
@@ -78,9 +71,9 @@ class Weights:
 
 
 def _laid_out(theta: torch.Tensor, size: Sizes) -> list[Weights]:
-    per_client, count = theta if theta.dim() == 3 else theta.unsqueeze(0), theta.shape[-2]
+    of_clients, count = theta if theta.dim() == 3 else theta.unsqueeze(0), theta.shape[-2]
     both = zip(layouts(count, size.units), layouts(count, size.classes), strict=True)
-    return [Weights.of(per_client, size, units, classes) for units, classes in both]
+    return [Weights.of(of_clients, size, units, classes) for units, classes in both]
 
 
 _OF_ALL_CLIENTS = Remembered(_laid_out)
@@ -101,7 +94,7 @@ def clipped_gradient_sum(
             *(place(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(shard.clients, shard.rows, size.q, size.units, size.classes),
             *(place(weights.first), place(weights.second), None if weights.turned is None else place(weights.turned)),
-            *(theta.dim() == 3, weights.blocks, units.wide, place(clips), automatic),
+            *(per_client(theta), weights.blocks, units.wide, place(clips), automatic),
             *(place(first), place(second), *places(seen), place(scratch)),
         )
         of_units = units.gradient(first).unflatten(2, (size.q, size.units))[..., : size.hidden].flatten(2)

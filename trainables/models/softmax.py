@@ -22,6 +22,7 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
 LOG2E = math.log2(math.e)
+MOST_CLASSES = 1 << 15  # in C: a tile of more would fill no cache but memory
 KEPT = 1 / (1 + 2**-8)  # of the clip, where products are rounded: no rounding makes a contribution longer than that
 
 
@@ -157,4 +158,6 @@ class SoftmaxHead:
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
         """Ours knows single precision alone."""
-        return kernels.chosen(theta.device.type) if theta.dtype == torch.float32 else "torch"
+        device = theta.device.type
+        ours = theta.dtype == torch.float32 and (device == "cuda" or self.classes < MOST_CLASSES)
+        return kernels.chosen(device) if ours else "torch"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from trainables.later import torch
 from trainables.models.compiled import (
+    LOG2E,
     Layout,
     Part,
     Remembered,
@@ -14,19 +13,18 @@ from trainables.models.compiled import (
     joined,
     layouts,
     library,
+    per_client,
     place,
     places,
 )
 from trainables.models.kernels import LANES, TILE
 from trainables.models.shard import Diagnostics, Shard
 
-LOG2E = math.log2(math.e)
-
 
 def _laid_out(theta: torch.Tensor, q: int, classes: int) -> list[tuple[Layout, torch.Tensor]]:
     """Weights for logits to base 2, as C wants them."""
-    per_client = (theta if theta.dim() == 3 else theta.unsqueeze(0)) * LOG2E
-    return [(layout, layout.weights(per_client, q)) for layout in layouts(per_client.shape[1], classes)]
+    scaled = (theta if theta.dim() == 3 else theta.unsqueeze(0)) * LOG2E
+    return [(layout, layout.weights(scaled[:, layout.lanes], q)) for layout in layouts(scaled.shape[1], classes)]
 
 
 _OF_ALL_CLIENTS = Remembered(_laid_out)
@@ -45,7 +43,7 @@ def clipped_gradient_sum(
         library().gradient_sums(
             *(place(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(shard.clients, shard.rows, q, classes),
-            *(place(weights), theta.dim() == 3, len(weights), layout.wide, place(clips), automatic),
+            *(place(weights), per_client(theta), len(weights), layout.wide, place(clips), automatic),
             *(place(total), *places(seen), place(scratch)),
         )
         parts.append(Part(layout.gradient(total), None if seen is None else layout.by_lane(seen)))

@@ -12,7 +12,7 @@ it: nowhere is it a case of its own, but where it is set to 1. */
 #define LN2 0.69314718f
 #define LOG2E_TWICE 2.8853900818f
 
-/* To about two units in the last place. With m = e^(-2|x|) - 1 it is -m / (2 + m), of x's sign; m has no sum that
+/* To about three units in the last place. With m = e^(-2|x|) - 1 it is -m / (2 + m), of x's sign; m has no sum that
 cancels: 2^n 2^f - 1 = 2^n (2^f - 1) + (2^n - 1). nan stays nan. */
 INLINE vector tanh_of(vector x) {
     const vector sign = (vector)((integers)x & (integers)all(-0.0f));
@@ -38,7 +38,7 @@ typedef struct {
     float *h, *back;         /* (rows, columns of the units) */
     float *z;                /* (rows, columns of the classes) */
     float *turned;           /* (units or classes, LANES) */
-    float *length, *factor;  /* (rows, LANES or one) */
+    float *length, *factor;  /* (rows, LANES or one); the latter in groups of LANES rows, which are written whole */
 } room;
 
 INLINE room laid_out(float *scratch, int64_t units_columns, int64_t classes_columns) {
@@ -60,23 +60,27 @@ static void forward(const float *x, int64_t rows, int64_t q, int64_t units, int6
         logits_of(in.h, across, rows, units, w2, columns_of(classes, wide), in.z);
 }
 
-/* The sum of squares of LANES columns of so many numbers. */
-INLINE void squares_of(const float *values, int64_t numbers, float *sum) {
-    vector found[VECTORS];
-    EACH found[v] = all(0);
+/* The sum of squares of LANES columns of so many numbers, each times the row's `scale` (of LANES rows with step 1). */
+INLINE void squares_of(const float *values, int64_t numbers, const float *scale, const int step, float *sum) {
+    vector found[VECTORS], by[VECTORS];
+    EACH {
+        found[v] = all(0);
+        by[v] = step ? load(scale + WIDTH * v) : all(*scale);
+    }
     for (int64_t j = 0; j < numbers; j++) EACH {
-        vector value = load(values + j * LANES + WIDTH * v);
+        vector value = load(values + j * LANES + WIDTH * v) * by[v];
         found[v] = multiply_add(value, value, found[v]);
     }
     EACH store(sum + WIDTH * v, found[v]);
 }
 
-/* What clips LANES gradients: their squared length is ||x||^2 ||back||^2 + ||h||^2 ||residual||^2. */
-INLINE void factors_of(const float *back, const float *h, const float *length, const int step, const float *norm,
-                       const float *clip, int64_t automatic, float *factor) {
+/* What clips LANES gradients, whose squared length is ||x||^2 ||back||^2 + ||h||^2 ||residual||^2. `back` and `h`: what
+belongs to each layer, squared; the first with the row's norm in it, for the square of a small number may be nothing. */
+INLINE void factors_of(const float *back, const float *h, const float *length, const int step, const float *clip,
+                       int64_t automatic, float *factor) {
     EACH {
-        vector of_row = step ? load(norm + WIDTH * v) : all(*norm), residual = load(length + WIDTH * v);
-        vector whole = multiply_add(load(h + WIDTH * v), residual * residual, of_row * of_row * load(back + WIDTH * v));
+        vector residual = load(length + WIDTH * v);
+        vector whole = multiply_add(load(h + WIDTH * v), residual * residual, load(back + WIDTH * v));
         for (int l = 0; l < WIDTH; l++) whole[l] = sqrtf(whole[l]);
         vector bound = step ? all(*clip) : load(clip + WIDTH * v);
         store(factor + WIDTH * v, brought_to(bound, whole, automatic));
@@ -87,6 +91,7 @@ INLINE void factors_of(const float *back, const float *h, const float *length, c
 static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide, const float *w2,
                      const float *w2_turned, const float *norm, const float *clip, int64_t automatic, room in) {
     int64_t across = columns_of(units, wide), classes_across = columns_of(classes, wide);
+    const float one[LANES] = {[0 ... LANES - 1] = 1};
     float of_back[LANES], of_h[LANES];
     if (wide)
         back_of_lanes(in.z, rows, units, w2, classes, in.back);
@@ -99,9 +104,9 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
     if (wide)
         for (int64_t i = 0; i < rows; i++) {
             float *back = in.back + i * across, *residual = in.z + i * classes_across, *factor = in.factor + i * LANES;
-            squares_of(back, units, of_back);
-            squares_of(in.h + i * across, units, of_h);
-            factors_of(of_back, of_h, in.length + i * LANES, 0, norm + i, clip, automatic, factor);
+            squares_of(back, units, norm + i, 0, of_back);
+            squares_of(in.h + i * across, units, one, 0, of_h);
+            factors_of(of_back, of_h, in.length + i * LANES, 0, clip, automatic, factor);
             for (int64_t j = 0; j < across; j += LANES)
                 EACH store(back + j + WIDTH * v, load(back + j + WIDTH * v) * load(factor + WIDTH * v));
             for (int64_t k = 0; k < classes_across; k += LANES)
@@ -113,10 +118,10 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
             float norms[LANES];
             for (int64_t l = 0; l < LANES; l++) norms[l] = l < some ? norm[i + l] : 1;
             turn(in.back + i * across, some, units, across, in.turned);
-            squares_of(in.turned, units, of_back);
+            squares_of(in.turned, units, norms, 1, of_back);
             turn(in.h + i * across, some, units, across, in.turned);
-            squares_of(in.turned, units, of_h);
-            factors_of(of_back, of_h, in.length + i, 1, norms, clip, automatic, in.factor + i);
+            squares_of(in.turned, units, one, 1, of_h);
+            factors_of(of_back, of_h, in.length + i, 1, clip, automatic, in.factor + i);
             for (int64_t l = i; l < i + some; l++) {
                 for (int64_t j = 0; j < across; j++) in.back[l * across + j] *= in.factor[l];
                 for (int64_t k = 0; k < classes_across; k++) in.z[l * classes_across + k] *= in.factor[l];

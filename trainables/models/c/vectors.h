@@ -32,6 +32,8 @@ MOST_SIDE of either where the rows are vectors, too. */
 #define MOST_VECTORS 4
 #define MOST_SIDE 4
 #endif
+_Static_assert(LANES % WIDTH == 0 && TILE % LANES == 0 && LANES <= 32 && 32 % LANES == 0, "groups of LANES fill tiles");
+
 #define VECTORS (LANES / WIDTH)
 #define UNROLLED _Pragma("GCC unroll 16")
 #define EACH UNROLLED for (int v = 0; v < VECTORS; v++)
@@ -57,7 +59,7 @@ INLINE vector all(float value) {
 #elif defined(__ARM_NEON) && defined(__aarch64__)
     return (vector)vdupq_n_f32(value);
 #else
-    return (vector){0} + value;
+    return value - (vector){0}; /* a sum would make -0 a 0 */
 #endif
 }
 
