@@ -241,16 +241,17 @@ def test_compiled_for_lesser_processors(processor, both_kernels, monkeypatch, tm
 
 
 def test_a_row_far_away_is_clipped_all_the_same():
-    """What comes back to the first layer is so small that its square is nothing; the row is so long that it matters."""
+    """A model that is all but sure, so that what comes back to the first layer is too small for its square to be more
+    than nothing; and a row so long that its gradient there is what counts."""
     head = MLPHead(1, 64, 2)
     row = Shard.build([(np.array([[1e9]], dtype=np.float32), np.array([0]))])
-    theta = torch.zeros(2, head.dimension)
-    second = head.blocks[0]
-    theta[:, second : second + 128 : 2] = 1e-20
-    theta[:, second + 1 : second + 128 : 2] = -1e-20
+    theta, clip = torch.zeros(2, head.dimension), torch.tensor([1e-12, 1e-13])
+    second = theta[:, head.blocks[0] :].view(2, 65, 2)
+    second[:, :64] = torch.tensor([0.005, -0.005])
+    second[:, 64, 0] = 41.3
     with taken_for_zero():
-        gradient, _ = head.clipped_gradient_sum(row, theta, torch.tensor([1e-12, 1e-13]))
-    assert (gradient[0].norm(dim=1) <= torch.tensor([1e-12, 1e-13]) * (1 + 1e-5)).all()
+        gradient, _ = head.clipped_gradient_sum(row, theta, clip)
+    assert gradient[0].norm(dim=1).tolist() == pytest.approx(clip.tolist(), rel=1e-5)
 
 
 @given(st.floats(-4, 4), st.sampled_from([1e-3, 0.1, 1.0, 10.0]), st.integers(0, 10**6))
