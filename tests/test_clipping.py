@@ -13,7 +13,7 @@ from test_methods import twin_of
 from trainables.audit import audit
 from trainables.errors import UserError
 from trainables.methods import METHODS
-from trainables.models import MLPHead, kernels, per_example
+from trainables.models import MLPHead, per_example
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
@@ -29,16 +29,9 @@ def brought(g, C):
     return C * g / (np.linalg.norm(g) + 0.01)
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def kernel(request, monkeypatch):
-    if request.param == "compiled" and kernels.library() is None:
-        pytest.skip("there is no compiler here")
-    monkeypatch.setitem(kernels._chosen, "cpu", request.param)
-
-
 @pytest.mark.parametrize("lanes", [1, 18])
 @pytest.mark.parametrize("scale", [0.1, 5.0])
-def test_the_softmax_head_agrees_with_loops(kernel, monkeypatch, lanes, scale):
+def test_the_softmax_head_agrees_with_loops(both_kernels, monkeypatch, lanes, scale):
     """One lane by itself, and a wide block with two more beside it; sure models have gradients next to nothing."""
     monkeypatch.setattr(twin, "clipped", brought)
     x, y, theta = random_case(150, 5, 3, lanes, scale=scale)
@@ -86,7 +79,7 @@ def test_any_loss_agrees_with_the_closed_form():
 
 @pytest.mark.parametrize("logits", [0.0, 9.0, 60.0])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e6])
-def test_nothing_is_longer_than_the_clip(kernel, logits, size):
+def test_nothing_is_longer_than_the_clip(both_kernels, logits, size):
     """What privacy rests on, however sure the model and however long the row."""
     x, W = np.array([[size]], dtype=np.float32), np.zeros((2, 3), dtype=np.float32)
     W[0] = [logits / size, 0, -0.1 / size]

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from trainables.later import torch
 from trainables.models import kernels, softmax_compiled
+from trainables.models.compiled import LOG2E
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.products import Products
 from trainables.models.residuals import clip_residuals
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
-LOG2E = math.log2(math.e)
 MOST_CLASSES = 1 << 15  # in C: a tile of more would fill no cache but memory
 KEPT = 1 / (1 + 2**-8)  # of the clip, where products are rounded: no rounding makes a contribution longer than that
 

@@ -18,17 +18,8 @@ INLINE vector tanh_of(vector x) {
     const vector sign = (vector)((integers)x & (integers)all(-0.0f));
     vector exponent = (vector)((integers)x ^ (integers)sign) * -LOG2E_TWICE;
     exponent = larger(all(LEAST), exponent); /* nan is not below */
-    vector shifted = exponent + 12582912.0f; /* as for powers of two, with one term more */
-    vector f = exponent - (shifted - 12582912.0f);
-    vector p = all(1.525273e-5f);
-    p = multiply_add(p, f, all(1.540353e-4f));
-    p = multiply_add(p, f, all(1.333355814e-3f));
-    p = multiply_add(p, f, all(9.618129107e-3f));
-    p = multiply_add(p, f, all(5.550410866e-2f));
-    p = multiply_add(p, f, all(2.402265069e-1f));
-    p = multiply_add(p, f, all(6.931471805e-1f));
-    p = p * f;
-    vector whole = (vector)(((integers)shifted << 23) + (127 << 23));
+    vector whole, f = fraction_of(exponent, &whole);
+    vector p = series(multiply_add(all(1.525273e-5f), f, all(SIXTH)), f) * f; /* a term more: it is divided by */
     vector m = multiply_add(whole, p, whole - 1.0f);
     return (vector)((integers)(-m / (m + 2.0f)) | (integers)sign);
 }

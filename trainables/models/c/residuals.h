@@ -8,19 +8,29 @@ LANES rows. */
 
 #define LEAST (-60.0f) /* a power below 2^-60 changes no sum; as zero it cannot become a subnormal number either */
 
-/* 2^x for x <= 0, to about one unit in the last place; below 2^LEAST it is 0. nan stays nan. */
-INLINE vector power_of_two(vector x) {
+#define SIXTH 1.540353e-4f /* of Taylor's series of 2^f on [-1/2, 1/2] */
+
+/* x is a whole number, whose power of two is `whole`, and what comes out. */
+INLINE vector fraction_of(vector x, vector *whole) {
     vector shifted = x + 12582912.0f; /* 1.5 * 2^23: the nearest whole number is in the last bits */
-    vector f = x - (shifted - 12582912.0f);
-    vector p = all(1.540353e-4f); /* Taylor's series of 2^f on [-1/2, 1/2] */
+    *whole = (vector)(((integers)shifted << 23) + (127 << 23));
+    return x - (shifted - 12582912.0f);
+}
+
+/* (2^f - 1) / f by Taylor's series, whose terms from the sixth on are p. */
+INLINE vector series(vector p, vector f) {
     p = multiply_add(p, f, all(1.333355814e-3f));
     p = multiply_add(p, f, all(9.618129107e-3f));
     p = multiply_add(p, f, all(5.550410866e-2f));
     p = multiply_add(p, f, all(2.402265069e-1f));
-    p = multiply_add(p, f, all(6.931471805e-1f));
-    p = multiply_add(p, f, all(1.0f));
+    return multiply_add(p, f, all(6.931471805e-1f));
+}
+
+/* 2^x for x <= 0, to about one unit in the last place; below 2^LEAST it is 0. nan stays nan. */
+INLINE vector power_of_two(vector x) {
+    vector whole, f = fraction_of(x, &whole);
     /* a product, not a sum of exponents: it leaves every nan a nan */
-    p = p * (vector)(((integers)shifted << 23) + (127 << 23));
+    vector p = multiply_add(series(all(SIXTH), f), f, all(1.0f)) * whole;
     return where(x < LEAST, all(0), p);
 }
 
