@@ -23,17 +23,20 @@ import ray
 from ray import tune
 
 from benchmarks.clock import FIRST_ROUND, Clock, process_start
+from orchestrator.execution import study_run
+from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.cluster import nodes
+from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.packing import AUTO_LANES, capacity
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import nodes, runner, sweeping
-from orchestrator.running.cluster import connected
-from orchestrator.running.packing import AUTO_LANES, capacity
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables import methods
 from trainables.data import features, partition
-from trainables.federation import Federation, FederationSize, HostActor, HostActors
-from trainables.lane_result import LaneResult
-from trainables.later import torch
+from trainables.federation.lane_result import LaneResult
+from trainables.federation.problem import Problem, Shipper
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.lazy import torch
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
@@ -41,8 +44,8 @@ from trainables.models.shard import Shard, pitch
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import PrivacySettings
-from trainables.problem import Problem, Shipper
-from trainables.spec import PRECISIONS, DataSpec, Precision, ProblemSpec, TrialSpec
+from trainables.ray_actors.federation import Federation, FederationSize, HostActor, HostActors
+from trainables.spec import PRECISIONS, Precision
 
 PAPER_SIZED = "synthetic-frozen"
 SEARCH = """
@@ -239,7 +242,9 @@ def _evaluation(
 
 def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
     """Counted on their way to one host and back in a round, whatever its local steps."""
-    from trainables.server import Server  # with torch, which a sweep's driver has no use for: start-up is over here
+    from trainables.federation.server import (
+        Server,  # with torch, which a sweep's driver has no use for: start-up is over here
+    )
 
     found = {}
     for name, trials in {
@@ -439,7 +444,7 @@ def _search(say: Callable[[str], None]) -> dict[str, Any]:
     try:
         start, clock = time.time(), Clock()
         with _PeakMemory() as memory:
-            sweeping.run(parse(SEARCH, "bench", folder), SEARCH, folder / "r", clock)
+            study_run.run(parse(SEARCH, "bench", folder), SEARCH, folder / "r", clock)
         end = time.time()
         with Ledger.read(folder / "r") as ledger:
             stages = ledger.stages()
@@ -481,11 +486,11 @@ def _naive(lab: _Lab, report: dict[str, Any], device: str, count: int, say: Call
 
     bundles = [size.host_bundle] * NAIVE_CLIENTS
     folder = tempfile.mkdtemp(prefix="fedsweep-bench-")
-    from trainables.server import HostsHere, Server
+    from trainables.federation.server import HostsHere, Server
 
     start = time.perf_counter()
     try:
-        with runner.quiet():
+        with ray_backend.quiet():
             results = tune.Tuner(
                 tune.with_resources(alone, tune.PlacementGroupFactory([{}, *bundles])),
                 param_space={"trial": tune.grid_search([_Opaque(trial) for trial in trials])},

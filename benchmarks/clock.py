@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.running.packing import Capacity
-from orchestrator.running.progress import Running, View
-from orchestrator.search.sweep import Sweep
+from orchestrator.execution.packing import Capacity
+from orchestrator.execution.progress import Running, View
+from orchestrator.execution.sweep import Sweep
 
 FIRST_ROUND = "slot, federation, kernels, first pack"
 

@@ -16,14 +16,14 @@ import page
 from private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
 
 from benchmarks.bench import problem_of
-from orchestrator.running.cluster import connected
-from orchestrator.running.packing import AUTO_LANES
+from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.packing import AUTO_LANES
 from trainables import methods
-from trainables.federation import Federation, FederationSize
-from trainables.pack import plan_of
+from trainables.federation.pack import plan_of
+from trainables.federation.problem import Shipper
+from trainables.federation.trial_spec import TrialSpec
 from trainables.privacy.plan import PrivacySettings
-from trainables.problem import Shipper
-from trainables.spec import TrialSpec
+from trainables.ray_actors.federation import Federation, FederationSize
 
 HERE = Path(__file__).resolve().parent
 LANES = AUTO_LANES["cpu"]

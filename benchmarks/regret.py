@@ -26,18 +26,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks import page
+from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
+from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
-from orchestrator.running.packing import AUTO_LANES, Capacity, make_packs
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import Outcome
-from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.settings import Study
 from search_spaces import Configuration
-from trainables.federation import FederationSize
-from trainables.problem import Problem, in_process
-from trainables.server import run_here
-from trainables.spec import TrialSpec
+from trainables.federation.problem import Problem, in_process
+from trainables.federation.server import run_here
+from trainables.federation.trial_spec import TrialSpec
+from trainables.ray_actors.federation import FederationSize
 
 REPORT = Path(__file__).resolve().parent / "reports" / "regret.json"
 FIRST_JUDGE = 1_000_000  # seeds of the judges; no search has them
@@ -50,7 +50,7 @@ class Chosen:
     """What one search came to."""
 
     epsilon: float
-    way: str
+    strategy: str
     configuration: Configuration
     trial_rounds: int
     """All that it took, the contest included; what two ways share counts for each."""
@@ -104,9 +104,9 @@ def _chosen(search: CellSearch, sweep: Sweep, rounds: Mapping[str, int]) -> Chos
     if choice is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
-    way = f"{search.way.name} warm" if search.cell.study.search.warm_start else search.way.name
+    strategy = f"{search.strategy.name} warm" if search.cell.study.search.warm_start else search.strategy.name
     taken = sum(rounds[key] for key in keys)
-    return Chosen(search.cell.epsilon, way, search.configuration(choice.contender), taken)
+    return Chosen(search.cell.epsilon, strategy, search.configuration(choice.contender), taken)
 
 
 def study(options: argparse.Namespace, method: str, repetition: int, *, warm: bool) -> Study:
@@ -125,7 +125,7 @@ def study(options: argparse.Namespace, method: str, repetition: int, *, warm: bo
                 "confirm": [FIRST_JUDGE + k for k in range(options.judges)],
             },
             "search": {
-                "ways": options.ways,
+                "strategies": options.strategies,
                 "select": ["contest"] if warm else options.select,
                 "warm_start": warm,
                 "refine": options.refine,
@@ -171,10 +171,10 @@ def _cell(
     scores = bench.judge(cell, blueprint.problems, list(pool.values()))
     means = dict(zip(pool, map(fmean, scores), strict=True))
     best = max(means, key=means.__getitem__)
-    by_way: dict[str, list[Chosen]] = defaultdict(list)
+    by_option: dict[str, list[Chosen]] = defaultdict(list)
     for choice in choices:
         if choice.epsilon == cell.epsilon:
-            by_way[choice.way].append(choice)
+            by_option[choice.strategy].append(choice)
     return {
         "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
         "method": cell.method.name,
@@ -183,9 +183,9 @@ def _cell(
         "judges": options.judges,
         "judged": len(pool),
         "best": {"configuration": pool[best], "mean": means[best], "std": stdev(scores[list(pool).index(best)])},
-        "ways": {
-            way: _summary([means[best] - means[_name(c.configuration)] for c in found], found)
-            for way, found in by_way.items()
+        "strategies": {
+            strategy: _summary([means[best] - means[_name(c.configuration)] for c in found], found)
+            for strategy, found in by_option.items()
         },
     }
 
@@ -203,17 +203,17 @@ def _name(configuration: Configuration) -> str:
     return json.dumps(configuration, sort_keys=True)
 
 
-def table(cells: Sequence[dict[str, Any]], ways: Sequence[str] = ()) -> list[str]:
+def table(cells: Sequence[dict[str, Any]], strategies: Sequence[str] = ()) -> list[str]:
     """Markdown: cells by ways (these, or all), mean / 95th percentile of the regret (thousands of trial-rounds)."""
-    ways = ways or list(dict.fromkeys(way for cell in cells for way in cell["ways"]))
+    strategies = strategies or list(dict.fromkeys(strategy for cell in cells for strategy in cell["strategies"]))
     lines = [
-        f"| data, method, ε | repetitions | best mean | {' | '.join(ways)} |",
-        "|---|---:|---:|" + "---:|" * len(ways),
+        f"| data, method, ε | repetitions | best mean | {' | '.join(strategies)} |",
+        "|---|---:|---:|" + "---:|" * len(strategies),
     ]
     for cell in cells:
         texts = []
-        for way in ways:
-            f = cell["ways"].get(way)
+        for strategy in strategies:
+            f = cell["strategies"].get(strategy)
             texts.append(f"{f['mean']:.2f} / {f['p95']:.2f} ({f['trial_rounds'] / 1000:.1f}k)" if f else "")
         name = f"{cell['data']}, {cell['method']}, {cell['epsilon']:g}"
         lines.append(f"| {name} | {cell['repetitions']} | {cell['best']['mean']:.2f} | {' | '.join(texts)} |")
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default="synthetic-frozen", help="a feature file or a built-in set")
     parser.add_argument("--methods", nargs="+", default=["dp-fedgd", "dp-fedsofim"])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 10.0])
-    parser.add_argument("--ways", nargs="+", default=["grid"], help="grid, optuna, random, halving")
+    parser.add_argument("--strategies", nargs="+", default=["grid"], help="grid, optuna, random, halving")
     parser.add_argument("--warm-start", action="store_true", help="also with the winners of the budgets beside")
     parser.add_argument("--select", nargs="+", default=["contest", "single"])
     parser.add_argument("--refine", default="zoom")

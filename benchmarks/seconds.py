@@ -17,28 +17,28 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.clock import Clock
-from orchestrator.running import sweeping
-from orchestrator.running.packing import AUTO_LANES
+from orchestrator.execution import study_run
+from orchestrator.execution.packing import AUTO_LANES
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
-from trainables.later import torch
-from trainables.pack import pack_group
-from trainables.problem import in_process
+from trainables.federation.pack import pack_group
+from trainables.federation.problem import in_process
+from trainables.lazy import torch
 
 ROUNDS = 20
 
 
 def whole(study: Study, text: str, folder: Path) -> None:
-    clock, write_tables = Clock(), sweeping.write_tables
+    clock, write_tables = Clock(), study_run.write_tables
 
     def noted(*arguments: Any) -> Any:
         clock.mark("rounds, with the driver's work beside them, and Ray's end")
         return write_tables(*arguments)
 
     clock.mark("Python and Ray imported")
-    with mock.patch.object(sweeping, "write_tables", noted):
-        finished = sweeping.run(study, text, folder, clock)
+    with mock.patch.object(study_run, "write_tables", noted):
+        finished = study_run.run(study, text, folder, clock)
     clock.mark("tables")
     before = 0.0
     for what, at in clock.marks.items():
@@ -94,9 +94,9 @@ def parts_of_rounds(study: Study) -> None:
 
 def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
     # after the whole sweep, whose driver has no use for them
-    from trainables import client_host
+    from trainables.federation import client_host
+    from trainables.federation.server import HostsHere, Server
     from trainables.models.softmax import SoftmaxHead
-    from trainables.server import HostsHere, Server
 
     shipment = in_process(blueprint.problems[trials[0].problem.key])
     plain = Server(HostsHere(1, device), device)

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.waiting import WaitingFederation
+from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.packing import Capacity
+from orchestrator.execution.progress import Standing, View, standing_table
+from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import runner
-from orchestrator.running.cluster import connected
-from orchestrator.running.packing import Capacity
-from orchestrator.running.progress import Standing, View, standing_table
-from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
-from trainables.federation import FederationSize
-from trainables.pack_storage import PackStorage
+from trainables.federation.checkpoints import PackStorage
+from trainables.ray_actors.federation import FederationSize
 
 CELLS = 4
 WAVES = {0.5: 24, 2.0: 12, 30.0: 3}  # packs that a slot has in a stage
@@ -83,7 +83,7 @@ def measure(slots: int, seconds: float) -> Measured:
         began, processor = time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
             sweep = Sweep(Blueprint.draw(of), ledger)
-            runner.run(
+            ray_backend.run(
                 sweep,
                 Capacity(FederationSize(), slots, lanes_per_pack=1),
                 lambda conductor: None,
@@ -129,7 +129,7 @@ def cost_of_trials(trials: int) -> str:
             sweep = Sweep(Blueprint.draw(of), ledger)
             planned = time.process_time() - processor
             view = View()
-            runner.run(
+            ray_backend.run(
                 sweep,
                 Capacity(FederationSize(), 2, lanes_per_pack=1024),
                 view.changed,

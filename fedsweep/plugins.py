@@ -16,6 +16,7 @@ from trainables import models
 from trainables.data import features
 from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet, Rows
+from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
 from trainables.methods.base import (
     ClientProgram,
@@ -30,7 +31,6 @@ from trainables.methods.base import (
 from trainables.models import Model
 from trainables.plugins import use
 from trainables.privacy.plan import Event
-from trainables.spec import PartitionSpec
 
 __all__ = [
     "ClientProgram",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.report import status as standing
-from orchestrator.report.tables import frames
-from orchestrator.report.tables import results as tables
+from orchestrator.results import frames
+from orchestrator.results import status as standing
+from orchestrator.results import winners as tables
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.places import place
+from orchestrator.results.locations import place
 from orchestrator.study.settings import Study
 
 

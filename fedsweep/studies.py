@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.results import Results
-from orchestrator.running import planning, sweeping
-from orchestrator.running.progress import View
+from orchestrator.execution import planning, study_run
+from orchestrator.execution.progress import View
 from orchestrator.study import reading
 from orchestrator.study.settings import ResourceSettings, Study
 
@@ -36,12 +36,12 @@ def run_study(
     `results`: the folder or URL to keep them in; default: results/NAME.
     `address`: of a Ray cluster to run on; default: a local Ray, started here and ended with the call.
     `resources`: instead of the study's own, for this run; never changes a result.
-    `view`: who is told of progress; default: nobody (`LineView` of orchestrator.running.progress prints lines).
+    `view`: who is told of progress; default: nobody (`LineView` of orchestrator.execution.progress prints lines).
     """
     loaded, text = read_study(study)
     folder = str(results or Path("results") / loaded.name)
     chosen = ResourceSettings.model_validate({**loaded.resources.model_dump(), **(resources or {})})
-    sweeping.run(loaded, text, folder, view or Quiet(), address, chosen)
+    study_run.run(loaded, text, folder, view or Quiet(), address, chosen)
     return Results(folder)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.running import training
+from orchestrator.execution import training
 from trainables.errors import UserError
-from trainables.lane_result import LaneResult
+from trainables.federation.lane_result import LaneResult
+from trainables.federation.saved_model import SavedModel
 from trainables.privacy.plan import Adjacency, Clipping, Level, Release
-from trainables.saved import SavedModel
 from trainables.spec import Aggregate, HyperValue
 
 

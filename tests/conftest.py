@@ -126,7 +126,7 @@ def nothing_stays_added(monkeypatch):
 @pytest.fixture(scope="module")
 def local_ray():
     """A local Ray with two processors, for the tests of one file: none is left to the next."""
-    from orchestrator.running.cluster import connected
+    from orchestrator.execution.cluster.connect import connected
 
     with connected(cpus=2):
         yield

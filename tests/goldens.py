@@ -28,8 +28,8 @@ from trainables.data.features import FeatureSet
 from trainables.methods import METHODS
 from trainables.methods.base import Method
 from trainables.models.shard import Shard
-from trainables.participation import participants
 from trainables.privacy.noise import Address
+from trainables.privacy.participation import participants
 from trainables.privacy.plan import Level
 from trainables.spec import ENGINE_VERSION
 

@@ -86,7 +86,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "trainables/privacy/noise.py": ("tests/test_noise.py", "tests/test_goldens.py"),
     "trainables/privacy/plan.py": ("tests/test_privacy.py", "tests/test_sampling.py"),
     "trainables/privacy/sampled.py": ("tests/test_sampling.py",),
-    "trainables/privacy/selection.py": ("tests/test_selection.py", "tests/test_private_search.py"),
+    "trainables/privacy/private_selection.py": ("tests/test_selection.py", "tests/test_private_search.py"),
     "trainables/data/partition.py": ("tests/test_partition.py", "tests/test_goldens.py"),
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
     **_of("orchestrator/search", OF_SEARCH),

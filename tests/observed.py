@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from trainables import client_host
-from trainables.exact import from_grid
+from trainables.federation import client_host
+from trainables.federation.exact_sum import from_grid
+from trainables.federation.pack import ClientWork
+from trainables.federation.problem import Problem, in_process
+from trainables.federation.server import HostsHere, Server
+from trainables.federation.trial_spec import TrialSpec
 from trainables.methods import dp_fednew
-from trainables.pack import ClientWork
 from trainables.privacy.noise import Address
-from trainables.problem import Problem, in_process
-from trainables.server import HostsHere, Server
-from trainables.spec import TrialSpec
 
 CENTRE, ONCE = -1, 0
 """When a thing is released before the first round: the mean of the features, then what a method prepares."""

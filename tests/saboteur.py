@@ -23,11 +23,11 @@ def environment(**order) -> dict[str, str]:
 def install() -> None:
     order = json.loads(os.environ[ORDER])
     if "checkpoint_every_s" in order:
-        from trainables import pack_slot
+        from trainables.ray_actors import slot
 
-        pack_slot.CHECKPOINT_EVERY_S, pack_slot.CHECKPOINT_SHARE = order["checkpoint_every_s"], 1.0
+        slot.CHECKPOINT_EVERY_S, slot.CHECKPOINT_SHARE = order["checkpoint_every_s"], 1.0
     if "patience_s" in order:
-        from trainables import federation
+        from trainables.ray_actors import federation
 
         federation.PATIENCE_S = 60.0
         federation.LEAST_PATIENCE_S, federation.SLOWEST_TIMES = order["patience_s"], 0.0
@@ -41,9 +41,9 @@ def install() -> None:
 
 def poison(key: str, victim: str) -> None:
     """This trial kills the process that works on it, every time."""
-    from trainables.client_host import ClientHost
-    from trainables.pack_slot import PackSlot
-    from trainables.server import Server
+    from trainables.federation.client_host import ClientHost
+    from trainables.federation.server import Server
+    from trainables.ray_actors.slot import PackSlot
 
     kind, method, keys = {
         "client host": (ClientHost, "round", lambda host, work, *_: work.lanes),
@@ -64,7 +64,7 @@ def run_out_of_memory(lanes: int) -> None:
     """A client host has memory for so many lanes, and says of more what torch says on a GPU."""
     import torch
 
-    from trainables.client_host import ClientHost
+    from trainables.federation.client_host import ClientHost
 
     original = ClientHost.round
 

@@ -11,11 +11,11 @@ import pytest
 from trainables import methods
 from trainables.data import features
 from trainables.data import partition as partitions
+from trainables.federation.problem import Problem, in_process
+from trainables.federation.server import HostsHere, Server
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.models import kernels
 from trainables.privacy.plan import PrivacySettings
-from trainables.problem import Problem, in_process
-from trainables.server import HostsHere, Server
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
 SMALL = "synthetic-frozen:600,100,12,4"
 

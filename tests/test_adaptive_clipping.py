@@ -9,9 +9,9 @@ import test_methods
 import twin
 import twin_user
 
-from trainables.audit import audit
+from trainables.audit.paired import audit
 from trainables.errors import UserError
-from trainables.pack import check, pack_group, plan_of
+from trainables.federation.pack import check, pack_group, plan_of
 from trainables.privacy.plan import RELEASES, PrivacySettings
 
 USERS = {"level": "user", "clipping": "adaptive"}

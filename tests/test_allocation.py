@@ -11,7 +11,7 @@ BLOCKS = 5  # together more than the C library would ever keep by itself
 TIMES = 10
 COUNTED = f"""
 import resource, sys
-from trainables.allocation import keep_freed_memory
+from trainables.federation.malloc import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -100,7 +100,7 @@ def test_the_files_beside_the_tables(results):
 
 
 def test_again_nothing_runs(results, monkeypatch):
-    monkeypatch.setattr("orchestrator.running.sweeping._run_packs", lambda *a: pytest.fail("something ran"))
+    monkeypatch.setattr("orchestrator.execution.study_run._run_packs", lambda *a: pytest.fail("something ran"))
     again = fedsweep.run_study(STUDY, results.folder)
     pd.testing.assert_frame_equal(again.trials, results.trials)
 

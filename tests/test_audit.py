@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binomtest
 from test_cli import assert_one_sentence, last_json
 
-from trainables.audit import (
+from trainables.audit.paired import (
     CLIP,
     Adversary,
     Mistakes,

@@ -8,8 +8,8 @@ import pytest
 import small
 import torch
 
+from trainables.federation.pack import plan_of
 from trainables.methods.dp_bandmf import BandedGradient
-from trainables.pack import plan_of
 
 SHAPES = [(every, bands) for every in (1, 2, 3, 5) for bands in (0, 1, 2, 4)]
 

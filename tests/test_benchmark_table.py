@@ -14,8 +14,8 @@ from orchestrator.study.settings import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.errors import UserError
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.privacy.plan import PrivacySettings
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
 SETTING = "toy / iid"
 RATES, RHOS = (0.1, 1.0, 5.0), (0.5, 10.0)

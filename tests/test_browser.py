@@ -13,7 +13,7 @@ import pytest
 import reported
 from test_tables import Writer
 
-from orchestrator.report.page import serving, write_report
+from orchestrator.report.html import serving, write_report
 from orchestrator.results.ledger import Ledger
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

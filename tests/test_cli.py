@@ -10,8 +10,8 @@ import pytest
 import ray
 import small
 
-from trainables.problem import in_process
-from trainables.server import run_here
+from trainables.federation.problem import in_process
+from trainables.federation.server import run_here
 
 TINY = "synthetic-frozen:300,60,6,3"
 
@@ -24,7 +24,7 @@ def no_actors(monkeypatch):
         pytest.fail("an actor or a Ray was started")
 
     monkeypatch.setattr(ray, "init", forbidden)
-    monkeypatch.setattr("trainables.federation.Federation.__init__", forbidden)
+    monkeypatch.setattr("trainables.ray_actors.federation.Federation.__init__", forbidden)
 
 
 def last_json(out: str):

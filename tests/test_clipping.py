@@ -10,14 +10,14 @@ import twin
 from test_kernel import by_loops, random_case
 from test_methods import twin_of
 
-from trainables.audit import audit
+from trainables.audit.paired import audit
 from trainables.errors import UserError
+from trainables.federation.pack import check, pack_group, plan_of
 from trainables.methods import METHODS
 from trainables.models import MLPHead, per_example
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
-from trainables.pack import check, pack_group, plan_of
 from trainables.privacy.plan import PrivacySettings
 
 AUTOMATIC = {"clipping": "automatic"}

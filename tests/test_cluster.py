@@ -12,10 +12,10 @@ import pytest
 import ray
 from nodes import family
 
+from orchestrator.execution.cluster import connect, metrics
+from orchestrator.execution.cluster.connect import connected
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import cluster, metrics
-from orchestrator.running.cluster import connected
 from trainables.errors import UserError
 
 
@@ -84,7 +84,9 @@ def test_the_local_ray_wants_the_users_token(local_ray, environment, lets_in):
 
 def test_the_token_is_for_the_user_alone(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    program = "import os; os.umask(0o022); from orchestrator.running.cluster import _make_token; _make_token()"
+    program = (
+        "import os; os.umask(0o022); from orchestrator.execution.cluster.connect import _make_token; _make_token()"
+    )
     subprocess.run([sys.executable, "-c", program], env={**environment, "HOME": str(tmp_path)}, check=True)
     token = tmp_path / ".ray" / "auth_token"
     assert len(token.read_text()) >= 32
@@ -125,7 +127,7 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", lambda: ended.append("Ray"))
     sentence = "Ray did not start on this machine: The current node timed out during startup; where that is busy"
     with pytest.raises(UserError, match=sentence):
-        cluster._start(2)
+        connect._start(2)
     assert ended == ["Ray"]
 
 
@@ -179,7 +181,7 @@ def test_ctrl_c_while_a_local_ray_starts(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", lambda: done.append("ended"))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for times, left in ((1, ["started", "ended"]), (2, ["ended"])):
-        monkeypatch.setattr(cluster, "_start", lambda cpus, times=times: start(times))
+        monkeypatch.setattr(connect, "_start", lambda cpus, times=times: start(times))
         done.clear()
         with pytest.raises(KeyboardInterrupt), connected():
             pytest.fail("nobody wants it any more")

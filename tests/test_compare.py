@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from orchestrator.report.papers import findings as findings_page
-from orchestrator.report.papers import join, others, read, write_comparison
-from orchestrator.report.papers.findings import findings
-from orchestrator.report.papers.joining import FEDNEW, FEDSOFIM, Joined, numbers, reason_for
-from orchestrator.report.papers.pages import tables
+from orchestrator.reproduction import findings as findings_page
+from orchestrator.reproduction import join, others, read, write_comparison
+from orchestrator.reproduction.findings import findings
+from orchestrator.reproduction.joining import FEDNEW, FEDSOFIM, Joined, numbers, reason_for
+from orchestrator.reproduction.pages import tables
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.settings import MethodSettings, Study
 from trainables import methods
 from trainables.data import partition
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.privacy.plan import PrivacySettings
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
 SETTING = "CIFAR-10 / ResNet-20 / dirichlet:0.5"
 SEEDS = [42, 123, 7]
@@ -170,7 +170,7 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
         "label": label,
         "variant": variant.rstrip(")"),
         "study": study,
-        "way": "grid single",
+        "strategy": "grid single",
         "backbone": backbone,
         "cell": cell,
     }

@@ -9,18 +9,18 @@ import pytest
 from test_search import GD, drive, near, study
 
 from benchmarks import slots
-from orchestrator.report import status
+from orchestrator.execution.packing import Capacity
+from orchestrator.execution.scheduler import GIVE_UP_AFTER, Conductor
+from orchestrator.execution.sweep import Sweep
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
-from orchestrator.running.conductor import GIVE_UP_AFTER, Conductor
-from orchestrator.running.packing import Capacity
-from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
-from trainables.federation import FederationSize
-from trainables.lane_result import METRICS, LaneResult
-from trainables.pack_desk import Order, Report
-from trainables.pack_storage import PackStorage, name_of
-from trainables.spec import TrialSpec
+from trainables.federation.checkpoints import PackStorage, name_of
+from trainables.federation.lane_result import METRICS, LaneResult
+from trainables.federation.trial_spec import TrialSpec
+from trainables.ray_actors.desk import Order, Report
+from trainables.ray_actors.federation import FederationSize
 
 
 class Cluster:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from trainables.pack_desk import Order, PackDesk, Report
+from trainables.ray_actors.desk import Order, PackDesk, Report
 
 FIRST, SECOND = (Order(number, b"trials") for number in (1, 2))
 

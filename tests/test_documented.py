@@ -106,7 +106,7 @@ def shorten_what_takes_long(monkeypatch):
     images = np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3)).astype(np.uint8)
     labels = np.arange(4, dtype=np.uint8)
     few = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
-    monkeypatch.setattr("orchestrator.report.page.serving.ThreadingHTTPServer.serve_forever", interrupted)
+    monkeypatch.setattr("orchestrator.report.html.serving.ThreadingHTTPServer.serve_forever", interrupted)
     monkeypatch.setattr("trainables.data.sources.fetching.fetch", lambda file, given: file.name)
     monkeypatch.setattr("trainables.data.sources.formats.read", lambda *_: SimpleNamespace(arrays=few))
 

@@ -9,21 +9,21 @@ import whole_study
 import yaml
 
 from orchestrator import cli
-from orchestrator.report.status import as_text, read
+from orchestrator.execution.training import from_best
 from orchestrator.results.ledger import Ledger
-from orchestrator.running.training import from_best
+from orchestrator.results.status import as_text, read
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import contenders_of
 from orchestrator.search.selection import choose, ranked
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
+from orchestrator.study.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
 from orchestrator.study.settings import Study
-from orchestrator.study.ways import Way
+from orchestrator.study.strategies import SearchVariant
 from trainables.errors import UserError
-from trainables.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
+from trainables.federation.problem import in_process
+from trainables.federation.server import run_here
 from trainables.privacy.gaussian import epsilon_of
-from trainables.problem import in_process
-from trainables.server import run_here
 
 TEXT = """
 name: estimates
@@ -162,9 +162,9 @@ def test_the_smallest_error_is_chosen():
 
 
 def test_halving_keeps_the_smallest_error():
-    text = changed("refine: table", "ways: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}")
+    text = changed("refine: table", "strategies: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}")
     cell = Blueprint.draw(study(text)).cells[0]
-    search = CellSearch(cell, Way("halving", "contest"), 10)
+    search = CellSearch(cell, SearchVariant("halving", "contest"), 10)
     stage, trials = search.next_trials({})
     search.open(stage, trials)
     errors = {trial.key: float(-number % 3) for number, trial in enumerate(trials)}
@@ -184,12 +184,12 @@ def test_halving_keeps_the_smallest_error():
 def test_winners_are_chosen_by_their_error(finished):
     with Ledger.read(finished) as ledger:
         outcomes, stages = ledger.outcomes("squared_error"), ledger.stages()
-        for (cell, way, stage), keys in stages.items():
+        for (cell, strategy, stage), keys in stages.items():
             if stage != "coarse" or "FedSGD" not in cell:
                 continue
-            searched = ledger.rows([*keys, *stages[cell, way, "fine"]])
+            searched = ledger.rows([*keys, *stages[cell, strategy, "fine"]])
             best = min(searched, key=lambda key: searched[key].metrics["squared_error"][6])
-            confirmed = ledger.rows(stages[cell, way, "confirm"]).values()
+            confirmed = ledger.rows(stages[cell, strategy, "confirm"]).values()
             assert {row.trial.hyperparameters["learning_rate"] for row in confirmed} == {
                 searched[best].trial.hyperparameters["learning_rate"]
             }

@@ -21,11 +21,12 @@ import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
 from without_ray import without_ray
 
-from orchestrator.results.places import PACKS
-from orchestrator.running import head, sweeping
-from orchestrator.running.progress import View
+from orchestrator.execution import study_run
+from orchestrator.execution.cluster import head
+from orchestrator.execution.progress import View
+from orchestrator.results.locations import PACKS
 from orchestrator.study.reading import parse
-from trainables.pack_storage import DamagedError, PackStorage, name_of
+from trainables.federation.checkpoints import DamagedError, PackStorage, name_of
 
 pytestmark = pytest.mark.ray
 IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
@@ -41,7 +42,7 @@ def undisturbed(tmp_path_factory) -> Left:
 
 def run_alone(folder: Path, text: str) -> dict:
     with without_ray():
-        sweeping.run(parse(text, "study.yaml", Path.cwd()), text, folder, View())
+        study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View())
     return chaos.ledger(folder)[0]
 
 
@@ -565,7 +566,7 @@ STUDIES_IN_A_ROW = """\
 import gc, json, os, sys, threading
 from pathlib import Path
 from orchestrator.running import sweeping
-from orchestrator.running.progress import View
+from orchestrator.execution.progress import View
 from orchestrator.study.reading import parse
 
 def open_files():
@@ -583,7 +584,7 @@ def open_files():
 
 text, folder = sys.argv[1], Path(sys.argv[2])
 for number in range(int(sys.argv[3])):
-    sweeping.run(parse(text, "study.yaml", Path.cwd()), text, folder / str(number), View())
+    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder / str(number), View())
     gc.collect()
     memory = next(line for line in open("/proc/self/status") if line.startswith("VmRSS"))
     print(json.dumps([int(memory.split()[1]) / 1024, len(open_files()), threading.active_count()]), flush=True)

@@ -14,16 +14,16 @@ import small
 import torch
 from pydantic import BaseModel
 
-from trainables import federation as federations
-from trainables.client_host import ClientHost, ClientStateLostError
 from trainables.errors import UserError
-from trainables.federation import Federation, FederationSize
+from trainables.federation.client_host import ClientHost, ClientStateLostError
+from trainables.federation.pack import assign, client_work, pack_group
+from trainables.federation.problem import Shipper, in_process
+from trainables.federation.server import HostsHere, Server
+from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import ClientProgram
 from trainables.models.lanes import SHAPES, Shape
-from trainables.pack import assign, client_work, pack_group
-from trainables.problem import Shipper, in_process
-from trainables.server import HostsHere, Server
-from trainables.spec import TrialSpec
+from trainables.ray_actors import federation as federations
+from trainables.ray_actors.federation import Federation, FederationSize
 
 ROUNDS = 30
 
@@ -138,7 +138,7 @@ def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, mon
 
 def test_no_address_answers(monkeypatch):
     """A wrong address is bad input like any other."""
-    from orchestrator.running.cluster import connected
+    from orchestrator.execution.cluster.connect import connected
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
@@ -374,7 +374,7 @@ def other_than(value, annotation):
         return next(choice for choice in typing.get_args(annotation) if choice != value)
     if isinstance(value, dict):
         return {**value, "another": 1}
-    return f"{value}x" if isinstance(value, str) else value + 1
+    return f"{value}x" if isinstance(value, str) else (value or 0) + 1
 
 
 def changed_in_one_field(spec):
@@ -400,7 +400,7 @@ def test_only_like_trials_share_a_pack(small_problem):
     base = small.trial(small_problem, "dp-fedgd")
     assert pack_group(base) == pack_group(small.trial(small_problem, "dp-fedsofim", seed=7, epsilon=1.0))
     assert pack_group(base) != pack_group(small.trial(small_problem, "dp-fedgd", rounds=13))
-    assert pack_group(base) != pack_group(base.model_copy(update={"stop_rule": "after 3"}))
+    assert pack_group(base) != pack_group(base.model_copy(update={"stop_after": 3}))
     assert pack_group(base) != pack_group(small.trial(small.problem(partition="iid"), "dp-fedgd"))
 
 

@@ -13,11 +13,11 @@ import twin
 from test_methods import ROUNDS, twin_of, varied_trials
 
 from trainables.errors import UserError
+from trainables.federation.pack import check, plan_of, program_of
 from trainables.methods.base import clip_norm
 from trainables.methods.fednew import PrimalUpdate, lemma3, scaled_sum, stretch
 from trainables.models.curvature import by_class, by_row, clipped_hessian_sum
 from trainables.models.shard import Shard
-from trainables.pack import check, plan_of, program_of
 
 BOTH = pytest.mark.parametrize("name", ["dp-fednew", "dp-fednew-fc"])
 SECURE = {"release": "secure-aggregation", "adjacency": "zero-out"}

@@ -7,22 +7,22 @@ import reported
 from test_tables import LAST, study, writing
 
 from orchestrator.report import figures
-from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import Results
 
 MANY = ("dp-fedgd", "dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-ftrl", "dp-adafedprox", "dp-fedsofim", "dp-scaffold")
 
 
-def fill(folder, of, methods=("dp-fedgd", "dp-fedadam"), ways=("grid",), rounds=(10, LAST)):
+def fill(folder, of, methods=("dp-fedgd", "dp-fedadam"), strategies=("grid",), rounds=(10, LAST)):
     """Every method one point better than the one before, seeds one apart."""
     with writing(folder, of) as writer:
         for epsilon in of.epsilons:
             for number, method in enumerate(methods):
-                for way in ways:
-                    stage = "coarse" if way == "grid" else "optuna"
-                    writer.search(method, epsilon, {stage: [({}, 60.0)]}, way=way)
+                for strategy in strategies:
+                    stage = "coarse" if strategy == "grid" else "optuna"
+                    writer.search(method, epsilon, {stage: [({}, 60.0)]}, strategy=strategy)
                     curves = {seed: dict.fromkeys(rounds, 50.0 + number + seed) for seed in of.seeds.confirm}
-                    writer.confirm(method, epsilon, {}, curves, way=way)
+                    writer.confirm(method, epsilon, {}, curves, strategy=strategy)
 
 
 def drawn(folder):
@@ -51,7 +51,7 @@ def check_that_nothing_is_cut_off(figure):
 
 
 def test_nothing_is_cut_off_with_many_methods_searched_in_two_ways(tmp_path):
-    of = study(methods=list(MANY), search={"ways": ["grid", "optuna"]}, epsilons=[0.5, 1, 5, 10])
+    of = study(methods=list(MANY), search={"strategies": ["grid", "optuna"]}, epsilons=[0.5, 1, 5, 10])
     fill(tmp_path, of, MANY, ("grid", "optuna"))
     found = drawn(tmp_path)
     assert list(found) == ["score-by-round", "score-by-epsilon"]
@@ -81,7 +81,7 @@ def test_a_short_legend_stands_above_the_panels(tmp_path):
 
 
 def test_two_ways_of_searching_look_different(tmp_path):
-    fill(tmp_path, study(search={"ways": ["grid", "optuna"]}), ways=("grid", "optuna"))
+    fill(tmp_path, study(search={"strategies": ["grid", "optuna"]}), strategies=("grid", "optuna"))
     axes = drawn(tmp_path)["score-by-round"].axes[0]
     looks = {line.get_label(): (line.get_color(), str(line.get_linestyle()), line.is_dashed()) for line in axes.lines}
     assert list(looks) == ["DP-FedGD (grid)", "DP-FedGD (optuna)", "DP-FedAdam (grid)", "DP-FedAdam (optuna)"]

@@ -27,18 +27,18 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.report import status
-from orchestrator.results import places as results
+from orchestrator.results import locations as results
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from trainables.data import features
 from trainables.errors import UserError
-from trainables.pack_storage import ENDING, DamagedError, PackStorage, name_of
-from trainables.problem import in_process
-from trainables.saved import SavedModel
-from trainables.server import HostsHere, Server
+from trainables.federation.checkpoints import ENDING, DamagedError, PackStorage, name_of
+from trainables.federation.problem import in_process
+from trainables.federation.saved_model import SavedModel
+from trainables.federation.server import HostsHere, Server
 
 tried = settings(
     max_examples=int(os.environ.get("FEDSWEEP_FUZZ", "100")),
@@ -54,7 +54,7 @@ STUDY = {
     "privacy": {"clip": 1.0, "delta": 1e-5},
     "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
     "seeds": {"search": 1, "confirm": [42, 7]},
-    "search": {"ways": ["grid"]},
+    "search": {"strategies": ["grid"]},
     "evaluate_every": 2,
 }
 scalars = (

@@ -16,15 +16,15 @@ from trainables.data import features
 from trainables.data import partition as partitions
 from trainables.data.simulated import Simulation
 from trainables.errors import UserError
+from trainables.federation.pack import plan_of
+from trainables.federation.problem import Problem
+from trainables.federation.trial_spec import DataSpec, ProblemSpec
 from trainables.methods import METHODS
 from trainables.methods.base import Run
 from trainables.methods.dp_fednewton import solved
 from trainables.models.shard import Shard
-from trainables.pack import plan_of
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import PrivacySettings
-from trainables.problem import Problem
-from trainables.spec import DataSpec, ProblemSpec
 
 TASKS = ("logistic", "multinomial", "poisson")
 every_task = pytest.mark.parametrize("task", TASKS)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainables.errors import UserError
-from trainables.exact import GRID, from_grid, to_grid
+from trainables.federation.exact_sum import GRID, from_grid, to_grid
 from trainables.models import compiled, kernels, softmax
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
 from trainables.models.shard import Diagnostics, Shard

@@ -5,8 +5,8 @@ import small
 import whole_study
 
 from orchestrator.report.tables.best import read_best
-from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import Results
 
 TEXT = """\
 name: twice

@@ -7,8 +7,8 @@ All nine runs are lanes of one pack. The noise here is not the authors', hence t
 import pytest
 import small
 
-from trainables.problem import in_process
-from trainables.server import run_here
+from trainables.federation.problem import in_process
+from trainables.federation.server import run_here
 
 TUNED = {  # DP-FedSOFIM, CIFAR-10 / ResNet-20
     0.5: {"learning_rate": 0.2, "rho": 0.5, "beta": 0.95},

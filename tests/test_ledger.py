@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import pytest
 import small
 
-from orchestrator.report import status
 from orchestrator.results import ledger as ledgers
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row
 from trainables.errors import UserError
 

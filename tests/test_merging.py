@@ -7,13 +7,13 @@ import pytest
 from test_search import GD, drive, near, row, study
 
 from orchestrator.commands.options import seconds_of, shard_of
-from orchestrator.report import status
+from orchestrator.execution import study_run
+from orchestrator.execution.merging import merge
+from orchestrator.execution.sweep import Sweep
 from orchestrator.report.tables import write_tables
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.places import CANCEL, place
-from orchestrator.running import sweeping
-from orchestrator.running.merging import merge
-from orchestrator.search.sweep import Sweep
+from orchestrator.results.locations import CANCEL, place
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
@@ -23,7 +23,7 @@ def part(folder: Path, of: Study, k: int, n: int) -> None:
     """Every n-th cell, as `run --shard` does it."""
     blueprint = Blueprint.draw(of)
     with Ledger.write(folder) as ledger:
-        sweeping._enter_study(ledger, blueprint, "by hand", folder)
+        study_run._enter_study(ledger, blueprint, "by hand", folder)
         sweep = Sweep(replace(blueprint, cells=blueprint.cells[k - 1 :: n]), ledger)
         while not sweep.finished:
             rows = [row(trial, near(0.3)(trial)) for trial in sweep.waiting.values()]
@@ -113,7 +113,7 @@ def test_a_time_that_is_none(text):
 @pytest.mark.parametrize("remote", [False, True])
 def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
     """Whoever runs the study hears of it, once, on this machine or through the storage."""
-    monkeypatch.setattr("orchestrator.results.places.SIGN_OF_LIFE_S", 0.01)
+    monkeypatch.setattr("orchestrator.results.locations.SIGN_OF_LIFE_S", 0.01)
     where = f"file://{tmp_path}/results" if remote else str(tmp_path / "results")
     with place(where).to_write() as running, Ledger.write(running.folder) as ledger:
         ledger.add_study(study().model_dump_json(), "by hand")

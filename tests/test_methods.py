@@ -12,12 +12,13 @@ import twin
 import twin_glm
 import twin_sampled
 
-from trainables import methods, pack
+from trainables import methods
 from trainables.errors import UserError
+from trainables.federation import pack
+from trainables.federation.pack import pack_group, plan_of
 from trainables.methods import METHODS
 from trainables.methods.base import Hyperparameter
 from trainables.models import kernels
-from trainables.pack import pack_group, plan_of
 from trainables.privacy.plan import PrivacySettings
 
 ROUNDS = 20

@@ -15,17 +15,17 @@ from test_methods import varied_trials
 
 from trainables import models
 from trainables.errors import UserError
+from trainables.federation.denormals import taken_for_zero
+from trainables.federation.pack import check, plan_of
+from trainables.federation.problem import in_process
+from trainables.federation.server import HostsHere, Server
 from trainables.methods import METHODS
 from trainables.models import compiled, kernels, per_example
 from trainables.models.lanes import SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
-from trainables.pack import check, plan_of
 from trainables.privacy.noise import Address
-from trainables.problem import in_process
-from trainables.server import HostsHere, Server
-from trainables.subnormal import taken_for_zero
 
 pytestmark = pytest.mark.usefixtures("both_kernels")
 

@@ -18,16 +18,18 @@ import small
 from nodes import HOST, Cluster, free_port, peak_bytes, thaw, title_of, wait_for
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from orchestrator.execution import study_run
+from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.cluster import head, nodes
+from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import head, nodes, runner, sweeping
-from orchestrator.running.progress import View
 from orchestrator.study.reading import parse
-from trainables import pack_slot
 from trainables.errors import UserError
-from trainables.federation import Federation, FederationSize
-from trainables.pack_desk import Order
-from trainables.pack_storage import PackStorage, name_of
-from trainables.problem import Shipper
+from trainables.federation.checkpoints import PackStorage, name_of
+from trainables.federation.problem import Shipper
+from trainables.ray_actors import slot
+from trainables.ray_actors.desk import Order
+from trainables.ray_actors.federation import Federation, FederationSize
 
 pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
@@ -70,7 +72,7 @@ def study(tmp_path_factory) -> Path:
 def expected(local_ray, tmp_path_factory) -> dict[str, bytes]:
     """The tables of a run on a local Ray."""
     folder = tmp_path_factory.mktemp("local")
-    assert sweeping.run(parse(STUDY, "nodes.yaml", folder), STUDY, folder, View()).complete
+    assert study_run.run(parse(STUDY, "nodes.yaml", folder), STUDY, folder, View()).complete
     return shown(folder)
 
 
@@ -268,8 +270,8 @@ def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, exp
 
 def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monkeypatch, expected):
     """Somebody has all processors; the study says who, and begins when they are free."""
-    monkeypatch.setattr(runner, "SAY_BUSY_EVERY_S", 0.0)
-    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(ray_backend, "SAY_BUSY_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.1)
     other = placement_group([{"CPU": 2}])
     ray.get(other.ready())
     said = []
@@ -280,7 +282,7 @@ def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monke
             if "busy" in sentence:
                 remove_placement_group(other)
 
-    assert sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Hears()).complete
+    assert study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Hears()).complete
     assert any(sentence.startswith("the cluster is busy: no node has room for a federation") for sentence in said)
     assert shown(tmp_path) == expected
 
@@ -357,10 +359,10 @@ def test_eight_federations_compute_at_once_and_leave_what_one_leaves(tmp_path, t
 
 SHIP = """
 import json, ray, small
-from orchestrator.running.cluster import connected
-from trainables.federation import Federation, FederationSize
-from trainables.pack_storage import PackStorage
-from trainables.problem import Shipper
+from orchestrator.execution.cluster.connect import connected
+from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.federation.checkpoints import PackStorage
+from trainables.federation.problem import Shipper
 from ray.util.placement_group import placement_group
 problem = small.problem(data="synthetic-frozen:20000,100,64,10")
 with connected({address!r}):
@@ -458,14 +460,14 @@ def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_pa
     there = lambda: [{"CPU": 1.0 if plans else 2.0}]  # noqa: E731
     monkeypatch.setattr(nodes, "present_and_gone", lambda: (there(), set()))
     monkeypatch.setattr(nodes, "free_resources", there)
-    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(runner, "WAIT_FOR_NODES_S", 0.0)
+    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "WAIT_FOR_NODES_S", 0.0)
 
     class Plans(View):
         def started(self, sweep, size):
             plans.append((size.federations, size.size.hosts))
 
-    assert sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Plans()).complete
+    assert study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Plans()).complete
     assert plans == [(1, 2), (1, 1)]
     assert shown(tmp_path) == expected
 
@@ -475,24 +477,24 @@ def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
     looks = iter([1.0])
     monkeypatch.setattr(nodes, "present_and_gone", lambda: ([{"CPU": next(looks, 2.0)}], set()))
     monkeypatch.setattr(nodes, "free_resources", lambda: [{"CPU": 1.0}])
-    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
     most = []
 
     class Busy(View):
         def changed(self, running):
             most.append(len(running.in_flight))
 
-    assert sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Busy()).complete
+    assert study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Busy()).complete
     assert max(most) == 2
 
 
 def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
     rooms = iter([2.0])
     monkeypatch.setattr(nodes, "present_and_gone", lambda: ([{"CPU": next(rooms, 0.0)}], set()))
-    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(runner, "WAIT_FOR_NODES_S", 0.0)
+    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "WAIT_FOR_NODES_S", 0.0)
     with pytest.raises(UserError, match=r"^resources: a federation of 1 hosts needs 1 CPU on one node, which none has"):
-        sweeping.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, View())
+        study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, View())
 
 
 class Desk:
@@ -511,21 +513,21 @@ class Desk:
 @pytest.fixture
 def ran(local_ray, small_problem, monkeypatch):
     """A slot as Tune makes it, in this process, which runs one pack and would save after every look at the clock."""
-    monkeypatch.setattr(pack_slot, "CHECKPOINT_EVERY_S", -1.0)
-    monkeypatch.setattr(pack_slot, "CHECKPOINT_SHARE", 1e9)
-    monkeypatch.setattr(pack_slot, "CHUNK_S", 0.0)
+    monkeypatch.setattr(slot, "CHECKPOINT_EVERY_S", -1.0)
+    monkeypatch.setattr(slot, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(slot, "CHUNK_S", 0.0)
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, rounds=8, seed=seed) for seed in range(3)]
     shipment = Shipper().reference(small_problem)
 
     def run(storage: PackStorage, resume_from: str = "", of=trials) -> tuple[list, Desk]:
         desk = Desk(of, shipment, resume_from)
-        slot = pack_slot.PackSlot.__new__(pack_slot.PackSlot)
-        slot.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), storage)
+        one = slot.PackSlot.__new__(slot.PackSlot)
+        one.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), storage)
         try:
             while not desk.reports or desk.reports[-1].kind == "went on":
-                slot.step()
+                one.step()
         finally:
-            slot.cleanup()
+            one.cleanup()
         return of, desk
 
     return run

@@ -12,10 +12,10 @@ import small
 import torch
 from scipy import stats
 
-from trainables.client_host import ClientHost
-from trainables.pack import client_work
+from trainables.federation.client_host import ClientHost
+from trainables.federation.pack import client_work
+from trainables.federation.problem import in_process
 from trainables.privacy.noise import SERVER, Address
-from trainables.problem import in_process
 
 HOME = Address(seed=42, client=3, round=7, step=0, purpose="gradient")
 # one neighbour per field

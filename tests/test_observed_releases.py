@@ -33,15 +33,15 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from observed import Draw, Query, Record
 
-from orchestrator.running.conductor import Conductor
-from trainables import pack
-from trainables.lane_result import LaneResult
+from orchestrator.execution.scheduler import Conductor
+from trainables.federation import pack
+from trainables.federation.lane_result import LaneResult
+from trainables.federation.trial_spec import Preprocess, TrialSpec
 from trainables.methods import METHODS
-from trainables.participation import takes_part
 from trainables.privacy import sampled
 from trainables.privacy.noise import Address
+from trainables.privacy.participation import takes_part
 from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
-from trainables.spec import Preprocess, TrialSpec
 
 ROUNDS, CLIENTS = 3, 3
 DELTA = 1e-5
@@ -457,7 +457,7 @@ def test_the_mean_of_the_features_is_priced_too(method, level, options, aggregat
 def test_what_a_trial_has_beside_hyperparameters_is_known_here():
     """A new field must be asked whether the account hangs on it."""
     asked = {"problem", "method", "hyperparameters", "privacy", "rounds", "aggregate", "preprocess", "seed"}
-    of_no_release = {"evaluate_every", "stop_rule", "code", "precision"}  # the last: tests/test_precision.py
+    of_no_release = {"evaluate_every", "stop_after", "code", "precision"}  # the last: tests/test_precision.py
     assert set(TrialSpec.model_fields) <= asked | of_no_release, set(TrialSpec.model_fields) - asked - of_no_release
 
 

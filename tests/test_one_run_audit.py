@@ -8,8 +8,7 @@ import pytest
 import small
 from scipy.special import expit, logit
 
-from trainables.errors import UserError
-from trainables.one_run_audit import (
+from trainables.audit.one_run import (
     FACTORS,
     Planted,
     at_least,
@@ -20,6 +19,7 @@ from trainables.one_run_audit import (
     one_run_audit,
     room_for,
 )
+from trainables.errors import UserError
 
 DATA = "synthetic-frozen:2000,100,30,4"
 

@@ -8,17 +8,17 @@ import small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.running import memory, planning
-from orchestrator.running.packing import AUTO_LANES, Capacity, capacity, make_packs
+from orchestrator.execution import host_memory, planning
+from orchestrator.execution.packing import AUTO_LANES, Capacity, capacity, make_packs
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
-from trainables.federation import FederationSize
-from trainables.memory import lanes_that_fit
+from trainables.federation.gpu_memory import lanes_that_fit
+from trainables.federation.pack import pack_group
 from trainables.models.lanes import MOST_CLIENTS, SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.softmax import SoftmaxHead
-from trainables.pack import pack_group
+from trainables.ray_actors.federation import FederationSize
 
 
 def fitting(*nodes: dict[str, float], clients: int = 20, **settings) -> tuple[int, int]:
@@ -222,25 +222,25 @@ def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
     settings, gib = ResourceSettings(), 2**30
     nodes = [{**cpus(2), "memory": 16.0 * gib}]
     size = capacity(nodes, settings, 20)
-    assert memory.within_memory(size, settings, 650, nodes) == size, "a small head never notices"
-    large = memory.within_memory(size, settings, 10**7, nodes)
+    assert host_memory.within_memory(size, settings, 650, nodes) == size, "a small head never notices"
+    large = host_memory.within_memory(size, settings, 10**7, nodes)
     assert 1 <= large.lanes_per_pack < size.lanes_per_pack
-    assert memory.lanes_bytes(large, 10**7) <= 8 * gib
-    assert memory.within_memory(size, settings, 10**12, nodes).lanes_per_pack == 1
+    assert host_memory.lanes_bytes(large, 10**7) <= 8 * gib
+    assert host_memory.within_memory(size, settings, 10**12, nodes).lanes_per_pack == 1
     told = ResourceSettings(lanes_per_pack=128)
-    assert memory.within_memory(capacity(nodes, told, 20), told, 10**7, nodes).lanes_per_pack == 128
+    assert host_memory.within_memory(capacity(nodes, told, 20), told, 10**7, nodes).lanes_per_pack == 128
     gpu = capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
-    assert memory.within_memory(gpu, ResourceSettings(gpus_per_host=1), 10**9, nodes) == gpu
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 16 * gib)
-    assert memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's"
+    assert host_memory.within_memory(gpu, ResourceSettings(gpus_per_host=1), 10**9, nodes) == gpu
+    monkeypatch.setattr(host_memory, "machine_bytes", lambda: 16 * gib)
+    assert host_memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's"
 
 
 def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
     text = "name: wide\ndata: ['synthetic-frozen:400,100,64,10']\nclients: 4\nmethods: [dp-fedgd]\nepsilons: [1]\n"
     text += "model: mlp:99999\nresources: {hosts: 1, lanes_per_pack: LANES}\n"
-    monkeypatch.setattr("orchestrator.running.planning.machine_bytes", lambda: 23 * 2**30)
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 23 * 2**30)
-    monkeypatch.setattr("orchestrator.running.planning.local_resources", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr("orchestrator.execution.planning.machine_bytes", lambda: 23 * 2**30)
+    monkeypatch.setattr(host_memory, "machine_bytes", lambda: 23 * 2**30)
+    monkeypatch.setattr("orchestrator.execution.planning.local_resources", lambda: [{"CPU": 2.0}])
     greedy = planning.plan(parse(text.replace("LANES", "128"), "wide.yaml", tmp_path))
     assert "GiB of memory, more than the 23.0 it has" in greedy.as_text()
     modest = planning.plan(parse(text.replace("LANES", "auto"), "wide.yaml", tmp_path))

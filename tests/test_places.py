@@ -16,11 +16,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 from nodes import wait_for
 
-from orchestrator.results import places
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
+from orchestrator.results import locations
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.places import LEDGER, LOCK, place, read_text
-from orchestrator.running import sweeping
-from orchestrator.running.progress import View
+from orchestrator.results.locations import LEDGER, LOCK, place, read_text
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
@@ -87,8 +87,8 @@ def ended(url: str, folder: Path) -> int:
         return db.execute("SELECT count(*) FROM trials").fetchone()[0]
 
 
-def run(where, view: View | None = None, resources: ResourceSettings | None = None) -> sweeping.Finished:
-    return sweeping.run(parse(STUDY, "far.yaml", Path.cwd()), STUDY, where, view or View(), resources=resources)
+def run(where, view: View | None = None, resources: ResourceSettings | None = None) -> study_run.Finished:
+    return study_run.run(parse(STUDY, "far.yaml", Path.cwd()), STUDY, where, view or View(), resources=resources)
 
 
 # ---- a study at a URL
@@ -178,7 +178,7 @@ def test_checkpoints_that_a_node_cannot_reach(url, monkeypatch):
 @pytest.fixture
 def soon(monkeypatch):
     """Signs of life come fast."""
-    monkeypatch.setattr(places, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(locations, "SIGN_OF_LIFE_S", 0.05)
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(url):
@@ -207,7 +207,7 @@ def test_a_dead_driver_blocks_nobody_for_ever(url, monkeypatch):
     first._take_lock()
     with pytest.raises(UserError, match="is in use"), place(url).to_write():
         pass
-    monkeypatch.setattr(places, "LOCK_COUNTS_S", 0.0)
+    monkeypatch.setattr(locations, "LOCK_COUNTS_S", 0.0)
     assert place(url).holder() is None
     with place(url).to_write():
         pass

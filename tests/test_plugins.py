@@ -15,7 +15,8 @@ import fedsweep as face
 from fedsweep.plugins import use
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.reading import load, parse
-from trainables import contract, methods, plugins
+from trainables import methods, plugins
+from trainables.audit import contract
 from trainables.data import features, partition
 from trainables.errors import UserError
 from trainables.methods.base import Method, learning_rate

@@ -7,20 +7,20 @@ import pytest
 import small
 import torch
 
+from orchestrator.execution.training import from_cells
 from orchestrator.report.tables.best import read_best
 from orchestrator.results.ledger import Ledger
-from orchestrator.running.training import from_cells
 from orchestrator.study.reading import load
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
+from trainables.federation.pack import check, pack_group
+from trainables.federation.problem import in_process
+from trainables.federation.server import HostsHere, Server
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
-from trainables.pack import check, pack_group
-from trainables.problem import in_process
-from trainables.server import HostsHere, Server
 from trainables.spec import PRECISIONS
 
 ROUNDING = {"float32": 2e-6, "tf32": 2**-9, "bf16": 2**-7}  # of what a product's factors are rounded to, some units
@@ -231,7 +231,9 @@ def test_results_are_marked_from_the_trial_to_the_best_and_back(tmp_path, no_ray
 def test_the_packaged_study_can_be_read():
     study, _ = load("precision-cifar10-resnet20")
     shown = [method.shown for method in study.methods]
-    assert shown == [f"{name}{way}" for name in ("DP-FedGD", "DP-FedSOFIM") for way in ("", " in tf32", " in bf16")]
+    assert shown == [
+        f"{name}{strategy}" for name in ("DP-FedGD", "DP-FedSOFIM") for strategy in ("", " in tf32", " in bf16")
+    ]
 
 
 def test_its_name_is_in_the_tables():

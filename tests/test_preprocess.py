@@ -9,15 +9,15 @@ import torch
 import twin
 from test_methods import twin_of
 
-from trainables.audit import audit
+from trainables.audit.paired import audit
 from trainables.errors import UserError
+from trainables.federation.pack import check, pack_group, plan_of
+from trainables.federation.trial_spec import Preprocess
 from trainables.methods import METHODS
 from trainables.models.centring import centred, for_raw_features
 from trainables.models.shard import Shard
-from trainables.pack import check, pack_group, plan_of
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import LEVELS, PrivacySettings
-from trainables.spec import Preprocess
 
 BETTER = {"preprocess": Preprocess(center=0.1, bound=3.0), "aggregate": "size"}
 KINDS = {

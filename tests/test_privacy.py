@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from trainables.errors import UserError
-from trainables.pack import plan_of
+from trainables.federation.pack import plan_of
 from trainables.privacy import gaussian
 from trainables.privacy.gaussian import budget, epsilon_of, least_false_negatives, log_delta, mu_of
 from trainables.privacy.plan import (

@@ -12,19 +12,26 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from without_ray import without_ray
 
+from orchestrator.execution import merging, study_run
+from orchestrator.execution.progress import View
 from orchestrator.report.benchmark.export import write_export
-from orchestrator.report.page import read as read_page
+from orchestrator.report.html import read as read_page
 from orchestrator.report.tables import write_tables
-from orchestrator.report.tables.results import Results
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import merging, sweeping
-from orchestrator.running.progress import View
+from orchestrator.results.winners import Results
 from orchestrator.search.private_search import best_of, draws, fixed_grid, score_deviation
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.reading import parse
 from trainables.errors import UserError
 from trainables.privacy.gaussian import epsilon_of, mu_of
-from trainables.privacy.selection import RUNS, best_released, private_search, private_searches, score_std, with_score
+from trainables.privacy.private_selection import (
+    RUNS,
+    best_released,
+    private_search,
+    private_searches,
+    score_std,
+    with_score,
+)
 
 DELTA = 1e-5
 SECRET = b"k" * 32  # which means seven runs
@@ -42,7 +49,7 @@ epsilons: [40]
 privacy: {clip: 2}
 rounds: {confirm: 6}
 evaluate_every: 2
-search: {ways: [private], trials: 6}
+search: {strategies: [private], trials: 6}
 resources: {gpus_per_host: 0}
 """
 
@@ -165,7 +172,7 @@ def test_the_noise_of_a_score_has_the_deviation_that_is_priced():
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("ways: [private]", "ways: [private, grid]", "private goes alone"),
+        ("strategies: [private]", "strategies: [private, grid]", "private goes alone"),
         ("epsilons: [40]", "epsilons: [40]\nobjective: loss", "judged by accuracy"),
         ("clip: 2", "clip: 2, level: user", "protects records"),
         ("trials: 6}", "trials: 6, private: {score: 0}}", "score"),
@@ -188,11 +195,11 @@ def test_methods_without_a_known_price_are_refused():
 # ---- a whole study
 
 
-def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> sweeping.Finished:
+def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> study_run.Finished:
     """With a known secret, for a number of runs that is not too small."""
     with Ledger.write(folder) as ledger:
         ledger.add_secrets({CELL: secret})
-    return sweeping.run(study(text), text, folder, View(), **options)
+    return study_run.run(study(text), text, folder, View(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +287,7 @@ def test_a_search_that_lost_half_of_its_runs_draws_the_same_ones(swept, tmp_path
     with Ledger.write(halved) as ledger:
         keys = list(ledger.outcomes())
         ledger._db.executemany("DELETE FROM trials WHERE key = ?", ((key,) for key in keys[::2]))
-    sweeping.run(study(), TEXT, halved, View())
+    study_run.run(study(), TEXT, halved, View())
     assert published(halved) == published(swept)
 
 

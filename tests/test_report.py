@@ -11,14 +11,14 @@ import pytest
 import reported
 from test_tables import SETTING, row, study, writing
 
-from orchestrator.report import page
-from orchestrator.report.page import data, html, words
-from orchestrator.report.page.configurations import Configuration, grouped, varied
-from orchestrator.report.page.data import as_json, gather
-from orchestrator.report.page.importance import importance
-from orchestrator.report.tables.results import Results
+from orchestrator.report import html
+from orchestrator.report.html import data, document, words
+from orchestrator.report.html.configurations import Configuration, grouped, varied
+from orchestrator.report.html.data import as_json, gather
+from orchestrator.report.html.importance import importance
 from orchestrator.results.ledger import Ledger
-from trainables.objective import ACCURACY
+from orchestrator.results.winners import Results
+from orchestrator.study.objective import ACCURACY
 
 CURVES = {1: {10: 50.0, 20: 60.0}, 2: {10: 52.0, 20: 62.0}, 3: {10: 54.0, 20: 64.0}}
 
@@ -52,7 +52,7 @@ def test_the_report_is_the_same_again(folder, fedsweep):
 
 def test_names_cannot_end_the_data(folder):
     """Between the two tags of the data there is no other tag, and what stands there is the data."""
-    text = html.page(html.content(page.read([str(folder)])))
+    text = document.page(document.content(html.read([str(folder)])))
     inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
     assert not set("<>&\u2028\u2029") & set(inside)
     assert json.loads(inside)["studies"][0]["description"] == reported.DESCRIPTION
@@ -61,7 +61,7 @@ def test_names_cannot_end_the_data(folder):
 
 
 def test_nothing_is_fetched(folder):
-    text = html.page(html.content(page.read([str(folder)])))
+    text = document.page(document.content(html.read([str(folder)])))
     assert "connect-src 'none'" in text
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
     assert "@import" not in text
@@ -92,7 +92,7 @@ def test_a_study_that_has_not_begun(tmp_path):
     found = read(tmp_path)
     assert found["cells"] == []
     assert found["words"] == []
-    assert html.page(html.content([found]))
+    assert document.page(document.content([found]))
 
 
 def test_json_is_strict():
@@ -137,7 +137,7 @@ def test_the_page_has_every_configuration_and_the_winner(folder):
 
 
 def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):
-    monkeypatch.setattr("orchestrator.report.page.data.MOST_CONFIGURATIONS", 12)
+    monkeypatch.setattr("orchestrator.report.html.data.MOST_CONFIGURATIONS", 12)
     for cell in read(folder)["cells"]:
         assert len(cell["search"]["mean"]) == min(3, len(cell["search"]["mean"]) + cell["search"]["left_out"])
         assert cell["search"]["winner"] is not None, "the winner is among the best, which stay"
@@ -145,7 +145,7 @@ def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):
 
 def test_a_page_stays_below_five_megabytes(tmp_path):
     """Long curves of many cells would take more: there are fewer of them then, with fewer points."""
-    assert data.MOST_BYTES + len(html.page(html.content([])).encode()) < 5_000_000
+    assert data.MOST_BYTES + len(document.page(document.content([])).encode()) < 5_000_000
     of = large.wide_study(2, seeds={"search": [1, 2, 3], "confirm": [42, 7]})
     large.write(tmp_path, of, 30, points=60, metrics=("loss", "train_loss"))
     with Ledger.read(tmp_path) as ledger:
@@ -304,7 +304,7 @@ def test_an_unfinished_study_says_so(tmp_path):
 
 def test_results_at_a_url(tmp_path, fedsweep):
     """Their report lies beside them, and a server follows them from there."""
-    from orchestrator.report.page import serving
+    from orchestrator.report.html import serving
 
     reported.write(tmp_path / "there")
     url = (tmp_path / "there").as_uri()

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from trainables.client_host import ClientHost
 from trainables.errors import UserError
+from trainables.federation.client_host import ClientHost
+from trainables.federation.pack import client_work, plan_of
+from trainables.federation.problem import in_process
 from trainables.methods.base import ClientProgram
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
-from trainables.pack import client_work, plan_of
-from trainables.participation import cohort, most_rounds, participants
 from trainables.privacy import gaussian
 from trainables.privacy.noise import Address
+from trainables.privacy.participation import cohort, most_rounds, participants
 from trainables.privacy.plan import ADJACENCIES, RELEASES, Event, PrivacyPlan, PrivacySettings
 from trainables.privacy.sampled import Sampled, epsilon_of, grid_for
-from trainables.problem import in_process
 
 # ---- rows of a shard
 

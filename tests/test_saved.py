@@ -8,13 +8,13 @@ import pytest
 import small
 from test_cli import assert_one_sentence
 
-from orchestrator.running.training import Trained, Training, saved_model, with_secret_seed
+from orchestrator.execution.training import Trained, Training, saved_model, with_secret_seed
 from trainables.errors import UserError
-from trainables.pack import check
-from trainables.problem import in_process
-from trainables.saved import SavedModel
-from trainables.server import HostsHere, Server
-from trainables.spec import Preprocess
+from trainables.federation.pack import check
+from trainables.federation.problem import in_process
+from trainables.federation.saved_model import SavedModel
+from trainables.federation.server import HostsHere, Server
+from trainables.federation.trial_spec import Preprocess
 
 BETTER = {"preprocess": Preprocess(center=0.1, bound=3.0), "aggregate": "size"}
 

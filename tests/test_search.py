@@ -18,29 +18,29 @@ from hypothesis import strategies as st
 
 import search_spaces
 from benchmarks import regret
-from orchestrator.report import status
+from orchestrator.execution import planning, study_run
+from orchestrator.execution.planning import plan
+from orchestrator.execution.progress import View
+from orchestrator.execution.sweep import Sweep
 from orchestrator.report.export import export
-from orchestrator.report.page.data import gather
+from orchestrator.report.html.data import gather
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
-from orchestrator.report.tables.results import Results
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.running import planning, sweeping
-from orchestrator.running.planning import plan
-from orchestrator.running.progress import View
+from orchestrator.results.winners import Results
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import contenders_of, paired
 from orchestrator.search.lead import Lead
 from orchestrator.search.optuna_search import OptunaSearch
 from orchestrator.search.selection import choose, ranked, win_contest
-from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.extension import check_extension
+from orchestrator.study.objective import ACCURACY, SQUARED_ERROR
 from orchestrator.study.settings import HalvingSettings, Study
 from trainables.errors import UserError
-from trainables.objective import ACCURACY, SQUARED_ERROR
-from trainables.pack import plan_of
-from trainables.spec import TrialSpec
+from trainables.federation.pack import plan_of
+from trainables.federation.trial_spec import TrialSpec
 
 DATA = "synthetic-frozen:400,100,6,3"
 SETTING = "toy / iid"
@@ -119,9 +119,9 @@ class Ran:
     choices: dict[str, str | None]
     """The winner's key, by cell."""
 
-    def of(self, title: str, stage: str, way: str = "grid", epsilon: float = 8) -> list[TrialSpec]:
+    def of(self, title: str, stage: str, strategy: str = "grid", epsilon: float = 8) -> list[TrialSpec]:
         known = {trial.key: trial for trial in self.trials}
-        return [known[key] for key in self.stages.get((cell(title, epsilon), way, stage), [])]
+        return [known[key] for key in self.stages.get((cell(title, epsilon), strategy, stage), [])]
 
 
 def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | None = None) -> Ran:
@@ -183,7 +183,7 @@ def test_what_the_trials_of_a_stage_are(tmp_path):
     for title in ("DP-FedGD", "DP-FedSOFIM"):
         for stage, rounds in (("coarse", 3), ("fine", 4)):
             for trial in ran.of(title, stage):
-                assert (trial.rounds, trial.seed, trial.stop_rule) == (rounds, 5, "")
+                assert (trial.rounds, trial.seed, trial.stop_after) == (rounds, 5, None)
                 assert (trial.problem.train_on, trial.problem.evaluate_on) == ("train", "validation")
         confirm = ran.of(title, "confirm")
         assert [trial.seed for trial in confirm] == [1, 2]
@@ -573,7 +573,7 @@ def test_clip_and_rounds_may_be_searched_over(tmp_path):
 def test_halving_needs_equal_rounds():
     axes = {"learning_rate": [0.1], "rounds": [2, 4]}
     with pytest.raises(ValueError, match="halving compares after equal rounds, but DP-FedGD searches over rounds"):
-        study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"ways": ["halving"]})
+        study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"strategies": ["halving"]})
 
 
 # ---- what does not run to its end
@@ -615,18 +615,20 @@ def test_what_failed_is_tried_again_unless_something_was_built_on_it(tmp_path):
     assert states["failed"] == 1
 
 
-@pytest.mark.parametrize("way", ["grid", "optuna"])
-def test_what_a_winner_was_chosen_without_stays_out(tmp_path, way):
+@pytest.mark.parametrize("strategy", ["grid", "optuna"])
+def test_what_a_winner_was_chosen_without_stays_out(tmp_path, strategy):
     """The winner is confirmed: a fine or an Optuna trial that failed is not tried again, it might win now."""
-    of = study(methods=[GD], search={"ways": [way], "optuna": {"batch": 3}})
+    of = study(methods=[GD], search={"strategies": [strategy], "optuna": {"batch": 3}})
 
     def judge(trial):
         searched = trial.rounds == 4
         return ("failed", None, None) if searched and trial.hyperparameters["learning_rate"] < 0.09 else near(1)(trial)
 
     first = drive(tmp_path, of, judge)
-    stages = ("fine",) if way == "grid" else ("optuna",)
-    assert any(trial.hyperparameters["learning_rate"] < 0.09 for s in stages for trial in first.of("DP-FedGD", s, way))
+    stages = ("fine",) if strategy == "grid" else ("optuna",)
+    assert any(
+        trial.hyperparameters["learning_rate"] < 0.09 for s in stages for trial in first.of("DP-FedGD", s, strategy)
+    )
     assert drive(tmp_path, of, near(0.01)).trials == []
 
 
@@ -745,23 +747,23 @@ def test_where_the_budgets_beside_cannot_be_asked(tmp_path):
     with pytest.raises(ValueError, match="warm_start brings more contenders to a contest, and there is none"):
         study(search={"warm_start": True, "select": "single"})
     with pytest.raises(UserError, match=r"shard = 2/3: with search.warm_start"):
-        sweeping.run(study(search={"warm_start": True}), "", tmp_path, View(), shard=(2, 3))
+        study_run.run(study(search={"warm_start": True}), "", tmp_path, View(), shard=(2, 3))
 
 
 # ---- cut off and taken up again
 
 
-WAYS = {
+STRATEGIES = {
     "table": {},
     "zoom": {"search": {"refine": "zoom"}},
     "zoom, several seeds": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [3]}, "search": {"refine": "zoom"}},
-    "both": {"search": {"ways": ["grid", "optuna"], "optuna": {"batch": 3}}},
-    "random": {"methods": [GD], "search": {"ways": ["random"]}},
-    "halving": {"methods": [GD], "search": {"ways": ["halving"], "trials": 4}},
+    "both": {"search": {"strategies": ["grid", "optuna"], "optuna": {"batch": 3}}},
+    "random": {"methods": [GD], "search": {"strategies": ["random"]}},
+    "halving": {"methods": [GD], "search": {"strategies": ["halving"], "trials": 4}},
     "halving, several seeds": {
         "methods": [GD],
         "seeds": {"search": [1, 2], "contest": [11]},
-        "search": {"ways": ["halving"], "trials": 3, "halving": {"rungs": 2, "keep": 0.5}},
+        "search": {"strategies": ["halving"], "trials": 3, "halving": {"rungs": 2, "keep": 0.5}},
     },
     "contest": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [11, 12]}},
     "warm": {
@@ -773,7 +775,7 @@ WAYS = {
     "both selections, optuna": {
         "methods": [GD],
         "seeds": {"search": [1, 2], "contest": [11]},
-        "search": {"ways": ["optuna"], "select": ["contest", "single"], "optuna": {"batch": 4}},
+        "search": {"strategies": ["optuna"], "select": ["contest", "single"], "optuna": {"batch": 4}},
     },
 }
 
@@ -786,9 +788,9 @@ def sometimes_diverging(trial: TrialSpec):
     return state, accuracy, trial.hyperparameters.get("rho", 1.0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_sweep_cut_off_anywhere_goes_on_the_same(tmp_path, way):
-    of = study(**WAYS[way])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sweep_cut_off_anywhere_goes_on_the_same(tmp_path, strategy):
+    of = study(**STRATEGIES[strategy])
     whole = drive(tmp_path / "whole", of, sometimes_diverging)
     assert whole.finished
     for cut in range(1, len(whole.trials)):
@@ -802,10 +804,10 @@ def test_a_sweep_cut_off_anywhere_goes_on_the_same(tmp_path, way):
         assert Counter(t.key for t in first.trials + second.trials) == Counter(t.key for t in whole.trials)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_row_s_key_is_that_of_its_trial(tmp_path, way):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_row_s_key_is_that_of_its_trial(tmp_path, strategy):
     """The key is the hash of all that can change the result: read back, the trial must have the same one."""
-    drive(tmp_path, study(**WAYS[way]), sometimes_diverging)
+    drive(tmp_path, study(**STRATEGIES[strategy]), sometimes_diverging)
     with Ledger.read(tmp_path) as ledger:
         for key, found in ledger.rows(ledger.outcomes()).items():
             assert found.trial.key == key
@@ -845,7 +847,7 @@ class DyingLedger:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_driver_that_dies_at_any_write(tmp_path, after):
-    of = study(search={"ways": ["grid", "optuna"], "optuna": {"batch": 4}})
+    of = study(search={"strategies": ["grid", "optuna"], "optuna": {"batch": 4}})
     blueprint = Blueprint.draw(of)
     whole = drive(tmp_path / "whole", of, sometimes_diverging)
     for writes in itertools.count(1):
@@ -899,7 +901,7 @@ def test_more_of_everything_else_runs_alone(tmp_path):
 
 def test_a_second_way_of_searching_runs_alone(tmp_path):
     first = drive(tmp_path, study(methods=[GD]), near(0.3))
-    second = drive(tmp_path, study(methods=[GD], search={"ways": ["grid", "optuna"]}), near(0.3))
+    second = drive(tmp_path, study(methods=[GD], search={"strategies": ["grid", "optuna"]}), near(0.3))
     assert {key for key in second.stages if key not in first.stages} == {
         (cell("DP-FedGD"), "optuna", "optuna"),
         (cell("DP-FedGD"), "optuna", "confirm"),
@@ -922,7 +924,7 @@ def test_status_of_a_sweep_that_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("way", "state", "ended"),
+    ("strategy", "state", "ended"),
     [
         ("grid", "done", False),  # fine is still to be opened
         ("grid", "diverged", True),  # there is nothing to refine
@@ -930,8 +932,8 @@ def test_status_of_a_sweep_that_is_cut_off(tmp_path):
         ("optuna", "diverged", False),  # three of seven: the next batch is still to be asked
     ],
 )
-def test_status_where_the_driver_died_between_a_result_and_the_next_stage(tmp_path, way, state, ended):
-    of = study(methods=[GD], search={"ways": [way], "optuna": {"batch": 3}})
+def test_status_where_the_driver_died_between_a_result_and_the_next_stage(tmp_path, strategy, state, ended):
+    of = study(methods=[GD], search={"strategies": [strategy], "optuna": {"batch": 3}})
     drive(tmp_path, of, near(0.3), stop_after=0)
     with Ledger.write(tmp_path) as ledger:
         waiting = Sweep(Blueprint.draw(of), ledger).waiting.values()
@@ -943,7 +945,7 @@ def test_status_where_the_driver_died_between_a_result_and_the_next_stage(tmp_pa
 # ---- optuna
 
 
-OPTUNA = {"ways": ["optuna"], "optuna": {"batch": 3}}
+OPTUNA = {"strategies": ["optuna"], "optuna": {"batch": 3}}
 
 
 def test_optuna_has_the_budget_of_the_grids(tmp_path):
@@ -1064,14 +1066,14 @@ def test_optuna_is_told_the_mean_over_seeds(tmp_path):
 
 
 def test_the_number_of_configurations_may_be_set(tmp_path):
-    for way in ("optuna", "random"):
-        ran = drive(tmp_path / way, study(methods=[GD], search={"ways": [way], "trials": 5}), near(0.3))
-        assert len(ran.stages[cell("DP-FedGD"), way, way]) == 5
-        assert status.read(tmp_path / way)["finished"]
+    for strategy in ("optuna", "random"):
+        ran = drive(tmp_path / strategy, study(methods=[GD], search={"strategies": [strategy], "trials": 5}), near(0.3))
+        assert len(ran.stages[cell("DP-FedGD"), strategy, strategy]) == 5
+        assert status.read(tmp_path / strategy)["finished"]
 
 
 def test_a_random_search_draws_all_at_once_and_from_its_seed(tmp_path):
-    random = {"ways": ["random"], "trials": 20}
+    random = {"strategies": ["random"], "trials": 20}
     of = study(methods=[GD], search=random)
     runs = [drive(tmp_path / name, of, near(best)) for name, best in (("a", 1), ("b", 0.01))]
     found = [rates(ran.of("DP-FedGD", "random", "random")) for ran in runs]
@@ -1092,7 +1094,7 @@ def test_optuna_goes_on_where_trials_diverge(tmp_path):
 
 # ---- successive halving
 
-HALVING = {"ways": ["halving"], "trials": 9}
+HALVING = {"strategies": ["halving"], "trials": 9}
 RUNG = ("rung-1", "rung-2", "rung-3")
 
 
@@ -1140,7 +1142,7 @@ def test_a_rung_is_cut_by_the_mean_over_seeds_and_who_is_lost_on_one_comes_last(
 
     def judge(trial):
         rate = trial.hyperparameters["learning_rate"]
-        if rate == rates_drawn[-1] and trial.stop_rule:
+        if rate == rates_drawn[-1] and trial.stop_after:
             return "done", 99.0 if trial.seed == 1 else 0.0, 1.0
         if rate == rates_drawn[-2] and trial.seed == 2:
             return "diverged", None, None
@@ -1155,7 +1157,7 @@ def test_a_rung_is_cut_by_the_mean_over_seeds_and_who_is_lost_on_one_comes_last(
 
 def first_rung(of) -> list[TrialSpec]:
     (cell_of,) = Blueprint.draw(of).cells
-    return CellSearch(cell_of, of.ways[0], 10).next_trials({})[1]
+    return CellSearch(cell_of, of.strategies[0], 10).next_trials({})[1]
 
 
 @pytest.mark.parametrize("given", [{"fixed": {"rounds": 90}}, {"rounds": 90}])
@@ -1172,7 +1174,7 @@ def test_tables_and_exports_tell_rungs_apart(tmp_path):
 
     def judge(trial):
         rate = trial.hyperparameters["learning_rate"]
-        return "done", 90 - 10 * rate if trial.stop_rule else 50 + 10 * rate, 1.0
+        return "done", 90 - 10 * rate if trial.stop_after else 50 + 10 * rate, 1.0
 
     of = study(methods=[GD], rounds={"fine": 90, "confirm": 90}, search=HALVING)
     ran = drive(tmp_path, of, judge)
@@ -1229,7 +1231,7 @@ def test_whoever_leads_leads_its_rung(tmp_path):
 
 
 def test_a_study_of_early_stopping_within_packs_is_told_what_is_there_now():
-    with pytest.raises(ValueError, match=r"ways: \[halving\] stops across packs"):
+    with pytest.raises(ValueError, match=r"strategies: \[halving\] stops across packs"):
         study(search={"early_stopping": {"rounds": [2]}})
     assert study(search={"early_stopping": None}) == study(), "as older ledgers say it"
     recorded = json.loads(study().model_dump_json())
@@ -1254,13 +1256,13 @@ def test_regret_is_measured_against_the_best_that_was_judged(tmp_path, capsys):
     )
     (found,) = json.loads((tmp_path / "found.json").read_text())
     assert found["judged"] == 3
-    assert set(found["ways"]) == {"grid", "grid single"}
+    assert set(found["strategies"]) == {"grid", "grid single"}
     assert found["best"]["configuration"]["learning_rate"] in (0.1, 1.0)
     # three configurations, one of them in both grids; two seeds, or one; two contest seeds of 70 rounds
-    assert found["ways"]["grid single"]["trial_rounds"] == 3 * 50
-    assert found["ways"]["grid"]["trial_rounds"] == 2 * 3 * 50 + 3 * 2 * 70
-    for way in found["ways"].values():
-        assert 0 <= way["mean"] <= way["p95"] <= way["worst"] < found["best"]["mean"]
+    assert found["strategies"]["grid single"]["trial_rounds"] == 3 * 50
+    assert found["strategies"]["grid"]["trial_rounds"] == 2 * 3 * 50 + 3 * 2 * 70
+    for strategy in found["strategies"].values():
+        assert 0 <= strategy["mean"] <= strategy["p95"] <= strategy["worst"] < found["best"]["mean"]
     assert "| synthetic-frozen:300,200,6,3, dp-fedgd, 40 |" in capsys.readouterr().out
 
 

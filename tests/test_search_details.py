@@ -4,6 +4,7 @@ import pytest
 import test_private_search as private
 from test_search import DATA, GD, drive, near, row, study
 
+from orchestrator.execution.sweep import Sweep, _without_passing_failures
 from orchestrator.results.ledger import Ledger
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import Contender, contenders_of, mean, mean_score, paired, spread
@@ -12,10 +13,9 @@ from orchestrator.search.lead import Lead
 from orchestrator.search.optuna_search import draw
 from orchestrator.search.private_search import best_of, draws
 from orchestrator.search.selection import choose, leader, told_apart, win_contest
-from orchestrator.search.sweep import Sweep, _without_passing_failures
 from orchestrator.study.cells import Blueprint
+from orchestrator.study.objective import ACCURACY, SQUARED_ERROR
 from search_spaces import load
-from trainables.objective import ACCURACY, SQUARED_ERROR
 
 
 def judged(*rows: tuple[float | None, ...]):
@@ -95,17 +95,19 @@ def test_who_leads_before_all_has_ended():
 def test_what_is_yet_to_open_is_what_is_not_open():
     """GD has 3 coarse and 4 fine configurations, of which 0.1 is in both; two seeds in confirm."""
     of = study(methods=[GD])
-    (cell,), (way,) = Blueprint.draw(of).cells, of.ways
-    assert yet_to_open(of, cell.method, cell.space, way, {}) == {"coarse": 3, "fine": 3, "confirm": 2}
-    assert yet_to_open(of, cell.method, cell.space, way, {"coarse": 3}) == {"fine": 3, "confirm": 2}
-    assert yet_to_open(of, cell.method, cell.space, way, {"coarse": 3, "fine": 4}) == {"confirm": 2}
-    assert yet_to_open(of, cell.method, cell.space, way, {"coarse": 3, "fine": 4, "confirm": 2}) == {}
+    (cell,), (strategy,) = Blueprint.draw(of).cells, of.strategies
+    assert yet_to_open(of, cell.method, cell.space, strategy, {}) == {"coarse": 3, "fine": 3, "confirm": 2}
+    assert yet_to_open(of, cell.method, cell.space, strategy, {"coarse": 3}) == {"fine": 3, "confirm": 2}
+    assert yet_to_open(of, cell.method, cell.space, strategy, {"coarse": 3, "fine": 4}) == {"confirm": 2}
+    assert yet_to_open(of, cell.method, cell.space, strategy, {"coarse": 3, "fine": 4, "confirm": 2}) == {}
 
 
-@pytest.mark.parametrize(("search", "exact"), [({}, True), ({"refine": "zoom"}, False), ({"ways": ["optuna"]}, False)])
+@pytest.mark.parametrize(
+    ("search", "exact"), [({}, True), ({"refine": "zoom"}, False), ({"strategies": ["optuna"]}, False)]
+)
 def test_only_grids_of_a_table_are_known_beforehand(search, exact):
     assert is_exact(study(search=search)) is exact
-    assert not is_exact(study(search={"ways": ["grid", "optuna"]}))
+    assert not is_exact(study(search={"strategies": ["grid", "optuna"]}))
 
 
 # ---- a private search
@@ -123,10 +125,10 @@ def test_what_is_drawn_from_a_secret_is_pinned():
 
 
 def test_a_private_search_runs_what_its_secret_says_and_then_the_winner_itself(tmp_path):
-    of = study(methods=[GD], data=[{"source": DATA, "label": "toy"}], search={"ways": ["private"], "trials": 6})
+    of = study(methods=[GD], data=[{"source": DATA, "label": "toy"}], search={"strategies": ["private"], "trials": 6})
     ran = drive(tmp_path, of, near(1.0))
-    searched = ran.of("DP-FedGD", "private", way="private")
-    (confirmed,) = ran.of("DP-FedGD", "confirm", way="private")
+    searched = ran.of("DP-FedGD", "private", strategy="private")
+    (confirmed,) = ran.of("DP-FedGD", "confirm", strategy="private")
     with Ledger.write(tmp_path) as ledger:
         sweep = Sweep(blueprint := Blueprint.draw(of), ledger)
         (cell,) = blueprint.cells
@@ -222,10 +224,10 @@ def test_what_is_to_come_by_way_and_seed():
     """GD has 3 coarse and 4 fine configurations, one of them in both."""
     seeds = {"search": [1, 2], "contest": [11, 12, 13], "confirm": [21]}
 
-    def to_come(way, **search):
+    def to_come(strategy, **search):
         of = study(methods=[GD], seeds=seeds, search={"select": ["contest", "single"], "contenders": 100, **search})
         (cell,) = Blueprint.draw(of).cells
-        return yet_to_open(of, cell.method, cell.space, of.ways[way], {})
+        return yet_to_open(of, cell.method, cell.space, of.strategies[strategy], {})
 
     assert to_come(0) == {"coarse": 6, "fine": 6, "contest": 21, "confirm": 1}
     assert to_come(1) == {"coarse": 3, "confirm": 1}, "its fine trials are the other's"
@@ -234,8 +236,8 @@ def test_what_is_to_come_by_way_and_seed():
 
 def test_grids_of_other_rounds_share_nothing():
     of = study(methods=[GD], rounds={"coarse": 3, "fine": 4, "confirm": 6})
-    (cell,), (way,) = Blueprint.draw(of).cells, of.ways
-    assert yet_to_open(of, cell.method, cell.space, way, {})["fine"] == 4
+    (cell,), (strategy,) = Blueprint.draw(of).cells, of.strategies
+    assert yet_to_open(of, cell.method, cell.space, strategy, {})["fine"] == 4
 
 
 @pytest.mark.parametrize(
@@ -243,8 +245,8 @@ def test_grids_of_other_rounds_share_nothing():
     [
         ({}, False),
         ({"refine": "zoom"}, True),
-        ({"ways": ["optuna"], "refine": "zoom"}, False),
-        ({"ways": ["optuna"]}, False),
+        ({"strategies": ["optuna"], "refine": "zoom"}, False),
+        ({"strategies": ["optuna"]}, False),
     ],
 )
 def test_only_a_grid_that_zooms_may_grow(search, grows):
@@ -253,8 +255,8 @@ def test_only_a_grid_that_zooms_may_grow(search, grows):
 
 def test_beside_a_winner_are_those_below_and_above(tmp_path):
     of = study(methods=[GD])
-    (cell,), (way,) = Blueprint.draw(of).cells, of.ways
-    search = CellSearch(cell, way, 100)
+    (cell,), (strategy,) = Blueprint.draw(of).cells, of.strategies
+    search = CellSearch(cell, strategy, 100)
     stage, trials = search.next_trials({})
     search.open(stage, trials)
     low, middle, high = sorted(search.contenders("coarse"), key=lambda c: search.configuration(c)["learning_rate"])

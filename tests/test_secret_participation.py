@@ -11,14 +11,14 @@ import twin_user
 from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
-from trainables.audit import audit
+from trainables.audit.paired import audit
 from trainables.errors import UserError
+from trainables.federation.pack import check, pack_group, plan_of
 from trainables.methods import METHODS
 from trainables.methods.local_steps import UserLocalSteps
-from trainables.pack import check, pack_group, plan_of
-from trainables.participation import takes_part
 from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.noise import Address
+from trainables.privacy.participation import takes_part
 from trainables.privacy.plan import PrivacySettings
 
 Q = 0.4

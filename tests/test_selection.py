@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from trainables.errors import UserError
-from trainables.privacy import selection
+from trainables.privacy import private_selection
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
-from trainables.privacy.selection import (
+from trainables.privacy.private_selection import (
     all_released,
     base_for,
     best_released,
@@ -48,9 +48,9 @@ def test_the_way_back_gives_nothing_away(epsilon, mean):
 def test_what_rounding_adds_is_taken_back(epsilon, monkeypatch):
     """Were a mu a little more than the base has bought, the base gives way, a little."""
     plain = base_for(epsilon, MEAN, DELTA)
-    monkeypatch.setattr(selection, "mu_of", lambda *given: mu_of(*given) * (1 + 3e-12))
+    monkeypatch.setattr(private_selection, "mu_of", lambda *given: mu_of(*given) * (1 + 3e-12))
     base = base_for(epsilon, MEAN, DELTA)
-    assert best_released(selection.mu_of(base, DELTA), MEAN, DELTA) <= epsilon
+    assert best_released(private_selection.mu_of(base, DELTA), MEAN, DELTA) <= epsilon
     assert plain * (1 - 1e-9) < base < plain
 
 

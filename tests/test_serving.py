@@ -8,7 +8,7 @@ import pytest
 import reported
 from test_tables import Writer, study, writing
 
-from orchestrator.report.page import data, serving
+from orchestrator.report.html import data, serving
 from orchestrator.results.ledger import Ledger
 from trainables.errors import UserError
 

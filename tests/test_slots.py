@@ -13,13 +13,14 @@ from ray.tune.search import Searcher
 from test_search import GD, SOFIM, drive, study
 
 from benchmarks.waiting import WaitingFederation, _result
+from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.cluster import nodes
+from orchestrator.execution.packing import Capacity
+from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
-from orchestrator.running import nodes, runner
-from orchestrator.running.packing import Capacity
-from orchestrator.search.sweep import Sweep
 from orchestrator.study.cells import Blueprint
-from trainables.federation import FederationSize
-from trainables.pack_storage import PackStorage
+from trainables.federation.checkpoints import PackStorage
+from trainables.ray_actors.federation import FederationSize
 
 pytestmark = pytest.mark.ray
 
@@ -37,7 +38,7 @@ def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> 
     with Ledger.write(folder / "results") as ledger:
         sweep = Sweep(Blueprint.draw(of), ledger)
         size = Capacity(FederationSize(1, cpus_per_host=CORES / slots), slots, lanes_per_pack=lanes, **more)
-        runner.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
+        ray_backend.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
         assert sweep.finished
         return ledger.outcomes(), ledger.stages()
 
@@ -80,13 +81,13 @@ def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
 
 def test_gpus_that_come_take_over_what_has_not_begun(local_ray, tmp_path, monkeypatch):
     """The packs in flight end where they are; nothing that ended is run again."""
-    monkeypatch.setattr(runner, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
     seen = tmp_path / "seen"
     seen.mkdir()
     come = {"CPU": 1.0, "GPU": 1.0}
     monkeypatch.setattr(nodes, "free_resources", lambda: [come] if any(seen.glob("packs-*")) else [{"GPU": 8.0}])
     start = functools.partial(WaitingFederation, 0.2, 1, str(seen))
-    with pytest.raises(runner.GPUsCameError):
+    with pytest.raises(ray_backend.GPUsCameError):
         swept(tmp_path, 2, start, waits_for_gpus=True)
     with Ledger.read(tmp_path / "results") as ledger:
         before = ledger.outcomes()
@@ -123,7 +124,7 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
 def test_slots_are_suggested_while_there_is_use_for_them():
     """And when all is over Tune is told so: it would wait ten minutes for a first one."""
     conductor = SimpleNamespace(over=False, size=SimpleNamespace(federations=3), has_use_for=lambda slots: slots <= 2)
-    slots = runner.Slots(conductor)
+    slots = ray_backend.Slots(conductor)
     assert [slots.suggest(name) for name in "abc"] == [{"slot": "a"}, {"slot": "b"}, None]
     conductor.over = True
     assert slots.suggest("d") == Searcher.FINISHED
@@ -161,7 +162,7 @@ def test_what_is_imported_later_travels_by_its_name():
     program = (
         "import sys\n"
         "from ray import cloudpickle\n"
-        "from trainables.later import torch\n"
+        "from trainables.lazy import torch\n"
         "def sent():\n"
         "    return torch.ones(2).sum().item()\n"
         "before = cloudpickle.dumps(sent)\n"
@@ -191,11 +192,12 @@ def test_the_cause_of_a_death_stands_lines_before_its_details(tmp_path):
     """As Ray words it, and Tune writes it down: one failure after the other."""
     file = tmp_path / "error.txt"
     file.write_text(FAILURES)
-    failure = runner._failure(SimpleNamespace(error_file=str(file)))
+    failure = ray_backend._failure(SimpleNamespace(error_file=str(file)))
     assert failure.startswith(" 2 (occurred at")
-    assert runner.NODE_DIED in failure
-    assert runner._reason(failure) == "the actor's node was terminated: received SIGTERM"
+    assert ray_backend.NODE_DIED in failure
+    assert ray_backend._reason(failure) == "the actor's node was terminated: received SIGTERM"
     for nothing in (None, str(tmp_path / "gone")):
         assert (
-            runner._reason(runner._failure(SimpleNamespace(error_file=nothing))) == "its process ended without a word"
+            ray_backend._reason(ray_backend._failure(SimpleNamespace(error_file=nothing)))
+            == "its process ended without a word"
         )

@@ -3,8 +3,8 @@
 import pytest
 from test_tables import LAST, Writer, study, writing
 
-from orchestrator.report import status
 from orchestrator.results import ledger as ledgers
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 
 FEDGD = [({"learning_rate": rate}, score) for rate, score in ((0.01, 40.0), (0.1, 60.0), (1.0, 50.0))]

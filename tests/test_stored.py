@@ -9,7 +9,7 @@ import small
 from trainables.data import features, stored
 from trainables.data.stored import StoredRows
 from trainables.errors import UserError
-from trainables.problem import Problem
+from trainables.federation.problem import Problem
 
 ROWS, FEATURES = 300, 7
 

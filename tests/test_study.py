@@ -69,15 +69,15 @@ def test_packaged_studies_load():
 
 def test_quickstart_is_the_study_that_the_readme_promises():
     study, _ = load("quickstart")
-    ways = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD centred by size", "DP-FedSOFIM centred by size"]
-    assert [method.shown for method in study.methods] == ways
+    strategies = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD centred by size", "DP-FedSOFIM centred by size"]
+    assert [method.shown for method in study.methods] == strategies
     assert study.epsilons == [1, 10]
     assert [data.label for data in study.data] == ["synthetic-frozen"]
     assert study.search.select == ["contest"]
     assert study.seeds == SeedSettings(), "smaller in rows and grids, never in seeds"
     for page in ("README.md", "docs/first-study.md"):
         rows = re.findall(r"^\| (DP-\S.*?) *\|(.*)\|(.*)\|$", (REPOSITORY / page).read_text(), re.M)
-        assert [name for name, _, _ in rows] == ways, page
+        assert [name for name, _, _ in rows] == strategies, page
         for name, *cells in rows:
             less, more = (float(cell.strip(" *").split(" ± ")[0]) for cell in cells)
             assert less < more, f"{page}: {name} does worse with more privacy budget"
@@ -101,7 +101,7 @@ def test_defaults_are_those_of_the_paper():
     assert (study.clients, study.partitions) == (20, ["dirichlet:0.5"])
     assert (study.privacy.delta, study.privacy.clip) == (1e-5, 10)
     assert (study.privacy.release, study.privacy.adjacency) == ("local", "replace-one")
-    assert study.search.ways == ["grid"]
+    assert study.search.strategies == ["grid"]
     assert study.resources.lanes_per_pack == "auto"
 
 
@@ -229,10 +229,10 @@ WRONG = {
     "seeds twice": (changed("[42, 7]", "[42, 42]"), 14, "seeds.confirm", "[42, 42] must be distinct"),
     "delta": (TEXT + "privacy:\n  delta: 1\n", 16, "privacy.delta", "less than 1 (found 1)"),
     "release": (TEXT + "privacy:\n  release: central\n", 16, "privacy.release", "'local' or 'secure-aggregation'"),
-    "way": (
-        TEXT + "search:\n  ways: [grid, luck]\n",
+    "strategy": (
+        TEXT + "search:\n  strategies: [grid, luck]\n",
         16,
-        "search.ways.1",
+        "search.strategies.1",
         "'grid', 'optuna', 'random', 'halving' or 'private'",
     ),
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
@@ -245,7 +245,7 @@ WRONG = {
         TEXT + "search:\n  early_stopping:\n    rounds: [15]\n",
         16,
         "search.early_stopping",
-        "ways: [halving]",
+        "strategies: [halving]",
     ),
     "rungs": (TEXT + "search:\n  halving:\n    rungs: 9\n", 17, "search.halving.rungs", "found 9"),
     "YAML: bracket": (changed("[42, 7]", "[42, 7"), 15, "", "not valid YAML: "),
@@ -307,7 +307,9 @@ def test_what_has_no_effect_is_said(tmp_path, fedsweep):
     assert "note: evaluate_every = 60 is more than the rounds of DP-FedGD, DP-FedSOFIM: only the last is judged" in out
     assert notes(read(TEXT)) == []
     assert notes(read(changed("- dp-fedgd", fine) + "search: {refine: table}\n")) == []
-    assert notes(read(changed("- dp-fedgd", fine) + "search: {ways: [grid, random]}\n")) == [], "ranges come of both"
+    assert notes(read(changed("- dp-fedgd", fine) + "search: {strategies: [grid, random]}\n")) == [], (
+        "ranges come of both"
+    )
 
 
 @pytest.mark.parametrize("name", ["a[b", "float", "["])
@@ -488,7 +490,7 @@ EXTENSIONS = {
     "a partition": changed("[iid]", "[iid, 'dirichlet:0.5']"),
     "data": changed("6,3", '6,3", "synthetic-frozen:500,100,6,3'),
     "a confirm seed": changed("[42, 7]", "[42, 7, 1]"),
-    "a way of searching": TEXT + "search: {ways: [grid, optuna]}\n",
+    "a way of searching": TEXT + "search: {strategies: [grid, optuna]}\n",
     "resources": TEXT + "resources: {hosts: 1, lanes_per_pack: 7}\n",
     "who is compared to": TEXT + "compare_to: dp-fedgd\n",
     "its description": TEXT + "description: The same, in other words.\n",

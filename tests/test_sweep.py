@@ -14,10 +14,11 @@ import pytest
 import yaml
 from without_ray import without_ray
 
-from orchestrator.report import status
+from orchestrator.execution import planning, study_run
+from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.progress import JsonView, Standing, View
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.running import planning, runner, sweeping
-from orchestrator.running.progress import JsonView, Standing, View
 from orchestrator.study.reading import parse
 from trainables.errors import UserError
 
@@ -51,8 +52,8 @@ def study_text(resources: str = "gpus_per_host: 0") -> str:
     return f"{TEXT}resources: {{{resources}}}\n"
 
 
-def run(folder: Path, text: str, view: View | None = None) -> sweeping.Finished:
-    return sweeping.run(parse(text, "tiny.yaml", Path.cwd()), text, folder, view or View())
+def run(folder: Path, text: str, view: View | None = None) -> study_run.Finished:
+    return study_run.run(parse(text, "tiny.yaml", Path.cwd()), text, folder, view or View())
 
 
 def rows(folder: Path) -> dict[str, Row]:
@@ -65,9 +66,9 @@ def stages(folder: Path) -> dict[tuple[str, str, str], list[str]]:
         return ledger.stages()
 
 
-def stage(folder: Path, cell: str, name: str, way: str = "grid") -> list[Row]:
+def stage(folder: Path, cell: str, name: str, strategy: str = "grid") -> list[Row]:
     found = rows(folder)
-    return [found[key] for key in stages(folder)[cell, way, name]]
+    return [found[key] for key in stages(folder)[cell, strategy, name]]
 
 
 def shown(folder: Path) -> dict[str, bytes]:
@@ -103,8 +104,8 @@ def nothing_runs(monkeypatch):
     def forbidden(*arguments, **named):
         pytest.fail("something was run")
 
-    monkeypatch.setattr(runner, "run", forbidden)
-    monkeypatch.setattr("trainables.federation.Federation.__init__", forbidden)
+    monkeypatch.setattr(ray_backend, "run", forbidden)
+    monkeypatch.setattr("trainables.ray_actors.federation.Federation.__init__", forbidden)
 
 
 # ---- what a sweep leaves
@@ -242,7 +243,7 @@ def test_tables_that_were_deleted_come_back_the_same(copied, nothing_runs):
     before = shown(copied)
     shutil.rmtree(copied / "tables")
     (copied / "best.yaml").unlink()
-    sweeping.rebuild_tables(copied)
+    study_run.rebuild_tables(copied)
     assert shown(copied) == before
 
 
@@ -269,7 +270,7 @@ def test_results_do_not_depend_on_how_the_work_was_cut(swept, local_ray, tmp_pat
 def extended(swept, tmp_path_factory) -> tuple[Path, list[str]]:
     """A copy of the folder, its study extended by a budget and by Optuna; and the lines for programs."""
     folder = Path(shutil.copytree(swept, tmp_path_factory.mktemp("extended") / "copied"))
-    text = study_text().replace("[40]", "[40, 20]").replace("search: {", "search: {ways: [grid, optuna], ")
+    text = study_text().replace("[40]", "[40, 20]").replace("search: {", "search: {strategies: [grid, optuna], ")
     lines = io.StringIO()
     with without_ray(), contextlib.redirect_stdout(lines):
         assert run(folder, text, JsonView()).complete
@@ -294,7 +295,7 @@ def test_an_extended_study_runs_only_what_is_new(swept, extended):
 def test_both_ways_of_searching_side_by_side(extended):
     """The same budget, and a table that compares them."""
     folder = extended[0]
-    table = list(csv.DictReader(io.StringIO((folder / "tables" / "search-ways.csv").read_text())))
+    table = list(csv.DictReader(io.StringIO((folder / "tables" / "search-strategies.csv").read_text())))
     assert len(table) == 2 * 2 * 2, "budgets, methods, ways"
     assert {(line["search"], line["method"], line["trials"]) for line in table} == {
         ("grid", "DP-FedGD", "12"),  # one of 13 is in both grids
@@ -357,7 +358,7 @@ def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(no_ra
     assert run(whole, contest_text("hosts: 2")).complete
     run(cut, contest_text("hosts: 1, lanes_per_pack: 2"))
     assert shown(cut) == shown(whole)
-    assert {"tables/selection.md", "tables/partitions.md", "tables/search-ways.md"} <= set(shown(whole))
+    assert {"tables/selection.md", "tables/partitions.md", "tables/search-strategies.md"} <= set(shown(whole))
     contest = stage(whole, GD, "contest")
     assert len(contest) == 3 * 2
     assert {(row.rounds, row.trial.problem.evaluate_on, bool(row.correct)) for row in contest} == {
@@ -379,7 +380,7 @@ def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(no_ra
 def test_rungs_are_the_beginnings_of_whole_runs(swept, local_ray, tmp_path):
     """A trial that ends early is what the same trial was after as many rounds; its account is of all."""
     method = TEXT[TEXT.index("  - dp-fedgd:") : TEXT.index("  - dp-fedsofim:")]
-    halving = "search: {ways: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}, "
+    halving = "search: {strategies: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}, "
     finished = run(tmp_path, study_text().replace(method, "").replace("search: {", halving))
     assert (finished.complete, finished.failed) == (True, 0)
     first, last = (stage(tmp_path, SOFIM, rung, "halving") for rung in ("rung-1", "rung-2"))

@@ -23,13 +23,14 @@ from test_tables import (
     writing,
 )
 
-from orchestrator.report.tables import Results, frames, render
+from orchestrator.report.tables import Results, render
 from orchestrator.report.tables.common import bold_best
 from orchestrator.report.tables.differences import Difference, difference, shown_p
-from orchestrator.report.tables.results import CellResult
 from orchestrator.report.tables.tuning import _seeds
+from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
-from trainables.objective import ACCURACY
+from orchestrator.results.winners import CellResult
+from orchestrator.study.objective import ACCURACY
 from trainables.privacy.gaussian import epsilon_of, mu_of
 
 differences = import_module("orchestrator.report.tables.differences")  # the package calls a function so
@@ -464,7 +465,7 @@ def taken_over(folder, earlier: Results) -> list[bool]:
 
 def test_cells_that_have_not_changed_are_taken_from_an_earlier_reading(tmp_path):
     """In either way of searching. Where another trial has ended, or another number of rows is known, they are read."""
-    of = study(epsilons=[1], methods=["dp-fedgd"], search={"ways": ["grid", "random"]})
+    of = study(epsilons=[1], methods=["dp-fedgd"], search={"strategies": ["grid", "random"]})
     with writing(tmp_path, of) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, {42: LOW[42], 7: None})
@@ -538,11 +539,13 @@ def test_one_that_stands_alone_is_no_best(values, marked):
 @pytest.fixture
 def private(tmp_path):
     """Three runs, of which the second wins by far: with so large a budget noise does not matter."""
-    of = study(epsilons=[1000], methods=["dp-fedgd"], search={"ways": ["private"], "trials": 3, "refine": "table"})
+    of = study(
+        epsilons=[1000], methods=["dp-fedgd"], search={"strategies": ["private"], "trials": 3, "refine": "table"}
+    )
     with writing(tmp_path, of) as writer:
         runs = [({"learning_rate": rate}, score) for rate, score in ((0.1, 10.0), (1.0, 60.0), (10.0, 20.0))]
-        writer.search("dp-fedgd", 1000, {"private": runs}, way="private")
-        writer.confirm("dp-fedgd", 1000, {"learning_rate": 1.0}, {42: HIGH[42]}, way="private")
+        writer.search("dp-fedgd", 1000, {"private": runs}, strategy="private")
+        writer.confirm("dp-fedgd", 1000, {"learning_rate": 1.0}, {42: HIGH[42]}, strategy="private")
     build(tmp_path)
     return tmp_path
 
@@ -575,9 +578,9 @@ def test_of_a_private_search_a_winner_counts_as_one_run(private, tmp_path):
     search = cell.search
     assert (search.trials, search.trial_rounds, search.found_in) == (1, 0, ("private",))
     assert dict(search.states) == {"done": 1}
-    of = study(epsilons=[1000], methods=["dp-fedgd"], search={"ways": ["private"], "trials": 3})
+    of = study(epsilons=[1000], methods=["dp-fedgd"], search={"strategies": ["private"], "trials": 3})
     with writing(tmp_path / "none", of) as writer:
-        writer.search("dp-fedgd", 1000, {"private": [({"learning_rate": 0.1}, "diverged")]}, way="private")
+        writer.search("dp-fedgd", 1000, {"private": [({"learning_rate": 0.1}, "diverged")]}, strategy="private")
     (cell,) = results_of(tmp_path / "none").cells
     search = cell.search
     assert (search.trials, search.trial_rounds, search.found_in) == (0, 0, ())

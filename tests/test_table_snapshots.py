@@ -17,11 +17,11 @@ from test_tables import SETTING, TEST_ROWS, Writer, build, study
 
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.ways import RUNGS
+from orchestrator.study.strategies import RUNGS
 from trainables import methods
 from trainables.data import partition
+from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.privacy.plan import PrivacySettings
-from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 CASES: dict[str, Callable[[Path], None]] = {}
@@ -85,7 +85,7 @@ class Filler(Writer):
         metrics = {metric: curve, **(more or {})}
         return Row(trial.key, trial.model_dump_json(), state, rounds=last, metrics=metrics, correct=correct, **found)
 
-    def searched(self, name, epsilon, stages, way="grid") -> None:
+    def searched(self, name, epsilon, stages, strategy="grid") -> None:
         """stages: name -> [(hyperparameters, scores by seed)]; a score may be how the trial ended, or None: not yet."""
         for stage, members in stages.items():
             keys, rows = [], []
@@ -96,16 +96,16 @@ class Filler(Writer):
                     trial = self.run(name, epsilon, rest, seed, confirm=False, **own)
                     stop = self.study.last_round_of(self.method(name), stage)
                     if stage in RUNGS and stop < trial.rounds:
-                        trial = trial.model_copy(update={"stop_rule": f"after {stop}"})
+                        trial = trial.model_copy(update={"stop_after": stop})
                     keys.append(trial.key)
                     if isinstance(score, str):
                         rows.append(self.ended(trial, {}, score, rounds=0 if score == "failed" else 3))
                     elif score is not None:
                         rows.append(self.ended(trial, {trial.last_round: score}))
             self.ledger.add(rows)
-            self.ledger.add_stage(self.cell(self.method(name).name, epsilon, name), way, stage, keys)
+            self.ledger.add_stage(self.cell(self.method(name).name, epsilon, name), strategy, stage, keys)
 
-    def confirmed(self, name, epsilon, hypers, curves, way="grid", dealt=None, correct=None, **fields) -> None:
+    def confirmed(self, name, epsilon, hypers, curves, strategy="grid", dealt=None, correct=None, **fields) -> None:
         """curves: by seed, {round: score}, or (state, rounds, curve), or None: not ended yet."""
         keys, rows = [], []
         own = {part: fields.pop(part) for part in ("clip", "rounds", "dealt_as") if part in fields}
@@ -116,7 +116,7 @@ class Filler(Writer):
             if curve is not None:
                 rows.append(self.ended(trial, curve, state, rounds, correct=(correct or {}).get(seed, b""), **fields))
         self.ledger.add(rows)
-        self.ledger.add_stage(self.cell(self.method(name).name, epsilon, name), way, "confirm", keys)
+        self.ledger.add_stage(self.cell(self.method(name).name, epsilon, name), strategy, "confirm", keys)
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def unfinished(folder: Path) -> None:
 
 
 @case
-def ways(folder: Path) -> None:
+def strategies(folder: Path) -> None:
     """A grid search, its winners picked by several seeds and by a single one; methods that run centred, too."""
     own = {"preprocess": {"center": 0.02, "bound": 16}, "clip": 4}
     of = study(
@@ -242,13 +242,15 @@ def ways(folder: Path) -> None:
         writer = filler()
         for place, (name, score) in enumerate(ends.items()):
             above = {0.1: {1: -2, 2: 0}, 1.0: {1: -5, 2: -5}, 0.5: {1: -1, 2: -4}}
-            for way, seeds, rate in (("grid", (1, 2), 0.1), ("grid single", (1,), 0.5)):
+            for strategy, seeds, rate in (("grid", (1, 2), 0.1), ("grid single", (1,), 0.5)):
                 tried = [
                     ({"learning_rate": r}, {seed: score + more[seed] for seed in seeds}) for r, more in above.items()
                 ]
-                writer.searched(name, 2, {"coarse": tried[:2], "fine": tried[2:]}, way)
+                writer.searched(name, 2, {"coarse": tried[:2], "fine": tried[2:]}, strategy)
                 final = {42: score + rate, 7: score + rate + 5 * place * rate}
-                writer.confirmed(name, 2, {"learning_rate": rate}, ending(final), way, correct={7: first(4 + place)})
+                writer.confirmed(
+                    name, 2, {"learning_rate": rate}, ending(final), strategy, correct={7: first(4 + place)}
+                )
 
 
 @case
@@ -299,7 +301,7 @@ def private(folder: Path) -> None:
     of = study(
         methods=["dp-fedgd", "dp-fedsofim"],
         epsilons=[500, 1000],
-        search={"ways": ["private"], "trials": 3},
+        search={"strategies": ["private"], "trials": 3},
         seeds={"search": [1, 2]},
     )
     runs = [({"learning_rate": rate}, {seed: score}) for rate, seed, score in ((0.1, 3, 10.0), (1.0, 4, 60.0))]
@@ -325,7 +327,7 @@ def single(folder: Path) -> None:
         methods=["dp-fedgd", "dp-fedadam", "dp-fedadamw", bounded, released, "dp-fedyogi"],
         epsilons=[1],
         seeds={"confirm": [42]},
-        search={"ways": ["random"], "trials": 1},
+        search={"strategies": ["random"], "trials": 1},
         compare_to="dp-fedgd",
         privacy={"clipping": "automatic"},
     )
@@ -357,7 +359,7 @@ def halving(folder: Path) -> None:
         methods=["dp-fedgd", "dp-fedadam"],
         epsilons=[1],
         objective="loss",
-        search={"ways": ["halving"], "trials": 3},
+        search={"strategies": ["halving"], "trials": 3},
         seeds={"search": [1], "confirm": [42, 7]},
     )
     with filling(folder, of) as filler:

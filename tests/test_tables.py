@@ -17,21 +17,22 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
-from orchestrator.report.tables import Results, frames, render, write_tables
+from orchestrator.report.tables import Results, render, write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
 from orchestrator.report.tables.partitions import split
 from orchestrator.report.tables.privacy import _rounded_up
 from orchestrator.report.tables.tuning import shown_value
+from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.settings import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.errors import UserError
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import PrivacySettings
-from trainables.spec import DataSpec, ProblemSpec, TrialSpec
 
 SETTING = "toy / iid"
 TEST_ROWS, VALIDATION_ROWS = 20, 100
@@ -82,7 +83,7 @@ class Writer:
     def cell(self, method: str, epsilon: float, label: str = "") -> str:
         return f"{self.setting} / {label or methods.get(method).title} / eps {epsilon:g}"
 
-    def search(self, method, epsilon, stages, way="grid", label=""):
+    def search(self, method, epsilon, stages, strategy="grid", label=""):
         """stages: name -> [(hyperparameters, validation accuracy, or how it ended, or None: not ended yet)]."""
         for stage, members in stages.items():
             keys = []
@@ -93,9 +94,9 @@ class Writer:
                     self.ledger.add([row(trial, {}, state=came_to)])
                 elif came_to is not None:
                     self.ledger.add([row(trial, {LAST: came_to})])
-            self.ledger.add_stage(self.cell(method, epsilon, label), way, stage, keys)
+            self.ledger.add_stage(self.cell(method, epsilon, label), strategy, stage, keys)
 
-    def confirm(self, method, epsilon, hypers, curves, way="grid", label="", correct=None, **fields):
+    def confirm(self, method, epsilon, hypers, curves, strategy="grid", label="", correct=None, **fields):
         """curves: seed -> {round: test accuracy}, or (state, rounds, curve), or None: not ended yet."""
         keys = []
         for seed, came_to in curves.items():
@@ -105,7 +106,7 @@ class Writer:
             if curve is not None:
                 bits = (correct or {}).get(seed, b"")
                 self.ledger.add([row(trial, curve, state=state, rounds=rounds, correct=bits, **fields)])
-        self.ledger.add_stage(self.cell(method, epsilon, label), way, "confirm", keys)
+        self.ledger.add_stage(self.cell(method, epsilon, label), strategy, "confirm", keys)
 
 
 def row(trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST, correct=b"", **fields) -> Row:
@@ -400,7 +401,7 @@ def test_values_are_shown_as_people_type_them(value, shown):
 
 
 def test_two_ways_stand_side_by_side(tmp_path):
-    of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"], search={"ways": ["grid", "optuna"]})
+    of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"], search={"strategies": ["grid", "optuna"]})
     with writing(tmp_path, of) as writer:
         for method in ("dp-fedgd", "dp-fedadam"):
             writer.search(method, 1, GRID)
@@ -410,7 +411,7 @@ def test_two_ways_stand_side_by_side(tmp_path):
             )
             writer.confirm(method, 1, {"learning_rate": 0.25}, HIGH, "optuna")
     build(tmp_path)
-    assert lines(tmp_path, "search-ways") == [
+    assert lines(tmp_path, "search-strategies") == [
         ["Method", "Search", "Trials", "Trial-rounds", "Validation (%)", "Test (%)"],
         ["**ε = 1**", "", "", "", "", ""],
         ["DP-FedGD", "grid", "3", "60", "50.00", "41.50 ± 2.12"],
@@ -427,13 +428,15 @@ def test_two_ways_stand_side_by_side(tmp_path):
     ]
     cells = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"]
     assert list(cells) == [
-        f"{SETTING} / {method} / eps 1{way}" for method in ("DP-FedGD", "DP-FedAdam") for way in ("", " (optuna)")
+        f"{SETTING} / {method} / eps 1{strategy}"
+        for method in ("DP-FedGD", "DP-FedAdam")
+        for strategy in ("", " (optuna)")
     ]
     assert cells[f"{SETTING} / DP-FedGD / eps 1 (optuna)"]["hyperparameters"] == {"learning_rate": 0.25}
 
 
 def test_one_way_is_not_compared(finished):
-    assert not (finished / "tables" / "search-ways.md").exists()
+    assert not (finished / "tables" / "search-strategies.md").exists()
 
 
 # ---- rounds to 95%

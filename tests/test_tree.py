@@ -8,8 +8,8 @@ import pytest
 import small
 import torch
 
+from trainables.federation.pack import plan_of
 from trainables.methods.dp_ftrl import TreeGradient
-from trainables.pack import plan_of
 
 EVERY = [(rounds, restart) for rounds in (1, 2, 3, 5, 8, 11) for restart in (0, 1, 3, 4)]
 every_tree = pytest.mark.parametrize(("rounds", "restart"), EVERY)

@@ -7,10 +7,10 @@ import small
 import test_methods
 import twin_user
 
-from trainables.audit import audit
+from trainables.audit.paired import audit
 from trainables.errors import UserError
+from trainables.federation.pack import check, pack_group, plan_of
 from trainables.methods import METHODS
-from trainables.pack import check, pack_group, plan_of
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import RELEASES, PrivacySettings
 

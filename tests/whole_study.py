@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
+from orchestrator.execution.packing import Capacity, make_packs
+from orchestrator.execution.scheduler import Conductor
+from orchestrator.execution.study_run import _enter_study
+from orchestrator.execution.sweep import Sweep
 from orchestrator.report.tables import write_tables
 from orchestrator.results.ledger import Ledger
-from orchestrator.running.conductor import Conductor
-from orchestrator.running.packing import Capacity, make_packs
-from orchestrator.running.sweeping import _enter_study
-from orchestrator.search.sweep import Sweep
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
-from trainables.federation import FederationSize
-from trainables.problem import in_process
-from trainables.server import run_here
+from trainables.federation.problem import in_process
+from trainables.federation.server import run_here
+from trainables.ray_actors.federation import FederationSize
 
 
 def run(text: str, folder: Path) -> None:

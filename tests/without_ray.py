@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.running import sweeping, training
-from orchestrator.running.conductor import Conductor
-from orchestrator.running.packing import Capacity, make_packs
-from trainables.federation import FederationSize
-from trainables.problem import in_process
-from trainables.server import HostsHere, Server, run_here
+from orchestrator.execution import study_run, training
+from orchestrator.execution.packing import Capacity, make_packs
+from orchestrator.execution.scheduler import Conductor
+from trainables.federation.problem import in_process
+from trainables.federation.server import HostsHere, Server, run_here
+from trainables.ray_actors.federation import FederationSize
 
 LANES = 128  # of a pack, where the study does not say
 
@@ -47,8 +47,8 @@ class FederationHere:
 def without_ray(cores: int = 2) -> Iterator[None]:
     """As on a machine of so many cores."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeping, "_run_packs", packs_here)
-        for module in (sweeping, training):
+        patch.setattr(study_run, "_run_packs", packs_here)
+        for module in (study_run, training):
             patch.setattr(module, "connected", contextlib.nullcontext)
         patch.setattr(training, "Federation", FederationHere)
         patch.setattr(training, "Shipper", lambda: SimpleNamespace(ship=in_process))

@@ -81,7 +81,7 @@ def audit(
     if cell is not None or canaries is not None:
         raise UserError(f"--{'canaries' if cell is None else 'cell'} goes with a result folder, not with a method")
     method = target
-    from trainables import audit as auditing
+    from trainables.audit import paired as auditing
     from trainables.privacy.gaussian import budget
     from trainables.privacy.plan import PrivacySettings
 
@@ -155,9 +155,9 @@ def is_folder(target: str) -> bool:
 
 def _one_run(folder: str, cell: str | None, canaries: int | None, noise_factor: float, seed: int, json: bool) -> None:
     """The winner of a cell, trained once more with canaries among its rows."""
-    from orchestrator.running.sweeping import chosen_cells
-    from orchestrator.running.training import from_cells
-    from trainables import one_run_audit as auditing
+    from orchestrator.execution.study_run import chosen_cells
+    from orchestrator.execution.training import from_cells
+    from trainables.audit import one_run as auditing
 
     training = from_cells(chosen_cells(folder), folder, cell, seed, None)
     found = auditing.one_run_audit(

@@ -28,7 +28,7 @@ def bench(
         repetitions = ["--repetitions", "3", "--judges", "5"] if quick else []
         device = "cuda" if torch.cuda.is_available() else "cpu"
         run_regret(
-            ["--data", search, "--ways", "grid", "optuna", "random", "halving", "--device", device, *repetitions]
+            ["--data", search, "--strategies", "grid", "optuna", "random", "halving", "--device", device, *repetitions]
         )
         return
     from benchmarks.bench import bench as run_bench

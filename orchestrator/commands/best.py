@@ -10,13 +10,13 @@ import typer
 from orchestrator.commands.options import Folder, Json
 from orchestrator.commands.sweep import say_if_unfinished
 from orchestrator.console import emit_json
+from orchestrator.study.objective import OBJECTIVES, Objective
 from trainables import plugins
-from trainables.objective import OBJECTIVES, Objective
 
 
 def best(folder: Folder, json: Json = False) -> None:
     """Print the chosen configuration of every cell."""
-    from orchestrator.running.sweeping import chosen_cells
+    from orchestrator.execution.study_run import chosen_cells
 
     cells = chosen_cells(folder)
     say_if_unfinished(folder)

@@ -45,7 +45,7 @@ def calibrate(
     """Say how much noise a budget needs: one noisy gradient a round, clients of equal size."""
     from trainables.privacy.gaussian import budget, mu_of
     from trainables.privacy.plan import Event, PrivacyPlan, PrivacySettings
-    from trainables.privacy.selection import all_released, base_for, best_released, best_released_by_renyi
+    from trainables.privacy.private_selection import all_released, base_for, best_released, best_released_by_renyi
 
     in_range(1, 10**6, rounds=rounds)
     in_range(1, 10**7, clients=clients)

@@ -9,8 +9,8 @@ from trainables import plugins
 
 def cancel(folder: Folder) -> None:
     """Ask whoever runs a study, on whatever machine, to finish the packs in flight and end. `resume` goes on."""
-    from orchestrator.report import status
-    from orchestrator.results.places import place
+    from orchestrator.results import status
+    from orchestrator.results.locations import place
     from trainables.errors import UserError
 
     holder = status.read(folder)["running"]

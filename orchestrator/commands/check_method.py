@@ -27,7 +27,8 @@ def check_method(
 ) -> None:
     """Run on a method what every packaged one is tested for: lanes, hosts, restarts, account, audit; exit with 1 if it
     breaks something."""
-    from trainables import contract, methods
+    from trainables import methods
+    from trainables.audit import contract
 
     if ":" in method:
         made = _named(method)

@@ -17,7 +17,7 @@ def compare(
     made: Annotated[str, typer.Option(help="A sentence for that page: how the results came about.")] = "",
 ) -> None:
     """Set the papers' tables beside ours: every entry, the difference, what the eps buys, and findings in words."""
-    from orchestrator.report.papers import write_comparison
+    from orchestrator.reproduction import write_comparison
 
     for path in write_comparison(folders, to or folders[0] / "compare", page, made):
         typer.echo(path)

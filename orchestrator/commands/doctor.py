@@ -40,7 +40,7 @@ def _examined() -> Iterator[tuple[str, str, bool]]:
         yield name, *_version(name)
     import torch
 
-    from orchestrator.running.memory import machine_bytes
+    from orchestrator.execution.host_memory import machine_bytes
 
     memory = machine_bytes()
     enough = memory >= LEAST_MEMORY

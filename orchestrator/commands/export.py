@@ -36,7 +36,7 @@ def export(
     from orchestrator.report.benchmark.export import write_export
     from orchestrator.report.export import export as write
     from orchestrator.results.ledger import Ledger
-    from orchestrator.results.places import place
+    from orchestrator.results.locations import place
 
     if "://" in folder and (out is None or to is Format.PARQUET):
         raise UserError(f"{folder} is a URL; --to {to.value} writes beside a folder on this machine")

@@ -15,7 +15,7 @@ def merge(
     results: Annotated[str, typer.Option(metavar="DIR", help="The folder, or its URL, that gets all their rows.")],
 ) -> None:
     """Put parts of a study that were run apart (run --shard) together, and write the tables. `resume` does the rest."""
-    from orchestrator.running.merging import merge as put_together
+    from orchestrator.execution.merging import merge as put_together
 
     put_together(parts, results)
     to_go_on = f"fedsweep resume {results}{plugins.options()}"

@@ -20,7 +20,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say what a study would run, in how many packs, and about how long it would take. Runs nothing."""
-    from orchestrator.running import planning
+    from orchestrator.execution import planning
     from orchestrator.study import reading
 
     loaded, text = reading.load(study)
@@ -34,8 +34,8 @@ def plan(
 
 
 def _nodes(address: str) -> list[dict[str, float]]:
-    from orchestrator.running.cluster import connected
-    from orchestrator.running.nodes import node_resources
+    from orchestrator.execution.cluster.connect import connected
+    from orchestrator.execution.cluster.nodes import node_resources
 
     with connected(address):
         return node_resources()

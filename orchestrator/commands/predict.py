@@ -22,7 +22,7 @@ def predict(
     import numpy as np
 
     from trainables.data import features
-    from trainables.saved import SavedModel
+    from trainables.federation.saved_model import SavedModel
 
     saved = SavedModel.load(model)
     if output.exists():

@@ -20,6 +20,6 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html: all results of a folder on one page that opens offline; of two folders, compared."""
-    from orchestrator.report.page import write_report
+    from orchestrator.report.html import write_report
 
     typer.echo(write_report([folder] if other is None else [folder, other], output))

@@ -15,7 +15,7 @@ def resume(
 ) -> None:
     """Go on with the study of a result folder, however it ended."""
     from orchestrator.commands import sweep
-    from orchestrator.running.sweeping import recorded_study
+    from orchestrator.execution.study_run import recorded_study
 
     loaded, text = recorded_study(folder)
     sweep.run(loaded, text, folder, address, resource, stop_after, shard, json)

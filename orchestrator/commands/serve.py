@@ -15,7 +15,7 @@ def serve(
 ) -> None:
     """Show the report of a result folder in a browser, following the sweep while it runs; on this machine alone."""
     from orchestrator.console import stderr
-    from orchestrator.report.page import serving
+    from orchestrator.report.html import serving
 
     with serving.server(folder, port) as running:
         typer.echo(f"http://{serving.LOOPBACK}:{running.server_address[1]}/")

@@ -10,7 +10,7 @@ from orchestrator.console import emit_json
 
 def status(folder: Folder, json: Json = False) -> None:
     """Say how far the study of a result folder has come, also while it runs."""
-    from orchestrator.report import status as standing
+    from orchestrator.results import status as standing
 
     found = standing.read(folder)
     if json:

@@ -21,8 +21,8 @@ def run(
     shard: str | None,
     json: bool,
 ) -> None:
-    from orchestrator.running import sweeping
-    from orchestrator.running.progress import JsonView, LineView, LiveView
+    from orchestrator.execution import study_run
+    from orchestrator.execution.progress import JsonView, LineView, LiveView
     from orchestrator.study.reading import changed_resources
 
     again = f"{folder}{plugins.options()}"
@@ -30,7 +30,7 @@ def run(
     try:
         resources = changed_resources(study.resources, resource or [])
         limits: Any = {"stop_after_s": seconds_of(stop_after), "shard": shard_of(shard)}
-        finished = sweeping.run(study, text, folder, view, address, resources, **limits)
+        finished = study_run.run(study, text, folder, view, address, resources, **limits)
     except KeyboardInterrupt:
         stderr.print(f"stopped; nothing finished is lost. To go on: fedsweep resume {again}")
         raise
@@ -52,7 +52,7 @@ def run(
 
 def say_if_unfinished(folder: str) -> None:
     """What is shown of a sweep that has not ended is not its result."""
-    from orchestrator.report import status
+    from orchestrator.results import status
 
     found = status.read(folder)
     if not found["finished"]:

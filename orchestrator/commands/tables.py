@@ -10,7 +10,7 @@ from orchestrator.commands.sweep import say_if_unfinished
 
 def tables(folder: Folder) -> None:
     """Rebuild the tables of a result folder from its ledger."""
-    from orchestrator.running.sweeping import rebuild_tables
+    from orchestrator.execution.study_run import rebuild_tables
 
     say_if_unfinished(folder)
     for path in rebuild_tables(folder):

@@ -46,8 +46,8 @@ from orchestrator.console import emit_json, number, stderr
 from trainables.errors import UserError
 
 if TYPE_CHECKING:  # torch and Ray take seconds to import; a mistake on the command line should not cost them
-    from orchestrator.running.training import Training
-    from trainables.lane_result import LaneResult
+    from orchestrator.execution.training import Training
+    from trainables.federation.lane_result import LaneResult
 
 
 WITH_A_CELL = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise")
@@ -108,7 +108,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train one federation and print its accuracy and its privacy account."""
-    from orchestrator.running import training as trainings
+    from orchestrator.execution import training as trainings
 
     if save is not None and save.exists():
         raise UserError(f"--save {save} is there already; choose another name")
@@ -158,8 +158,8 @@ def train(
 def _train(
     training: Training, hosts: int | None, address: str | None, json: bool, save: Path | None, secret: bool
 ) -> None:
-    from orchestrator.running.training import saved_model
-    from orchestrator.running.training import train as run_training
+    from orchestrator.execution.training import saved_model
+    from orchestrator.execution.training import train as run_training
     from trainables.privacy.plan import delta_note
 
     trial, privacy = training.trial, training.trial.privacy

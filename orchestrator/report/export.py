@@ -11,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.report.tables import frames, render
-from orchestrator.report.tables.results import Results
+from orchestrator.report.tables import render
+from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import Results
 from trainables.errors import UserError
 
 

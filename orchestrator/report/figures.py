@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.report import palette
 from orchestrator.report.tables.common import budget
 from orchestrator.report.tables.render import endings
-from orchestrator.report.tables.results import CellResult, Results, Score
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import CellResult, Results, Score
 from trainables.data import simulated
 
 if TYPE_CHECKING:  # takes a second to import, and only this command needs it
@@ -71,7 +71,7 @@ class Series:
     """A method searched in one way: its place in the legend and its look, the same in every panel."""
 
     method: str
-    way: str
+    strategy: str
     label: str
     number: int
     variant: int
@@ -90,7 +90,7 @@ class Series:
         }
 
     def of(self, panel: Panel) -> Iterator[CellResult]:
-        return (cell for cell in panel.cells if cell.method.shown == self.method and cell.way == self.way)
+        return (cell for cell in panel.cells if cell.method.shown == self.method and cell.strategy == self.strategy)
 
 
 def write_figures(folder: Path) -> list[Path]:
@@ -165,13 +165,13 @@ def _clients(cell: CellResult) -> int:
 
 def _all_series(results: Results) -> list[Series]:
     study = results.study
-    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.ways))]
+    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.strategies))]
     found = []
     for place, (number, variant) in enumerate(keys):
-        method, way = study.methods[number].shown, study.ways[variant].name
-        label = _wrapped(f"{method} ({way})" if results.both_ways else method, LABEL_LETTERS)
+        method, strategy = study.methods[number].shown, study.strategies[variant].name
+        label = _wrapped(f"{method} ({strategy})" if results.several_strategies else method, LABEL_LETTERS)
         spread = (2 * place / (len(keys) - 1) - 1) * min(1, len(keys) / 8) if len(keys) > 1 else 0.0
-        found.append(Series(method, way, label, number, variant, spread))
+        found.append(Series(method, strategy, label, number, variant, spread))
     return found
 
 

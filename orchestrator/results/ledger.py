@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainables.errors import UserError
-from trainables.spec import TrialSpec
+from trainables.federation.trial_spec import TrialSpec
 
 SCHEMA_VERSION = 2
 KEYS_AT_A_TIME = 500  # in one question, fewer than SQLite allows
@@ -342,19 +342,19 @@ class Ledger:
 
     # ---- stages
 
-    def add_stage(self, cell: str, way: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
+    def add_stage(self, cell: str, strategy: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
         with self._transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)",
-                ((cell, way, stage, start + position, key) for position, key in enumerate(keys)),
+                ((cell, strategy, stage, start + position, key) for position, key in enumerate(keys)),
             )
 
     def stages(self) -> dict[tuple[str, str, str], list[str]]:
         """(cell, way, stage) -> the keys of its trials in grid order."""
         found: dict[tuple[str, str, str], list[str]] = {}
         rows = self._db.execute("SELECT cell, way, stage, key FROM stages ORDER BY cell, way, stage, position")
-        for cell, way, stage, key in rows:
-            found.setdefault((cell, way, stage), []).append(key)
+        for cell, strategy, stage, key in rows:
+            found.setdefault((cell, strategy, stage), []).append(key)
         return found
 
     # ---- private searches

@@ -17,9 +17,9 @@ from orchestrator.search.optuna_search import OptunaSearch, draw, rung_sizes, se
 from orchestrator.search.private_search import best_of, draws, score_deviation
 from orchestrator.search.selection import Choice, choose, ranked, told_apart, win_contest
 from orchestrator.study.cells import Cell
-from orchestrator.study.ways import SEARCH_STAGES, Way
+from orchestrator.study.strategies import SEARCH_STAGES, SearchVariant
 from search_spaces import Configuration
-from trainables.spec import TrialSpec
+from trainables.federation.trial_spec import TrialSpec
 
 Next = tuple[str, list[TrialSpec]]
 OVER: Next = ("confirm", [])
@@ -30,9 +30,9 @@ HELD: Next = ("contest", [])
 class CellSearch:
     """One cell searched in one way."""
 
-    def __init__(self, cell: Cell, way: Way, rows: int, secret: bytes = b"") -> None:
+    def __init__(self, cell: Cell, strategy: SearchVariant, rows: int, secret: bytes = b"") -> None:
         """`secret`: what a private search follows from."""
-        self.cell, self.way = cell, way
+        self.cell, self.strategy = cell, strategy
         self._secret = secret
         self._seeds: dict[str, int] = {}
         """Of the runs of a private search, by trial, in the order opened."""
@@ -50,8 +50,8 @@ class CellSearch:
 
     @property
     def name(self) -> str:
-        first = self.cell.study.ways[0]
-        return self.cell.id if self.way == first else f"{self.cell.id} ({self.way.name})"
+        first = self.cell.study.strategies[0]
+        return self.cell.id if self.strategy == first else f"{self.cell.id} ({self.strategy.name})"
 
     def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
         """Take note that a stage has these trials, or these more."""
@@ -59,21 +59,21 @@ class CellSearch:
         firsts = trials[-len(opened) % seeds :: seeds]  # each stands for its contender
         self._configurations.update((trial.key, self.cell.configuration(trial)) for trial in firsts)
         opened.extend(trial.key for trial in trials)
-        if self.way.search == "private":
+        if self.strategy.search == "private":
             self._seeds.update((trial.key, trial.seed) for trial in trials)
 
     def next_trials(self, outcomes: Mapping[str, Outcome]) -> Next:
         """The stage to open now that all trials so far have ended, and its trials; no trials: the cell is finished."""
         if "confirm" in self.stages:
             return OVER
-        if self.way.search == "private":
+        if self.strategy.search == "private":
             return self._next_private(outcomes)
         if "contest" not in self.stages:
             search = self._next_search(outcomes)
             self.searched = search is None or search is OVER
             if search is not None:
                 return search
-            if has_contest(self.cell.study, self.way):
+            if has_contest(self.cell.study, self.strategy):
                 if not all(beside.searched for beside in self.neighbours):
                     return HELD
                 best = self.finalists(outcomes)
@@ -82,7 +82,7 @@ class CellSearch:
         return OVER if choice is None else ("confirm", self._trials("confirm", [self.configuration(choice.contender)]))
 
     def _next_search(self, outcomes: Mapping[str, Outcome]) -> Next | None:
-        match self.way.search:
+        match self.strategy.search:
             case "grid":
                 return self._next_of_grid(outcomes)
             case "optuna":
@@ -195,7 +195,7 @@ class CellSearch:
 
     def seeds_of(self, stage: str) -> int:
         """How many every contender of a stage has."""
-        return len(self.cell.study.seeds_of(self.way, stage))
+        return len(self.cell.study.seeds_of(self.strategy, stage))
 
     def configuration(self, contender: Contender) -> Configuration:
         return self._configurations[contender.key]
@@ -210,22 +210,22 @@ class CellSearch:
         return [*own[: most - len(guests)], *guests]
 
     def _ranked(self, outcomes: Mapping[str, Outcome]) -> list[Configuration]:
-        found = ranked(self.contenders(*self.way.compared(self.stages)), outcomes, self.cell.study.judged_by)
+        found = ranked(self.contenders(*self.strategy.compared(self.stages)), outcomes, self.cell.study.judged_by)
         return search_spaces.unique(map(self.configuration, found))
 
     def choice(self, outcomes: Mapping[str, Outcome]) -> Choice | None:
         """The winner of the contest, or of the search where there is none."""
         study, objective = self.cell.study, self.cell.study.judged_by
-        if self.way.search == "private":
+        if self.strategy.search == "private":
             searched = {key: self._seeds[key] for key in self.stages.get("private", [])}
             return best_of(searched, outcomes, score_deviation(study, self.cell.epsilon, self._rows))
-        if has_contest(self.cell.study, self.way):
+        if has_contest(self.cell.study, self.strategy):
             return win_contest(self.contenders("contest"), outcomes, objective)
-        return choose(self.contenders(*self.way.compared(self.stages)), outcomes, self._rows, objective)
+        return choose(self.contenders(*self.strategy.compared(self.stages)), outcomes, self._rows, objective)
 
     # ---- trials
 
     def _trials(self, stage: str, configurations: Sequence[Configuration]) -> list[TrialSpec]:
         """Every configuration with every seed of the stage, seeds side by side."""
-        seeds = self.cell.study.seeds_of(self.way, stage)
+        seeds = self.cell.study.seeds_of(self.strategy, stage)
         return [trial for found in configurations for trial in self.cell.trials(stage, found, seeds)]

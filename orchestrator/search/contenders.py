@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from trainables.objective import ACCURACY, Objective
+from orchestrator.study.objective import ACCURACY, Objective
 
 Outcome = tuple[str, float | None, float | None]
 """State, score (what the study's objective measures), loss: on the validation rows, after the last round."""

@@ -9,56 +9,56 @@ import search_spaces
 from orchestrator.search.optuna_search import rung_sizes, search_budget
 from orchestrator.search.private_search import mean_runs
 from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.ways import Way
+from orchestrator.study.strategies import SearchVariant
 from search_spaces import SearchSpace
 
 
 def expected_trials(
-    study: Study, method: MethodSettings, space: SearchSpace, way: Way, opened: Mapping[str, int]
+    study: Study, method: MethodSettings, space: SearchSpace, strategy: SearchVariant, opened: Mapping[str, int]
 ) -> dict[str, int]:
     """Trials of every stage, shared with another or not: as many as were opened, or as it will probably have.
     `opened`: how many are, by stage."""
-    if way.search == "grid":
+    if strategy.search == "grid":
         fine = search_spaces.refined_size(space, study.search.refine)
         guess = {"coarse": space.size(space.coarse), "fine": fine}  # whether there will be a finer one nobody knows
-    elif way.search == "private":
+    elif strategy.search == "private":
         guess = {"private": round(mean_runs(study, space))}  # nobody is told how many there will be
-    elif way.search == "halving":
+    elif strategy.search == "halving":
         guess = rung_sizes(study, method, space)
     else:
-        guess = {way.search: search_budget(study, space)}
-    if has_contest(study, way):
-        guess["contest"] = min(study.search.contenders, sum(guess.get(stage, 0) for stage in way.compared(guess)))
+        guess = {strategy.search: search_budget(study, space)}
+    if has_contest(study, strategy):
+        guess["contest"] = min(study.search.contenders, sum(guess.get(stage, 0) for stage in strategy.compared(guess)))
     guess["confirm"] = 1
-    counts = {stage: count * len(study.seeds_of(way, stage)) for stage, count in guess.items()}
+    counts = {stage: count * len(study.seeds_of(strategy, stage)) for stage, count in guess.items()}
     counts |= {stage: count for stage, count in opened.items() if stage != "optuna"}  # opened batch by batch
-    return {stage: counts[stage] for stage in way.stages if stage in counts}
+    return {stage: counts[stage] for stage in strategy.stages if stage in counts}
 
 
 def yet_to_open(
-    study: Study, method: MethodSettings, space: SearchSpace, way: Way, opened: Mapping[str, int]
+    study: Study, method: MethodSettings, space: SearchSpace, strategy: SearchVariant, opened: Mapping[str, int]
 ) -> dict[str, int]:
     """Trials that stages which are not open will add, as far as can be told: what `plan`, a running sweep and `status`
     add to the distinct trials of those that are. Shared ones are not counted again."""
-    expected = expected_trials(study, method, space, way, opened)
+    expected = expected_trials(study, method, space, strategy, opened)
     more = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
     if more.get("fine"):
-        beside = way._replace(select="contest")  # tries all that `single` does, on more seeds
-        if study.search.refine == "table" and way != beside and beside in study.ways:
+        beside = strategy._replace(select="contest")  # tries all that `single` does, on more seeds
+        if study.search.refine == "table" and strategy != beside and beside in study.strategies:
             more["fine"] = 0
         else:
-            more["fine"] -= _shared(study, method, space) * len(study.seeds_of(way, "fine"))
+            more["fine"] -= _shared(study, method, space) * len(study.seeds_of(strategy, "fine"))
     return {stage: count for stage, count in more.items() if count}
 
 
 def is_exact(study: Study) -> bool:
     """Whether all that is yet to open is known before anything has run, if only nothing diverges."""
-    return len(study.ways) == 1 and study.search.ways == ["grid"] and study.search.refine == "table"
+    return len(study.strategies) == 1 and study.search.strategies == ["grid"] and study.search.refine == "table"
 
 
 def may_grow(study: Study) -> bool:
     """Whether finer grids may follow, of which nobody knows before."""
-    return "grid" in study.search.ways and study.search.refine == "zoom"
+    return "grid" in study.search.strategies and study.search.refine == "zoom"
 
 
 def _shared(study: Study, method: MethodSettings, space: SearchSpace) -> int:
@@ -71,6 +71,6 @@ def _shared(study: Study, method: MethodSettings, space: SearchSpace) -> int:
     return math.prod(len({*axis} & {*space.fine[name]}) for name, axis in space.coarse.items())
 
 
-def has_contest(study: Study, way: Way) -> bool:
+def has_contest(study: Study, strategy: SearchVariant) -> bool:
     """Whether the best of its search meet again."""
-    return way.select == "contest" and bool(study.seeds.contest)
+    return strategy.select == "contest" and bool(study.seeds.contest)

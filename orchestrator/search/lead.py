@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.search.contenders import Outcome, Standing, mean_score
-from orchestrator.study.ways import RUNGS
-from trainables.objective import Objective
+from orchestrator.study.objective import Objective
+from orchestrator.study.strategies import RUNGS
 
 ANEW = (*RUNGS, "contest")
 """Stages after which nothing counts that was before: they run more rounds, or fresh seeds."""

@@ -11,7 +11,7 @@ from orchestrator.search.contenders import Contender, Outcome
 from orchestrator.study.cells import Cell
 from orchestrator.study.settings import MethodSettings, Study
 from search_spaces import Configuration, SearchSpace
-from trainables.spec import TrialSpec
+from trainables.federation.trial_spec import TrialSpec
 
 
 def search_budget(study: Study, space: SearchSpace) -> int:

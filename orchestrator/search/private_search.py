@@ -2,7 +2,7 @@
 
 How many runs there are is random and secret, each draws its configuration from the cell's fixed grid and has noise of
 its own, and only one of them is ever shown: the one whose score, itself with noise, is highest. Then publishing it
-costs what `trainables.privacy.selection` says, however many there were. Everything follows from one secret of the
+costs what `private_selection` says, however many there were. Everything follows from one secret of the
 cell, so a search that was interrupted goes on with the same runs.
 """
 
@@ -18,7 +18,7 @@ from orchestrator.search.selection import Choice
 from orchestrator.study.cells import Cell
 from orchestrator.study.settings import Study
 from search_spaces import Configuration, SearchSpace
-from trainables.privacy import selection
+from trainables.privacy import private_selection
 from trainables.privacy.noise import SERVER, Address
 
 
@@ -44,7 +44,7 @@ def mean_runs(study: Study, space: SearchSpace) -> float:
 def draws(cell: Cell, secret: bytes) -> list[Draw]:
     """All runs of a cell's search."""
     grid, settings = fixed_grid(cell.space), cell.study.search.private
-    count = selection.RUNS[settings.runs].draw(mean_runs(cell.study, cell.space), _number(secret, -1))
+    count = private_selection.RUNS[settings.runs].draw(mean_runs(cell.study, cell.space), _number(secret, -1))
     return [
         Draw(grid[_number(secret, 2 * run) % len(grid)], _number(secret, 2 * run + 1) % 2**63) for run in range(count)
     ]
@@ -58,7 +58,7 @@ def _number(secret: bytes, place: int) -> int:
 
 def score_deviation(study: Study, epsilon: float, rows: int) -> float:
     """Standard deviation, in percent, of the noise on an accuracy measured on so many rows."""
-    return 100 * selection.score_std(epsilon, study.privacy.delta, rows, study.search.private.score)
+    return 100 * private_selection.score_std(epsilon, study.privacy.delta, rows, study.search.private.score)
 
 
 def best_of(seeds: Mapping[str, int], outcomes: Mapping[str, Outcome], deviation: float) -> Choice | None:
@@ -76,8 +76,8 @@ def best_of(seeds: Mapping[str, int], outcomes: Mapping[str, Outcome], deviation
 
 def price(bought: float, claimed: float, study: Study, space: SearchSpace) -> float:
     """eps of publishing the winner of a search whose runs cost `bought` each, for scores made for `claimed`."""
-    return selection.private_search(
-        selection.with_score(bought, claimed, study.privacy.delta, study.search.private.score),
+    return private_selection.private_search(
+        private_selection.with_score(bought, claimed, study.privacy.delta, study.search.private.score),
         mean_runs(study, space),
         study.privacy.delta,
         study.search.private.runs,
@@ -87,9 +87,9 @@ def price(bought: float, claimed: float, study: Study, space: SearchSpace) -> fl
 def price_of_all(priced: Sequence[tuple[float, float, SearchSpace]], study: Study) -> float:
     """The same of several searches about the same records; of each what its runs cost, their claim and its space."""
     delta = study.privacy.delta
-    return selection.private_searches(
+    return private_selection.private_searches(
         [
-            (selection.with_score(bought, claimed, delta, study.search.private.score), mean_runs(study, space))
+            (private_selection.with_score(bought, claimed, delta, study.search.private.score), mean_runs(study, space))
             for bought, claimed, space in priced
         ],
         delta,

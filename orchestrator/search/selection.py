@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.search.contenders import Contender, Outcome, mean, paired, spread
-from trainables.objective import ACCURACY, Objective
+from orchestrator.study.objective import ACCURACY, Objective
 
 
 @dataclass(frozen=True)

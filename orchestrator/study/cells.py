@@ -14,11 +14,11 @@ from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables import models
 from trainables.data import features, partition, simulated
 from trainables.errors import UserError
+from trainables.federation.pack import check, code_of
+from trainables.federation.problem import Problem
+from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.methods import METHODS
-from trainables.pack import check, code_of
 from trainables.privacy.plan import PrivacySettings, large_delta
-from trainables.problem import Problem
-from trainables.spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 
 ALL_FIELDS = set(TrialSpec.model_fields)  # one set for all trials: a set of its own is a quarter of a trial's memory
 Evaluated = Literal["validation", "test"]
@@ -111,7 +111,7 @@ class Cell:
                 seed=seed,
                 preprocess=self._preprocess,
                 aggregate=self.method.aggregate or self.study.aggregate,
-                stop_rule=f"after {last}" if last < rounds else "",
+                stop_after=last if last < rounds else None,
                 precision=self.method.precision or "float32",
                 code=code_of(self.method.name, problems[seed]),
             )

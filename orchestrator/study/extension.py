@@ -26,9 +26,9 @@ def check_extension(old: Study, new: Study) -> None:
         )
 
 
-GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.ways", "search.select")
+GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.strategies", "search.select")
 
-IN_ORDER = ("seeds.confirm", "search.ways", "search.select")  # the first way gives cells their plain names
+IN_ORDER = ("seeds.confirm", "search.strategies", "search.select")  # the first strategy gives cells their plain names
 
 
 def _check_extension(path: str, before: Any, after: Any) -> None:

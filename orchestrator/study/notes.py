@@ -9,7 +9,7 @@ def notes(study: Study) -> list[str]:
     """Sentences for whoever plans or runs it."""
     found = []
     unused = [method.shown for method in study.methods if _gives_fine(method)]
-    if unused and study.search.ways == ["grid"] and study.search.refine == "zoom":
+    if unused and study.search.strategies == ["grid"] and study.search.refine == "zoom":
         found.append(
             f"the fine grid of {', '.join(unused)} is not used: search.refine = 'zoom' looks around the coarse winner; "
             "'table' takes the grid as it is given"

@@ -14,16 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 import search_spaces
-from orchestrator.study.ways import RUNGS, Way
+from orchestrator.study.objective import OBJECTIVES, Objective
+from orchestrator.study.strategies import RUNGS, SearchVariant
 from search_spaces import SearchSpace
 from trainables import plugins
 from trainables.data import partition
+from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
+from trainables.federation.trial_spec import Preprocess
 from trainables.methods import METHODS
-from trainables.objective import OBJECTIVES, Objective
 from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.plan import Adjacency, Clipping, Level, Release, known_adjacency
-from trainables.spec import Aggregate, HyperValue, PartitionSpec, Precision, Preprocess
+from trainables.spec import Aggregate, HyperValue, Precision
 
 SECRET = -1
 """Stands where a seed would, and nobody is told it."""
@@ -165,11 +167,11 @@ class MethodSettings(Settings):
     @property
     def shown(self) -> str:
         """Its name in tables. What runs as its authors released it, or in less precision, is always marked so."""
-        name = " ".join([self.label, *self._rounded] if self.label else [METHODS[self.name].title, *self.own_ways])
+        name = " ".join([self.label, *self._rounded] if self.label else [METHODS[self.name].title, *self.own_options])
         return f"{name} (as released)" if self.as_released else name
 
     @property
-    def own_ways(self) -> list[str]:
+    def own_options(self) -> list[str]:
         """What is done to features and releases in this method's own way, for its name."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
@@ -354,7 +356,7 @@ class PrivateSettings(Settings):
 class SearchSettings(Settings):
     """How winners are looked for and picked."""
 
-    ways: list[Literal["grid", "optuna", "random", "halving", "private"]] = Field(default=["grid"], min_length=1)
+    strategies: list[Literal["grid", "optuna", "random", "halving", "private"]] = Field(default=["grid"], min_length=1)
     """Each is a search of its own. private: its tables may be published."""
     select: list[Literal["contest", "single"]] = Field(default=["contest"], min_length=1)
     """How the winner is picked. contest: configurations are judged by their mean over the search seeds, and the best
@@ -379,7 +381,7 @@ class SearchSettings(Settings):
         if not isinstance(said, dict) or "early_stopping" not in said:
             return said
         if said["early_stopping"] is not None:  # older ledgers say that there is none
-            raise wrong(f"{NO_EARLY_STOPPING}; ways: [halving] stops across packs", "early_stopping")
+            raise wrong(f"{NO_EARLY_STOPPING}; strategies: [halving] stops across packs", "early_stopping")
         return {name: value for name, value in said.items() if name != "early_stopping"}
 
     @field_validator("select", mode="before")
@@ -387,7 +389,7 @@ class SearchSettings(Settings):
     def _one_is_a_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("ways", "select")
+    @field_validator("strategies", "select")
     @classmethod
     def _once(cls, names: list[str], info: ValidationInfo) -> list[str]:
         if len(set(names)) != len(names):
@@ -396,16 +398,18 @@ class SearchSettings(Settings):
 
     @model_validator(mode="after")
     def _warm_start_needs_a_contest(self) -> SearchSettings:
-        if self.warm_start and ("contest" not in self.select or "private" in self.ways):
+        if self.warm_start and ("contest" not in self.select or "private" in self.strategies):
             raise wrong("warm_start brings more contenders to a contest, and there is none", "warm_start")
         return self
 
     @model_validator(mode="after")
     def _private_shows_nothing_else(self) -> SearchSettings:
-        if "private" not in self.ways:
+        if "private" not in self.strategies:
             return self
-        if len(self.ways) > 1:
-            raise wrong(f"ways = {self.ways}: private goes alone, for the others show what it hides", "ways")
+        if len(self.strategies) > 1:
+            raise wrong(
+                f"strategies = {self.strategies}: private goes alone, for the others show what it hides", "strategies"
+            )
         return self
 
 
@@ -461,7 +465,7 @@ class Study(Settings):
     """Of the products that gradients are made of: tf32 and bf16 are faster on GPUs, and change results a little; sums
     stay in float32, and no contribution becomes longer than the clip."""
     objective: Literal["accuracy", "loss", "squared_error"] = "accuracy"
-    """The metric that configurations are chosen by and that tables show; trainables/objective.py says more of it."""
+    """The metric that configurations are chosen by and that tables show; see orchestrator/study/objective.py."""
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     """The privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
@@ -529,9 +533,11 @@ class Study(Settings):
     @model_validator(mode="after")
     def _rungs_compare_equal_rounds(self) -> Study:
         searched = next((method for method in self.methods if "rounds" in method.space().coarse), None)
-        if "halving" in self.search.ways and searched:
+        if "halving" in self.search.strategies and searched:
             raise wrong(
-                f"halving compares after equal rounds, but {searched.shown} searches over rounds", "search", "ways"
+                f"halving compares after equal rounds, but {searched.shown} searches over rounds",
+                "search",
+                "strategies",
             )
         return self
 
@@ -591,16 +597,18 @@ class Study(Settings):
         return self.search.halving.last_round(stage, self.rounds_of(method, stage))
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def strategies(self) -> tuple[SearchVariant, ...]:
         """In which every cell is searched."""
         if self.private:
-            return (Way("private", "private"),)
-        return tuple(Way(search, select) for search in self.search.ways for select in self.search.select)
+            return (SearchVariant("private", "private"),)
+        return tuple(
+            SearchVariant(search, select) for search in self.search.strategies for select in self.search.select
+        )
 
     @property
     def private(self) -> bool:
         """Whether all that is shown of it may be published."""
-        return "private" in self.search.ways
+        return "private" in self.search.strategies
 
     @property
     def as_shown(self) -> Study:
@@ -609,13 +617,13 @@ class Study(Settings):
             return self
         return self.model_copy(update={"seeds": self.seeds.model_copy(update={"confirm": [SECRET]})})
 
-    def seeds_of(self, way: Way, stage: str) -> list[int]:
+    def seeds_of(self, strategy: SearchVariant, stage: str) -> list[int]:
         """That every configuration of a stage is run with."""
-        if way.search == "private":
+        if strategy.search == "private":
             return [SECRET]
         if stage in ("contest", "confirm"):
             return self.seeds.contest if stage == "contest" else self.seeds.confirm
-        return self.seeds.search[:1] if way.select == "single" else self.seeds.search
+        return self.seeds.search[:1] if strategy.select == "single" else self.seeds.search
 
     @property
     def last_round(self) -> int:

@@ -11,7 +11,19 @@ from numpy.typing import NDArray
 
 from trainables.data.features import FeatureSet, Rows
 from trainables.errors import UserError, in_range, name_in_range
-from trainables.spec import PartitionSpec
+from trainables.spec import Spec
+
+
+class PartitionSpec(Spec):
+    """How the train rows are divided among the clients."""
+
+    kind: str
+    """iid, dirichlet, classes, explicit, or the name of a plug-in's partition."""
+    parameter: float = 0.0
+    """dirichlet: alpha. classes: number of classes per client."""
+    clients: int = 20
+    seed: int = 42
+
 
 MIN_ROWS = 10  # a client with fewer is topped up from the largest
 ADDED: dict[str, Callable[[FeatureSet, PartitionSpec], list[Rows]]] = {}

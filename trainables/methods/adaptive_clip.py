@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientRound, State, clip_norm
 from trainables.methods.local_steps import LocalSteps, UserLocalSteps
 from trainables.models import Model

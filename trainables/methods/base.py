@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from trainables.errors import UserError, name_in_range, one_of
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models import Model
 from trainables.models.shard import Shard
 from trainables.privacy.plan import Event, Level, PrivacySettings

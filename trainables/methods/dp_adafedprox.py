@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers
 from trainables.methods.dp_fedavg import DPFedAvg
 from trainables.methods.local_steps import (

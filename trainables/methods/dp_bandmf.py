@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

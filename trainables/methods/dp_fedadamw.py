@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.adaptive_clip import LENGTH, AdaptiveLocalSteps, taken_apart
 from trainables.methods.base import ClientProgram, Hyperparameter, Hypers, Run, State
 from trainables.methods.local_steps import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hyperparameter, Hypers, State
 from trainables.methods.sampled_steps import (
     SAMPLING,

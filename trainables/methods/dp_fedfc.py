@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trainables.errors import UserError
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import (
     ClientProgram,
     ClientRound,

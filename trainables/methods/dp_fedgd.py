@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import Hypers, Method, State, learning_rate
 from trainables.privacy.plan import LEVELS
 

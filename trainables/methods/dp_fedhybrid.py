@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, learning_rate
 from trainables.methods.fedavg_start import FedAvgStart, FedAvgStartMethod
 from trainables.privacy.plan import Event, Level

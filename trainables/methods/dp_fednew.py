@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientRound
 from trainables.methods.fednew import FedNewMethod, PrimalUpdate
 from trainables.models.curvature import by_class, by_row, clipped_hessian_sum

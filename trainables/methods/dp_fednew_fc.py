@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientRound
 from trainables.methods.fednew import FedNewMethod, PrimalUpdate
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks

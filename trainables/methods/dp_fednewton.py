@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Run, State
 from trainables.methods.fedavg_start import FedAvgStart, FedAvgStartMethod, share
 from trainables.models import Model

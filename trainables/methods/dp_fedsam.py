@@ -6,7 +6,7 @@ step, so at the same budget more noise than the others.
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, State
 from trainables.methods.sampled_steps import (
     SAMPLING,

@@ -7,7 +7,7 @@ values of the paper only the second gives the paper's numbers; the first diverge
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import AUTO, Hyperparameter, Hypers, Method, State, learning_rate, power_zero
 from trainables.privacy.plan import LEVELS, PrivacySettings
 from trainables.spec import HyperValue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import Hypers, State
 from trainables.methods.dp_fedadam import DPFedAdam
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, State
 from trainables.methods.sampled_steps import (
     SAMPLING,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, learning_rate
 from trainables.methods.dp_fedfc import COVARIANCE, CovarianceThenGradient, DPFedFC, preconditioned, priced
 from trainables.privacy.plan import Event, Level

@@ -7,7 +7,7 @@ At user level the steps are not private; their outcome y - theta is clipped and 
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, as_released, clip_norm
 from trainables.methods.local_steps import (
     LOCAL_STEPS,

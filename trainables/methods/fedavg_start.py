@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 from trainables.errors import UserError
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientRound, Hyperparameter, Method, Run
 from trainables.methods.local_steps import LOCAL_STEPS, LocalSteps, client_learning_rate
 from trainables.privacy.plan import Event

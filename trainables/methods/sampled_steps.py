@@ -11,10 +11,10 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Method, Run
 from trainables.methods.local_steps import LOCAL_STEPS
-from trainables.participation import most_rounds
+from trainables.privacy.participation import most_rounds
 from trainables.privacy.plan import Event
 
 SAMPLING_RATE = Hyperparameter(

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainables import plugins
 from trainables.errors import UserError, name_in_range
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Diagnostics, Shard

@@ -6,7 +6,7 @@ so that the clip is one thing with the learning rate. Neither leaves anything lo
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 
 SOFTENING = 0.01  # so that what is next to nothing does not become C long
 

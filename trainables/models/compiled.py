@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models import kernels
 from trainables.models.kernels import LANES
 from trainables.models.lanes import from_blocks, to_blocks, vector_to_blocks

@@ -7,7 +7,7 @@ Gram matrices make up the whole, and no difference of nearly equal numbers is ev
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.shard import Shard
 
 ROWS = 512  # of a chunk: fixed, since it decides how sums are rounded

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 
 MOST_CLIENTS = 256  # at once on a GPU: every client has a release for every lane, and its memory has an end
 FEWEST = 1024  # rows of a chunk on a GPU

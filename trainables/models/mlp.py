@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models import kernels, mlp_compiled
 from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, vector_to_blocks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.compiled import (
     LOG2E,
     Layout,

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.spec import Precision
 
 TF32_BITS = 13  # of a float32's 23 that tf32 lacks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.clipping import factors_
 
 LEAST = -60.0  # a power below 2^-60 changes no sum; as zero it cannot become a subnormal number either

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.lanes import add_products
 from trainables.models.products import Products
 from trainables.spec import Precision

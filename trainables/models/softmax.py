@@ -13,7 +13,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models import kernels, softmax_compiled
 from trainables.models.compiled import LOG2E
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks

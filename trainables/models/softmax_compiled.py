@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainables.later import torch
+from trainables.lazy import torch
 from trainables.models.compiled import (
     LOG2E,
     Layout,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from trainables.errors import UserError, in_range
-from trainables.later import special
+from trainables.lazy import special
 
 SMALL_MU = 1e-3
 GAUSS = ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from orchestrator.report.benchmark.columns import COLUMNS, FILE, HYPER
 from orchestrator.report.tables.render import markdown_text
-from orchestrator.report.tables.results import Results
+from orchestrator.results.winners import Results
 from trainables.spec import ENGINE_VERSION
 
 MIND = f"""

@@ -16,8 +16,8 @@ import pyarrow.parquet
 from orchestrator.report.benchmark import card
 from orchestrator.report.benchmark.columns import COLUMNS, FILE, HYPER
 from orchestrator.report.tables.render import write_text
-from orchestrator.report.tables.results import CHUNK, Results
 from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.winners import CHUNK, Results
 from trainables.errors import UserError
 
 

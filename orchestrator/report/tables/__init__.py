@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from orchestrator.report.tables import best, frames, index, render
+from orchestrator.report.tables import best, index, render
 from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
 from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
 from orchestrator.report.tables.partitions import partitions
 from orchestrator.report.tables.privacy import privacy, trade_offs
-from orchestrator.report.tables.results import Results
-from orchestrator.report.tables.selection import selection
+from orchestrator.report.tables.selection_table import selection
 from orchestrator.report.tables.timing import seconds_per_round
-from orchestrator.report.tables.tuning import hyperparameters, search_ways
+from orchestrator.report.tables.tuning import hyperparameters, search_strategies
+from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import Results
 
 PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "accuracy": accuracy,
     "hyperparameters": hyperparameters,
     "selection": selection,
-    "search-ways": search_ways,
+    "search-strategies": search_strategies,
     "rounds-to-95": rounds_to_95,
     "differences": differences,
     "mcnemar": mcnemar,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pandas as pd
 
-from orchestrator.report.tables import both_ways
+from orchestrator.report.tables import option_effects
 from orchestrator.report.tables.common import (
     NAMES,
     bold_best,
@@ -23,10 +23,10 @@ from orchestrator.report.tables.common import (
 )
 from orchestrator.report.tables.differences import counts, difference, tied_for_best
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
-from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.report.tables.tuning import edges
+from orchestrator.results.winners import CellResult, Results
+from orchestrator.study.objective import ACCURACY, Objective
 from orchestrator.study.settings import SECRET
-from trainables.objective import ACCURACY, Objective
 
 MAX_ROUND_COLUMNS = 10
 BASELINE = "dp-fedgd"
@@ -88,30 +88,30 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
     if baseline is None or results.study.judged_by is not ACCURACY:
         return None
-    ways = [way.name for way in results.study.ways]
+    strategies = [strategy.name for strategy in results.study.strategies]
     plain = [cell for cell in results.of(setting) if cell.method == baseline]
     lasts = sorted({cell.last for cell in plain})
     when = f"after round {lasts[0]}" if len(lasts) == 1 else "after its last round"
     targets: dict[tuple[float, str], float] = {
-        (cell.epsilon, cell.way): SHARE * cell.curve[cell.last].mean for cell in plain if cell.complete(cell.last)
+        (cell.epsilon, cell.strategy): SHARE * cell.curve[cell.last].mean for cell in plain if cell.complete(cell.last)
     }
     columns, records = [], []
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
-        firsts = [_first_round(cell, targets.get((epsilon, cell.way))) for cell in mine]
+        firsts = [_first_round(cell, targets.get((epsilon, cell.strategy))) for cell in mine]
         leading = [t if counts(cell) else None for cell, t in zip(mine, firsts, strict=True)]
         columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], leading, ROUNDS))
         records += [
-            {**names(cell), "target": targets.get((epsilon, cell.way)), "round": t}
+            {**names(cell), "target": targets.get((epsilon, cell.strategy)), "round": t}
             for cell, t in zip(mine, firsts, strict=True)
         ]
     goals = []
-    for way in ways:
+    for strategy in strategies:
         texts = [
-            f"{targets[epsilon, way]:.2f}" if (epsilon, way) in targets else NOTHING
+            f"{targets[epsilon, strategy]:.2f}" if (epsilon, strategy) in targets else NOTHING
             for epsilon in results.study.epsilons
         ]
-        goals.append(["accuracy to reach (%)", *([way] if results.both_ways else []), *texts])
+        goals.append(["accuracy to reach (%)", *([strategy] if results.several_strategies else []), *texts])
     cells = results.of(setting)
     caption = (
         f"First evaluated round at which a method's mean test accuracy reaches {SHARE:.0%} of the mean that "
@@ -134,7 +134,7 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
 def _notes(results: Results, setting: str) -> list[str]:
     return [
         *_seed_notes(results, results.of(setting)),
-        *both_ways.in_words(results, setting),
+        *option_effects.in_words(results, setting),
         *not_monotone(results, setting),
     ]
 
@@ -154,8 +154,8 @@ def not_monotone(results: Results, setting: str) -> list[str]:
     and what the ledger knows of it."""
     objective, found = results.study.judged_by, []
     for method in results.study.methods:
-        for way in results.study.ways:
-            cells = [c for c in results.of(setting) if c.method == method and c.way == way.name and counts(c)]
+        for strategy in results.study.strategies:
+            cells = [c for c in results.of(setting) if c.method == method and c.strategy == strategy.name and counts(c)]
             for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
                 gap = difference(small, large)
                 if gap and gap.clear and objective.cost(gap.mean) < 0:

@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from orchestrator.report.tables.results import CellResult, Results
-from orchestrator.results.places import read_text
+from orchestrator.results.locations import read_text
+from orchestrator.results.winners import CellResult, Results
 from orchestrator.study.settings import SECRET
 from trainables import plugins
 from trainables.data import partition
+from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
-from trainables.spec import PartitionSpec
 
 HEADER = """\
 # The chosen configuration of every cell. To train one again, to the last bit:

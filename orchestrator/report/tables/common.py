@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from orchestrator.report.tables.render import Bold
-from orchestrator.report.tables.results import CellResult, Results, Score
-from trainables.objective import Objective
+from orchestrator.results.winners import CellResult, Results, Score
+from orchestrator.study.objective import Objective
 
 NAMES = ("setting", "epsilon", "method", "search")
 """The columns that say which cell a line of a CSV file is about."""
@@ -17,26 +17,26 @@ LOST = ("diverged", "failed")
 
 
 def names(cell: CellResult) -> dict[str, str | float]:
-    values = (cell.setting, cell.epsilon, cell.method.shown, cell.way)
+    values = (cell.setting, cell.epsilon, cell.method.shown, cell.strategy)
     return dict(zip(NAMES, values, strict=True))
 
 
 def name_columns(results: Results) -> list[str]:
     """The way of searching is named only where there is more than one."""
-    return ["Method", "Search"] if results.both_ways else ["Method"]
+    return ["Method", "Search"] if results.several_strategies else ["Method"]
 
 
 def named_rows(results: Results, cells: Sequence[CellResult], rows: Iterable[Sequence[str]]) -> list[list[str]]:
     return [
-        [cell.method.shown, *([cell.way] if results.both_ways else []), *row]
+        [cell.method.shown, *([cell.strategy] if results.several_strategies else []), *row]
         for cell, row in zip(cells, rows, strict=True)
     ]
 
 
 def short_name(cell: CellResult, results: Results) -> str:
     """A cell within its setting, for notes."""
-    way = f" ({cell.way})" if results.both_ways else ""
-    return f"{cell.method.shown}{way} at {budget(cell.epsilon)}"
+    strategy = f" ({cell.strategy})" if results.several_strategies else ""
+    return f"{cell.method.shown}{strategy} at {budget(cell.epsilon)}"
 
 
 def budget(epsilon: float) -> str:

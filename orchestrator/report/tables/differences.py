@@ -12,7 +12,7 @@ from scipy.special import stdtr, stdtrit
 
 from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
-from orchestrator.report.tables.results import CellResult, Results
+from orchestrator.results.winners import CellResult, Results
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
@@ -102,8 +102,8 @@ def differences(results: Results, setting: str) -> Table | None:
     found: list[tuple[CellResult, Difference | None]] = []
     for epsilon in study.epsilons:
         mine = results.of(setting, epsilon)
-        ours = {cell.way: cell for cell in mine if cell.method == study.reference}
-        found += [(cell, difference(ours[cell.way], cell)) for cell in mine if cell.method != study.reference]
+        ours = {cell.strategy: cell for cell in mine if cell.method == study.reference}
+        found += [(cell, difference(ours[cell.strategy], cell)) for cell in mine if cell.method != study.reference]
     tested = [gap for _, gap in found if gap is not None and gap.seeds > 1]
     corrected = dict(zip(map(id, tested), holm([gap.p for gap in tested]), strict=True))
     groups, records = [], []

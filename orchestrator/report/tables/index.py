@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.common import LOST, unfinished
 from orchestrator.report.tables.render import Table, markdown_rows, markdown_text
-from orchestrator.report.tables.results import Results
+from orchestrator.results.winners import Results
 
 ELSEWHERE = """\
 The CSV files hold the same numbers unrounded, one observation per line; [trials.csv](trials.csv) has every trial with

@@ -13,10 +13,10 @@ from scipy.special import chdtrc
 from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.report.tables.differences import SIGNIFICANCE, holm, shown_p
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
-from orchestrator.report.tables.results import CellResult, Results
 from orchestrator.results.ledger import Row
+from orchestrator.results.winners import CellResult, Results
+from orchestrator.study.objective import ACCURACY
 from orchestrator.study.settings import SECRET
-from trainables.objective import ACCURACY
 
 WORDS = {"+": "better", "-": "worse", "=": "equal"}
 """In CSV files, where a sign would be taken for a formula."""
@@ -65,21 +65,21 @@ def mcnemar(results: Results, setting: str) -> Table | None:
         return None
     reference, seeds = study.reference, study.seeds.confirm
     rows = results.facts.get(f"test_rows:{setting}")
-    ours = {(cell.epsilon, cell.way): _judged(cell) for cell in results.of(setting) if cell.method == reference}
+    ours = {(cell.epsilon, cell.strategy): _judged(cell) for cell in results.of(setting) if cell.method == reference}
     others = [cell for cell in results.of(setting) if cell.method != reference]
-    found = [_compared(ours[cell.epsilon, cell.way], _judged(cell), rows) for cell in others]
+    found = [_compared(ours[cell.epsilon, cell.strategy], _judged(cell), rows) for cell in others]
     level = dict(zip([k for k, f in enumerate(found) if f], holm([f.p for f in found if f]), strict=True))
     lines = {id(cell): _line(cell, found[k], level.get(k)) for k, cell in enumerate(others)}
     records = [
-        _record(cell, ours[cell.epsilon, cell.way], found[k], level.get(k), reference.shown, rows)
+        _record(cell, ours[cell.epsilon, cell.strategy], found[k], level.get(k), reference.shown, rows)
         for k, cell in enumerate(others)
     ]
     groups = []
     for epsilon in study.epsilons:
         here = [cell for cell in others if cell.epsilon == epsilon]
         ours_text = ", ".join(
-            f"{reference.shown}{f' ({way})' if results.both_ways else ''} {_accuracy(judged)} %"
-            for (at, way), judged in ours.items()
+            f"{reference.shown}{f' ({strategy})' if results.several_strategies else ''} {_accuracy(judged)} %"
+            for (at, strategy), judged in ours.items()
             if at == epsilon
         )
         groups.append(Group(f"{budget(epsilon)}: {ours_text}", named_rows(results, here, [lines[id(c)] for c in here])))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.report.tables.render import NOTHING, Group, Table
-from orchestrator.report.tables.results import CellResult, Results
+from orchestrator.results.winners import CellResult, Results
 
 
 @dataclass(frozen=True)

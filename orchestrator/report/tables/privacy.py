@@ -11,14 +11,14 @@ import pandas as pd
 
 from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.report.tables.render import NOTHING, Group, Table
-from orchestrator.report.tables.results import CellResult, Results, bought
 from orchestrator.results.ledger import Row
+from orchestrator.results.winners import CellResult, Results, bought
 from orchestrator.search.private_search import price, price_of_all
 from orchestrator.study.settings import Study
 from trainables.methods import METHODS
 from trainables.privacy.gaussian import epsilon_of, least_false_negatives, mu_of
 from trainables.privacy.plan import large_delta
-from trainables.privacy.selection import all_released
+from trainables.privacy.private_selection import all_released
 
 WHOSE = {
     "record": ("one record of one client", "per-example gradients"),

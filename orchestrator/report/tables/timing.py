@@ -8,7 +8,7 @@ from statistics import fmean
 import pandas as pd
 
 from orchestrator.report.tables.render import NOTHING, Group, Table
-from orchestrator.report.tables.results import Results
+from orchestrator.results.winners import Results
 
 
 def seconds_per_round(results: Results) -> Table:

@@ -22,16 +22,16 @@ from orchestrator.report.tables.common import (
     unfinished,
 )
 from orchestrator.report.tables.render import NOTHING, Group, Table
-from orchestrator.report.tables.results import CellResult, Results, Score
+from orchestrator.results.winners import CellResult, Results, Score
+from orchestrator.study.objective import ACCURACY
 from orchestrator.study.settings import Study
 from search_spaces import Axis
-from trainables.objective import ACCURACY
 from trainables.spec import HyperValue
 
 
 def hyperparameters(results: Results, setting: str) -> Table:
     """Form of table 2 of the DP-FedSOFIM paper, with what was chosen in the place of what was searched."""
-    zoom = results.study.search.refine == "zoom" and "grid" in results.study.search.ways
+    zoom = results.study.search.refine == "zoom" and "grid" in results.study.search.strategies
     headings = ["Chosen", _validation(results), "Found in", "On edge", *(["Extended"] if zoom else [])]
     headings += ["Trials", "Lost", "Within 1 s.e."]
     if results.study.private:  # of which nothing is shown but the winner
@@ -108,7 +108,7 @@ def _caption(results: Results, setting: str, zoom: bool) -> str:
         "runs once. "
         "Lost: how many of them diverged / failed."
     )
-    if "halving" in study.search.ways:
+    if "halving" in study.search.strategies:
         caption.append(
             "halving: rungs below the last ended after a part of the rounds, and the best of each ran again on the "
             "next; only the last, where they run to the end, is compared."
@@ -266,9 +266,9 @@ def shown_value(value: HyperValue) -> str:
 # ---- ways of searching
 
 
-def search_ways(results: Results, setting: str) -> Table | None:
+def search_strategies(results: Results, setting: str) -> Table | None:
     """None where the study searches in one way only."""
-    if not results.both_ways:
+    if not results.several_strategies:
         return None
     objective = results.study.judged_by
     groups, records = [], []

@@ -1,0 +1,191 @@
+"""What a study would run, and about how long that would take here. Starts no actor."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.execution.cluster.connect import local_resources
+from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
+from orchestrator.execution.packing import Capacity, capacity, make_packs, passes
+from orchestrator.execution.progress import yet_to_open
+from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.extent import is_exact, may_grow
+from orchestrator.study.cells import Blueprint
+from orchestrator.study.notes import notes
+from orchestrator.study.settings import Study
+from orchestrator.study.strategies import STAGES
+from trainables.data.stored import StoredRows
+from trainables.federation.trial_spec import TrialSpec
+from trainables.lazy import torch
+from trainables.models import kernels
+
+# of a core's rate for matrix products, what a trial-round reaches, compiled or not (fedsweep bench measures it)
+GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
+GPU_RATE = 8.7e12  # operations a second that a trial-round reaches on one H200 in 2,048 lanes (docs/scaling.md)
+START_S = 12
+PROCESS_BYTES = 350 << 20  # a Python process with torch in it
+
+
+@dataclass(frozen=True)
+class Plan:
+    study: str
+    cells: int
+    strategies: int
+    """How many ways every cell is searched in."""
+    trials: dict[str, int]
+    """By stage, without those that another cell or stage runs too: as many as `run` begins with."""
+    exact: bool
+    """Whether that many will run if nothing diverges; where results decide what is tried next, about as many."""
+    may_zoom: bool
+    """Whether finer grids may follow, of which nobody knows before."""
+    packs: dict[str, int]
+    trial_rounds: int
+    seconds: float
+    bytes: int
+    machine_bytes: int
+    """What this machine has."""
+    federations: int
+    hosts: int
+    device: str
+    where: str
+    notes: list[str]
+    """What the study says that will not have the effect one might expect."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def as_text(self) -> str:
+        minutes = self.seconds / 60
+        stages = ", ".join(f"{count} {stage}" for stage, count in self.trials.items())
+        packs = ", ".join(f"{count} {stage}" for stage, count in self.packs.items())
+        return "\n".join(
+            [
+                f"study {self.study}: {self.cells} cell{'s' if self.cells > 1 else ''}"
+                + (f", each searched in {self.strategies} ways" if self.strategies > 1 else ""),
+                f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})"
+                + (", and more where a winner calls for a finer grid" if self.may_zoom else ""),
+                f"packs: {sum(self.packs.values())} ({packs})",
+                f"trial-rounds: {self.trial_rounds}",
+                f"on {self.where}: {self.federations} federation(s) of {self.hosts} client host(s)"
+                + (" on GPUs" if self.device == "cuda" else "")
+                + ", about "
+                + (f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h")
+                + f" with Ray's start, and {self.bytes / 2**30:.1f} GiB of memory"
+                + (
+                    f", more than the {self.machine_bytes / 2**30:.1f} it has"
+                    if self.bytes > self.machine_bytes
+                    else ""
+                ),
+                *(f"note: {sentence}" for sentence in self.notes),
+            ]
+        )
+
+
+def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
+    """On this machine, or on nodes with these resources, whose processors are taken to be like ours."""
+    blueprint = Blueprint.draw(study)
+    size = capacity(local_resources() if nodes is None else nodes, study.resources, blueprint.most_clients)
+    size = within_memory(size, study.resources, blueprint.most_weights, nodes or ())
+    searches = [
+        CellSearch(cell, strategy, blueprint.validation_rows(cell))
+        for cell in blueprint.cells
+        for strategy in study.strategies
+    ]
+    trials: Counter[str] = Counter()
+    packs: Counter[str] = Counter()
+    known: set[str] = set()
+    rounds = 0
+    flops = 0.0
+    for stage in STAGES:
+        found = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
+        members = [trial for trial in found if trial.key not in known]
+        known.update(trial.key for trial in members)
+        if not members:
+            continue
+        # coarse grids are opened at once, so those that cells share are known by their keys, as in a sweep that begins
+        trials[stage] = len(members) if stage == "coarse" else sum(yet_to_open(s).get(stage, 0) for s in searches)
+        packs[stage] = len(make_packs(members, size))
+        for trial in members:
+            rounds += trial.last_round
+            problem = blueprint.problems[trial.problem.key]
+            flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.last_round * passes(trial)
+    if size.size.device == "cuda":
+        rate = GPU_RATE * size.federations * size.size.gpus_per_host * size.size.hosts
+    else:
+        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * size.federations * size.size.hosts
+    seconds = START_S + flops / rate
+    return Plan(
+        study.name,
+        len(blueprint.cells),
+        len(study.strategies),
+        dict(trials),
+        is_exact(study),
+        may_grow(study),
+        dict(packs),
+        rounds,
+        seconds,
+        _memory(blueprint, size),
+        machine_bytes() if nodes is None else sum(int(node.get("memory", 0)) for node in nodes) or 1 << 62,
+        size.federations,
+        size.size.hosts,
+        size.size.device,
+        "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
+        notes(study),
+    )
+
+
+def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
+    """Trials of a stage as they will be, where that depends on nothing; else as many stand-ins."""
+    space, cell = search.cell.space, search.cell
+    count = yet_to_open(search).get(stage, 0)
+    if not count:
+        return []
+    seeds = cell.study.seeds_of(search.strategy, stage)
+    if stage == "coarse" or (stage == "fine" and cell.study.search.refine == "table"):
+        grid = space.grid(space.coarse if stage == "coarse" else space.fine)
+        trials = [cell.trial(stage, configuration, seed) for configuration in grid for seed in seeds]
+        if stage == "coarse":
+            search.open(stage, trials)
+        return trials
+    stand_ins = [cell.trial(stage, space.grid(space.coarse)[0], seed) for seed in seeds]
+    return [
+        stand_ins[n % len(seeds)].model_copy(update={"code": f"{cell.id} {search.strategy.name} {n}"})
+        for n in range(count)
+    ]
+
+
+def _unique(trials: list[TrialSpec]) -> list[TrialSpec]:
+    return list({trial.key: trial for trial in trials}.values())
+
+
+def _gemm_rate() -> float:
+    """Floating-point operations a second of one core, in products like ours. Takes a tenth of a second."""
+    x, w = torch.rand(1024, 65), torch.rand(65, 160)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.mm(x, w)
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < 0.1:
+            torch.mm(x, w)
+            count += 1
+        return count * 2.0 * x.numel() * w.shape[1] / (time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _memory(blueprint: Blueprint, size: Capacity) -> int:
+    """All processes together: features in the driver, the object store and the hosts; the lanes' weights."""
+    data = {
+        p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
+        + p.data.x_test.nbytes
+        for p in blueprint.problems.values()
+    }
+    largest = max(problem.data.x_train.nbytes for problem in blueprint.problems.values())
+    processes = (2 + size.federations * (size.size.hosts + 2)) * PROCESS_BYTES
+    lanes = lanes_bytes(size, blueprint.most_weights)
+    return processes + 2 * sum(data.values()) + size.federations * largest + lanes

@@ -1,0 +1,262 @@
+"""One training run, from words to numbers: what `fedsweep train` does, and `fedsweep.train`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from orchestrator.execution.cluster.connect import connected
+from trainables import methods
+from trainables.data import features, simulated
+from trainables.data import partition as partitions
+from trainables.data.features import FeatureSet
+from trainables.data.partition import PartitionSpec
+from trainables.errors import UserError, in_range
+from trainables.federation.lane_result import LaneResult
+from trainables.federation.pack import check, code_of
+from trainables.federation.problem import Problem, Shipper
+from trainables.federation.saved_model import SavedModel
+from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
+from trainables.privacy.gaussian import budget
+from trainables.privacy.plan import LATER, Adjacency, Clipping, Level, PrivacyPlan, PrivacySettings, Release
+from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.spec import ENGINE_VERSION, Aggregate
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that has been checked in full and can start."""
+
+    trial: TrialSpec
+    problem: Problem
+    plan: PrivacyPlan
+
+
+@dataclass(frozen=True)
+class Trained:
+    result: LaneResult
+    seconds_per_round: float
+    weights: NDArray[np.float32] | None
+    """As the model lays them out; None where it diverged."""
+
+
+def set_up(
+    data: str | Mapping[str, NDArray[Any]],
+    *,
+    method: str,
+    hyperparameters: Mapping[str, Any],
+    epsilon: float | None,
+    mu: float | None,
+    delta: float,
+    clip: float,
+    clipping: Clipping,
+    release: Release,
+    adjacency: Adjacency,
+    level: Level,
+    secret_participation: float,
+    center: float,
+    center_bound: float,
+    aggregate: Aggregate,
+    model: str,
+    partition: str,
+    clients: int,
+    partition_seed: int,
+    rounds: int,
+    evaluate_every: int,
+    train_on: str,
+    evaluate_on: str,
+    validation_fraction: float,
+    seed: int,
+    secret_noise: bool,
+    hosts: int | None,
+    address: str | None,
+) -> Training:
+    """A run as it was asked for, by option or argument. Cheap mistakes are found first: data take a while."""
+    privacy = PrivacySettings(
+        epsilon=budget(epsilon, mu, delta),
+        delta=delta,
+        clip=clip,
+        clipping=clipping,
+        release=release,
+        adjacency=adjacency,
+        level=level,
+        secret_participation=secret_participation,
+    ).check()
+    preprocess = Preprocess(center=center, bound=center_bound).check()
+    dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
+    chosen = methods.get(method).check(hyperparameters)
+    if hosts is not None:
+        in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
+    training = prepare(
+        features.load(data, seed) if isinstance(data, str) else features.from_arrays(data),
+        partition=dealt,
+        model=model,
+        validation_fraction=validation_fraction,
+        train_on=train_on,
+        evaluate_on=evaluate_on,
+        method=method,
+        hyperparameters=chosen,
+        privacy=privacy,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        seed=seed,
+        preprocess=preprocess,
+        aggregate=aggregate,
+    )
+    return with_secret_seed(training) if secret_noise else training
+
+
+def prepare(
+    data: FeatureSet,
+    *,
+    partition: PartitionSpec,
+    model: str = "softmax",
+    train_on: str,
+    evaluate_on: str,
+    validation_fraction: float = 0.1,
+    validation_seed: int = 42,
+    **trial: Any,
+) -> Training:
+    """Everything that can be wrong is found here, before any actor starts."""
+    if train_on == "all" and evaluate_on == "validation":
+        raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
+    content = DataSpec(
+        fingerprint=data.fingerprint, validation_fraction=validation_fraction, validation_seed=validation_seed
+    )
+    problem = ProblemSpec.model_validate(
+        {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
+    )
+    spec = TrialSpec.model_validate({"problem": problem, "code": code_of(trial["method"], problem), **trial})
+    in_range(1, 10**6, rounds=spec.rounds)
+    in_range(1, 10**6, evaluate_every=spec.evaluate_every)
+    in_range(0, 2**63 - 1, seed=spec.seed)
+    ready = Problem.prepare(data, problem)
+    return Training(spec, ready, check(spec, ready))
+
+
+def from_best(file: Path | str, cell: str | None, seed: int, source: str | None) -> Training:
+    """A winner of a sweep as the confirm stage trained it, from the sweep's best.yaml."""
+    from orchestrator.report.tables.best import read_best  # brings pandas along, which plain training does without
+
+    return from_cells(read_best(file), file, cell, seed, source)
+
+
+def from_cells(
+    cells: Mapping[str, Mapping[str, Any]], file: Path | str, cell: str | None, seed: int, source: str | None
+) -> Training:
+    """The same, from what a best.yaml holds; `file`: where that is from."""
+    if cell is None and len(cells) == 1:
+        cell = next(iter(cells))
+    if cell is None or cell not in cells:
+        raise UserError(f"cell = {cell!r} is not in {file}; it has: {'; '.join(map(repr, cells))}")
+    entry = cells[cell]
+    try:
+        chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
+        privacy = PrivacySettings(**{name: {**LATER, **entry}[name] for name in PrivacySettings.model_fields}).check()
+        dealt_by = entry["partition_seed"]
+        if isinstance(dealt_by, dict):
+            if seed not in dealt_by:
+                raise UserError(f"seed = {seed}: the sweep dealt the rows anew for each of its seeds {list(dealt_by)}")
+            dealt_by = dealt_by[seed]
+        dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=dealt_by)
+        name = source or entry["data"]
+        loaded = features.load(name, next(iter(entry["seeds"]), seed))  # without any, the data have no seed either
+        if loaded.fingerprint != entry["fingerprint"]:
+            raise UserError(f"data {name} has other content than the sweep's")
+        if simulated.drawn_by_seed(name):
+            loaded = features.load(name, seed)
+        names = (
+            "validation_fraction",
+            "validation_seed",
+            "train_on",
+            "evaluate_on",
+            "rounds",
+            "evaluate_every",
+            "model",
+            "preprocess",
+            "aggregate",
+        )
+        return prepare(
+            loaded,
+            partition=dealt,
+            method=entry["method"],
+            hyperparameters=chosen,
+            privacy=privacy,
+            seed=seed,
+            precision=entry.get("precision", "float32"),
+            **{name: entry[name] for name in names},
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise UserError(f"cell {cell!r} of {file} is not as a sweep writes it: {error!r}".replace("\n", " ")) from None
+
+
+def with_secret_seed(training: Training) -> Training:
+    """The same run with noise that nobody can draw again."""
+    trial = training.trial.model_copy(update={"seed": secrets.randbelow(2**63)})
+    return Training(trial, training.problem, check(trial, training.problem))
+
+
+def train(
+    training: Training,
+    *,
+    address: str | None = None,
+    hosts: int | None = None,
+    on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
+) -> Trained:
+    """Run it on a federation of its own, in the Ray at `address` or a local one."""
+    with connected(address):
+        federation = Federation(_size(training, hosts))
+        try:
+            federation.open([training.trial], Shipper().ship(training.problem))
+            began, result = time.perf_counter(), LaneResult(training.trial.key)
+            for t in range(1, training.trial.rounds + 1):
+                (result,) = federation.advance(t)
+                on_round(t, result)
+                if result.state == "diverged":
+                    break
+            seconds = (time.perf_counter() - began) / max(1, result.rounds)
+            weights = federation.final_weights() if result.state == "done" else None
+        finally:
+            federation.close()
+    if weights is not None and hasattr(training.problem.model, "rows"):
+        weights = weights.reshape(training.problem.model.rows, -1)
+    return Trained(result, seconds, weights)
+
+
+def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
+    """What came of a run, with where it is from. A secret seed is not in it, nor is what would give it away."""
+    if trained.weights is None:
+        raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
+    trial, plan, data = training.trial, training.plan, training.problem.data
+    told = trial.model_dump(mode="json", exclude={"seed"} if secret else None)
+    last = {name: values[max(values)] for name, values in trained.result.metrics.items() if values}
+    provenance = {
+        "trial": told,
+        "secret_noise": secret,
+        "epsilon": {"claimed": trial.privacy.epsilon, "bought": plan.bought, "unsampled": plan.unsampled},
+        "delta": trial.privacy.delta,
+        "metrics": {name: last[name] for name in ("accuracy", "loss") if name in last},
+        "engine_version": ENGINE_VERSION,
+    }
+    return SavedModel(trained.weights.reshape(-1), trial.problem.model, data.features, data.classes, provenance)
+
+
+def _size(training: Training, hosts: int | None) -> FederationSize:
+    resources = ray.cluster_resources()
+    clients = training.trial.problem.partition.clients
+    if resources.get("GPU", 0) >= 1:
+        return FederationSize(hosts=1, gpus_per_host=1)
+    cpus = max(1, int(resources.get("CPU", 1)))
+    wanted = cpus if hosts is None else hosts
+    in_range(1, cpus, hosts=wanted)
+    return FederationSize(hosts=min(wanted, clients))

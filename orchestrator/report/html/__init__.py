@@ -1,0 +1,46 @@
+"""report.html: one page that shows all a ledger holds, in one file that opens anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.report.html import data, document
+from orchestrator.report.tables.render import write_text
+from orchestrator.results import status
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.locations import place
+from trainables.errors import UserError
+
+NAME = "report.html"
+
+
+def write_report(results: Sequence[str], output: Path | None = None) -> str:
+    """Write the page into the (first) result folder, or where it is wanted; where it is."""
+    if len(results) > 2:
+        raise UserError(f"{len(results)} result folders are more than the two that can be compared")
+    text = document.page(document.content(read(results)))
+    if output is not None:
+        return str(write_text(output, text))
+    where = place(results[0])
+    with where.to_read() as folder:
+        path = write_text(folder / NAME, text)
+        where.send_tables()
+        return where.shown(path)
+
+
+def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
+    """What the page shows of every result folder, under a name that tells them apart. `memory`: of one that is read
+    again and again."""
+    names = [result.rstrip("/").rpartition("/")[2] or result for result in results]
+    if len(set(names)) < len(names):
+        names = list(results)
+    most = data.MOST_BYTES // len(results)
+    return [_read(result, name, most, memory) for result, name in zip(results, names, strict=True)]
+
+
+def _read(result: str, name: str, most: int, memory: data.Memory | None) -> dict[str, Any]:
+    where = place(result)
+    with where.to_read() as folder, Ledger.read(folder) as ledger:
+        return data.gather(ledger, name, status.holder(folder) or where.holder(), most, memory)

@@ -1,0 +1,368 @@
+"""All that the page shows of one study, as plain values for JSON: from the ledger alone, so the same ledger gives the
+same page. What the page cannot hold in full is cut here, and says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import search_spaces
+from orchestrator.report import palette
+from orchestrator.report.html import words
+from orchestrator.report.html.configurations import Configuration, grouped, ranked, varied
+from orchestrator.report.html.importance import importance
+from orchestrator.report.tables import PER_SETTING, render
+from orchestrator.report.tables.accuracy import final_accuracy
+from orchestrator.report.tables.privacy import with_search
+from orchestrator.report.tables.timing import seconds_per_round
+from orchestrator.results import status
+from orchestrator.results.ledger import Ledger, Row, Session
+from orchestrator.results.winners import CellResult, Results, Score, bought
+from orchestrator.study.settings import Study
+from orchestrator.study.strategies import SEARCH_STAGES, SearchVariant
+from trainables.data.partition import divergence_from_uniform
+from trainables.spec import ENGINE_VERSION
+
+MOST_BYTES = 4_500_000  # of all that a page shows
+MOST_CONFIGURATIONS = 30_000  # of a page: about 2 MB
+MOST_POINTS = 200  # of a curve
+TRACES = 20  # configurations of a cell whose validation curves are kept
+METRICS = {
+    "accuracy": "accuracy (%)",
+    "loss": "loss",
+    "train_loss": "train loss",
+    "squared_error": "squared error",
+    "clipped_share": "clipped gradients (%)",
+    "signal_norm": "norm of the signal",
+    "noise_norm": "norm of the noise",
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a page has for a cell: configurations, those of them with curves, points of a curve."""
+
+    configurations: int
+    traces: int = TRACES
+    points: int = MOST_POINTS
+
+    @property
+    def halved(self) -> Room:
+        return Room(self.configurations // 2, max(1, self.traces // 2), max(10, self.points // 2))
+
+
+class Memory:
+    """For who follows a growing ledger: what a cell showed is not computed again while the cell stays as it is."""
+
+    def __init__(self) -> None:
+        self.results: Results | None = None
+        self.room: Room | None = None
+        self.cells: dict[str, tuple[CellResult, Any]] = {}
+
+
+def gather(
+    ledger: Ledger, name: str, running: str | None = None, most: int = MOST_BYTES, memory: Memory | None = None
+) -> dict[str, Any]:
+    """`name`: what the results are called, where two are compared; `most`: bytes."""
+    memory = memory or Memory()
+    results = memory.results = Results.read(ledger, memory.results)
+    beside = _plain(_beside_the_cells(ledger, name, running, results))
+    left = most - _size(beside)
+    room = memory.room or Room(MOST_CONFIGURATIONS // max(1, len(results.cells)))
+    while _size(cells := _cells(ledger, results, room, memory)) > left and room.configurations > 1:
+        room = room.halved
+    return {**beside, "cells": cells}
+
+
+def _cells(ledger: Ledger, results: Results, room: Room, memory: Memory) -> list[Any]:
+    if room != memory.room:
+        memory.cells, memory.room = {}, room
+    stages, strategies = ledger.stages(), {strategy.name: strategy for strategy in results.study.strategies}
+    for cell in results.cells:
+        if cell.id not in memory.cells or memory.cells[cell.id][0] is not cell:
+            shown = _Cell(ledger, cell, strategies[cell.strategy], stages, results.study).shown(room)
+            memory.cells[cell.id] = cell, _plain(shown)
+    return [memory.cells[cell.id][1] for cell in results.cells]
+
+
+def _beside_the_cells(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
+    study, objective, source = results.study, results.study.judged_by, ledger.study()
+    return {
+        "name": name,
+        "study": study.name,
+        "description": study.description,
+        "objective": {
+            "metric": objective.metric,
+            "title": objective.title,
+            "final": objective.final,
+            "unit": objective.unit,
+            "lower": objective.lower_is_better,
+            "digits": 2 if objective.form == ".2f" else None,
+        },
+        "metrics": METRICS,
+        "methods": [method.shown for method in study.methods],
+        "looks": {
+            strategy.name: [palette.look(number, variant) for number in range(len(study.methods))]
+            for variant, strategy in enumerate(study.strategies)
+        },
+        "epsilons": study.epsilons,
+        "strategies": [strategy.name for strategy in study.strategies],
+        "settings": results.settings,
+        "seeds": study.seeds.model_dump(),
+        "status": _status(ledger, name, running, results),
+        "words": words.summary(results),
+        "distrust": words.distrust(results),
+        "tables": _tables(results),
+        "partitions": [] if study.private else _partitions(ledger),  # which tell labels
+        "privacy": study.privacy.model_dump(),
+        "private": study.private,
+        "sessions": []
+        if study.private  # which tell how many runs there were
+        else [{"began": session.began, "ended": _ended(session)} for session in ledger.sessions()],
+        "provenance": {
+            "source": source[1] if source else "",
+            "fingerprints": ledger.fingerprints(),
+            "plugins": ledger.plugins(),
+            "engine": ENGINE_VERSION,
+            "facts": results.facts,
+        },
+    }
+
+
+def _status(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
+    found = status.of(ledger, name, running)
+    if results.study.private:  # the winners are all that may be counted
+        ended = results.states.total()
+        found |= {"trials": dict(results.states), "trials_ended": ended, "trials_expected": None, "failed": {}}
+        found |= {"time": {"elapsed_s": None, "trial_rounds_per_second": None, "left_s": None}, "retries": []}
+    kept = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended", "trials_expected", "confirm")
+    return {key: found[key] for key in (*kept, "time", "failed", "retries")} | {"best": status.best_texts(found)}
+
+
+class _Cell:
+    """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        cell: CellResult,
+        strategy: SearchVariant,
+        stages: Mapping[tuple[str, str, str], list[str]],
+        study: Study,
+    ) -> None:
+        name = cell.id if cell.plain else cell.id.removesuffix(f" ({cell.strategy})")
+        self.ledger, self.cell, self.study = ledger, cell, study
+        self.stages = {
+            stage: stages[name, cell.strategy, stage]
+            for stage in SEARCH_STAGES[strategy.search]
+            if (name, cell.strategy, stage) in stages and strategy.search != "private"
+        }
+        self.configurations = grouped(ledger, self.stages, cell.objective)
+        self._compared = set(strategy.compared(self.stages))
+        contest = {"contest": stages.get((name, cell.strategy, "contest"), [])}
+        self.contest = grouped(ledger, contest, cell.objective)
+
+    def shown(self, room: Room) -> dict[str, Any]:
+        cell = self.cell
+        return {
+            "id": cell.id,
+            "setting": cell.setting,
+            "method": cell.method.shown,
+            "epsilon": cell.epsilon,
+            "strategy": cell.strategy,
+            "missing": cell.missing,
+            "complete": cell.complete(cell.last),
+            "final": _score(cell.curve.get(cell.last)),
+            "keeps_its_claim": cell.keeps_its_claim,
+            "bought": max((bought(row) for row in cell.confirm.values()), default=None),
+            "with_search": with_search(cell, self.study),
+            "chosen": cell.search.chosen,
+            "validation": cell.search.choice.score if cell.search.choice else None,
+            "near": cell.search.choice.within_standard_error if cell.search.choice else None,
+            "states": dict(cell.search.states),
+            "confirm": [_run(seed, row, room.points) for seed, row in cell.confirm.items()],
+            "search": self._search(room),
+            "contest": self._contest(),
+            "importance": self._importance(),
+        }
+
+    def _search(self, room: Room) -> dict[str, Any]:
+        """Column by column: there may be very many rows."""
+        order = ranked(self.configurations, self.cell.objective)
+        order.sort(key=lambda number: self._compared.isdisjoint(self.configurations[number].stages))
+        won = self._winner()
+        kept = sorted({*order[: room.configurations], *([] if won is None else [won])})
+        traced = order[: min(room.traces, room.configurations)]
+        found = [self.configurations[number] for number in kept]
+        names = varied(self.configurations)
+        return {
+            "axes": [self._axis(name) for name in names],
+            "values": [[c.values.get(name) for c in found] for name in names],
+            "stages": [c.stages for c in found],
+            "state": [c.state for c in found],
+            "mean": [c.mean for c in found],
+            "std": [c.std for c in found],
+            "seeds": [len(c.seeds) for c in found],
+            "seconds": [c.seconds for c in found],
+            "winner": None if won is None else kept.index(won),
+            "left_out": len(order) - len(kept),
+            "traces": self._traces([n for n in traced if self.configurations[n].mean is not None], kept, room.points),
+        }
+
+    def _contest(self) -> list[dict[str, Any]]:
+        """The best of the search on fresh seeds, best first."""
+        names = varied(self.configurations)
+        found = [self.contest[number] for number in ranked(self.contest, self.cell.objective)]
+        return [
+            {"values": [c.values.get(name) for name in names], "mean": c.mean, "std": c.std, "seeds": len(c.seeds),
+             "state": c.state, "won": self._is_winner(c)}
+            for c in found
+        ]  # fmt: skip
+
+    def _axis(self, name: str) -> dict[str, Any]:
+        tried = tuple(dict.fromkeys(c.values[name] for c in self.configurations if name in c.values))
+        scale = self.cell.method.space().scale.get(name, "linear")
+        numeric = search_spaces.is_numeric(tried)
+        usable = search_spaces.usable_scale(scale, [float(v) for v in tried]) if numeric else "names"
+        return {"name": name, "scale": usable, "numeric": numeric}
+
+    def _winner(self) -> int | None:
+        """A contest is won by a configuration of the search, with trials of its own."""
+        alike = [number for number, c in enumerate(self.configurations) if self._is_winner(c)]
+        return max(alike, key=lambda number: float(self.configurations[number].values["rounds"]), default=None)
+
+    def _is_winner(self, configuration: Configuration) -> bool:
+        chosen = self.cell.search.chosen
+        return chosen is not None and chosen.items() <= configuration.values.items()
+
+    def _traces(self, best: Sequence[int], kept: Sequence[int], points: int) -> list[dict[str, Any]]:
+        places = {number: place for place, number in enumerate(kept)}
+        found = []
+        for number in best:
+            rows = self.ledger.rows(self.configurations[number].keys).values()
+            found += [{"configuration": places[number], **_run(row.trial.seed, row, points, only=True)} for row in rows]
+        return found
+
+    def _importance(self) -> list[dict[str, Any]]:
+        """Of every stage alone: each is a grid, both together are not."""
+        shares = []
+        for stage in self.stages:
+            found = importance([c for c in self.configurations if stage in c.stages], self.cell.objective)
+            if found:
+                pairs = {f"{a} × {b}": value for (a, b), value in found.pairs.items()}
+                shares.append(
+                    {
+                        "stage": stage,
+                        "exact": found.exact,
+                        "n": found.configurations,
+                        "single": found.single,
+                        "pairs": pairs,
+                    }
+                )
+        return shares
+
+
+def _run(seed: int, row: Row, most: int, *, only: bool = False) -> dict[str, Any]:
+    """A trial's curves, of so many points. `only`: not what is measured beside the scores."""
+    last = row.rounds - 1 if row.state == "diverged" else math.inf
+    curves = {}
+    for name, values in row.metrics.items():
+        if name in METRICS and not (only and name not in ("accuracy", "loss", "squared_error")):
+            points = [(t, value) for t, value in sorted(values.items()) if t <= last and math.isfinite(value)]
+            curves[name] = _thinned(points, most)
+    rounds = sorted({t for points in curves.values() for t, _ in points})
+    return {
+        "seed": seed,
+        "state": row.state,
+        "rounds": rounds,
+        "seconds": row.seconds,
+        "curves": {
+            name: [by_round.get(t) for t in rounds] for name, points in curves.items() if (by_round := dict(points))
+        },
+    }
+
+
+def _thinned(points: Iterable[Any], most: int) -> list[Any]:
+    """Few enough to draw, evenly, the last among them."""
+    found = list(points)
+    step = math.ceil(len(found) / most)
+    return found[::-1][::step][::-1] if found else []
+
+
+def _ended(session: Session) -> list[tuple[float, int]]:
+    """When, and how many of its trials had ended by then: a count that can be thinned."""
+    counts = accumulate(trials for _, trials, _ in session.batches)
+    return _thinned(((at, count) for (at, _, _), count in zip(session.batches, counts, strict=True)), MOST_POINTS)
+
+
+def _score(score: Score | None) -> dict[str, float] | None:
+    return None if score is None else score._asdict()
+
+
+def _tables(results: Results) -> list[dict[str, Any]]:
+    found = []
+    for setting in results.settings:
+        builders = {"final": final_accuracy, **PER_SETTING}
+        for kind, build in builders.items():
+            table = build(results, setting)
+            if table is not None:
+                found.append({"kind": kind, "setting": setting, **_table(table)})
+    return [*found, {"kind": "timing", "setting": "", **_table(seconds_per_round(results))}]
+
+
+def _table(table: render.Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "caption": table.caption,
+        "columns": table.columns,
+        "align": table.align,
+        "groups": [
+            {
+                "heading": group.heading,
+                "rows": [list(row) for row in group.rows],
+                "bold": [[int(isinstance(text, render.Bold)) for text in row] for row in group.rows],
+            }
+            for group in table.groups
+        ],
+        "csv": render.to_csv(table) if len(table.data.columns) else "",
+    }
+
+
+def _partitions(ledger: Ledger) -> list[dict[str, Any]]:
+    import numpy as np
+
+    found = []
+    for (setting, seed), counts in ledger.partitions().items():
+        by_class = len(counts[0]) > 1
+        divergence = divergence_from_uniform(np.array(counts)).tolist() if by_class else None
+        found.append({"setting": setting, "seed": seed, "counts": counts, "divergence": divergence})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, and no more digits than a person or a picture needs; what is infinite is the text "inf"."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None if math.isnan(value) else str(value)
+        return value if abs(value) > 1e8 else float(f"{value:.7g}")
+    return value
+
+
+def _size(value: Any) -> int:
+    return len(as_json(value).encode())
+
+
+def as_json(value: Any) -> str:
+    """For a script element: no character in it can end the element or the string it stands in."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

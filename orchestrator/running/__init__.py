@@ -1,1 +1,0 @@
-"""How it runs: Ray, Tune, packs, progress."""

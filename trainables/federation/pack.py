@@ -1,0 +1,287 @@
+"""A pack: trials that run together, one lane each, and what its client hosts and its server need to know of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables import methods, models, plugins
+from trainables.data import partition
+from trainables.errors import UserError, one_of
+from trainables.federation.problem import Problem, Shipment
+from trainables.federation.trial_spec import ProblemSpec, TrialSpec
+from trainables.lazy import torch
+from trainables.methods.base import ClientProgram, Hypers, Method, Run
+from trainables.models import Model
+from trainables.privacy.plan import LATER, Clipping, Event, Level, PrivacyPlan
+from trainables.spec import AGGREGATES, PRECISIONS, Aggregate, Precision
+
+CENTRE = "centre"  # the purpose of what the private mean of the features is made of
+
+
+PackGroup = tuple[str, str, int, int, int, str]
+
+
+def pack_group(trial: TrialSpec) -> PackGroup:
+    """Trials can share a pack if this is equal: same data, same client program, rounds, clipping and participation,
+    same features: those that are centred by a noisy mean are the same for one seed and one budget."""
+    later = {name: getattr(trial.privacy, name) for name in LATER}
+    features: str = trial.aggregate if later == LATER else f"{trial.aggregate}:{later}"
+    if trial.precision != "float32":
+        features = f"{features}:{trial.precision}"
+    if trial.preprocess.center:
+        privacy = trial.privacy.model_dump(exclude={"clip"})
+        features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
+    rounds = trial.rounds, trial.last_round, trial.evaluate_every
+    return trial.problem.key, program_of(trial).name, *rounds, features
+
+
+def program_of(trial: TrialSpec) -> ClientProgram:
+    hypers = {**trial.hyperparameters, "clipping": trial.privacy.clipping}
+    return methods.get(trial.method).program(hypers, trial.privacy.level)
+
+
+def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
+    """The mechanism of a trial and its account."""
+    method = methods.get(trial.method)
+    hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
+    run = Run(trial.privacy, trial.rounds, hypers, sizes if isinstance(sizes, tuple) else tuple(sizes), trial.seed)
+    events = with_centre(method.releases(run), trial)
+    return _plan(trial.privacy, events, run.sizes, trial.aggregate == "size")
+
+
+def with_centre(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
+    """A method's releases, and before them that of the mean of the features, which takes its share of the budget."""
+    share = trial.preprocess.center
+    if not share:
+        return events
+    # clients' sums are added as they are, or users' means: nobody's noise weighs more
+    centre = Event(CENTRE, 1, trial.preprocess.bound * trial.privacy.moves, share=share, even=True)
+    return (*(replace(event, share=event.share * (1 - share)) for event in events), centre)
+
+
+def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
+    """The trial's plan, or a sentence why it cannot be run."""
+    method = methods.get(trial.method)
+    if trial.privacy.level not in method.levels:
+        raise UserError(f"level = {trial.privacy.level!r}: {method.name} protects {' or '.join(method.levels)} level")
+    trial.preprocess.check()
+    one_of(AGGREGATES, aggregate=trial.aggregate)
+    one_of(PRECISIONS, precision=trial.precision)
+    if trial.precision != "float32" and trial.problem.model != "softmax":
+        raise UserError(f"precision = {trial.precision!r} is of the head softmax; {trial.problem.model!r} has float32")
+    if not method.accepts(problem.model):
+        raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
+    if trial.privacy.clipping == "automatic":
+        _check_automatic(trial, problem.model)
+    if trial.privacy.clipping == "adaptive":
+        _check_adaptive(trial)
+    if trial.privacy.secret_participation < 1:
+        _check_secret(trial)
+    return plan_of(trial, problem.partition.sizes)
+
+
+def _check_automatic(trial: TrialSpec, model: Model) -> None:
+    """Where gradients are clipped by somebody who knows no other way than the plain one."""
+    at = "clipping = 'automatic'"
+    if trial.privacy.level == "user":
+        raise UserError(f"{at} is for the gradients of records; at user level it is the update that is clipped")
+    if trial.hyperparameters.get("as_released"):
+        raise UserError(f"{at}: as released, {trial.method} clips as its authors' program does")
+    if "automatic" not in inspect.signature(model.clipped_gradient_sum).parameters:
+        raise UserError(f"{at}: the head {trial.problem.model!r} knows plain clipping alone")
+
+
+def _check_adaptive(trial: TrialSpec) -> None:
+    """Where nobody tells how long the updates are."""
+    at = "clipping = 'adaptive'"
+    if trial.privacy.level != "user":
+        raise UserError(f"{at} is for the updates of users; level = {trial.privacy.level!r} clips gradients of records")
+    if not program_of(trial).adapts:
+        raise UserError(f"{at}: of {trial.method} the clip stays what it is")
+
+
+def _check_secret(trial: TrialSpec) -> None:
+    """Where somebody knows who takes part, or everybody must."""
+    at = f"secret_participation = {trial.privacy.secret_participation:g}"
+    if trial.privacy.level != "user":
+        raise UserError(f"{at} is of users; level = {trial.privacy.level!r} protects one of a client's records")
+    if trial.privacy.release != "secure-aggregation":
+        raise UserError(f"{at}: release = {trial.privacy.release!r} shows who takes part; only a sum hides it")
+    if not program_of(trial).in_secret:
+        raise UserError(f"{at}: of {trial.method} all clients take part in every round")
+
+
+def code_of(method: str, problem: ProblemSpec) -> str:
+    """What plug-ins compute of a trial, by their code; empty where nothing is a plug-in's."""
+    makers = (
+        type(methods.get(method)),
+        models.HEADS.get(problem.model.partition(":")[0]),
+        partition.ADDED.get(problem.partition.kind),
+    )
+    return "+".join(code for maker in makers if maker and (code := plugins.code_of(maker.__module__)))
+
+
+@lru_cache(maxsize=4096)
+def _plan(privacy, events, sizes, by_size):  # type: ignore[no-untyped-def]
+    return PrivacyPlan.calibrate(privacy, events, sizes=sizes, by_size=by_size)
+
+
+@dataclass(frozen=True)
+class LaneGroup:
+    """Neighbouring lanes of one method with equal static hyperparameters."""
+
+    method: Method
+    start: int
+    stop: int
+    hypers: Hypers
+
+    @property
+    def lanes(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """All a client host needs for any round of a pack. Calls carry it whole: a host that was restarted knows enough."""
+
+    shipment: Shipment
+    program: ClientProgram
+    rounds: int
+    seeds: NDArray[np.int64]
+    clip: NDArray[np.float32]
+    noise_std: Mapping[str, NDArray[np.float32]]
+    """By purpose, per lane: what each client adds to its sum."""
+    hypers: Mapping[str, NDArray[np.float32]]
+    """What the program asked for, per lane."""
+    lanes: tuple[str, ...]
+    """The trials' keys: whose state a client keeps."""
+    assignment: tuple[tuple[int, ...], ...]
+    """The clients of every host."""
+    level: Level = "record"
+    aggregate: Aggregate = "uniform"
+    bound: float | None = None
+    """Of a row in the mean that the features are centred by; none: they stay as they are."""
+    centre: NDArray[np.float32] | None = None
+    """That mean, once it is known."""
+    clipping: Clipping = "plain"
+    secret_participation: float = 1.0
+    precision: Precision = "float32"
+
+    @property
+    def automatic(self) -> bool:
+        return self.clipping == "automatic"
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether every client takes part in every round, and weighs the same."""
+        return self.program.participation == 1 and self.aggregate == "uniform"
+
+    @property
+    def wants_centre(self) -> bool:
+        return self.bound is not None and self.centre is None
+
+    def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lanes that stand for every distinct noise (seed and scales), and which of them each lane has."""
+        _, seeds = np.unique(self.seeds, return_inverse=True)  # by rank: large seeds are no floats
+        table = np.stack([seeds, *(std for _, std in sorted(self.noise_std.items()))], axis=1)
+        _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        return first, which.reshape(-1)
+
+
+def group_key(trial: TrialSpec) -> tuple[str, ...]:
+    method = methods.get(trial.method)
+    return (trial.method, trial.privacy.level, *(str(trial.hyperparameters[name]) for name in method.static_names))
+
+
+def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Trials of a group side by side; otherwise in the order given."""
+    first_seen: dict[tuple[str, ...], int] = {}
+    for trial in trials:
+        first_seen.setdefault(group_key(trial), len(first_seen))
+    return sorted(trials, key=lambda trial: first_seen[group_key(trial)])
+
+
+def lane_groups(trials: Sequence[TrialSpec], model: Model, device: str = "cpu") -> list[LaneGroup]:
+    """The groups of trials that `order_lanes` has put in order."""
+    groups: list[LaneGroup] = []
+    start = 0
+    for index in range(1, len(trials) + 1):
+        if index < len(trials) and group_key(trials[index]) == group_key(trials[start]):
+            continue
+        members = trials[start:index]
+        method = methods.get(members[0].method)
+        resolved = [method.resolve(dict(trial.hyperparameters), trial.privacy) for trial in members]
+        hypers: dict[str, Any] = {
+            h.name: resolved[0][h.name]
+            if h.static
+            else torch.tensor([[float(r[h.name])] for r in resolved], dtype=torch.float32, device=device)
+            for h in method.hyperparameters
+        }
+        first = members[0]
+        hypers |= {"level": first.privacy.level, "rounds": first.rounds, "model": model}
+        hypers["clipping"] = first.privacy.clipping
+        hypers["clip"] = torch.tensor([[t.privacy.clip] for t in members], dtype=torch.float32, device=device)
+        groups.append(LaneGroup(method, start, index, hypers))
+        start = index
+    return groups
+
+
+def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> ClientWork:
+    plans = [plan_of(trial, shipment.sizes) for trial in trials]
+    purposes = {event.purpose for plan in plans for event in plan.events}
+    program, first = program_of(trials[0]), trials[0]
+    if CENTRE in purposes and len({plan.noise_std[CENTRE] for plan in plans}) > 1:
+        raise ValueError("trials whose features are centred by different means cannot share a pack")
+    return ClientWork(
+        shipment=shipment,
+        program=program,
+        rounds=trials[0].rounds,
+        seeds=np.array([trial.seed for trial in trials]),
+        clip=np.array([trial.privacy.clip for trial in trials], dtype=np.float32),
+        noise_std={
+            purpose: np.array([plan.noise_std[purpose] for plan in plans], dtype=np.float32) for purpose in purposes
+        },
+        hypers={
+            name: np.array([float(trial.hyperparameters[name]) for trial in trials], dtype=np.float32)
+            for name in program.hypers
+        },
+        lanes=tuple(trial.key for trial in trials),
+        assignment=assign(shipment.sizes, hosts),
+        level=first.privacy.level,
+        aggregate=first.aggregate,
+        bound=first.preprocess.bound if first.preprocess.center else None,
+        clipping=first.privacy.clipping,
+        secret_participation=first.privacy.secret_participation,
+        precision=first.precision,
+    )
+
+
+def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
+    """The same work for some of the lanes."""
+    index = np.asarray(keep, dtype=np.int64)
+    return replace(
+        work,
+        seeds=work.seeds[index],
+        clip=work.clip[index],
+        noise_std={purpose: std[index] for purpose, std in work.noise_std.items()},
+        hypers={name: values[index] for name, values in work.hypers.items()},
+        lanes=tuple(work.lanes[i] for i in keep),
+    )
+
+
+def assign(sizes: Sequence[int], hosts: int) -> tuple[tuple[int, ...], ...]:
+    """Clients to hosts, so that every host has about as many rows: the largest first, to whoever has least."""
+    held: list[list[int]] = [[] for _ in range(min(hosts, len(sizes)))]
+    load = [0] * len(held)
+    for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        host = load.index(min(load))
+        held[host].append(client)
+        load[host] += sizes[client]
+    return tuple(tuple(sorted(clients)) for clients in held)

@@ -1,0 +1,84 @@
+"""The specification of a trial: everything that can change its result. The trial's key is the hash of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cached_property
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trainables.data.partition import PartitionSpec
+from trainables.errors import in_range
+from trainables.privacy.plan import PrivacySettings
+from trainables.spec import Aggregate, HyperValue, Precision, Spec, content_key
+
+
+class DataSpec(Spec):
+    """A data set, identified by its content: the hash of a feature file, or a generator with its parameters."""
+
+    fingerprint: str
+    validation_fraction: float = 0.1
+    validation_seed: int = 42
+
+
+class ProblemSpec(Spec):
+    """Which rows each client holds, and which rows evaluate the model."""
+
+    data: DataSpec
+    partition: PartitionSpec
+    train_on: Literal["train", "all"]
+    """`train` removes the validation rows from the clients' rows; `all` keeps every train row."""
+    evaluate_on: Literal["validation", "test"]
+    model: str = "softmax"
+
+
+class Preprocess(BaseModel):
+    """Preprocessing of the features, applied once before the first round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    center: float = 0.0
+    """Share of the budget (of mu squared) spent on a private mean that is subtracted from the features; 0 disables
+    centring. Centring makes the noise scale with the features' spread instead of their length."""
+    bound: float = 16.0
+    """l2 bound on a row in that mean."""
+
+    def check(self) -> Preprocess:
+        in_range(0, 1, open_high=True, center=self.center)
+        in_range(0, math.inf, open_low=True, open_high=True, bound=self.bound)
+        return self
+
+
+class TrialSpec(Spec):
+    """One training run."""
+
+    problem: ProblemSpec
+    method: str
+    hyperparameters: dict[str, HyperValue]
+    privacy: PrivacySettings
+    rounds: int
+    """Rounds that the privacy plan pays for."""
+    stop_after: int | None = None
+    """Last round to run, if the trial ends before `rounds`: a lower rung of successive halving."""
+    evaluate_every: int = 10
+    seed: int = 42
+    preprocess: Preprocess = Preprocess()
+    aggregate: Aggregate = "uniform"
+    """Weight of each client in the mean of the releases: equal, or proportional to |D_i|."""
+    precision: Precision = "float32"
+    """Of the matrix products on a GPU; sums use float32 or better."""
+    code: str = ""
+    """Hash of the code of a plug-in's method, model or data source; empty for built-in ones."""
+
+    @property
+    def last_round(self) -> int:
+        """Last round actually run."""
+        return self.rounds if self.stop_after is None else self.stop_after
+
+    @cached_property
+    def key(self) -> str:
+        """Includes the problem by its own key, which many trials share and compute once."""
+        content = self.model_dump(mode="json", exclude={"problem"}) | {"problem": self.problem.key}
+        return content_key(json.dumps(content, sort_keys=True, separators=(",", ":")))
