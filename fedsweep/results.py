@@ -62,7 +62,7 @@ class Results:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Every cell: its search, its test score over the seeds (mean, sample standard deviation), the eps bought."""
+        """Every cell: its search, its test score over the seeds (mean, sample standard deviation), the actual eps."""
         with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
             return frames.cells(tables.Results.read(ledger))
 

@@ -24,8 +24,8 @@ class Account:
 
     claimed: float
     """The eps that was asked for."""
-    bought: Mapping[Release, float]
-    """The eps that the noise really buys, by who is not trusted: local, secure-aggregation."""
+    actual: Mapping[Release, float]
+    """The eps that the added noise provides, by release model: local, secure-aggregation."""
     unsampled: Mapping[Release, float]
     """The same to one who knows which rows, or users, were sampled."""
     delta: float
@@ -153,7 +153,7 @@ def train(
         state=trained.result.state,
         weights=trained.weights,
         metrics=trained.result.metrics,
-        account=Account(trial.privacy.epsilon, plan.bought, plan.unsampled, delta, plan.noise_multiplier),
+        account=Account(trial.privacy.epsilon, plan.actual_epsilon, plan.unsampled, delta, plan.noise_multiplier),
         hyperparameters=trial.hyperparameters,
         seconds_per_round=trained.seconds_per_round,
         key=None if secret_noise else trial.key,

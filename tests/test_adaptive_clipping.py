@@ -69,8 +69,8 @@ def test_its_price_holds_the_count_s():
         )
         ratio = adaptive.noise_std["gradient"] / plain.noise_std["gradient"]
         assert ratio == pytest.approx(math.sqrt(10 / 9), rel=1e-6)
-        assert adaptive.bought[release] == pytest.approx(8.0, rel=1e-5)
-        assert adaptive.bought[release] <= 8.0
+        assert adaptive.actual_epsilon[release] == pytest.approx(8.0, rel=1e-5)
+        assert adaptive.actual_epsilon[release] <= 8.0
 
 
 def test_lanes_hosts_and_restarts_leave_the_same_bits(small_problem):

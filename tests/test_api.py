@@ -128,7 +128,7 @@ def test_weights_are_those_that_were_judged(more, local_ray, tmp_path):
     scores = np.hstack([data.x_test, np.ones((len(data.x_test), 1))]) @ model.weights
     assert 100 * (scores.argmax(1) == data.y_test).mean() == pytest.approx(model.accuracy)
     assert model.account.claimed == 8
-    assert model.account.bought["local"] <= 8
+    assert model.account.actual["local"] <= 8
     assert model.account.noise_multiplier > 0
     assert (model.key is None) == bool(more), "what a secret seed gives away is not told"
     model.save(tmp_path / "model.npz")

@@ -263,7 +263,7 @@ def test_the_command_that_catches(fedsweep):
     assert found["caught"]
     assert found["hyperparameters"]["local_steps"] == 2
     assert found["epsilon"]["claimed"] == 5 < found["epsilon"]["at_least"]
-    assert found["epsilon"]["bought"] == pytest.approx(5, rel=1e-5), "the plan is as it was"
+    assert found["epsilon"]["actual"] == pytest.approx(5, rel=1e-5), "the plan is as it was"
     assert found["mu"]["at_least"] > found["mu"]["claimed"] == pytest.approx(1.1212, abs=1e-4)
     assert found["plain_epsilon_at_least"] < found["epsilon"]["at_least"]
 

@@ -84,9 +84,9 @@ def test_bands_save_error_where_turns_are_rare_and_only_there():
 def test_buys_what_it_claims(release):
     of = small.problem()
     trial = small.trial(of, "dp-bandmf", rounds=70, epsilon=2.0, release=release)
-    bought = plan_of(trial, of.partition.sizes).bought[release]
-    assert bought == pytest.approx(2.0, rel=1e-5)
-    assert bought <= 2.0
+    actual = plan_of(trial, of.partition.sizes).actual_epsilon[release]
+    assert actual == pytest.approx(2.0, rel=1e-5)
+    assert actual <= 2.0
     alone = plan_of(trial.model_copy(update={"hyperparameters": {**trial.hyperparameters, "bands": 1}}), [7, 7])
     (event,) = alone.events
     assert event.sensitivity == pytest.approx(10.0 * math.sqrt(14), rel=1e-9), "14 turns, each noised for itself"

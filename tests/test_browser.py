@@ -253,7 +253,7 @@ def test_the_heat_map_marks_the_winner_and_what_was_lost(page):
     assert page.find_elements(By.CSS_SELECTOR, "#search .edge"), "tau = 0.1 is the highest that was tried"
 
 
-@pytest.mark.parametrize("price", ["epsilon", "bought", "with_search"])
+@pytest.mark.parametrize("price", ["epsilon", "actual", "with_search"])
 def test_accuracy_against_every_kind_of_epsilon(page, price):
     find(page, f"#choice-budget-price option[value={price}]").click()
     until(page, "return document.querySelectorAll('#budgets .whisker').length === 4")

@@ -94,14 +94,14 @@ def _cell(ledger, study, method, epsilon, end, setting, validated=None):
             )
             means = end if isinstance(end, dict) else {t: end * (0.4 + 0.6 * t / 70) for t in range(10, 80, 10)}
             curve = {t: mean * (1 + (number - 1) * 0.5 / means[70]) for t, mean in means.items()}
-            bought = FTRL_BUYS[epsilon] if method.as_released else epsilon
+            actual = FTRL_BUYS[epsilon] if method.as_released else epsilon
             right = np.packbits([1, 1, 1, 0, 0, 0, 1, int(method.name == "dp-fedsofim")]).tobytes()
             ledger.add(
                 [
                     Row(
                         *(trial.key, trial.model_dump_json(), "done", "", 70),
                         *(validated if stage == "coarse" and validated else curve[70], 1.0, {"accuracy": curve}),
-                        *(epsilon, bought, bought / 2, bought, 7.0, right),
+                        *(epsilon, actual, actual / 2, actual, 7.0, right),
                     )
                 ]
             )
@@ -175,7 +175,7 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
         "cell": cell,
     }
     entry = SimpleNamespace(
-        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), bought=epsilon, setting="s"
+        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), actual_epsilon=epsilon, setting="s"
     )
     return Joined(paper, 8, method, 70, theirs, math.nan, entry, mine, 0.05)
 

@@ -270,7 +270,7 @@ def test_calibrate_takes_mu():
     report = json.loads(found.stdout)
     assert report["mu"] == pytest.approx(1, rel=1e-6)
     assert report["epsilon"]["claimed"] == pytest.approx(epsilon_of(1.0, 1e-5))
-    assert report["epsilon"]["bought"]["local"] <= report["epsilon"]["claimed"]
+    assert report["epsilon"]["actual"]["local"] <= report["epsilon"]["claimed"]
     assert math.isfinite(report["noise_multiplier"])
 
 

@@ -197,8 +197,8 @@ def test_duals_get_no_credit_from_secure_aggregation(level):
     """100 clients: without duals a tenth of the noise is enough."""
     on, off = plan(level=level, **SECURE), plan({"duals": False}, level=level, **SECURE)
     assert on.noise_std["primal"] == pytest.approx(10 * off.noise_std["primal"])
-    assert on.bought["secure-aggregation"] == pytest.approx(1, rel=1e-5)
-    assert off.bought["secure-aggregation"] == pytest.approx(1, rel=1e-5)
+    assert on.actual_epsilon["secure-aggregation"] == pytest.approx(1, rel=1e-5)
+    assert off.actual_epsilon["secure-aggregation"] == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize("level", ["record", "user"])
@@ -208,7 +208,7 @@ def test_as_released_adds_the_published_noise_and_buys_what_can_be_proven(level)
         plan(hypers, level=level, **SECURE) for hypers in ({"duals": False, "sum_clip": 2.0}, AS_RELEASED)
     )
     assert published.noise_std["primal"] == pytest.approx(honest.noise_std["primal"])
-    assert published.bought["secure-aggregation"] == published.bought["local"] > 10
+    assert published.actual_epsilon["secure-aggregation"] == published.actual_epsilon["local"] > 10
     alone = plan(AS_RELEASED, level=level, adjacency="zero-out")
     assert alone.noise_std["primal"] == pytest.approx(10 * published.noise_std["primal"])
     # C1 = 1, C2 = 2: the gradients' term is wider by 2 / sqrt(4 - 1) = 1.155, or hardly more for one record more

@@ -85,7 +85,7 @@ def test_honest_noise_passes_and_a_twentieth_is_caught(problem, settings):
     tried = trial(problem, **settings)
     honest = one_run_audit(tried, problem)
     assert not honest.caught
-    assert honest.epsilon <= honest.plan.bought[tried.privacy.release]
+    assert honest.epsilon <= honest.plan.actual_epsilon[tried.privacy.release]
     assert honest.canaries == room_for(tried, problem)
     assert honest.noise in FACTORS
     assert honest.noise >= (0.02 if settings.get("release") else 0.05)

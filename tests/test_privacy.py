@@ -223,8 +223,8 @@ def test_against_dp_accounting(epsilon, adjacency, release):
     std = plan.noise_std["gradient"] * (math.sqrt(N) if release == "secure-aggregation" else 1)
     accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_accounting.GaussianDpEvent(std / moved), T)
-    assert plan.bought[release] == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
-    assert plan.bought[release] == pytest.approx(epsilon, rel=1e-6)
+    assert plan.actual_epsilon[release] == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    assert plan.actual_epsilon[release] == pytest.approx(epsilon, rel=1e-6)
 
 
 def test_unequal_sizes_against_dp_accounting():
@@ -258,9 +258,9 @@ def test_what_each_release_model_buys():
     """Noise calibrated for the sum buys a lone client less: mu grows by sqrt(n). And the other way round."""
     mu = mu_of(1.0, 1e-5)
     for_sum = plan_for(1.0, release="secure-aggregation")
-    assert for_sum.bought["local"] == pytest.approx(epsilon_of(mu * math.sqrt(N), 1e-5), rel=1e-6)
+    assert for_sum.actual_epsilon["local"] == pytest.approx(epsilon_of(mu * math.sqrt(N), 1e-5), rel=1e-6)
     for_client = plan_for(1.0, release="local")
-    assert for_client.bought["secure-aggregation"] == pytest.approx(epsilon_of(mu / math.sqrt(N), 1e-5), rel=1e-6)
+    assert for_client.actual_epsilon["secure-aggregation"] == pytest.approx(epsilon_of(mu / math.sqrt(N), 1e-5), rel=1e-6)
 
 
 def test_unequal_sizes_cost_more_under_secure_aggregation():
@@ -303,25 +303,25 @@ def test_sizes_matter_only_to_the_sum(sizes):
 # ---- methods whose released programs do not buy the eps they claim
 
 
-def bought_by(method, epsilon, **hypers) -> float:
+def actual_epsilon_of(method, epsilon, **hypers) -> float:
     """Main paper's setting: 70 rounds, 20 clients, local release, replace-one."""
     trial = small.trial(small.problem(), method, hypers, rounds=T, epsilon=epsilon, clip=10.0)
-    return plan_of(trial, [1] * N).bought["local"]
+    return plan_of(trial, [1] * N).actual_epsilon["local"]
 
 
-@pytest.mark.parametrize(("epsilon", "bought"), [(0.5, 1.64), (1, 3.35), (5, 19.0), (10, 42.0)])
-def test_ftrl_as_released_buys_less_than_it_claims(epsilon, bought):
+@pytest.mark.parametrize(("epsilon", "actual"), [(0.5, 1.64), (1, 3.35), (5, 19.0), (10, 42.0)])
+def test_ftrl_as_released_buys_less_than_it_claims(epsilon, actual):
     """Noise for ceil(log2 70) + 1 = 8 releases where all 70 are released: mu is sqrt(70 / 8) times too large."""
-    assert bought_by("dp-ftrl", epsilon, as_released=True) == pytest.approx(bought, rel=5e-3)
-    assert bought_by("dp-ftrl", epsilon) == pytest.approx(epsilon, rel=1e-6)
+    assert actual_epsilon_of("dp-ftrl", epsilon, as_released=True) == pytest.approx(actual, rel=5e-3)
+    assert actual_epsilon_of("dp-ftrl", epsilon) == pytest.approx(epsilon, rel=1e-6)
     one = small.trial(small.problem(), "dp-ftrl", {"as_released": True}, rounds=1, epsilon=epsilon, clip=10.0)
-    assert plan_of(one, [1] * N).bought["local"] == pytest.approx(epsilon, rel=1e-6), "a single release is paid for"
+    assert plan_of(one, [1] * N).actual_epsilon["local"] == pytest.approx(epsilon, rel=1e-6), "a single release is paid for"
 
 
-@pytest.mark.parametrize(("epsilon", "bought"), [(1, 0.47), (10, 4.38)])
-def test_scaffold_as_released_adds_twice_the_noise(epsilon, bought):
-    assert bought_by("dp-scaffold", epsilon, as_released=True) == pytest.approx(bought, abs=5e-3)
-    assert bought_by("dp-scaffold", epsilon) == pytest.approx(epsilon, rel=1e-6)
+@pytest.mark.parametrize(("epsilon", "actual"), [(1, 0.47), (10, 4.38)])
+def test_scaffold_as_released_adds_twice_the_noise(epsilon, actual):
+    assert actual_epsilon_of("dp-scaffold", epsilon, as_released=True) == pytest.approx(actual, abs=5e-3)
+    assert actual_epsilon_of("dp-scaffold", epsilon) == pytest.approx(epsilon, rel=1e-6)
 
 
 def test_local_steps_cost_releases():
@@ -360,7 +360,7 @@ def test_what_the_page_says_of_samples_users_and_fednew():
         hypers = {"as_released": True, "alpha": 0.1, "rho": 1.0, "hessian_clip": 1.0, "sum_clip": clip}
         seen = {"release": "secure-aggregation", "clip": 1.0, "epsilon": 1.0}
         trial = small.trial(small.problem(), "dp-fednew", hypers, rounds=70, **seen)
-        assert buys.format(plan_of(trial, [325] * 100).bought["secure-aggregation"]) in text
+        assert buys.format(plan_of(trial, [325] * 100).actual_epsilon["secure-aggregation"]) in text
 
 
 def test_the_tree_of_ftrl():
@@ -376,7 +376,7 @@ def test_the_covariance_of_fedfc_as_released_is_not_paid_for():
     gradients' is that of the claim."""
     trial = small.trial(small.problem(), "dp-fedfc", {"as_released": True}, rounds=T, epsilon=1.0, clip=10.0)
     plan = plan_of(trial, [1] * N)
-    assert plan.bought == {"local": math.inf, "secure-aggregation": math.inf}
+    assert plan.actual_epsilon == {"local": math.inf, "secure-aggregation": math.inf}
     mu = mu_of(1.0, 1e-5)
     assert plan.noise_std["gradient"] == pytest.approx(20 * math.sqrt(T) / mu, rel=1e-6)
     assert plan.noise_std["covariance"] == pytest.approx(2 * math.sqrt(T) / mu, rel=1e-6)
@@ -391,7 +391,7 @@ def test_the_covariance_of_fedfc_is_paid_for():
     assert std["gradient"] == pytest.approx(20 * math.sqrt(T) / (math.sqrt(0.9) * mu), rel=1e-6)
 
 
-# ---- claimed and bought
+# ---- claimed and actual
 
 
 @given(
@@ -403,13 +403,13 @@ def test_the_covariance_of_fedfc_is_paid_for():
     release=st.sampled_from(RELEASES),
     adjacency=st.sampled_from(ADJACENCIES),
 )
-def test_bought_never_exceeds_claimed(epsilon, delta, clip, rounds, sizes, release, adjacency):
+def test_actual_never_exceeds_claimed(epsilon, delta, clip, rounds, sizes, release, adjacency):
     """Noise is rounded up to float32, which is what is really added: what it buys is a hair better than the claim."""
     plan = plan_for(
         epsilon, delta=delta, clip=clip, rounds=rounds, sizes=tuple(sizes), release=release, adjacency=adjacency
     )
-    assert plan.bought[release] <= epsilon
-    assert plan.bought[release] == pytest.approx(epsilon, rel=1e-5)
+    assert plan.actual_epsilon[release] <= epsilon
+    assert plan.actual_epsilon[release] == pytest.approx(epsilon, rel=1e-5)
     std = plan.noise_std["gradient"]
     assert float(np.float32(std)) == std, "the noise that is added is the noise that is accounted for"
 
@@ -418,7 +418,7 @@ def test_the_account_follows_the_noise():
     """One object: whoever changes the noise changes the eps. Half the noise, twice the mu."""
     plan = plan_for(1.0)
     half = dataclasses.replace(plan, noise_std={"gradient": plan.noise_std["gradient"] / 2})
-    assert half.bought["local"] == pytest.approx(epsilon_of(2 * plan.mu("local"), 1e-5))
+    assert half.actual_epsilon["local"] == pytest.approx(epsilon_of(2 * plan.mu("local"), 1e-5))
     with pytest.raises(AttributeError):
         plan.noise_std = {}
 
@@ -442,7 +442,7 @@ def test_noise_made_for_less_than_a_record_moves_buys_less():
         as_if = PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), [believed], sizes=[5])
         assert plan.noise_std == as_if.noise_std
         assert plan.mu("local") == pytest.approx(2 * as_if.mu("local"))
-        assert plan.bought["local"] > 1.5 * as_if.bought["local"]
+        assert plan.actual_epsilon["local"] > 1.5 * as_if.actual_epsilon["local"]
         PrivacyPlan.calibrate(PrivacySettings(epsilon=1.0), [dataclasses.replace(event, share=0.5)], sizes=[5])
 
 
@@ -456,7 +456,7 @@ def test_non_private_arm_is_a_configuration():
     for release in RELEASES:
         plan = plan_for(math.inf, release=release)
         assert plan.noise_std["gradient"] == 0.0
-        assert plan.bought == {"local": math.inf, "secure-aggregation": math.inf}
+        assert plan.actual_epsilon == {"local": math.inf, "secure-aggregation": math.inf}
 
 
 def test_shares_of_the_budget():
@@ -467,8 +467,8 @@ def test_shares_of_the_budget():
     mu = mu_of(1.0, 1e-5)
     assert 3.0 / plan.noise_std["covariance"] == pytest.approx(math.sqrt(0.25) * mu, rel=1e-6)
     assert math.sqrt(T) * 20.0 / plan.noise_std["gradient"] == pytest.approx(math.sqrt(0.75) * mu, rel=1e-6)
-    assert plan.bought["local"] <= 1.0
-    assert plan.bought["local"] == pytest.approx(1.0, rel=1e-6)
+    assert plan.actual_epsilon["local"] <= 1.0
+    assert plan.actual_epsilon["local"] == pytest.approx(1.0, rel=1e-6)
 
 
 def test_shares_that_do_not_add_up_are_refused():
@@ -523,7 +523,7 @@ def test_add_remove_is_refused():
 
 def test_fedadamw_as_released_buys_next_to_nothing():
     trial = small.trial(small.problem(), "dp-fedadamw", {"as_released": True}, epsilon=1.0, rounds=70)
-    assert plan_of(trial, (2500,) * 20).bought["local"] > 10_000
+    assert plan_of(trial, (2500,) * 20).actual_epsilon["local"] > 10_000
 
 
 def test_the_trade_off_curve_is_the_gaussian_tests():
@@ -573,7 +573,7 @@ def test_no_account_of_samples_below_what_its_tails_allow(delta):
         with pytest.raises(UserError, match="delta of a method that samples"):
             PrivacyPlan.calibrate(settings, sampled, sizes=[100] * 4)
     else:
-        assert PrivacyPlan.calibrate(settings, sampled, sizes=[100] * 4).bought["local"] <= 1
+        assert PrivacyPlan.calibrate(settings, sampled, sizes=[100] * 4).actual_epsilon["local"] <= 1
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
@@ -582,5 +582,5 @@ def test_who_sees_every_client_sees_who_took_part(adjacency):
     settings = PrivacySettings(epsilon=2.0, release="secure-aggregation", adjacency=adjacency, level="user")
     event = Event("update", 20, settings.sensitivity, sampling=0.3, hidden_by_sum=True)
     plan = PrivacyPlan.calibrate(settings, [event], sizes=[100] * 5)
-    assert plan.bought["secure-aggregation"] < 0.9 * plan.unsampled["secure-aggregation"]
-    assert plan.bought["local"] == pytest.approx(plan.unsampled["local"], rel=0.02)
+    assert plan.actual_epsilon["secure-aggregation"] < 0.9 * plan.unsampled["secure-aggregation"]
+    assert plan.actual_epsilon["local"] == pytest.approx(plan.unsampled["local"], rel=0.02)

@@ -133,7 +133,7 @@ def test_the_page_has_every_configuration_and_the_winner(folder):
     assert search["state"].count("diverged") == 1
     assert search["left_out"] == 0
     assert {trace["configuration"] for trace in search["traces"]} == {k for k, m in enumerate(search["mean"]) if m}
-    assert cell["with_search"] > cell["bought"]
+    assert cell["with_search"] > cell["actual"]
 
 
 def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):

@@ -254,8 +254,8 @@ def test_calibration(release, adjacency, rate, epsilon):
     assert one_release(rate, multiplier, adjacency, epsilon) <= 1.001e-5
     assert one_release(rate, 0.99 * multiplier, adjacency, epsilon) > 1e-5
     assert one_release(1.0, multiplier, adjacency, plan.unsampled[release]) == pytest.approx(1e-5, rel=2e-3)
-    assert plan.unsampled[release] > epsilon >= plan.bought[release]
-    assert plan.bought["secure-aggregation"] <= plan.bought["local"]
+    assert plan.unsampled[release] > epsilon >= plan.actual_epsilon[release]
+    assert plan.actual_epsilon["secure-aggregation"] <= plan.actual_epsilon["local"]
 
 
 def test_events_together():
@@ -267,18 +267,18 @@ def test_events_together():
     ]
     plan = PrivacyPlan.calibrate(privacy, events, sizes=[10, 10])
     whole = PrivacyPlan.calibrate(privacy, [dataclasses.replace(e, sampling=1.0) for e in events], sizes=[10, 10])
-    assert 0.995 * 2 <= plan.bought["local"] <= 2.0
+    assert 0.995 * 2 <= plan.actual_epsilon["local"] <= 2.0
     ratios = [plan.noise_std[e.purpose] / whole.noise_std[e.purpose] for e in events]
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-6)
     multiplier = plan.noise_std["covariance"] / 3.0
-    assert plan.bought["local"] > gaussian.epsilon_of(1 / multiplier, 1e-5)
+    assert plan.actual_epsilon["local"] > gaussian.epsilon_of(1 / multiplier, 1e-5)
 
 
 def test_no_noise_costs_everything():
     event = Event("gradient", 3, 20.0, sampling=0.1)
     plan = PrivacyPlan.calibrate(PrivacySettings(epsilon=math.inf), [event], sizes=[4])
     assert plan.noise_std == {"gradient": 0.0}
-    assert plan.bought == plan.unsampled == {"local": math.inf, "secure-aggregation": math.inf}
+    assert plan.actual_epsilon == plan.unsampled == {"local": math.inf, "secure-aggregation": math.inf}
 
 
 def test_a_delta_that_the_account_cannot_hold_is_refused():

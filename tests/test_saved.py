@@ -39,7 +39,7 @@ def test_it_predicts_as_it_was_judged(model, update, tmp_path):
     assert accuracy == pytest.approx(came.result.metrics["accuracy"][run.trial.rounds], abs=1.0), (
         "one row on the border"
     )
-    assert saved.provenance["epsilon"]["bought"]["local"] == pytest.approx(8.0, rel=1e-5)
+    assert saved.provenance["epsilon"]["actual"]["local"] == pytest.approx(8.0, rel=1e-5)
     assert saved.provenance["trial"]["seed"] == 42
 
 

@@ -46,7 +46,7 @@ def test_the_way_back_gives_nothing_away(epsilon, mean):
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0])
 def test_what_rounding_adds_is_taken_back(epsilon, monkeypatch):
-    """Were a mu a little more than the base has bought, the base gives way, a little."""
+    """Were a mu a little more than the base provides, the base gives way, a little."""
     plain = base_for(epsilon, MEAN, DELTA)
     monkeypatch.setattr(private_selection, "mu_of", lambda *given: mu_of(*given) * (1 + 3e-12))
     base = base_for(epsilon, MEAN, DELTA)

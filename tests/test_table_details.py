@@ -140,11 +140,11 @@ def test_one_seed_in_common_tells_nothing(tmp_path):
 
 def test_a_claim_is_kept_to_a_millionth(tmp_path):
     """What solvers leave of a budget is no broken promise."""
-    for bought, kept in ((1.0, True), (1 + 1e-6, True), (1.000002, False), (2.0, False), (0.5, True)):
-        with writing(tmp_path / str(bought), study(epsilons=[1], methods=["dp-fedgd"])) as writer:
+    for actual, kept in ((1.0, True), (1 + 1e-6, True), (1.000002, False), (2.0, False), (0.5, True)):
+        with writing(tmp_path / str(actual), study(epsilons=[1], methods=["dp-fedgd"])) as writer:
             writer.search("dp-fedgd", 1, GRID)
-            writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=bought)
-        (cell,) = results_of(tmp_path / str(bought)).cells
+            writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=actual)
+        (cell,) = results_of(tmp_path / str(actual)).cells
         assert cell.keeps_its_claim is kept
 
 
@@ -429,7 +429,7 @@ def test_what_has_not_run_is_nothing_and_not_zero(tmp_path):
     found = frames.cells(results_of(tmp_path)).set_index("method")
     assert found["seeds"].tolist() == [2, 0]
     assert found.loc["DP-FedGD", ["validation_accuracy", "test_accuracy"]].tolist() == [50.0, 41.5]
-    assert found.loc["DP-FedAdam", ["validation_accuracy", "test_accuracy", "std", "epsilon_bought"]].isna().all()
+    assert found.loc["DP-FedAdam", ["validation_accuracy", "test_accuracy", "std", "epsilon_actual"]].isna().all()
     assert found["missing"].tolist() == [0, 3]
     assert frames.winners(results_of(tmp_path))["method"].tolist() == ["DP-FedGD"]
     timing = (tmp_path / "timing" / "seconds-per-round.md").read_text()
@@ -506,9 +506,9 @@ def test_configurations_are_trials_without_their_seeds(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"])) as writer:
         for method in ("dp-fedgd", "dp-fedadam"):
             writer.search(method, 1, {"coarse": [({"learning_rate": 1.0}, "failed"), ({"learning_rate": 0.1}, 45.0)]})
-            bought = {42: 0.5, 7: 0.25}
+            actual = {42: 0.5, 7: 0.25}
             keys = []
-            for seed, epsilon in bought.items():
+            for seed, epsilon in actual.items():
                 trial = writer.trial(method, 1, {"learning_rate": 0.1}, seed, confirm=True)
                 writer.ledger.add([row(trial, LOW[seed], epsilon_local=epsilon)])
                 keys.append(trial.key)

@@ -68,17 +68,17 @@ class Filler(Writer):
         """curve: scores by round, by what the study is judged by; more: what else was measured."""
         metric, last = self.study.objective, trial.last_round if rounds is None else rounds
         score = curve[last] if state == "done" else None
-        bought = {"local": trial.privacy.epsilon, "secure": trial.privacy.epsilon / 2}
+        actual = {"local": trial.privacy.epsilon, "secure": trial.privacy.epsilon / 2}
         if trial.privacy.release == "secure-aggregation":
-            bought = {"local": 3 * trial.privacy.epsilon, "secure": trial.privacy.epsilon}
+            actual = {"local": 3 * trial.privacy.epsilon, "secure": trial.privacy.epsilon}
         found = {
             "accuracy": score if metric == "accuracy" else None,
             "loss": None if score is None else score if metric == "loss" else 1.0,
             "reason": "" if state == "done" else f"it {state}",
             "epsilon_claimed": trial.privacy.epsilon,
-            "epsilon_local": bought["local"],
-            "epsilon_secure": bought["secure"],
-            "epsilon_unsampled": bought["local" if trial.privacy.release == "local" else "secure"],
+            "epsilon_local": actual["local"],
+            "epsilon_secure": actual["secure"],
+            "epsilon_unsampled": actual["local" if trial.privacy.release == "local" else "secure"],
             "seconds": 0.25 * last,
             **fields,
         }

@@ -699,7 +699,7 @@ def test_a_very_small_p_is_shown_as_such_and_bold(tmp_path):
 # ---- privacy
 
 
-def test_privacy_sets_what_was_claimed_beside_what_was_bought(tmp_path):
+def test_privacy_sets_what_was_claimed_beside_the_actual_epsilon(tmp_path):
     with writing(tmp_path, study(epsilons=[1])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=0.99999, epsilon_secure=0.45731)
@@ -712,9 +712,9 @@ def test_privacy_sets_what_was_claimed_beside_what_was_bought(tmp_path):
     ]
     # three runs of a search and two seeds: mu times the root of five
     found = pd.read_csv(tmp_path / "tables" / "privacy.csv")
-    five = [epsilon_of(mu_of(bought, 1e-5) * math.sqrt(5), 1e-5) for bought in (0.99999, 4.2)]
+    five = [epsilon_of(mu_of(actual, 1e-5) * math.sqrt(5), 1e-5) for actual in (0.99999, 4.2)]
     assert found["epsilon_with_search"].tolist() == pytest.approx(five)
-    assert found["rho_zcdp"].tolist() == pytest.approx([mu_of(bought, 1e-5) ** 2 / 2 for bought in (0.99999, 4.2)])
+    assert found["rho_zcdp"].tolist() == pytest.approx([mu_of(actual, 1e-5) ** 2 / 2 for actual in (0.99999, 4.2)])
     assert "adjacency replace-one" in caption(tmp_path, "privacy")
     assert "share their noise" in caption(tmp_path, "privacy")
     assert "**" not in "".join(line[1] for line in lines(tmp_path, "accuracy")[2:]), "too little noise is never best"
@@ -726,22 +726,22 @@ def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
         writer.search("dp-fedgd", 1, GRID)
         better = {"epsilon_local": 0.9, "epsilon_secure": 0.5, "epsilon_unsampled": 0.9}
         worse = {"epsilon_local": 1.5, "epsilon_secure": 0.6, "epsilon_unsampled": 1.5}
-        for seed, bought in ((42, better), (7, worse)):
+        for seed, actual in ((42, better), (7, worse)):
             trial = writer.trial("dp-fedgd", 1, {}, seed, confirm=True)
-            writer.ledger.add([row(trial, LOW[seed], **bought)])
+            writer.ledger.add([row(trial, LOW[seed], **actual)])
             writer.ledger.add_stage(writer.cell("dp-fedgd", 1), "grid", "confirm", [trial.key], start=seed == 7)
     build(tmp_path)
     table = lines(tmp_path, "privacy")
     shown = dict(zip(table[0], table[2], strict=True))
-    assert shown["ε bought, local"] == "1.5"
-    assert shown["ε bought, secure aggregation"] == "0.6"
+    assert shown["ε actual, local"] == "1.5"
+    assert shown["ε actual, secure aggregation"] == "0.6"
     assert shown["Claim holds for"] == "secure aggregation"
     together = epsilon_of(mu_of(1.5, 1e-5) * math.sqrt(3 + 2), 1e-5)
     found = frame(tmp_path, "privacy")
     assert found["epsilon_with_search"].tolist() == pytest.approx([together])
     assert found["mu"].tolist() == pytest.approx([mu_of(1.5, 1e-5)])
     with Ledger.read(tmp_path) as ledger:
-        assert frames.cells(Results.read(ledger))["epsilon_bought"].tolist() == [1.5]
+        assert frames.cells(Results.read(ledger))["epsilon_actual"].tolist() == [1.5]
 
 
 def test_what_samples_are_credited_with_is_shown(tmp_path):
@@ -752,7 +752,7 @@ def test_what_samples_are_credited_with_is_shown(tmp_path):
             writer.confirm(method, 1, {}, LOW, epsilon_local=1.0, epsilon_secure=0.5, epsilon_unsampled=unsampled)
     build(tmp_path)
     table = lines(tmp_path, "privacy")
-    assert table[0][1:5] == ["ε claimed", "ε bought, local", "ε bought, secure aggregation", "ε unsampled"]
+    assert table[0][1:5] == ["ε claimed", "ε actual, local", "ε actual, secure aggregation", "ε unsampled"]
     assert [line[4] for line in table[2:]] == ["1", "7.25"]
     assert "knows which rows were sampled" in caption(tmp_path, "privacy")
 

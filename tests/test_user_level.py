@@ -79,8 +79,8 @@ def test_buys_what_it_claims_whatever_the_sizes(name, small_problem):
         plans = [plan_of(trial, sizes) for sizes in ([30, 10, 200], [7, 7, 7])]
         assert plans[0].weights == plans[1].weights == (1.0, 1.0, 1.0)
         assert plans[0].noise_std == plans[1].noise_std
-        assert plans[0].bought[release] == pytest.approx(2.0, rel=1e-5)
-        assert plans[0].bought[release] <= 2.0
+        assert plans[0].actual_epsilon[release] == pytest.approx(2.0, rel=1e-5)
+        assert plans[0].actual_epsilon[release] <= 2.0
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
@@ -120,7 +120,7 @@ def test_scaffold_gets_no_credit_from_secure_aggregation(small_problem):
     """Its control variates carry noise into later rounds."""
     trial = small.trial(small_problem, "dp-scaffold", level="user", release="secure-aggregation")
     plan = plan_of(trial, small_problem.partition.sizes)
-    assert plan.bought["local"] == plan.bought["secure-aggregation"] <= 8.0
+    assert plan.actual_epsilon["local"] == plan.actual_epsilon["secure-aggregation"] <= 8.0
     local = trial.model_copy(update={"privacy": trial.privacy.model_copy(update={"release": "local"})})
     assert plan.noise_std == plan_of(local, small_problem.partition.sizes).noise_std
 

@@ -108,7 +108,7 @@ def audit(
         noise_factor=noise_factor,
         seed=seed,
     )
-    bought = found.plan.bought[privacy.release]
+    actual = found.plan.actual_epsilon[privacy.release]
     if json:
         emit_json(
             {
@@ -116,7 +116,7 @@ def audit(
                 "hyperparameters": found.trial.hyperparameters,
                 "repetitions": repetitions,
                 "confidence": auditing.CONFIDENCE,
-                "epsilon": {"claimed": epsilon, "bought": bought, "at_least": found.epsilon},
+                "epsilon": {"claimed": epsilon, "actual": actual, "at_least": found.epsilon},
                 "mu": {"claimed": found.claimed_mu, "at_least": None if found.sampled else found.mu},
                 "plain_epsilon_at_least": found.plain_epsilon,
                 "power": {"mu": found.power.mu, "epsilon": found.power.epsilon, "noise": found.power.noise},
@@ -126,7 +126,7 @@ def audit(
     else:
         scope = f"{privacy.release}, {privacy.adjacency}, {privacy.level} level, delta {delta:g}, {rounds} rounds"
         typer.echo(f"claimed    eps {number(epsilon)} (mu {number(found.claimed_mu)}); {scope}")
-        typer.echo(f"bought     eps {number(bought)}, by the account")
+        typer.echo(f"actual     eps {number(actual)}, by the account")
         if found.sampled:
             typer.echo(f"seen       eps at least {number(found.plain_epsilon)}; for secret samples there is no mu")
         else:
@@ -139,7 +139,7 @@ def audit(
             f"less, {auditing.CONFIDENCE:.0%} of the time"
         )
         verdict = "caught: the releases tell more than is claimed" if found.caught else "not seen to exceed the claim"
-        if bought > epsilon * 1.001 and not found.caught:
+        if actual > epsilon * 1.001 and not found.caught:
             verdict += ", though by the account it does"
         typer.echo(f"verdict    {verdict}")
     if found.caught:
@@ -164,7 +164,7 @@ def _one_run(folder: str, cell: str | None, canaries: int | None, noise_factor: 
         training.trial, training.problem, canaries=canaries, noise_factor=noise_factor, seed=seed
     )
     privacy = training.trial.privacy
-    bought = found.plan.bought[privacy.release]
+    actual = found.plan.actual_epsilon[privacy.release]
     if json:
         emit_json(
             {
@@ -174,7 +174,7 @@ def _one_run(folder: str, cell: str | None, canaries: int | None, noise_factor: 
                 "guesses": found.guesses,
                 "right": found.right,
                 "confidence": auditing.CONFIDENCE,
-                "epsilon": {"claimed": privacy.epsilon, "bought": bought, "at_least": found.epsilon},
+                "epsilon": {"claimed": privacy.epsilon, "actual": actual, "at_least": found.epsilon},
                 "power": {"epsilon": found.most, "noise": found.noise},
                 "caught": found.caught,
             }
@@ -182,7 +182,7 @@ def _one_run(folder: str, cell: str | None, canaries: int | None, noise_factor: 
     else:
         scope = f"{privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}, {training.trial.rounds} rounds"
         typer.echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
-        typer.echo(f"bought     eps {number(bought)}, by the account")
+        typer.echo(f"actual     eps {number(actual)}, by the account")
         typer.echo(
             f"seen       eps at least {number(found.epsilon)} with {auditing.CONFIDENCE:.0%} confidence: {found.right} "
             f"of {found.guesses} guesses are right, for {found.canaries} canaries in one run"

@@ -63,7 +63,7 @@ def calibrate(
         "noise_multiplier": plan.noise_multiplier,
         "noise_std_sum": plan.noise_multiplier * clip,
         "noise_std_client": plan.noise_std["gradient"],
-        "epsilon": {"claimed": epsilon, "bought": plan.bought},
+        "epsilon": {"claimed": epsilon, "actual": plan.actual_epsilon},
     }
     prices: dict[str, float] = {}
     if search is not None:
@@ -85,5 +85,5 @@ def calibrate(
     typer.echo(f"noise multiplier   {found['noise_multiplier']:.2f}   (sigma_g)")
     typer.echo(f"noise of the sum   {number(found['noise_std_sum'])}   (standard deviation, clip x sigma_g)")
     typer.echo(f"noise of a client  {number(found['noise_std_client'])}   (added to its sum of clipped gradients)")
-    for model, bought in plan.bought.items():
-        typer.echo(f"epsilon bought     {number(bought)}   seen as {model}")
+    for model, actual in plan.actual_epsilon.items():
+        typer.echo(f"actual epsilon     {number(actual)}   seen as {model}")

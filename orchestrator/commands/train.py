@@ -178,17 +178,17 @@ def _train(
             progress.update(task, completed=t, description=f"{trial.method} at eps {privacy.epsilon:g}{latest}")
 
         trained = run_training(training, address=address, hosts=hosts, on_round=on_round)
-    result, bought, unsampled = trained.result, training.plan.bought, training.plan.unsampled
+    result, actual, unsampled = trained.result, training.plan.actual_epsilon, training.plan.unsampled
     out = stderr if json else Console(highlight=False)  # what was asked for is on standard output, in either form
     released = " (as released)" if trial.hyperparameters.get("as_released") is True else ""
     out.print(_shown(trial.method + released, result, trial.problem.evaluate_on))
     out.print(
         f"epsilon claimed {number(privacy.epsilon)} ({privacy.level} level, {privacy.release}, {privacy.adjacency}, "
         f"delta {privacy.delta:g}); "
-        + "bought "
-        + ", ".join(f"{number(value)} as {model}" for model, value in bought.items())
+        + "actual "
+        + ", ".join(f"{number(value)} as {model}" for model, value in actual.items())
     )
-    if unsampled != bought:
+    if unsampled != actual:
         out.print(
             "to one who knows which rows (or users) were sampled: "
             + ", ".join(f"{number(value)} as {model}" for model, value in unsampled.items())
@@ -211,7 +211,7 @@ def _train(
                 "precision": trial.precision,
                 "accuracy": result.metrics["accuracy"],
                 "metrics": result.metrics,
-                "epsilon": {"claimed": privacy.epsilon, "bought": bought, "unsampled": unsampled},
+                "epsilon": {"claimed": privacy.epsilon, "actual": actual, "unsampled": unsampled},
                 "noise_multiplier": training.plan.noise_multiplier,
                 "seconds_per_round": trained.seconds_per_round,
             }

@@ -243,7 +243,7 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
     provenance = {
         "trial": told,
         "secret_noise": secret,
-        "epsilon": {"claimed": trial.privacy.epsilon, "bought": plan.bought, "unsampled": plan.unsampled},
+        "epsilon": {"claimed": trial.privacy.epsilon, "actual": plan.actual_epsilon, "unsampled": plan.unsampled},
         "delta": trial.privacy.delta,
         "metrics": {name: last[name] for name in ("accuracy", "loss") if name in last},
         "engine_version": ENGINE_VERSION,

@@ -20,7 +20,7 @@ PAPERS = {
 }
 COLUMNS = (
     *("paper", "table", "setting", "epsilon", "method", "study", "ours", "search", "round", "paper_mean", "paper_std"),
-    *("our_mean", "our_std", "difference", "allowed", "within", "epsilon_bought", "reason"),
+    *("our_mean", "our_std", "difference", "allowed", "within", "epsilon_actual", "reason"),
 )
 
 
@@ -38,11 +38,11 @@ def accuracy(paper: str, number: int, pairs: Sequence[Joined]) -> Table:
     caption = (
         "Test accuracy (%) after the last round: the paper's, ours, ours less the paper's. A difference counts as "
         f"none up to {LEAST:g} point or two standard deviations of the difference between a run of theirs and one of "
-        "ours, whichever is more; others are bold. ε bought is what the noise that was really added is worth. "
+        "ours, whichever is more; others are bold. ε actual is what the noise that was really added is worth. "
         f"{counted(plain or last)} Study names that begin with paper- search as the paper says it did: by one seed, on "
         "validation rows. A difference without a reason is one that no rule could bear out with numbers."
     )
-    columns = ["Method", "Study", "Search", "Paper", "Ours", "Difference", "ε bought", "Why"]
+    columns = ["Method", "Study", "Search", "Paper", "Ours", "Difference", "ε actual", "Why"]
     if not any(pair.reason for pair in last):
         columns.pop()
         groups = [Group(group.heading, [row[:-1] for row in group.rows]) for group in groups]
@@ -78,7 +78,7 @@ def _row(pair: Joined) -> list[str]:
         _with_std(pair.paper_mean, pair.paper_std),
         _with_std(pair.our_mean, pair.our_std),
         difference if pair.within else Bold(difference),
-        _epsilon(pair.entry.bought),
+        _epsilon(pair.entry.actual_epsilon),
         pair.reason,
     ]
 
@@ -88,7 +88,7 @@ def _record(pair: Joined) -> dict[str, Any]:
     values = (
         *(pair.paper, pair.table, entry.setting, entry.epsilon, pair.method, entry.study, entry.label, entry.strategy),
         *(pair.round, pair.paper_mean, pair.paper_std, pair.our_mean, pair.our_std, pair.difference),
-        *(pair.allowed, pair.within, entry.bought, pair.reason),
+        *(pair.allowed, pair.within, entry.actual_epsilon, pair.reason),
     )
     return dict(zip(COLUMNS, values, strict=True))
 

@@ -354,7 +354,7 @@ def _as_released(ours: Ours, name: str) -> list[str]:
             plain = ours.of(method=name, setting=entry.setting, epsilon=entry.epsilon, plain=True)
             honest = plain[0].mean() if plain else None
             beside = f", {honest:.2f} with the noise that the claim needs" if honest is not None else ""
-            buys = "no bounded ε" if math.isinf(entry.bought) else f"ε = {entry.bought:.3g}"
+            buys = "no bounded ε" if math.isinf(entry.actual_epsilon) else f"ε = {entry.actual_epsilon:.3g}"
             found.append(
                 f"As released {name} claims ε = {entry.epsilon:g} and buys {buys}: it reaches {mean:.2f}{beside} "
                 f"({entry.setting})."
@@ -464,8 +464,8 @@ def _account(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findin
     released = [e for e in ours.entries if e.cell.method.as_released and e.cell.confirm]
     if not released:
         return None
-    over = [e for e in released if e.bought > e.epsilon * 1.01]
-    under = [e for e in released if e.bought < e.epsilon * 0.99]
+    over = [e for e in released if e.actual_epsilon > e.epsilon * 1.01]
+    under = [e for e in released if e.actual_epsilon < e.epsilon * 0.99]
     evidence = []
     for paper, own in (("main", False), ("DP-FedNew", True)):
         mine = [e for e in released if e.method.startswith(FEDNEW) == own]
@@ -477,9 +477,9 @@ def _account(ours: Ours, there: list[Block], joined: Sequence[Joined]) -> Findin
             )
     for name, study in dict.fromkeys((e.method, e.study) for e in released):
         here = [e for e in released if (e.method, e.study) == (name, study)]
-        buys = (f"{e.epsilon:g} → {'∞' if math.isinf(e.bought) else f'{e.bought:.3g}'}" for e in here)
+        buys = (f"{e.epsilon:g} → {'∞' if math.isinf(e.actual_epsilon) else f'{e.actual_epsilon:.3g}'}" for e in here)
         evidence.append(
-            f"{name} ({study}, {here[0].clients} clients), claimed → bought: {', '.join(dict.fromkeys(buys))}."
+            f"{name} ({study}, {here[0].clients} clients), claimed → actual: {', '.join(dict.fromkeys(buys))}."
         )
     return Finding(
         "All baselines are calibrated to the same (ε, δ)",

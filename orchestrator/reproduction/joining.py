@@ -167,12 +167,12 @@ def _other_noise(pair: Joined, same: list[Joined], ours: Ours) -> str:
         released = other.entry.cell.method.as_released
         if not released or other.method != pair.method or other.epsilon != pair.epsilon:
             continue
-        bought = other.entry.bought
-        if math.isclose(bought, pair.epsilon, rel_tol=0.05):
+        actual = other.entry.actual_epsilon
+        if math.isclose(actual, pair.epsilon, rel_tol=0.05):
             continue
-        more = "too little" if bought > pair.epsilon else "too much"
+        more = "too little" if actual > pair.epsilon else "too much"
         start = (
-            f"The released program adds {more} noise and buys {_shown(bought)}; run so it reaches {other.our_mean:.2f}"
+            f"The released program adds {more} noise and buys {_shown(actual)}; run so it reaches {other.our_mean:.2f}"
         )
         if other.difference * pair.difference < 0 and not other.within:
             return f"{start}: the paper's {pair.paper_mean:.2f} lies between."
@@ -193,8 +193,8 @@ def _without_the_tree(pair: Joined, same: list[Joined], ours: Ours) -> str:
     return ""
 
 
-def _shown(bought: float) -> str:
-    return "no bounded ε" if math.isinf(bought) else f"ε = {bought:.3g}"
+def _shown(actual: float) -> str:
+    return "no bounded ε" if math.isinf(actual) else f"ε = {actual:.3g}"
 
 
 def _other_weights(pair: Joined, same: list[Joined], ours: Ours) -> str:

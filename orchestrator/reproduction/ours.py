@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.winners import CellResult, Results, bought
+from orchestrator.results.winners import CellResult, Results, actual_epsilon
 from trainables.errors import UserError
 
 PAPERS_WAY = "paper-"
@@ -78,9 +78,9 @@ class Entry:
         return self.study.startswith(PAPERS_WAY)
 
     @property
-    def bought(self) -> float:
+    def actual_epsilon(self) -> float:
         """The worst over the seeds, as the study's release is seen."""
-        return max((bought(row) for row in self.cell.confirm.values()), default=float("nan"))
+        return max((actual_epsilon(row) for row in self.cell.confirm.values()), default=float("nan"))
 
     def mean(self, t: int | None = None) -> float | None:
         """Test score after a round (the last one), if every seed got there."""

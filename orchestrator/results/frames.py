@@ -11,7 +11,7 @@ import pandas as pd
 
 from orchestrator.report.tables.common import names
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.results.winners import CHUNK, CellResult, Results, bought
+from orchestrator.results.winners import CHUNK, CellResult, Results, actual_epsilon
 from orchestrator.study.settings import SECRET
 from orchestrator.study.strategies import STAGES
 
@@ -95,7 +95,7 @@ def cells(results: Results) -> pd.DataFrame:
                 f"test_{cell.objective.metric}": final.mean if final else math.nan,
                 "std": final.std if final else math.nan,
                 "seeds": final.seeds if final else 0,
-                "epsilon_bought": max((bought(row) for row in rows), default=math.nan),
+                "epsilon_actual": max((actual_epsilon(row) for row in rows), default=math.nan),
             }
         )
     return pd.DataFrame(lines)

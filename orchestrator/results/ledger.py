@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS trials (
     accuracy REAL, loss REAL,              -- after the last round, on the rows the trial is judged on
     metrics TEXT NOT NULL,                 -- JSON: name -> round -> value
     epsilon_claimed REAL NOT NULL, epsilon_local REAL NOT NULL, epsilon_secure REAL NOT NULL,
-    epsilon_unsampled REAL NOT NULL,       -- bought in the claim's release model, with no credit for sampled rows
+    epsilon_unsampled REAL NOT NULL,       -- actual eps in the claim's release model, with no credit for sampled rows
     seconds REAL NOT NULL,
     correct BLOB NOT NULL                  -- confirm: per-example correctness on the test set, packed bits
 );

@@ -72,7 +72,7 @@ class SearchResult:
         }
 
 
-def bought(row: Row) -> float:
+def actual_epsilon(row: Row) -> float:
     return row.epsilon_local if row.trial.privacy.release == "local" else row.epsilon_secure
 
 
@@ -129,7 +129,7 @@ class CellResult:
     @cached_property
     def keeps_its_claim(self) -> bool:
         """Whether the noise of every confirm run buys what is claimed, as the study's release is seen."""
-        return all(bought(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
+        return all(actual_epsilon(row) <= row.epsilon_claimed * (1 + 1e-6) for row in self.confirm.values())
 
     def complete(self, t: int) -> bool:
         """Whether every seed has a test score at this round."""

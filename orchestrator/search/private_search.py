@@ -74,10 +74,10 @@ def best_of(seeds: Mapping[str, int], outcomes: Mapping[str, Outcome], deviation
     return Choice(Contender((winner,)), scores[winner], 0.0, 0, None)
 
 
-def price(bought: float, claimed: float, study: Study, space: SearchSpace) -> float:
-    """eps of publishing the winner of a search whose runs cost `bought` each, for scores made for `claimed`."""
+def price(actual: float, claimed: float, study: Study, space: SearchSpace) -> float:
+    """eps of publishing the winner of a search whose runs cost `actual` each, for scores made for `claimed`."""
     return private_selection.private_search(
-        private_selection.with_score(bought, claimed, study.privacy.delta, study.search.private.score),
+        private_selection.with_score(actual, claimed, study.privacy.delta, study.search.private.score),
         mean_runs(study, space),
         study.privacy.delta,
         study.search.private.runs,
@@ -89,8 +89,8 @@ def price_of_all(priced: Sequence[tuple[float, float, SearchSpace]], study: Stud
     delta = study.privacy.delta
     return private_selection.private_searches(
         [
-            (private_selection.with_score(bought, claimed, delta, study.search.private.score), mean_runs(study, space))
-            for bought, claimed, space in priced
+            (private_selection.with_score(actual, claimed, delta, study.search.private.score), mean_runs(study, space))
+            for actual, claimed, space in priced
         ],
         delta,
         study.search.private.runs,

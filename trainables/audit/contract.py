@@ -198,9 +198,9 @@ def _describes(method: Method) -> str:
 def _account(trials: Sequence[TrialSpec], problem: Problem) -> str:
     for trial in trials:
         plan = check(trial, problem)
-        claimed, bought = trial.privacy.epsilon, plan.bought[trial.privacy.release]
-        if math.isfinite(claimed) and not bought <= claimed * (1 + 1e-6):
-            return f"eps {claimed:g} is claimed and {bought:.4g} bought, with {trial.hyperparameters}"
+        claimed, actual = trial.privacy.epsilon, plan.actual_epsilon[trial.privacy.release]
+        if math.isfinite(claimed) and not actual <= claimed * (1 + 1e-6):
+            return f"eps {claimed:g} is claimed and {actual:.4g} is the actual eps, with {trial.hyperparameters}"
         if math.isfinite(claimed) and not any(std > 0 for std in plan.noise_std.values()):
             return "a finite eps is claimed and no noise is added"
     return ""

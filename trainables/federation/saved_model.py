@@ -28,7 +28,7 @@ class SavedModel:
     features: int
     classes: int
     provenance: dict[str, Any]
-    """The trial and its account, as it was claimed and as it was bought."""
+    """The trial and its account, with claimed and actual eps."""
 
     def save(self, path: Path) -> None:
         """Whole or not at all; a file that is there already is not overwritten."""

@@ -190,7 +190,7 @@ class PrivacyPlan:
         return math.sqrt(total)
 
     @cached_property
-    def bought(self) -> dict[Release, float]:
+    def actual_epsilon(self) -> dict[Release, float]:
         """The eps that the noise really added buys, under each release model."""
         if not any(event.sampling < 1 for event in self.events):
             return self.unsampled

@@ -137,8 +137,8 @@ def score_std(epsilon: float, delta: float, rows: int, part: float) -> float:
     return 0.0 if math.isinf(epsilon) else 1 / (rows * part * mu_of(epsilon, delta))
 
 
-def with_score(bought: float, claimed: float, delta: float, part: float) -> float:
-    """mu of a run that costs eps `bought` together with a score made for `claimed`: a record is in one of them."""
-    if math.isinf(bought) or math.isinf(claimed):
+def with_score(actual: float, claimed: float, delta: float, part: float) -> float:
+    """mu of a run that costs eps `actual` together with a score made for `claimed`: a record is in one of them."""
+    if math.isinf(actual) or math.isinf(claimed):
         return math.inf
-    return max(mu_of(bought, delta) if bought > 0 else 0.0, part * mu_of(claimed, delta))
+    return max(mu_of(actual, delta) if actual > 0 else 0.0, part * mu_of(claimed, delta))

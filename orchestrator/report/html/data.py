@@ -21,7 +21,7 @@ from orchestrator.report.tables.privacy import with_search
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
-from orchestrator.results.winners import CellResult, Results, Score, bought
+from orchestrator.results.winners import CellResult, Results, Score, actual_epsilon
 from orchestrator.study.settings import Study
 from orchestrator.study.strategies import SEARCH_STAGES, SearchVariant
 from trainables.data.partition import divergence_from_uniform
@@ -178,7 +178,7 @@ class _Cell:
             "complete": cell.complete(cell.last),
             "final": _score(cell.curve.get(cell.last)),
             "keeps_its_claim": cell.keeps_its_claim,
-            "bought": max((bought(row) for row in cell.confirm.values()), default=None),
+            "actual": max((actual_epsilon(row) for row in cell.confirm.values()), default=None),
             "with_search": with_search(cell, self.study),
             "chosen": cell.search.chosen,
             "validation": cell.search.choice.score if cell.search.choice else None,

@@ -12,7 +12,7 @@ import pandas as pd
 from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
 from orchestrator.report.tables.render import NOTHING, Group, Table
 from orchestrator.results.ledger import Row
-from orchestrator.results.winners import CellResult, Results, bought
+from orchestrator.results.winners import CellResult, Results, actual_epsilon
 from orchestrator.search.private_search import price, price_of_all
 from orchestrator.study.settings import Study
 from trainables.methods import METHODS
@@ -27,8 +27,8 @@ WHOSE = {
 _UP = Context(prec=4, rounding=ROUND_CEILING)
 HEADINGS = {
     "epsilon_claimed": "ε claimed",
-    "epsilon_local": "ε bought, local",
-    "epsilon_secure": "ε bought, secure aggregation",
+    "epsilon_local": "ε actual, local",
+    "epsilon_secure": "ε actual, secure aggregation",
     "epsilon_unsampled": "ε unsampled",
 }
 EPSILONS = tuple(HEADINGS)
@@ -67,9 +67,9 @@ def privacy(results: Results, setting: str) -> Table:
         f"The claim is (ε, {settings.delta:g})-differential privacy for {protected}, adjacency "
         f"{settings.adjacency}, as seen by one who sees the {settings.release} release; {bounded} are "
         f"{HOW[settings.clipping]} to l2 norm {_clips(results)}. "
-        "ε bought is what the noise really added is worth to one who sees every "
+        "ε actual is what the noise really added is worth to one who sees every "
         "client's own release (local), and to one who sees only their sum (secure aggregation); it is rounded up. "
-        "The claim holds where ε bought does not exceed it; ≤ stands where only a bound can be proven. "
+        "The claim holds where ε actual does not exceed it; ≤ stands where only a bound can be proven. "
         "μ is the claim in Gaussian differential privacy. "
         "Clipped: share of the gradients that clipping shortened. "
         "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
@@ -79,11 +79,11 @@ def privacy(results: Results, setting: str) -> Table:
     caption += _to_a_client(results, cells) + _too_large_a_delta(results, setting)
     if sampled:
         caption += (
-            " ε unsampled is what is bought in the claim's own release model to one who knows which rows were sampled, "
+            " ε unsampled is the actual ε in the claim's own release model to one who knows which rows were sampled, "
             "or which users; it differs only where some are."
         )
     return Table(
-        title=f"ε claimed and ε bought: {setting}",
+        title=f"ε claimed and ε actual: {setting}",
         summary="The privacy that was claimed for every run beside the privacy that its noise buys.",
         caption=" ".join([caption, *unfinished(cells)]),
         columns=[
@@ -122,7 +122,7 @@ def with_search(cell: CellResult, study: Study) -> float:
     rows = list(cell.confirm.values())
     if not rows or _is_sampled(cell):
         return math.nan
-    worst, delta = max(map(bought, rows)), rows[0].trial.privacy.delta
+    worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
     if study.private:
         return price(worst, cell.epsilon, study, cell.method.space())
     if math.isinf(worst):
@@ -132,8 +132,8 @@ def with_search(cell: CellResult, study: Study) -> float:
 
 def _other_units(rows: Sequence[Row]) -> dict[str, float]:
     """The worst run as mu-GDP and as rho-zCDP, mu^2 / 2; not for secret samples, which have neither."""
-    worst, delta = max(map(bought, rows)), rows[0].trial.privacy.delta
-    if any(row.epsilon_unsampled != bought(row) for row in rows):
+    worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
+    if any(row.epsilon_unsampled != actual_epsilon(row) for row in rows):
         return {"mu": math.nan, "rho_zcdp": math.nan}
     mu = mu_of(worst, delta) if worst > 0 else 0.0
     return {"mu": mu, "rho_zcdp": mu**2 / 2}
@@ -160,7 +160,7 @@ def _published(results: Results, cells: Sequence[CellResult]) -> str:
     if len(here) < 2:
         return text
     total = price_of_all(
-        [(max(map(bought, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in here], study
+        [(max(map(actual_epsilon, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in here], study
     )
     return f"{text} All {len(here)} rows together, for they are about the same records, cost ε = {_rounded_up(total)}."
 
@@ -225,7 +225,7 @@ def _record(cell: CellResult, study: Study) -> dict[str, object]:
 
 
 def _is_sampled(cell: CellResult) -> bool:
-    return any(row.epsilon_unsampled != bought(row) for row in cell.confirm.values())
+    return any(row.epsilon_unsampled != actual_epsilon(row) for row in cell.confirm.values())
 
 
 def _row(cell: CellResult, shown: Sequence[str], study: Study) -> list[str]:

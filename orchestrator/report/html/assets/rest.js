@@ -1,4 +1,4 @@
-// Who held what, how long it took, what privacy it bought, where it came from, what went wrong.
+// Who held what, how long it took, the privacy account, where it came from, what went wrong.
 
 function partitions(study) {
   if (!study.partitions.length) return [el("p", {}, "This ledger does not say who held which rows: its study was run before that was kept.")];

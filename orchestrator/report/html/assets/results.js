@@ -105,7 +105,7 @@ function curvePanel(study, series, { width, metric, band, traces, kind, range, l
 
 // ---- score by budget
 
-const PRICES = { epsilon: "claimed", bought: "bought by the noise of one run", with_search: "of the whole search and all runs together" };
+const PRICES = { epsilon: "claimed", actual: "actual, from the noise of one run", with_search: "of the whole search and all runs together" };
 
 function byBudget(study) {
   const holder = el("div"), cells = study.cells.filter((cell) => cell.final);
@@ -116,11 +116,11 @@ function byBudget(study) {
     holder.replaceChildren(drawn((width) => budgetPanel(study, mine, price, width), { class: "chart wide" }),
       el("p", { class: "note" }, price === "with_search"
         ? study.private ? "ε of publishing the winner of a cell's search, and of nothing else of it." : "ε of all trials of the cell together: what it would cost to publish every score of the search, had each trial had noise of its own (squares of μ add up). Trials that share a seed share their noise, so of a table of a sweep as it stands nothing is private: this axis says what an honest search would have to pay, not what this one guarantees. Methods that sample rows are left out: their price is no single μ."
-        : price === "bought" ? "ε that the noise really buys, in the release model of the study." : "ε as the study claims it.",
+        : price === "actual" ? "ε that the noise really buys, in the release model of the study." : "ε as the study claims it.",
       " Whiskers are one standard deviation between seeds. ∞ is training without noise."));
   };
   const controls = el("div", { class: "controls" }, choice("budget-setting", "Setting", study.settings.map((s) => [s, s]), draw),
-    choice("budget-price", "ε", [["epsilon", "claimed"], ["bought", "bought"], ["with_search", "with search"]], draw));
+    choice("budget-price", "ε", [["epsilon", "claimed"], ["actual", "actual"], ["with_search", "with search"]], draw));
   draw();
   return [controls, legend(study, keysOf(study), draw), holder];
 }
@@ -135,7 +135,7 @@ function budgetPanel(study, cells, price, width) {
   const log = study.objective.lower && range[0] > 0;
   const { root, sx, sy, inner } = frame({ width, height, label: `${study.objective.final} against ε ${PRICES[price]}`,
     x: { domain, kind: "log", room, label: `ε ${PRICES[price]} (logarithmic)`,
-      ticks: finite ? (price === "with_search" ? logTicks(...domain) : distinct(cells.map(at).filter(isNumber))).filter((v, k, all) => k === 0 || price !== "bought" || v > all[k - 1] * 1.02) : [] },
+      ticks: finite ? (price === "with_search" ? logTicks(...domain) : distinct(cells.map(at).filter(isNumber))).filter((v, k, all) => k === 0 || price !== "actual" || v > all[k - 1] * 1.02) : [] },
     y: { domain: log ? [range[0] / 1.1, range[1] * 1.1] : padded(range), kind: log ? "log" : "linear", label: `${study.objective.final}${study.objective.unit}` } });
   const place = (cell) => (at(cell) === Infinity ? inner.right - 20 : sx(at(cell)));
   if (infinite) root.append(svg("text", { class: "tick", x: inner.right - 20, y: inner.bottom + 16, "text-anchor": "middle" }, "∞"));
@@ -154,7 +154,7 @@ function budgetPanel(study, cells, price, width) {
   });
   return cursor(root, points, ({ cell }) => [`${cellName(study, cell)}, ${budget(cell.epsilon)}`,
     `${scored(study, cell.final.mean)}${cell.final.std === null ? "" : ` ± ${scored(study, cell.final.std)}`} over ${cell.final.seeds} seeds`,
-    `ε bought ${short(real(cell.bought))}, with search ${short(real(cell.with_search))}`]);
+    `ε actual ${short(real(cell.actual))}, with search ${short(real(cell.with_search))}`]);
 }
 
 // ---- tables
