@@ -214,7 +214,7 @@ def test_results_are_marked_from_the_trial_to_the_best_and_back(tmp_path, no_ray
     file.write_text(TEXT)
     code, *_ = fedsweep("run", file, "--results", tmp_path / "r")
     assert code == 0
-    names = ["DP-FedGD in bf16", "mine in tf32", "plain"]
+    names = ["DP-FedGD, bf16", "mine, tf32", "plain"]
     for table in ("accuracy.md", "privacy.md", "hyperparameters.md", "accuracy.csv", "trials.csv"):
         text = (tmp_path / "r" / "tables" / table).read_text()
         assert all(name in text for name in names), table
@@ -232,7 +232,7 @@ def test_the_packaged_study_can_be_read():
     study, _ = load("precision-cifar10-resnet20")
     shown = [method.shown for method in study.methods]
     assert shown == [
-        f"{name}{strategy}" for name in ("DP-FedGD", "DP-FedSOFIM") for strategy in ("", " in tf32", " in bf16")
+        f"{name}{strategy}" for name in ("DP-FedGD", "DP-FedSOFIM") for strategy in ("", ", tf32", ", bf16")
     ]
 
 
@@ -241,4 +241,4 @@ def test_its_name_is_in_the_tables():
     study = Study.model_validate(
         {"name": "a", "data": [{"source": "synthetic-frozen:200,20,4,3"}], "methods": methods, "epsilons": [1]}
     )
-    assert [method.shown for method in study.methods] == ["DP-FedGD", "DP-FedGD in bf16"]
+    assert [method.shown for method in study.methods] == ["DP-FedGD", "DP-FedGD, bf16"]

@@ -69,7 +69,7 @@ def test_packaged_studies_load():
 
 def test_quickstart_is_the_study_that_the_readme_promises():
     study, _ = load("quickstart")
-    strategies = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD centred by size", "DP-FedSOFIM centred by size"]
+    strategies = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD, centred, size-weighted", "DP-FedSOFIM, centred, size-weighted"]
     assert [method.shown for method in study.methods] == strategies
     assert study.epsilons == [1, 10]
     assert [data.label for data in study.data] == ["synthetic-frozen"]

@@ -621,16 +621,16 @@ def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
     scores = {
         ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
         ("dp-fedsofim", "DP-FedSOFIM"): [44.5, 45.5],
-        ("dp-fedgd", "DP-FedGD centred by size"): [50.0, 51.0],
-        ("dp-fedsofim", "DP-FedSOFIM centred by size"): [50.2, 50.8],
-        ("dp-fedyogi", "DP-FedYogi centred by size"): [52.0, 53.0],
+        ("dp-fedgd", "DP-FedGD, centred, size-weighted"): [50.0, 51.0],
+        ("dp-fedsofim", "DP-FedSOFIM, centred, size-weighted"): [50.2, 50.8],
+        ("dp-fedyogi", "DP-FedYogi, centred, size-weighted"): [52.0, 53.0],
     }
     write_both_ways(tmp_path, methods_of_study, scores)
     for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
-        assert "What 'centred by size' brings: +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
+        assert "What 'centred, size-weighted' brings: +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
         assert "Second order against first, plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
-        then = "DP-FedSOFIM centred by size is behind DP-FedYogi centred by size by 2.00, which the seeds cannot tell"
-        assert f"Second order against first, centred by size: at ε = 1 {then} from nothing." in text
+        then = "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00, which the seeds cannot tell"
+        assert f"Second order against first, centred, size-weighted: at ε = 1 {then} from nothing." in text
 
 
 def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
@@ -641,32 +641,32 @@ def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
         ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
         ("dp-fedadam", "DP-FedAdam"): [40.0, 41.0],
         ("dp-fedadam", "slow"): [20.0, 21.0],
-        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
-        ("dp-fedadam", "DP-FedAdam by size"): [60.0, 61.0],
+        ("dp-fedgd", "DP-FedGD, size-weighted"): [50.0, 51.0],
+        ("dp-fedadam", "DP-FedAdam, size-weighted"): [60.0, 61.0],
     }
     write_both_ways(tmp_path, [*methods_of_study, {"dp-fedgd": own}, {"dp-fedadam": {"aggregate": "size"}}], scores)
-    besides = "clip 4 in place of 10 and another grid for DP-FedGD by size"
+    besides = "clip 4 in place of 10 and another grid for DP-FedGD, size-weighted"
     gains = "+15.00 on average over 2 methods (+10.00 to +20.00)"
-    assert f"What 'by size' with {besides} brings: {gains} at ε = 1." in caption(tmp_path, "accuracy")
+    assert f"What 'size-weighted' with {besides} brings: {gains} at ε = 1." in caption(tmp_path, "accuracy")
 
 
 def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
-    """One method gains 10: no average is needed. Second order is level plainly, and 0.5 ahead by size."""
+    """One method gains 10: no average is needed. Second order is level plainly, and 0.5 ahead size-weighted."""
     own = {"aggregate": "size"}
     scores = {
         ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
         ("dp-fedsofim", "DP-FedSOFIM"): [40.5, 40.5],
-        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
-        ("dp-fednew", "DP-FedNew by size"): [50.5, 51.5],
+        ("dp-fedgd", "DP-FedGD, size-weighted"): [50.0, 51.0],
+        ("dp-fednew", "DP-FedNew, size-weighted"): [50.5, 51.5],
     }
     methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fednew": own}]
     write_both_ways(tmp_path, methods_of_study, scores)
     text = caption(tmp_path, "accuracy")
-    assert "What 'by size' brings: +10.00 at ε = 1." in text
+    assert "What 'size-weighted' brings: +10.00 at ε = 1." in text
     level = "DP-FedSOFIM is level with DP-FedGD, which the seeds cannot tell from nothing"
     assert f"Second order against first, plainly: at ε = 1 {level}." in text
-    ahead = "DP-FedNew by size is ahead of DP-FedGD by size by 0.50"
-    assert f"Second order against first, by size: at ε = 1 {ahead}." in text
+    ahead = "DP-FedNew, size-weighted is ahead of DP-FedGD, size-weighted by 0.50"
+    assert f"Second order against first, size-weighted: at ε = 1 {ahead}." in text
 
 
 def test_the_best_of_several_need_a_wider_lead(tmp_path):
@@ -676,8 +676,8 @@ def test_the_best_of_several_need_a_wider_lead(tmp_path):
         ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
         ("dp-fedsofim", "DP-FedSOFIM"): [42.0, 43.25],
         ("dp-fednew", "DP-FedNew"): [30.0, 31.0],
-        ("dp-fedgd", "DP-FedGD by size"): [50.0, 51.0],
-        ("dp-fedsofim", "DP-FedSOFIM by size"): [52.0, 53.25],
+        ("dp-fedgd", "DP-FedGD, size-weighted"): [50.0, 51.0],
+        ("dp-fedsofim", "DP-FedSOFIM, size-weighted"): [52.0, 53.25],
     }
     methods_of_study = ["dp-fedgd", "dp-fedsofim", "dp-fednew", {"dp-fedgd": own}, {"dp-fedsofim": own}]
     write_both_ways(tmp_path, methods_of_study, scores)
@@ -685,12 +685,12 @@ def test_the_best_of_several_need_a_wider_lead(tmp_path):
     assert (
         "plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12, which the seeds cannot tell from nothing." in text
     )
-    assert "by size: at ε = 1 DP-FedSOFIM by size is ahead of DP-FedGD by size by 2.12." in text
+    assert "size-weighted: at ε = 1 DP-FedSOFIM, size-weighted is ahead of DP-FedGD, size-weighted by 2.12." in text
 
 
 def test_where_no_method_runs_both_ways_nothing_is_said_of_it(tmp_path):
     own = {"aggregate": "size"}
-    scores = {("dp-fedgd", "DP-FedGD"): [40.0, 41.0], ("dp-fedsofim", "DP-FedSOFIM by size"): [44.5, 45.5]}
+    scores = {("dp-fedgd", "DP-FedGD"): [40.0, 41.0], ("dp-fedsofim", "DP-FedSOFIM, size-weighted"): [44.5, 45.5]}
     write_both_ways(tmp_path, ["dp-fedgd", {"dp-fedsofim": own}], scores)
     assert "brings" not in caption(tmp_path, "accuracy")
     assert "Second order" not in caption(tmp_path, "accuracy")

@@ -237,7 +237,7 @@ def strategies(folder: Path) -> None:
         privacy={"release": "secure-aggregation"},
         confirm_train_on="train",
     )
-    ends = {"DP-FedGD": 50.0, "DP-FedSOFIM": 50.5, "DP-FedGD centred": 56.0, "DP-FedSOFIM centred": 55.0}
+    ends = {"DP-FedGD": 50.0, "DP-FedSOFIM": 50.5, "DP-FedGD, centred": 56.0, "DP-FedSOFIM, centred": 55.0}
     with filling(folder, of) as filler:
         writer = filler()
         for place, (name, score) in enumerate(ends.items()):

@@ -166,20 +166,22 @@ class MethodSettings(Settings):
 
     @property
     def shown(self) -> str:
-        """Its name in tables. What runs as its authors released it, or in less precision, is always marked so."""
-        name = " ".join([self.label, *self._rounded] if self.label else [METHODS[self.name].title, *self.own_options])
+        """Its name in tables. "(as released)" and reduced precision are always part of it, also after a label."""
+        options = self._reduced_precision if self.label else self.own_options
+        name = ", ".join([self.label or METHODS[self.name].title, *options])
         return f"{name} (as released)" if self.as_released else name
 
     @property
     def own_options(self) -> list[str]:
-        """What is done to features and releases in this method's own way, for its name."""
+        """The options that this method sets for itself, as its name in tables lists them."""
         centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
+        weighted = ["size-weighted"] if self.aggregate == "size" else []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
-        return [*centred, *(["by size"] if self.aggregate == "size" else []), *clipped, *self._rounded]
+        return [*centred, *weighted, *clipped, *self._reduced_precision]
 
     @property
-    def _rounded(self) -> list[str]:
-        return [f"in {self.precision}"] if self.precision not in (None, "float32") else []
+    def _reduced_precision(self) -> list[str]:
+        return [self.precision] if self.precision not in (None, "float32") else []
 
     @cached_property
     def as_released(self) -> bool:

@@ -20,7 +20,7 @@ def in_words(results: Results, setting: str) -> list[str]:
         by_option: dict[str, list[CellResult]] = {}
         for cell in results.of(setting):
             if cell.strategy == search.name and counts(cell):
-                by_option.setdefault(" ".join(cell.method.own_options), []).append(cell)
+                by_option.setdefault(", ".join(cell.method.own_options), []).append(cell)
         plain = by_option.pop(PLAIN, [])
         pairs = {strategy: paired for strategy, cells in by_option.items() if (paired := _pairs(cells, plain))}
         if not pairs:
