@@ -1,17 +1,17 @@
 """Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
-import small
+from plugin_registry import added_for_now
+from repository_files import REPOSITORY
 
-from trainables import methods, models, plugins
-from trainables.data import features, partition
+from trainables import plugins
 
+pytest.register_assert_rewrite("chaos", "command_line", "observed", "small", "twin_agreement")
 hypothesis.settings.register_profile("fedsweep", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fedsweep")
 
@@ -28,9 +28,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
 
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
 @pytest.fixture(scope="session")
 def repository():
     return REPOSITORY
@@ -38,7 +35,9 @@ def repository():
 
 @pytest.fixture(scope="session")
 def small_problem():
-    """600 rows of 12 features in 4 classes, dealt unevenly to 5 clients."""
+    """600 rows of 12 features in 4 classes, partitioned unevenly over 5 clients."""
+    import small
+
     return small.problem()
 
 
@@ -87,30 +86,6 @@ def fedsweep(monkeypatch, capfd):
         return caught.value.code or 0, out, err
 
     return call
-
-
-REGISTRIES = (
-    methods.METHODS,
-    models.HEADS,
-    features.SOURCES,
-    partition.ADDED,
-    plugins._loaded,
-    plugins._asked_for,
-)
-
-
-@contextlib.contextmanager
-def added_for_now():
-    """Plug-ins that are loaded within the block, and what they added, are gone after it."""
-    before = [dict(registry) for registry in REGISTRIES]
-    yield
-    added = [registry.keys() - known.keys() for registry, known in zip(REGISTRIES, before, strict=True)]
-    for registry, names in zip(REGISTRIES, added, strict=True):
-        for name in names:
-            if registry is plugins._loaded:
-                sys.modules.pop(name, None)
-            del registry[name]
-    plugins.code_of.cache_clear()
 
 
 @pytest.fixture(autouse=True)

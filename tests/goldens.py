@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import small
-import test_table_snapshots
+import table_snapshots
 import torch
 
 from trainables import models
@@ -157,7 +157,7 @@ def renew() -> None:
     if changes or old["engine_version"] != ENGINE_VERSION:
         FILE.write_text(json.dumps(new, indent=1) + "\n")
     with tempfile.TemporaryDirectory() as folder:
-        print("\n".join(test_table_snapshots.renew(Path(folder))) or "no table has changed")
+        print("\n".join(table_snapshots.renew(Path(folder))) or "no table has changed")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from test_tables import LAST, row, study, writing
+from handmade_ledgers import LAST, row, study, writing
 
 
 def wide_study(methods: int, **changes):

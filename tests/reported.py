@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from test_tables import LAST, Writer, study, writing
+from handmade_ledgers import LAST, Writer, study, writing
 
 HOSTILE = '</script><img src=x onerror="boom()">'
 METHOD = "<b onclick='boom()'>A&B</b>\u2028${1}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from trainables.data import partition as partitions
 from trainables.federation.problem import Problem, in_process
 from trainables.federation.server import HostsHere, Server
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.methods import METHODS
 from trainables.models import kernels
 from trainables.privacy.plan import PrivacySettings
 
@@ -117,3 +119,38 @@ def computed_with(kernel: str, device: str = "cpu") -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(kernels._chosen, device, kernel)
         yield
+
+
+def shared_values(name: str) -> dict:
+    """What all trials of a pack must have in common; more than one local step, so that there is something to see, and
+    a bound on Hessians that is below any damping times |D_i|."""
+    telling = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6, "hessian_clip": 0.01}
+    return {h.name: telling.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
+
+
+def varied_trials(name: str, of, count: int) -> list:
+    """Trials that differ in every hyperparameter, in seed, budget and clip: a mixed pack, always the same."""
+    rng = np.random.default_rng(1)
+    method, trials = METHODS[name], []
+    for number in range(count):
+        hypers = shared_values(name)
+        for h in method.hyperparameters:
+            if h.name in hypers:
+                continue
+            if h.choices:  # lanes that choose alike form a group: mostly one large group, and some small ones
+                hypers[h.name] = str(rng.choice(h.choices)) if number % 5 == 0 else h.choices[0]
+            elif h.name.endswith("learning_rate"):
+                hypers[h.name] = float(10 ** rng.uniform(-1.5, 0.5))
+            elif h.whole:
+                hypers[h.name] = int(rng.integers(0, 9))
+            elif h.auto:
+                hypers[h.name] = bool(rng.integers(2))
+            elif h.high == 1:
+                hypers[h.name] = float(rng.uniform(0.5, 0.999))
+            elif h.name == "smallest_eigenvalue":  # a Newton step on a noisy Hessian near zero leads out of all numbers
+                hypers[h.name] = float(10 ** rng.uniform(-0.5, 0))
+            else:
+                hypers[h.name] = float(10 ** rng.uniform(-3, 0))
+        privacy = {"epsilon": float(rng.choice([0.5, 1, 8, math.inf])), "clip": float(rng.choice([1, 5, 10]))}
+        trials.append(trial(of, name, hypers, seed=int(rng.choice([7, 42, 123])), **privacy))
+    return trials

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import small
-import test_methods
 import twin
+import twin_agreement
 import twin_user
 
 from trainables.audit.paired import audit
@@ -37,7 +37,7 @@ def test_agrees_with_the_twin(privacy, small_problem, monkeypatch):
     monkeypatch.setattr(twin_user, "diagnose", diagnose)
     monkeypatch.setitem(twin_user.METHODS, "dp-fedavg", (twin_user.adapted_steps, step))
     trial = small.trial(small_problem, "dp-fedavg", HYPERS, rounds=25, every=10, **{**USERS, "clip": 0.3, **privacy})
-    test_methods.assert_agrees(trial, small_problem, twin_user.train)
+    twin_agreement.assert_agrees(trial, small_problem, twin_user.train)
 
 
 def test_the_clip_goes_to_the_median(small_problem):

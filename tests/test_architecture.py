@@ -102,3 +102,12 @@ def test_only_the_ray_layers_import_ray(graph):
     for module, targets in graph.items():
         if layer(module) in FREE_OF_RAY:
             assert not [t for t in targets if t.partition(".")[0] == "ray"], f"{module} imports Ray"
+
+
+def test_tests_do_not_import_tests(repository):
+    """Shared code belongs in a helper module: importing a test module runs its fixtures and marks twice."""
+    tests = repository / "tests"
+    not_importable = {file.stem for file in tests.glob("test_*.py")} | {"conftest"}
+    for file in tests.glob("*.py"):
+        imports = set(imported(ast.parse(file.read_text()), ()))
+        assert not imports & not_importable, f"{file.name} imports {imports & not_importable}"

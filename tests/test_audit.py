@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from command_line import assert_one_sentence, last_json
 from scipy.stats import binomtest
-from test_cli import assert_one_sentence, last_json
 
 from trainables.audit.paired import (
     CLIP,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import reported
-from test_tables import Writer
+from handmade_ledgers import Writer
 
 from orchestrator.report.html import serving, write_report
 from orchestrator.results.ledger import Ledger

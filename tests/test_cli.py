@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import ray
 import small
+from command_line import assert_one_sentence, last_json
 
 from trainables.federation.problem import in_process
 from trainables.federation.server import run_here
@@ -25,10 +26,6 @@ def no_actors(monkeypatch):
 
     monkeypatch.setattr(ray, "init", forbidden)
     monkeypatch.setattr("trainables.ray_actors.federation.Federation.__init__", forbidden)
-
-
-def last_json(out: str):
-    return json.loads(out.splitlines()[-1])
 
 
 # ---- bad input
@@ -106,17 +103,6 @@ BAD_FLAGS = {
     "no hidden units": ("--model mlp:0", "model = 'mlp:0'"),
     "model that a method cannot use": ("--method dp-fedfc --model mlp:4", "model = 'mlp:4': dp-fedfc"),
 }
-
-
-def assert_one_sentence(result, culprit: str) -> None:
-    code, out, err = result
-    assert code == 2, err
-    assert out == ""
-    assert err.count("\n") == 1, err
-    assert err.startswith("fedsweep: ")
-    assert err.endswith(".\n")
-    assert culprit in err
-    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("name", BAD_FLAGS)
@@ -217,7 +203,8 @@ def test_help_is_no_error(fedsweep):
 
 
 @pytest.mark.parametrize(
-    ("release", "sigma", "same_release"), [("local", 279.17, "local"), ("secure-aggregation", 62.43, "secure-aggregation")]
+    ("release", "sigma", "same_release"),
+    [("local", 279.17, "local"), ("secure-aggregation", 62.43, "secure-aggregation")],
 )
 def test_calibrate(fedsweep, release, sigma, same_release):
     """The issue's own check values. The noise of the sum has standard deviation clip x sigma_g."""

@@ -7,8 +7,8 @@ import pytest
 import small
 import torch
 import twin
-from test_kernel import by_loops, random_case
-from test_methods import twin_of
+from kernel_cases import by_loops, random_case
+from twin_agreement import twin_of
 
 from trainables.audit.paired import audit
 from trainables.errors import UserError

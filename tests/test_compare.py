@@ -175,7 +175,12 @@ def beside(label, epsilon, theirs, mine, paper=FEDNEW, released=False, study="s"
         "cell": cell,
     }
     entry = SimpleNamespace(
-        **what, epsilon=epsilon, honest=not released, plain=not (variant or released), actual_epsilon=epsilon, setting="s"
+        **what,
+        epsilon=epsilon,
+        honest=not released,
+        plain=not (variant or released),
+        actual_epsilon=epsilon,
+        setting="s",
     )
     return Joined(paper, 8, method, 70, theirs, math.nan, entry, mine, 0.05)
 

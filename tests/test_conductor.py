@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_search import GD, drive, near, study
+from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
 from orchestrator.execution.packing import Capacity

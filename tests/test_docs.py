@@ -6,13 +6,12 @@ import runpy
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
 import yaml
-from conftest import REPOSITORY
-from test_examples import check_fedsweep
+from command_line import check_fedsweep
+from repository_files import DOCS, REPOSITORY, blocks
 
 from orchestrator.cli import app
 from orchestrator.study.cells import Blueprint
@@ -20,15 +19,8 @@ from orchestrator.study.reading import load, parse, setting_paths
 from orchestrator.study.settings import Study
 from trainables.methods import METHODS
 
-DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 NEW = ("first-study", "install", "bring-your-data", "gpu", "python", "write-a-method", "integrations")
-
-
-def blocks(page: Path, language: str = "") -> list[str]:
-    """The code blocks of a page, of one language."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return [code for of, code in found if of == language]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from conftest import REPOSITORY
-from test_docs import DOCS, blocks
+from repository_files import DOCS, REPOSITORY, blocks
 
 PLACES = {  # what stands for something, and what it stands for here
     "STUDY": "mine.yaml",

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
-from conftest import REPOSITORY
+from command_line import check_fedsweep
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.dashboard.modules.job.cli import submit
 from ray.scripts.scripts import start
-
-from orchestrator.cli import app
-from orchestrator.study.reading import packaged
+from repository_files import REPOSITORY
 
 FOLDER = REPOSITORY / "examples" / "cluster"
 FILES = sorted(FOLDER.iterdir())
@@ -32,16 +29,6 @@ def named(files: list[Path]) -> Any:
 
 def flags(command: Any) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
-
-
-def check_fedsweep(text: str) -> None:
-    """A command as someone would type it is one that our command line takes; nothing is run."""
-    program, name, *arguments = shlex.split(text)
-    assert program == "fedsweep"
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    given = command.make_context(name, arguments).params
-    if "study" in given:
-        assert given["study"] in (*packaged(), "STUDY")
 
 
 def commands(text: str, program: str) -> Iterator[str]:

@@ -10,7 +10,8 @@ import pytest
 import small
 import torch
 import twin
-from test_methods import ROUNDS, twin_of, varied_trials
+from small import varied_trials
+from twin_agreement import ROUNDS, twin_of
 
 from trainables.errors import UserError
 from trainables.federation.pack import check, plan_of, program_of

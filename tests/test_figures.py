@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import reported
-from test_tables import LAST, study, writing
+from handmade_ledgers import LAST, study, writing
 
 from orchestrator.report import figures
 from orchestrator.results.ledger import Ledger

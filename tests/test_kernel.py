@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import twin
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kernel_cases import by_loops, random_case
 
 from trainables.errors import UserError
 from trainables.federation.exact_sum import GRID, from_grid, to_grid
@@ -18,27 +18,6 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
 
 pytestmark = pytest.mark.usefixtures("both_kernels")
-
-
-def random_case(rows, features, classes, lanes, seed=0, scale=1.0):
-    """Features, labels and weights (lane, weight), all float32."""
-    rng = np.random.default_rng(seed)
-    x = (4 * rng.random((rows, features))).astype(np.float32)
-    y = rng.integers(0, classes, rows)
-    theta = (scale * rng.standard_normal((lanes, (features + 1) * classes))).astype(np.float32)
-    return x, y, theta
-
-
-def by_loops(x, y, W, clip):
-    """The sum of clipped gradients, the sum of losses and the number of clipped rows, example by example."""
-    total, losses, too_long = np.zeros_like(W), 0.0, 0
-    for row, label in zip(x, y, strict=True):
-        row = twin.with_constant(row)
-        g = twin.gradient(W, row, label)
-        total += twin.clipped(g, clip)
-        losses += twin.loss(W, row, label)
-        too_long += bool(np.linalg.norm(g) > clip)
-    return total, losses, too_long
 
 
 def clipped_sum(x, y, theta, clip, classes, diagnose=False):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_search import GD, drive, near, row, study
+from simulated_search import GD, drive, near, row, study
 
 from orchestrator.commands.options import seconds_of, shard_of
 from orchestrator.execution import study_run

@@ -11,17 +11,18 @@ import torch
 import twin
 import twin_glm
 import twin_sampled
+from small import shared_values, varied_trials
+from twin_agreement import ROUNDS, assert_agrees
 
 from trainables import methods
 from trainables.errors import UserError
 from trainables.federation import pack
-from trainables.federation.pack import pack_group, plan_of
+from trainables.federation.pack import pack_group
 from trainables.methods import METHODS
 from trainables.methods.base import Hyperparameter
 from trainables.models import kernels
 from trainables.privacy.plan import PrivacySettings
 
-ROUNDS = 20
 CALM = {"learning_rate": 0.2}  # steps of the default size would multiply rounding errors, too
 
 # A few settings per method; what is not named stays at the method's default.
@@ -129,55 +130,6 @@ def home(name, **problem):
 # ---- agreement with the twin
 
 
-def twin_of(trial, of, train=None):
-    """The same trial, run by the twin."""
-    plan = plan_of(trial, of.partition.sizes)
-    clients = [
-        twin.Client(
-            number,
-            of.data.x_train[rows],
-            of.data.y_train[rows],
-            plan.noise_std,
-            trial.privacy.clip,
-            trial.seed,
-            trial.privacy.level,
-            len(rows) if trial.aggregate == "size" else 1.0,
-        )
-        for number, rows in enumerate(of.partition.rows)
-    ]
-    if trial.preprocess.center:
-        clients, _ = twin.centred(clients, trial.preprocess.bound)
-    hypers = METHODS[trial.method].resolve(dict(trial.hyperparameters), trial.privacy)
-    if trial.method in twin_sampled.METHODS:
-        return twin_sampled.train(
-            clients, of.data.classes, trial.method, hypers, rounds=ROUNDS, planned=trial.rounds, diagnose_at=(10, 20)
-        )
-    train = train or twin.train
-    return train(clients, of.data.classes, trial.method, hypers, rounds=ROUNDS, diagnose_at=(10, 20))
-
-
-def assert_agrees(trial, of, train=None, device="cpu") -> None:
-    """With our own kernel and with torch's. `train`: another twin's."""
-    slow = twin_of(trial, of, train)
-    for kernel in small.kernels_of(device):
-        with small.computed_with(kernel, device):
-            weights, server = small.weights_after(ROUNDS, [trial], of, device=device)
-        assert_as(slow, weights[0], server.results[trial.key].metrics, of)
-
-
-def assert_as(slow, fast: np.ndarray, metrics, of) -> None:
-    scale = np.abs(slow.weights[-1]).max()
-    np.testing.assert_allclose(fast, slow.weights[-1], rtol=0, atol=1e-5 * scale)
-    assert len(slow.diagnostics) >= 6
-    for (name, t), value in slow.diagnostics.items():
-        assert metrics[name][t] == pytest.approx(value, rel=1e-4), (name, t)
-    for t in (10, 20):
-        W = slow.weights[t - 1]
-        assert metrics["loss"][t] == pytest.approx(twin.mean_loss(W, of.x_eval, of.y_eval), rel=1e-4)
-        # one row of a hundred may lie on the border
-        assert metrics["accuracy"][t] == pytest.approx(twin.accuracy(W, of.x_eval, of.y_eval), abs=1.0)
-
-
 @pytest.mark.parametrize(("name", "hypers"), CASES, ids=[f"{n}-{h}" for n, h in CASES])
 def test_agrees_with_the_twin(name, hypers, small_problem):
     """20 rounds with noise on; the run is planned for 25, since the server lets go of lanes that are done."""
@@ -239,41 +191,6 @@ def test_what_is_given_beats_auto():
 
 
 # ---- the contract
-
-
-def shared_values(name: str) -> dict:
-    """What all trials of a pack must have in common; more than one local step, so that there is something to see, and
-    a bound on Hessians that is below any damping times |D_i|."""
-    telling = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6, "hessian_clip": 0.01}
-    return {h.name: telling.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
-
-
-def varied_trials(name: str, of, count: int) -> list:
-    """Trials that differ in every hyperparameter, in seed, budget and clip: a mixed pack, always the same."""
-    rng = np.random.default_rng(1)
-    method, trials = METHODS[name], []
-    for number in range(count):
-        hypers = shared_values(name)
-        for h in method.hyperparameters:
-            if h.name in hypers:
-                continue
-            if h.choices:  # lanes that choose alike form a group: mostly one large group, and some small ones
-                hypers[h.name] = str(rng.choice(h.choices)) if number % 5 == 0 else h.choices[0]
-            elif h.name.endswith("learning_rate"):
-                hypers[h.name] = float(10 ** rng.uniform(-1.5, 0.5))
-            elif h.whole:
-                hypers[h.name] = int(rng.integers(0, 9))
-            elif h.auto:
-                hypers[h.name] = bool(rng.integers(2))
-            elif h.high == 1:
-                hypers[h.name] = float(rng.uniform(0.5, 0.999))
-            elif h.name == "smallest_eigenvalue":  # a Newton step on a noisy Hessian near zero leads out of all numbers
-                hypers[h.name] = float(10 ** rng.uniform(-0.5, 0))
-            else:
-                hypers[h.name] = float(10 ** rng.uniform(-3, 0))
-        privacy = {"epsilon": float(rng.choice([0.5, 1, 8, math.inf])), "clip": float(rng.choice([1, 5, 10]))}
-        trials.append(small.trial(of, name, hypers, seed=int(rng.choice([7, 42, 123])), **privacy))
-    return trials
 
 
 @every_method

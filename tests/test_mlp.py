@@ -11,7 +11,7 @@ import small
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_methods import varied_trials
+from small import varied_trials
 
 from trainables import models
 from trainables.errors import UserError

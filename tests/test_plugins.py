@@ -9,7 +9,8 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, added_for_now
+from plugin_registry import added_for_now
+from repository_files import REPOSITORY
 
 import fedsweep as face
 from fedsweep.plugins import use

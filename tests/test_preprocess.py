@@ -7,7 +7,7 @@ import pytest
 import small
 import torch
 import twin
-from test_methods import twin_of
+from twin_agreement import twin_of
 
 from trainables.audit.paired import audit
 from trainables.errors import UserError

@@ -260,7 +260,9 @@ def test_what_each_release_model_buys():
     for_sum = plan_for(1.0, release="secure-aggregation")
     assert for_sum.actual_epsilon["local"] == pytest.approx(epsilon_of(mu * math.sqrt(N), 1e-5), rel=1e-6)
     for_client = plan_for(1.0, release="local")
-    assert for_client.actual_epsilon["secure-aggregation"] == pytest.approx(epsilon_of(mu / math.sqrt(N), 1e-5), rel=1e-6)
+    assert for_client.actual_epsilon["secure-aggregation"] == pytest.approx(
+        epsilon_of(mu / math.sqrt(N), 1e-5), rel=1e-6
+    )
 
 
 def test_unequal_sizes_cost_more_under_secure_aggregation():
@@ -315,7 +317,9 @@ def test_ftrl_as_released_buys_less_than_it_claims(epsilon, actual):
     assert actual_epsilon_of("dp-ftrl", epsilon, as_released=True) == pytest.approx(actual, rel=5e-3)
     assert actual_epsilon_of("dp-ftrl", epsilon) == pytest.approx(epsilon, rel=1e-6)
     one = small.trial(small.problem(), "dp-ftrl", {"as_released": True}, rounds=1, epsilon=epsilon, clip=10.0)
-    assert plan_of(one, [1] * N).actual_epsilon["local"] == pytest.approx(epsilon, rel=1e-6), "a single release is paid for"
+    assert plan_of(one, [1] * N).actual_epsilon["local"] == pytest.approx(epsilon, rel=1e-6), (
+        "a single release is paid for"
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "actual"), [(1, 0.47), (10, 4.38)])

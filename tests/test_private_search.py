@@ -10,6 +10,7 @@ import pytest
 import yaml
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
+from private_study import SECRET, TEXT, study
 from without_ray import without_ray
 
 from orchestrator.execution import merging, study_run
@@ -21,7 +22,6 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search.private_search import best_of, draws, fixed_grid, score_deviation
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.reading import parse
 from trainables.errors import UserError
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.private_selection import (
@@ -34,28 +34,7 @@ from trainables.privacy.private_selection import (
 )
 
 DELTA = 1e-5
-SECRET = b"k" * 32  # which means seven runs
 CELL = "tiny / iid / DP-FedGD / eps 40"
-TEXT = """\
-name: tiny
-data: [{source: "synthetic-frozen:400,100,6,3", label: tiny}]
-partitions: [iid]
-clients: 4
-methods:
-  - dp-fedgd:
-      coarse: {learning_rate: [0.01, 0.1, 1, 10]}
-      fine: {learning_rate: [0.1, 0.5]}
-epsilons: [40]
-privacy: {clip: 2}
-rounds: {confirm: 6}
-evaluate_every: 2
-search: {strategies: [private], trials: 6}
-resources: {gpus_per_host: 0}
-"""
-
-
-def study(text: str = TEXT):
-    return parse(text, "tiny.yaml", Path.cwd())
 
 
 # ---- the price

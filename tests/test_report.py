@@ -9,7 +9,7 @@ import large
 import numpy as np
 import pytest
 import reported
-from test_tables import SETTING, row, study, writing
+from handmade_ledgers import SETTING, row, study, writing
 
 from orchestrator.report import html
 from orchestrator.report.html import data, document, words

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 import small
-from test_cli import assert_one_sentence
+from command_line import assert_one_sentence
 
 from orchestrator.execution.training import Trained, Training, saved_model, with_secret_seed
 from trainables.errors import UserError

@@ -8,13 +8,12 @@ import json
 import math
 import statistics
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 
 import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_search import GD, SOFIM, cell, drive, near, row, study
 
 import search_spaces
 from benchmarks import regret
@@ -27,7 +26,7 @@ from orchestrator.report.html.data import gather
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search.cell_search import CellSearch
 from orchestrator.search.contenders import contenders_of, paired
@@ -41,110 +40,6 @@ from orchestrator.study.settings import HalvingSettings, Study
 from trainables.errors import UserError
 from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
-
-DATA = "synthetic-frozen:400,100,6,3"
-SETTING = "toy / iid"
-GD = {
-    "name": "dp-fedgd",
-    "coarse": {"learning_rate": [0.01, 0.1, 1]},
-    "fine": {"learning_rate": [0.05, 0.1, 0.3, 0.5]},
-}
-SOFIM = {
-    "name": "dp-fedsofim",
-    "coarse": {"learning_rate": [0.1, 1], "rho": [0.5, 5], "beta": [0.9]},
-    "fine": {"learning_rate": [0.5, 1], "rho": [1], "beta": [0.8, 0.9]},
-}
-
-
-def study(**changes) -> Study:
-    """Two methods at one budget: 3 + 4 trials (one of them in both grids) and 4 + 4, then two seeds each. One search
-    seed and no contest, unless a test asks for more."""
-    return Study.model_validate(
-        {
-            "name": "by-hand",
-            "data": [{"source": DATA, "label": "toy"}],
-            "partitions": ["iid"],
-            "clients": 4,
-            "methods": [GD, SOFIM],
-            "epsilons": [8],
-            "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
-            "evaluate_every": 2,
-            "resources": {"gpus_per_host": 0},
-            **changes,
-            "seeds": {"search": 42, "contest": [], "confirm": [42, 7], **changes.get("seeds", {})},
-            "search": {"refine": "table", **changes.get("search", {})},
-        }
-    )
-
-
-def cell(title: str, epsilon: float = 8) -> str:
-    return f"{SETTING} / {title} / eps {epsilon:g}"
-
-
-def near(best: float):
-    """Accuracy falls by 10 with every decade of the learning rate away from the best one."""
-
-    def judge(trial: TrialSpec):
-        away = abs(math.log10(trial.hyperparameters["learning_rate"] / best))
-        return "done", 90 - 10 * away, 1.0
-
-    return judge
-
-
-def row(trial: TrialSpec, outcome) -> Row:
-    state, accuracy, loss = outcome
-    return Row(
-        key=trial.key,
-        spec=trial.model_dump_json(),
-        state=state,
-        reason="",
-        rounds=trial.last_round,
-        accuracy=accuracy,
-        loss=loss,
-        metrics={} if accuracy is None else {"accuracy": {trial.last_round: accuracy}},
-        epsilon_claimed=trial.privacy.epsilon,
-        epsilon_local=1.0,
-        epsilon_secure=1.0,
-        epsilon_unsampled=0.5,
-        seconds=1.0,
-    )
-
-
-@dataclass
-class Ran:
-    trials: list[TrialSpec]
-    """In the order in which they were run."""
-    stages: dict[tuple[str, str, str], list[str]]
-    finished: bool
-    choices: dict[str, str | None]
-    """The winner's key, by cell."""
-
-    def of(self, title: str, stage: str, strategy: str = "grid", epsilon: float = 8) -> list[TrialSpec]:
-        known = {trial.key: trial for trial in self.trials}
-        return [known[key] for key in self.stages.get((cell(title, epsilon), strategy, stage), [])]
-
-
-def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | None = None) -> Ran:
-    """Run what is missing, a few at a time; `stop_after` so many trials the driver is gone."""
-    trials: list[TrialSpec] = []
-    with Ledger.write(folder) as ledger:
-        before = ledger.study()
-        if before is not None:
-            check_extension(Study.model_validate_json(before[0]), of)
-        ledger.add_study(of.model_dump_json(), "by hand")
-        sweep = Sweep(Blueprint.draw(of), ledger)
-        while not sweep.finished and (stop_after is None or len(trials) < stop_after):
-            assert sweep.waiting, "not finished, and nothing to run"
-            some = list(sweep.waiting.values())[: batch if stop_after is None else min(batch, stop_after - len(trials))]
-            rows = [row(trial, judge(trial)) for trial in some]
-            ledger.add(rows)
-            sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
-            trials += some
-        choices = {}
-        if sweep.finished:
-            found = {search.name: search.choice(sweep.outcomes) for search in sweep.searches}
-            choices = {name: choice.key if choice else None for name, choice in found.items()}
-        return Ran(trials, ledger.stages(), sweep.finished, choices)
 
 
 def rates(trials: list[TrialSpec]) -> list[float]:

@@ -1,8 +1,8 @@
 """Who wins at the margins, and what a private search draws from its secret."""
 
+import private_study as private
 import pytest
-import test_private_search as private
-from test_search import DATA, GD, drive, near, row, study
+from simulated_search import DATA, GD, drive, near, row, study
 
 from orchestrator.execution.sweep import Sweep, _without_passing_failures
 from orchestrator.results.ledger import Ledger

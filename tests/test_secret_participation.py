@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import small
-import test_methods
 import twin
+import twin_agreement
 import twin_user
 from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
@@ -44,7 +44,7 @@ def test_agrees_with_the_twin(monkeypatch):
     of = small.problem(data="synthetic-frozen:60,20,12,4", clients=3)
     hypers = {"local_steps": 2, "client_learning_rate": 0.05, "server_learning_rate": 0.5}
     trial = small.trial(of, "dp-fedavg", hypers, rounds=11, every=10, clip=0.1, **SECRET)
-    slow = test_methods.twin_of(trial, of, twin_user.train)
+    slow = twin_agreement.twin_of(trial, of, twin_user.train)
     fast, server = small.weights_after(10, [trial], of)
     want = slow.weights[9]
     np.testing.assert_allclose(fast.reshape(want.shape), want, rtol=0, atol=1e-5 * np.abs(want).max())

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import reported
-from test_tables import Writer, study, writing
+from handmade_ledgers import Writer, study, writing
 
 from orchestrator.report.html import data, serving
 from orchestrator.results.ledger import Ledger

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from ray.tune.search import Searcher
-from test_search import GD, SOFIM, drive, study
+from simulated_search import GD, SOFIM, drive, study
 
 from benchmarks.waiting import WaitingFederation, _result
 from orchestrator.execution.backends import ray as ray_backend

@@ -1,7 +1,7 @@
 """Status: elapsed time, rate, what is left and who leads, from ledgers whose clock the test turns."""
 
 import pytest
-from test_tables import LAST, Writer, study, writing
+from handmade_ledgers import LAST, Writer, study, writing
 
 from orchestrator.results import ledger as ledgers
 from orchestrator.results import status

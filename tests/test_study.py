@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import REPOSITORY
 from pydantic import BaseModel
+from repository_files import REPOSITORY
 
 from orchestrator.study import extension
 from orchestrator.study.cells import Blueprint

@@ -7,7 +7,7 @@ from importlib import import_module
 import pandas as pd
 import pytest
 import yaml
-from test_tables import (
+from handmade_ledgers import (
     GRID,
     HIGH,
     LAST,
@@ -627,7 +627,9 @@ def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
     }
     write_both_ways(tmp_path, methods_of_study, scores)
     for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
-        assert "What 'centred, size-weighted' brings: +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
+        assert (
+            "What 'centred, size-weighted' brings: +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
+        )
         assert "Second order against first, plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
         then = "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00, which the seeds cannot tell"
         assert f"Second order against first, centred, size-weighted: at ε = 1 {then} from nothing." in text

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import small
-import test_methods
+import twin_agreement
 import twin_user
 
 from trainables.audit.paired import audit
@@ -31,7 +31,7 @@ every_method = pytest.mark.parametrize("name", [name for name, method in METHODS
 def assert_agrees(name, hypers, of, **privacy):
     settings = {"level": "user", "clip": 0.7, **privacy}
     trial = small.trial(of, name, hypers, rounds=25, every=10, **settings)
-    test_methods.assert_agrees(trial, of, twin_user.train)
+    twin_agreement.assert_agrees(trial, of, twin_user.train)
 
 
 @pytest.mark.parametrize(("name", "hypers"), CASES, ids=[f"{n}-{h}" for n, h in CASES])
@@ -53,7 +53,7 @@ def test_agrees_with_the_twin_under_other_privacy(name, privacy, small_problem):
 
 
 def varied_users(name, of, count):
-    trials = test_methods.varied_trials(name, of, count)
+    trials = small.varied_trials(name, of, count)
     return [t.model_copy(update={"privacy": t.privacy.model_copy(update={"level": "user"})}) for t in trials]
 
 

@@ -1,0 +1,162 @@
+"""Ledgers filled by hand, so that every number in a table can be worked out from the test."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.report.tables import write_tables
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.study.settings import Study
+from trainables import methods
+from trainables.data import partition
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.privacy.plan import PrivacySettings
+
+SETTING = "toy / iid"
+
+
+TEST_ROWS, VALIDATION_ROWS = 20, 100
+
+
+LAST = 20
+
+
+def study(**changes) -> Study:
+    """Two methods, two budgets, two seeds, evaluated at rounds 10 and 20."""
+    return Study.model_validate(
+        {
+            "name": "by-hand",
+            "data": [{"source": "synthetic-frozen:600,20,12,4", "label": "toy"}],
+            "partitions": ["iid"],
+            "clients": 4,
+            "methods": ["dp-fedgd", "dp-fedadam"],
+            "epsilons": [1, 8],
+            "rounds": {"coarse": 20, "fine": 20, "confirm": LAST},
+            **changes,
+            "seeds": {"search": 42, "contest": [], "confirm": [42, 7], **changes.get("seeds", {})},
+            "search": {"refine": "table", **changes.get("search", {})},
+        }
+    )
+
+
+class Writer:
+    """Fills a ledger the way a sweep does, with results that the test makes up."""
+
+    def __init__(self, ledger: Ledger, of: Study, setting: str = SETTING, facts: bool = True) -> None:
+        self.ledger, self.study, self.setting = ledger, of, setting
+        if facts:
+            ledger.add_facts({f"validation_rows:{setting}": VALIDATION_ROWS, f"test_rows:{setting}": TEST_ROWS})
+
+    def trial(self, method: str, epsilon: float, hypers: dict, seed: int, confirm: bool, partition_text: str = "iid"):
+        return TrialSpec(
+            problem=ProblemSpec(
+                data=DataSpec(fingerprint="by hand"),
+                partition=partition.parse(partition_text, clients=self.study.clients, seed=42),
+                train_on="all" if confirm else "train",
+                evaluate_on="test" if confirm else "validation",
+            ),
+            method=method,
+            hyperparameters=methods.get(method).check(hypers),
+            privacy=PrivacySettings(epsilon=epsilon, release=self.study.privacy.release),
+            rounds=LAST,
+            seed=seed,
+        )
+
+    def cell(self, method: str, epsilon: float, label: str = "") -> str:
+        return f"{self.setting} / {label or methods.get(method).title} / eps {epsilon:g}"
+
+    def search(self, method, epsilon, stages, strategy="grid", label=""):
+        """stages: name -> [(hyperparameters, validation accuracy, or how it ended, or None: not ended yet)]."""
+        for stage, members in stages.items():
+            keys = []
+            for hypers, came_to in members:
+                trial = self.trial(method, epsilon, hypers, 42, confirm=False)
+                keys.append(trial.key)
+                if isinstance(came_to, str):
+                    self.ledger.add([row(trial, {}, state=came_to)])
+                elif came_to is not None:
+                    self.ledger.add([row(trial, {LAST: came_to})])
+            self.ledger.add_stage(self.cell(method, epsilon, label), strategy, stage, keys)
+
+    def confirm(self, method, epsilon, hypers, curves, strategy="grid", label="", correct=None, **fields):
+        """curves: seed -> {round: test accuracy}, or (state, rounds, curve), or None: not ended yet."""
+        keys = []
+        for seed, came_to in curves.items():
+            trial = self.trial(method, epsilon, hypers, seed, confirm=True)
+            keys.append(trial.key)
+            state, rounds, curve = came_to if isinstance(came_to, tuple) else ("done", LAST, came_to)
+            if curve is not None:
+                bits = (correct or {}).get(seed, b"")
+                self.ledger.add([row(trial, curve, state=state, rounds=rounds, correct=bits, **fields)])
+        self.ledger.add_stage(self.cell(method, epsilon, label), strategy, "confirm", keys)
+
+
+def row(trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST, correct=b"", **fields) -> Row:
+    done = state == "done"
+    return Row(
+        key=trial.key,
+        spec=trial.model_dump_json(),
+        state=state,
+        reason="",
+        rounds=rounds,
+        accuracy=curve[LAST] if done else None,
+        loss=1.0 if done else None,
+        metrics={"accuracy": curve},
+        **{
+            "epsilon_claimed": trial.privacy.epsilon,
+            "epsilon_local": trial.privacy.epsilon,
+            "epsilon_secure": trial.privacy.epsilon / 2,
+            "epsilon_unsampled": fields.get("epsilon_local", trial.privacy.epsilon),
+            "seconds": 2.0,
+            **fields,
+        },
+        correct=correct,
+    )
+
+
+@contextmanager
+def writing(folder: Path, of: Study, **options):
+    with Ledger.write(folder) as ledger:
+        ledger.add_study(of.model_dump_json(), "by hand")
+        yield Writer(ledger, of, **options)
+
+
+def build(folder: Path) -> list[Path]:
+    with Ledger.read(folder) as ledger:
+        return write_tables(ledger, folder)
+
+
+def lines(folder: Path, name: str) -> list[list[str]]:
+    """The rows of a Markdown table, stripped; headings of groups have empty cells."""
+    text = (folder / "tables" / f"{name}.md").read_text(encoding="utf-8")
+    found = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line] for line in found if not set(line[0]) <= set("-: ")]
+
+
+def caption(folder: Path, name: str) -> str:
+    return (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").split("\n\n")[1]
+
+
+def frame(folder: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(folder / "tables" / f"{name}.csv")
+
+
+GRID = {
+    "coarse": [({"learning_rate": 0.1}, 50.0), ({"learning_rate": 1.0}, 40.0)],
+    "fine": [({"learning_rate": 0.3}, 45.0)],
+}
+
+
+LOW, HIGH = {42: {10: 20.0, 20: 40.0}, 7: {10: 24.0, 20: 43.0}}, {42: {10: 39.0, 20: 50.0}, 7: {10: 41.0, 20: 51.0}}
+
+
+def write_finished(folder: Path, of: Study | None = None, **options) -> None:
+    """DP-FedGD comes to 41.5 at either budget, DP-FedAdam to 50.5."""
+    with writing(folder, of or study(), **options) as writer:
+        for epsilon in writer.study.epsilons:
+            for method, curves in (("dp-fedgd", LOW), ("dp-fedadam", HIGH)):
+                writer.search(method, epsilon, GRID)
+                correct = {42: np.packbits(np.arange(TEST_ROWS) < curves[42][20] * TEST_ROWS / 100).tobytes()}
+                writer.confirm(method, epsilon, {"learning_rate": 0.1}, curves, correct=correct)

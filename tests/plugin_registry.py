@@ -1,0 +1,30 @@
+"""Undoes what plug-ins register."""
+
+import contextlib
+import sys
+
+from trainables import methods, models, plugins
+from trainables.data import features, partition
+
+REGISTRIES = (
+    methods.METHODS,
+    models.HEADS,
+    features.SOURCES,
+    partition.ADDED,
+    plugins._loaded,
+    plugins._asked_for,
+)
+
+
+@contextlib.contextmanager
+def added_for_now():
+    """Plug-ins that are loaded within the block, and what they added, are gone after it."""
+    before = [dict(registry) for registry in REGISTRIES]
+    yield
+    added = [registry.keys() - known.keys() for registry, known in zip(REGISTRIES, before, strict=True)]
+    for registry, names in zip(REGISTRIES, added, strict=True):
+        for name in names:
+            if registry is plugins._loaded:
+                sys.modules.pop(name, None)
+            del registry[name]
+    plugins.code_of.cache_clear()
