@@ -55,7 +55,7 @@ __all__ = [
 
 Head = Callable[[str, int, int], Model]
 Source = Callable[[str], Mapping[str, NDArray[Any]]]
-Dealer = Callable[[FeatureSet, PartitionSpec], list[Rows]]
+Partitioner = Callable[[FeatureSet, PartitionSpec], list[Rows]]
 
 
 def head(name: str) -> Callable[[Head], Head]:
@@ -65,13 +65,15 @@ def head(name: str) -> Callable[[Head], Head]:
 
 def data_source(name: str) -> Callable[[Source], Source]:
     """Adds a data source: called with what stands behind the colon, it returns the arrays of a feature file."""
-    return _adder(name, features.SOURCES, {"synthetic", "synthetic-frozen", "simulated"}, "data source")
+    return _adder(name, features.PLUGIN_SOURCES, {"synthetic", "synthetic-frozen", "simulated"}, "data source")
 
 
-def partition(name: str) -> Callable[[Dealer], Dealer]:
+def partition(name: str) -> Callable[[Partitioner], Partitioner]:
     """Adds a partition: called with the data and the settings (parameter, clients, seed), it returns the train rows of
     every client. Every row goes to exactly one of them."""
-    return _adder(name, partitions.ADDED, {form.partition(":")[0] for form in partitions.FORMS}, "partition")
+    return _adder(
+        name, partitions.PLUGIN_PARTITIONS, {form.partition(":")[0] for form in partitions.FORMS}, "partition"
+    )
 
 
 def _adder(name: str, known: dict[str, Any], taken: set[str], what: str) -> Callable[[Any], Any]:

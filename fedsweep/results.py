@@ -11,7 +11,7 @@ from orchestrator.results import frames
 from orchestrator.results import status as standing
 from orchestrator.results import winners as tables
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import place
+from orchestrator.results.locations import results_location
 from orchestrator.study.settings import Study
 
 
@@ -30,7 +30,7 @@ class Results:
     @property
     def study(self) -> Study:
         """The study as last run."""
-        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return tables.Results.read(ledger).study
 
     @property
@@ -45,31 +45,31 @@ class Results:
     @property
     def trials(self) -> pd.DataFrame:
         """Every trial that has ended: its cell, stage, seed, hyperparameters, state, scores and privacy account."""
-        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.trials(ledger, tables.Results.read(ledger))
 
     @property
     def configurations(self) -> pd.DataFrame:
         """The same by everything except the seed: how many seeds ended, and the mean and spread of their scores."""
-        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.configurations(frames.trials(ledger, tables.Results.read(ledger)))
 
     @property
     def rounds(self) -> pd.DataFrame:
         """Every trial round by round, a column a metric."""
-        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.rounds(ledger, tables.Results.read(ledger))
 
     @property
     def cells(self) -> pd.DataFrame:
         """Every cell: its search, its test score over the seeds (mean, sample standard deviation), the actual eps."""
-        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.cells(tables.Results.read(ledger))
 
     @property
     def winners(self) -> pd.DataFrame:
         """The chosen hyperparameters of every cell that has a winner."""
-        with place(self.folder).to_read() as folder, Ledger.read(folder) as ledger:
+        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.winners(tables.Results.read(ledger))
 
 

@@ -139,7 +139,7 @@ def build(
     scales = {name: scale.get(name, "log" if name in RUN_NAMES else "linear") for name in coarse}
     for name, kind in scales.items():
         if kind not in SCALES:
-            raise UserError(f"{method}: scale of {name} = {kind!r} is unknown; it is one of: {', '.join(SCALES)}")
+            raise UserError(f"{method}: scale of {name} = {kind!r} is unknown; choose one of: {', '.join(SCALES)}")
     return SearchSpace(method, checked(coarse), checked(fine), scales, fixed_values)
 
 

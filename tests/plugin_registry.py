@@ -9,8 +9,8 @@ from trainables.data import features, partition
 REGISTRIES = (
     methods.METHODS,
     models.HEADS,
-    features.SOURCES,
-    partition.ADDED,
+    features.PLUGIN_SOURCES,
+    partition.PLUGIN_PARTITIONS,
     plugins._loaded,
     plugins._asked_for,
 )

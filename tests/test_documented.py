@@ -25,7 +25,7 @@ PLACES = {  # what stands for something, and what it stands for here
 }
 ELSEWHERE = {  # a word of the command, and what runs it
     "compare": "tests/test_compare.py: it wants a study of the papers",
-    "cancel": "tests/test_places.py: it wants a sweep that runs",
+    "cancel": "tests/test_locations.py: it wants a sweep that runs",
     "prepare": "tests/test_sources.py: it fetches",
     "bench": "tests/test_bench.py and test_search.py: parts of it, and what --search does; it measures for minutes",
     "--address": "tests/test_nodes.py: it wants a cluster",

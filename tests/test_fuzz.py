@@ -445,7 +445,7 @@ URLS = (CORPUS / "urls.txt").read_text().splitlines()
 
 
 def looked_at(url: str) -> None:
-    with results.place(url).to_read() as folder:
+    with results.results_location(url).open_for_reading() as folder:
         status.read(folder)
 
 

@@ -186,7 +186,7 @@ def test_poisson_gradients_do_not_overflow():
 def test_logistic_is_for_two_classes():
     with pytest.raises(UserError, match="'logistic' is for two classes, the data has 3"):
         models.parse("logistic", features=2, classes=3)
-    with pytest.raises(UserError, match=r"'probit' is unknown; it is one of: .*logistic, multinomial, poisson"):
+    with pytest.raises(UserError, match=r"'probit' is unknown; choose one of: .*logistic, multinomial, poisson"):
         models.parse("probit", features=2, classes=2)
 
 
@@ -386,8 +386,8 @@ def test_counts_need_no_classes():
     [
         ("simulated", "expected simulated:TASK,CLIENTS"),
         ("simulated:logistic,3,50,equal", "expected simulated:TASK,CLIENTS"),
-        ("simulated:probit,3,50,equal,4", "TASK = 'probit' is unknown; it is one of: logistic, multinomial, poisson"),
-        ("simulated:logistic,3,50,zipf,4", "SIZES = 'zipf' is unknown; it is one of: equal, uniform, lognormal"),
+        ("simulated:probit,3,50,equal,4", "TASK = 'probit' is unknown; choose one of: logistic, multinomial, poisson"),
+        ("simulated:logistic,3,50,zipf,4", "SIZES = 'zipf' is unknown; choose one of: equal, uniform, lognormal"),
         ("simulated:logistic,three,50,equal,4", "CLIENTS = 'three' is not a whole number"),
         ("simulated:logistic,3,-50,equal,4", "MEAN_SIZE = '-50' is not a whole number"),
         ("simulated:logistic,0,50,equal,4", r"CLIENTS = 0 is not in \[1, "),

@@ -13,7 +13,7 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.tables import write_tables
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import CANCEL, place
+from orchestrator.results.locations import CANCEL, results_location
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
@@ -113,19 +113,19 @@ def test_a_time_that_is_none(text):
 @pytest.mark.parametrize("remote", [False, True])
 def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
     """Whoever runs the study hears of it, once, on this machine or through the storage."""
-    monkeypatch.setattr("orchestrator.results.locations.SIGN_OF_LIFE_S", 0.01)
+    monkeypatch.setattr("orchestrator.results.locations.HEARTBEAT_S", 0.01)
     where = f"file://{tmp_path}/results" if remote else str(tmp_path / "results")
-    with place(where).to_write() as running, Ledger.write(running.folder) as ledger:
+    with results_location(where).open_for_writing() as running, Ledger.write(running.folder) as ledger:
         ledger.add_study(study().model_dump_json(), "by hand")
-        running.recorded(1)
+        running.notify_recorded(1)
         if remote:
             while not (tmp_path / "results" / "ledger.sqlite").exists():
                 running._wake.wait(0.01)
-        assert not running.asked_to_stop()
+        assert not running.stop_requested()
         code, _, err = fedsweep("cancel", where)
         assert (code, "was asked to stop" in err) == (0, True)
-        while not running.asked_to_stop():
-            running.recorded(1)
+        while not running.stop_requested():
+            running.notify_recorded(1)
         assert not (tmp_path / "results" / CANCEL).exists()
     code, _, err = fedsweep("cancel", where)
     assert (code, f"nobody runs the study in {where}" in err) == (2, True)

@@ -152,10 +152,10 @@ def test_the_ends_of_every_range(text, clients, seed, culprit):
 )
 def test_what_a_plugin_deals_is_looked_at(dealt, monkeypatch):
     """Every row once, to as many clients as there are: otherwise the account by record would be wrong."""
-    monkeypatch.setitem(partition.ADDED, "odd", lambda data, spec: dealt)
+    monkeypatch.setitem(partition.PLUGIN_PARTITIONS, "odd", lambda data, spec: dealt)
     with pytest.raises(UserError, match="partition odd: its plug-in must deal each of the 4 train rows to exactly one"):
         deal(labelled([0, 1, 0, 1]), "odd", 2)
-    monkeypatch.setitem(partition.ADDED, "odd", lambda data, spec: [[0, 3], [1, 2]])
+    monkeypatch.setitem(partition.PLUGIN_PARTITIONS, "odd", lambda data, spec: [[0, 3], [1, 2]])
     assert [rows.tolist() for rows in deal(labelled([0, 1, 0, 1]), "odd", 2).rows] == [[0, 3], [1, 2]]
     assert partition.show(partition.parse("odd:2", clients=2, seed=0)) == "odd:2"
 

@@ -306,7 +306,7 @@ def test_an_added_axis_is_zoomed_on_the_scale_it_is_given():
         ({"coarse": {"rate": [1]}, "fine": {"rate": [1]}}, "dp-fedsofim has no hyperparameter 'rate'"),
         ({"fixed": {"rho": 0}}, r"rho = 0 is not in \(0, inf\)"),
         ({"fixed": {"rho": "much"}}, "rho = 'much' is not a number"),
-        ({"fixed": {"direction": "sideways"}}, "direction = 'sideways' is unknown; it is one of: momentum, gradient"),
+        ({"fixed": {"direction": "sideways"}}, "direction = 'sideways' is unknown; choose one of: momentum, gradient"),
         ({"fixed": {"blend_rounds": 2.5}}, "blend_rounds = 2.5 is not a whole number"),
         ({"coarse": {"beta": [0.9, 1.0]}}, r"beta = 1 is not in \[0, 1\)"),
         ({"fine": {"learning_rate": [-1]}}, r"learning_rate = -1 is not in \(0, inf\)"),
@@ -343,9 +343,9 @@ def test_no_method_has_a_hyperparameter_that_every_run_has():
 
 
 def test_unknown_scale_and_unknown_method_are_refused():
-    with pytest.raises(UserError, match="scale of rho = 'cubic' is unknown; it is one of: log, linear, complement"):
+    with pytest.raises(UserError, match="scale of rho = 'cubic' is unknown; choose one of: log, linear, complement"):
         build("dp-fedsofim", {"rho": [1]}, {"rho": [1]}, {"rho": "cubic"}, {})
-    with pytest.raises(UserError, match="method = 'dp-nope' is unknown; it is one of: dp-adafedprox,"):
+    with pytest.raises(UserError, match="method = 'dp-nope' is unknown; choose one of: dp-adafedprox,"):
         load("dp-nope")
 
 

@@ -17,7 +17,7 @@ ROWS, FEATURES = 300, 7
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
     """Everything is left where it is, and read ten rows at a time."""
-    monkeypatch.setattr(stored, "LEFT_FROM", 0)
+    monkeypatch.setattr(stored, "STREAM_FROM_BYTES", 0)
     monkeypatch.setattr(stored, "BLOCK", 10 * FEATURES * 4)
 
 
@@ -64,7 +64,7 @@ def test_a_study_knows_no_difference(tmp_path, monkeypatch, url):
     """The same name for the content, the same clients, the same rows to judge by, the same weights to the bit."""
     path = written(tmp_path / "x.npz")
     lying = features.load(f"file://{path}" if url else str(path))
-    monkeypatch.setattr(stored, "LEFT_FROM", 1 << 30)
+    monkeypatch.setattr(stored, "STREAM_FROM_BYTES", 1 << 30)
     whole = features.load(str(path))
     assert isinstance(whole.x_train, np.ndarray)
     assert isinstance(lying.x_train, StoredRows)
@@ -92,7 +92,7 @@ def test_what_cannot_be_read_in_parts_is_read_whole(tmp_path):
 
 
 def test_small_tables_are_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "LEFT_FROM", ROWS * FEATURES * 4 + 1000)
+    monkeypatch.setattr(stored, "STREAM_FROM_BYTES", ROWS * FEATURES * 4 + 1000)
     assert isinstance(features.load(str(written(tmp_path / "x.npz"))).x_train, np.ndarray)
 
 

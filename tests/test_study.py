@@ -169,7 +169,7 @@ WRONG = {
         changed("- dp-fedgd", "- dp-nope"),
         6,
         "methods.0",
-        "'dp-nope' is unknown; --import MODULE loads a plug-in's, else it is one of: dp-ada",
+        "'dp-nope' is unknown; --import MODULE loads a plug-in's, else choose one of: dp-ada",
     ),
     "method of a wrong kind": (
         changed("- dp-fedgd", "- 5"),

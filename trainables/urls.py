@@ -9,7 +9,7 @@ from typing import Any
 from trainables.errors import UserError
 
 
-def opened(url: str) -> tuple[Any, str]:
+def open_filesystem(url: str) -> tuple[Any, str]:
     """The file system of a URL and the path there."""
     import fsspec
 
@@ -29,7 +29,7 @@ def opened(url: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def said(what: str) -> Iterator[None]:
+def as_user_error(what: str) -> Iterator[None]:
     """Every kind of storage has errors of its own; here they become one sentence."""
     try:
         yield

@@ -36,7 +36,7 @@ def export(
     from orchestrator.report.benchmark.export import write_export
     from orchestrator.report.export import export as write
     from orchestrator.results.ledger import Ledger
-    from orchestrator.results.locations import place
+    from orchestrator.results.locations import results_location
 
     if "://" in folder and (out is None or to is Format.PARQUET):
         raise UserError(f"{folder} is a URL; --to {to.value} writes beside a folder on this machine")
@@ -45,6 +45,6 @@ def export(
             typer.echo(path)
         return
     say_if_unfinished(folder)
-    with place(folder).to_read() as read, Ledger.read(read) as ledger:
+    with results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
         for written in write(ledger, to.value, out or Path(folder) / "export" / to.value):
             typer.echo(written)

@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import place
+from orchestrator.results.locations import results_location
 from orchestrator.study.extension import check_extension
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
@@ -19,15 +19,15 @@ from trainables.errors import UserError
 
 def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
     """Writes all rows of the parts into `results`, and its tables. What is there already stays."""
-    where = place(results)
-    with where.to_write(), Ledger.write(where.folder) as ledger:
+    where = results_location(results)
+    with where.open_for_writing(), Ledger.write(where.folder) as ledger:
         for part in parts:
-            with place(part).to_read() as folder, Ledger.read(folder) as other:
+            with results_location(part).open_for_reading() as folder, Ledger.read(folder) as other:
                 _take(other, ledger, str(part))
         found = ledger.study()
         assert found is not None
         write_text(where.folder / "study.yaml", found[1])
-        return [where.shown(path) for path in write_tables(ledger, where.folder)]
+        return [where.address_of(path) for path in write_tables(ledger, where.folder)]
 
 
 def _take(part: Ledger, into: Ledger, name: str) -> None:

@@ -27,7 +27,7 @@ from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import SCRATCH, Place, place
+from orchestrator.results.locations import SCRATCH, ResultsLocation, results_location
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import carried_over, check_extension
 from orchestrator.study.notes import notes
@@ -80,15 +80,15 @@ def run(
         capacity(local_resources(), resources, blueprint.most_clients)  # what does not fit is said before Ray starts
     for note in blueprint.delta_notes():
         view.say(f"note: {note}")
-    where = place(results)
-    with where.to_write(), _written_to(where):
+    where = results_location(results)
+    with where.open_for_writing(), _written_to(where):
         return _run(blueprint, source, where, view, address, resources, end, shard)
 
 
 def _run(
     blueprint: Blueprint,
     source: str,
-    where: Place,
+    where: ResultsLocation,
     view: View,
     address: str | None,
     resources: ResourceSettings,
@@ -106,12 +106,12 @@ def _run(
             with connected(address):
                 _run_packs(sweep, where, view, resources, elastic=address is not None, end=end)
         failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
-        written = [where.shown(path) for path in write_tables(ledger, folder)]
+        written = [where.address_of(path) for path in write_tables(ledger, folder)]
         return Finished(sweep.finished, failed, written, (folder / "tables" / "README.md").read_text(encoding="utf-8"))
 
 
 def _run_packs(
-    sweep: Sweep, where: Place, view: View, resources: ResourceSettings, *, elastic: bool, end: float
+    sweep: Sweep, where: ResultsLocation, view: View, resources: ResourceSettings, *, elastic: bool, end: float
 ) -> None:
     """To the end, or until stopped. Where nodes have gone and federations no longer fit, with smaller ones.
     `elastic`: on a cluster whose nodes may still be on their way."""
@@ -119,13 +119,13 @@ def _run_packs(
     def why_stop() -> str:
         if time.monotonic() > end:
             return "the time is over"
-        return "cancelled" if where.asked_to_stop() else ""
+        return "cancelled" if where.stop_requested() else ""
 
     def changed(conductor: Conductor) -> None:
-        where.recorded(len(conductor.sweep.outcomes))
+        where.notify_recorded(len(conductor.sweep.outcomes))
         view.changed(conductor)
 
-    where.asked_to_stop()  # a wish of yesterday is not meant
+    where.stop_requested()  # a wish of yesterday is not meant
     while True:
         size = _size(resources, sweep.blueprint.most_clients, view, elastic)
         size = within_memory(size, resources, sweep.blueprint.most_weights, nodes.node_resources())
@@ -134,7 +134,7 @@ def _run_packs(
         with contextlib.suppress(ray_backend.StartAgainError), view:
             scratch = where.folder / SCRATCH
             ray_backend.run(
-                sweep, size, changed, where.packs, scratch, say=view.say, elastic=elastic, why_stop=why_stop
+                sweep, size, changed, where.checkpoints, scratch, say=view.say, elastic=elastic, why_stop=why_stop
             )
             return
 
@@ -186,7 +186,7 @@ def _waited_for(missing: UserError, resources: ResourceSettings, clients: int, v
 
 def recorded_study(results: Path | str) -> tuple[Study, str]:
     """The study that a result folder holds."""
-    with place(results).to_read() as folder, Ledger.read(folder) as ledger:
+    with results_location(results).open_for_reading() as folder, Ledger.read(folder) as ledger:
         found = ledger.study()
         if found is None:
             raise UserError(f"result folder {results} holds no study yet")
@@ -197,27 +197,27 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
 
 
 def rebuild_tables(results: Path | str) -> list[str]:
-    where = place(results)
-    with where.to_read() as folder, _written_to(where), Ledger.read(folder) as ledger:
-        written = [where.shown(path) for path in write_tables(ledger, folder)]
-        where.send_tables()
+    where = results_location(results)
+    with where.open_for_reading() as folder, _written_to(where), Ledger.read(folder) as ledger:
+        written = [where.address_of(path) for path in write_tables(ledger, folder)]
+        where.upload_tables()
         return written
 
 
 def draw_figures(results: Path | str) -> list[str]:
     from orchestrator.report.figures import write_figures  # matplotlib takes its time to import
 
-    where = place(results)
-    with where.to_read() as folder, _written_to(where):
-        written = [where.shown(path) for path in write_figures(folder)]
-        where.send_tables()
+    where = results_location(results)
+    with where.open_for_reading() as folder, _written_to(where):
+        written = [where.address_of(path) for path in write_figures(folder)]
+        where.upload_tables()
         return written
 
 
 def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
     """The chosen configuration of every cell, as best.yaml has it."""
-    where = place(results)
-    with where.to_read() as folder, _written_to(where), Ledger.read(folder) as ledger:
+    where = results_location(results)
+    with where.open_for_reading() as folder, _written_to(where), Ledger.read(folder) as ledger:
         write_tables(ledger, folder)
         return read_best(folder / "best.yaml")
 
@@ -263,7 +263,7 @@ def _who_holds_what(blueprint: Blueprint) -> dict[tuple[str, int], list[list[int
 
 
 @contextlib.contextmanager
-def _written_to(where: Place) -> Iterator[None]:
+def _written_to(where: ResultsLocation) -> Iterator[None]:
     """A disk that is full, or refuses, is said in a sentence."""
     try:
         yield

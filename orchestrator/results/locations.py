@@ -30,17 +30,17 @@ from orchestrator.results.ledger import Ledger
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
-from trainables.urls import opened, said
+from trainables.urls import as_user_error, open_filesystem
 
-SIGN_OF_LIFE_S = 20.0
-LOCK_COUNTS_S = 120.0  # longer than a few signs of life and the sending of a large ledger take
+HEARTBEAT_S = 20.0
+LOCK_EXPIRES_S = 120.0  # longer than a few signs of life and the sending of a large ledger take
 LEDGER, LOG, LOCK, CANCEL = "ledger.sqlite", "fedsweep.log", "remote.lock", "cancel.asked"
 PACKS, SCRATCH = ".packs", ".tune"
-NOT_SENT = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger goes as a snapshot
+NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger goes as a snapshot
 log = logging.getLogger("fedsweep")
 
 
-class Place:
+class ResultsLocation:
     """A result folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,18 +51,18 @@ class Place:
         return str(self.folder)
 
     @contextlib.contextmanager
-    def to_write(self) -> Iterator[Place]:
+    def open_for_writing(self) -> Iterator[ResultsLocation]:
         """For the one process that runs the study."""
         yield self
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Whoever runs the study finishes the packs in flight and ends, as after Ctrl-C."""
         try:
             (self.folder / CANCEL).touch()
         except OSError as error:
             raise UserError(f"result folder {self} cannot be written: {error}") from None
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """Since the last time this was asked."""
         found = (self.folder / CANCEL).exists()
         if found:
@@ -70,49 +70,49 @@ class Place:
         return found
 
     @contextlib.contextmanager
-    def to_read(self) -> Iterator[Path]:
+    def open_for_reading(self) -> Iterator[Path]:
         """For anyone who looks, also while the study runs."""
         yield self.folder
 
     @property
-    def packs(self) -> PackStorage:
+    def checkpoints(self) -> PackStorage:
         return PackStorage(str((self.folder / PACKS).absolute()))
 
-    def recorded(self, count: int) -> None:
+    def notify_recorded(self, count: int) -> None:
         """So many trials are in the ledger now."""
 
-    def send_tables(self) -> None:
+    def upload_tables(self) -> None:
         """Tables have been rebuilt in a copy to read."""
 
-    def holder(self) -> str | None:
+    def lock_holder(self) -> str | None:
         """Who runs the study from another place, if anyone; who runs it here, the folder's own lock says."""
         return None
 
-    def shown(self, path: Path) -> str:
+    def address_of(self, path: Path) -> str:
         """A file of the folder, as others find it."""
         return str(path)
 
 
-def place(where: str | Path) -> Place:
+def results_location(where: str | Path) -> ResultsLocation:
     if isinstance(where, Path) or "://" not in where:
-        return Place(Path(where))
-    return RemotePlace(where)
+        return ResultsLocation(Path(where))
+    return RemoteLocation(where)
 
 
 def read_text(where: str | Path) -> str:
     """A file's text, of this machine or at a URL."""
     if isinstance(where, Path) or "://" not in where:
         return Path(where).read_text(encoding="utf-8")
-    files, path = opened(where)
-    with said(f"{where} cannot be read"):
+    files, path = open_filesystem(where)
+    with as_user_error(f"{where} cannot be read"):
         return files.cat_file(path).decode()
 
 
-class RemotePlace(Place):
+class RemoteLocation(ResultsLocation):
     """A result folder at a URL."""
 
     def __init__(self, url: str) -> None:
-        self._files, self._root = opened(url)
+        self._files, self._root = open_filesystem(url)
         self.url = url.rstrip("/")
         self._me = f"process {os.getpid()} on {socket.gethostname()}"
         self._token = secrets.token_hex(8)
@@ -125,14 +125,14 @@ class RemotePlace(Place):
         return self.url
 
     @property
-    def packs(self) -> PackStorage:
+    def checkpoints(self) -> PackStorage:
         return PackStorage(f"{self._root}/{PACKS}", self._files)
 
-    def shown(self, path: Path) -> str:
+    def address_of(self, path: Path) -> str:
         return f"{self.url}/{path.relative_to(self.folder).as_posix()}"
 
     @contextlib.contextmanager
-    def to_read(self) -> Iterator[Path]:
+    def open_for_reading(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
             self.folder = Path(folder)
             self._fetch(LEDGER)
@@ -141,7 +141,7 @@ class RemotePlace(Place):
             yield self.folder
 
     @contextlib.contextmanager
-    def to_write(self) -> Iterator[Place]:
+    def open_for_writing(self) -> Iterator[ResultsLocation]:
         self._take_lock()
         keeper = threading.Thread(target=self._keep, name="fedsweep-results", daemon=True)
         self.folder = Path(tempfile.mkdtemp(prefix="fedsweep-"))
@@ -160,21 +160,21 @@ class RemotePlace(Place):
             self._hand_over()
 
     def _fetch(self, *names: str) -> None:
-        with said(f"the results at {self.url} cannot be read"):
+        with as_user_error(f"the results at {self.url} cannot be read"):
             for name in names:
                 if self._files.exists(f"{self._root}/{name}"):
                     self._files.get_file(f"{self._root}/{name}", str(self.folder / name))
 
     # ---- while the study runs
 
-    def ask_to_stop(self) -> None:
-        with said(f"the results at {self.url} cannot be written"):
+    def request_stop(self) -> None:
+        with as_user_error(f"the results at {self.url} cannot be written"):
             self._files.pipe_file(f"{self._root}/{CANCEL}", self._sign())
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return self._stop
 
-    def recorded(self, count: int) -> None:
+    def notify_recorded(self, count: int) -> None:
         if self._lost:
             raise UserError(self._lost)
         if count != self._recorded:
@@ -184,7 +184,7 @@ class RemotePlace(Place):
     def _keep(self) -> None:
         """Gives signs of life, and sends the ledger when it has grown. What fails is tried again with the next."""
         while not self._ended.is_set():
-            self._wake.wait(SIGN_OF_LIFE_S)
+            self._wake.wait(HEARTBEAT_S)
             self._wake.clear()
             try:
                 self._renew_lock()
@@ -203,7 +203,7 @@ class RemotePlace(Place):
     def _hand_over(self) -> None:
         """Send all there is and let go of the lock. If that cannot be done, the working copy stays and is named."""
         if not self._lost:
-            with said(
+            with as_user_error(
                 f"the results could not be sent to {self.url}; they are in {self.folder}, where "
                 f"'fedsweep resume {self.folder}{plugins.options()}' goes on"
             ):
@@ -213,7 +213,7 @@ class RemotePlace(Place):
 
     def _let_go(self) -> None:
         if not self._lost:
-            with said(f"the lock at {self.url} could not be taken away"):
+            with as_user_error(f"the lock at {self.url} could not be taken away"):
                 self._files.rm_file(f"{self._root}/{LOCK}")
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -229,7 +229,7 @@ class RemotePlace(Place):
     def _send_files(self) -> None:
         here = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         for name, path in here.items():
-            if name not in NOT_SENT and not name.startswith((PACKS, SCRATCH)):
+            if name not in NOT_UPLOADED and not name.startswith((PACKS, SCRATCH)):
                 self._send(path, name)
         tables = f"{self._root}/tables"
         if any(name.startswith("tables/") for name in here) and self._files.exists(tables):
@@ -237,8 +237,8 @@ class RemotePlace(Place):
                 if f"tables/{found.rpartition('/')[2]}" not in here:
                     self._files.rm_file(found)  # the study has grown and calls it otherwise
 
-    def send_tables(self) -> None:
-        with said(f"the tables could not be sent to {self.url}"):
+    def upload_tables(self) -> None:
+        with as_user_error(f"the tables could not be sent to {self.url}"):
             self._send_files()
 
     def _send(self, file: Path, name: str) -> None:
@@ -249,7 +249,7 @@ class RemotePlace(Place):
 
     # ---- the lock
 
-    def holder(self) -> str | None:
+    def lock_holder(self) -> str | None:
         found = self._read_lock()
         return found["holder"] if found and _counts(found) else None
 
@@ -267,7 +267,7 @@ class RemotePlace(Place):
         return json.dumps({"holder": self._me, "token": self._token, "alive": time.time()}).encode()
 
     def _take_lock(self) -> None:
-        with said(f"the results at {self.url} cannot be written"):
+        with as_user_error(f"the results at {self.url} cannot be written"):
             try:
                 self._files.pipe_file(f"{self._root}/{LOCK}", self._sign(), mode="create")
                 return
@@ -277,7 +277,7 @@ class RemotePlace(Place):
                 since = max(0.0, time.time() - found["alive"])
                 raise UserError(
                     f"result folder {self.url} is in use by {found['holder']}, alive {since:.0f} s ago; if it is not, "
-                    f"the folder is free in {LOCK_COUNTS_S - since:.0f} s"
+                    f"the folder is free in {LOCK_EXPIRES_S - since:.0f} s"
                 )
             self._files.pipe_file(f"{self._root}/{LOCK}", self._sign())
 
@@ -290,4 +290,4 @@ class RemotePlace(Place):
 
 
 def _counts(lock: dict[str, Any]) -> bool:
-    return time.time() - lock["alive"] < LOCK_COUNTS_S
+    return time.time() - lock["alive"] < LOCK_EXPIRES_S

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.results.ledger import Ledger, Session
-from orchestrator.results.locations import place
+from orchestrator.results.locations import results_location
 from orchestrator.search import extent
 from orchestrator.search.contenders import Contender, Outcome, contenders_of
 from orchestrator.search.selection import Choice, leader
@@ -25,9 +25,9 @@ RECENT_BATCHES = 20
 
 
 def read(results: Path | str) -> dict[str, Any]:
-    where = place(results)
-    with where.to_read() as folder, Ledger.read(folder) as ledger:
-        return of(ledger, str(results), running=holder(folder) or where.holder())
+    where = results_location(results)
+    with where.open_for_reading() as folder, Ledger.read(folder) as ledger:
+        return of(ledger, str(results), running=holder(folder) or where.lock_holder())
 
 
 def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:

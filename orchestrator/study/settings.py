@@ -130,7 +130,7 @@ class MethodSettings(Settings):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in METHODS:
-            known = f"it is one of: {', '.join(METHODS)}"
+            known = f"choose one of: {', '.join(METHODS)}"
             raise ValueError(f"method {name!r} is unknown; --import MODULE loads a plug-in's, else {known}")
         return name
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from trainables.data import simulated, synthetic
 from trainables.data.sources.catalogue import GIVEN, recipe
 from trainables.data.sources.fetching import data_folder
-from trainables.data.stored import StoredRows, left_lying, open_file
+from trainables.data.stored import StoredRows, open_file, stream_if_large
 from trainables.errors import UserError, in_range
-from trainables.urls import said
+from trainables.urls import as_user_error
 
 Rows = NDArray[np.int64]
 
@@ -43,13 +43,13 @@ READ_ERRORS = (
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENT_COLUMN = "client_train"
-SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
+PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
 """Plug-ins' data by the word before the colon: arrays, made from what stands behind it."""
 LARGEST_FEATURE = 1e9  # squares and sums of anything larger leave what float32 holds
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ValidationSet:
     """Rows of the train set that judge and are not trained on."""
 
     rows: Rows
@@ -101,15 +101,15 @@ class FeatureSet:
             raise UserError(f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}")
         return held_out
 
-    def held_out(self, fraction: float, seed: int) -> HeldOut:
+    def validation_set(self, fraction: float, seed: int) -> ValidationSet:
         """What `validation_rows` chooses, with its rows: read once, however many partitions are judged on them."""
-        if (fraction, seed) not in self._held_out:
+        if (fraction, seed) not in self._validation_sets:
             rows = self.validation_rows(fraction, seed)
-            self._held_out[fraction, seed] = HeldOut(rows, self.x_train[rows], self.y_train[rows])
-        return self._held_out[fraction, seed]
+            self._validation_sets[fraction, seed] = ValidationSet(rows, self.x_train[rows], self.y_train[rows])
+        return self._validation_sets[fraction, seed]
 
     @cached_property
-    def _held_out(self) -> dict[tuple[float, int], HeldOut]:
+    def _validation_sets(self) -> dict[tuple[float, int], ValidationSet]:
         return {}
 
 
@@ -125,10 +125,10 @@ def load(name: str, seed: int = 42) -> FeatureSet:
         fingerprint, arrays = generated
         return _checked(name, fingerprint, arrays)
     kind = name.partition(":")[0]
-    if kind in SOURCES:
-        return from_arrays(SOURCES[kind](name.partition(":")[2]), name)
+    if kind in PLUGIN_SOURCES:
+        return from_arrays(PLUGIN_SOURCES[kind](name.partition(":")[2]), name)
     if "://" in name:
-        with said(f"data {name} cannot be read"):
+        with as_user_error(f"data {name} cannot be read"):
             return _from_file(name)
     if not os.path.isfile(name):  # unlike Path.is_file, false for a name that no file can have
         raise UserError(_missing(name))
@@ -200,7 +200,7 @@ def _read_npz(path: str, needs: Sequence[str] = ARRAYS, may_have: str = CLIENT_C
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
             wanted = [*needs, may_have] if may_have in file else [*needs]
             assert file.zip is not None  # as long as it is open
-            whole = left_lying(path, content, file.zip.getinfo("x_train.npy")) if "x_train" in wanted else None
+            whole = stream_if_large(path, content, file.zip.getinfo("x_train.npy")) if "x_train" in wanted else None
             found: dict[str, NDArray | StoredRows] = {name: file[name] for name in wanted[whole is not None :]}
             for name, array in found.items():
                 if not isinstance(array, np.ndarray):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.features import FeatureSet, Rows
-from trainables.errors import UserError, in_range, name_in_range
+from trainables.errors import UserError, in_range
 from trainables.spec import Spec
 
 
@@ -26,7 +26,7 @@ class PartitionSpec(Spec):
 
 
 MIN_ROWS = 10  # a client with fewer is topped up from the largest
-ADDED: dict[str, Callable[[FeatureSet, PartitionSpec], list[Rows]]] = {}
+PLUGIN_PARTITIONS: dict[str, Callable[[FeatureSet, PartitionSpec], list[Rows]]] = {}
 """Plug-ins' partitions by the word before the colon: the train rows of every client."""
 FORMS = ("iid", "dirichlet:ALPHA", "classes:K", "explicit")
 
@@ -34,10 +34,10 @@ FORMS = ("iid", "dirichlet:ALPHA", "classes:K", "explicit")
 def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     """`iid`, `dirichlet:0.5`, `classes:2` or `explicit`."""
     kind, _, parameter = text.partition(":")
-    fitting = kind in ADDED or (kind in _DEALERS and bool(parameter) == (kind in ("dirichlet", "classes")))
+    fitting = kind in PLUGIN_PARTITIONS or (kind in _DEALERS and bool(parameter) == (kind in ("dirichlet", "classes")))
     if not fitting:
         form = next((form for form in FORMS if form.partition(":")[0] == kind), None)
-        known = f"unknown; it is one of: {', '.join([*FORMS, *ADDED])}" if form is None else f"not {form}"
+        known = f"unknown; choose one of: {', '.join([*FORMS, *PLUGIN_PARTITIONS])}" if form is None else f"not {form}"
         raise UserError(f"partition = {text!r} is {known}")
     try:
         value = float(parameter or 0)
@@ -48,7 +48,7 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     if kind == "dirichlet":
         in_range(0, 1e6, open_low=True, alpha=value)
     if kind == "classes":
-        name_in_range("classes per client", value, 1, 1e5)
+        in_range(1, 1e5, **{"classes per client": value})
         if value != int(value):
             raise UserError(f"partition = {text!r}: {parameter!r} is not a whole number of classes")
     return PartitionSpec(kind=kind, parameter=value, clients=clients, seed=seed)
@@ -56,7 +56,7 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
 
 def show(spec: PartitionSpec) -> str:
     """The text that `parse` reads."""
-    bare = spec.kind in ("iid", "explicit") or (spec.kind in ADDED and spec.parameter == 0)
+    bare = spec.kind in ("iid", "explicit") or (spec.kind in PLUGIN_PARTITIONS and spec.parameter == 0)
     return spec.kind if bare else f"{spec.kind}:{spec.parameter:g}"
 
 
@@ -100,7 +100,7 @@ def partition(data: FeatureSet, spec: PartitionSpec) -> Partition:
     total = len(data.y_train)
     if spec.clients > total:
         raise UserError(f"clients = {spec.clients} is more than the {total} train rows")
-    dealt = _dealt_by_plugin(data, spec) if spec.kind in ADDED else _DEALERS[spec.kind](data, spec)
+    dealt = _dealt_by_plugin(data, spec) if spec.kind in PLUGIN_PARTITIONS else _DEALERS[spec.kind](data, spec)
     empty = [client for client, rows in enumerate(dealt) if len(rows) == 0]
     if empty:
         raise UserError(
@@ -113,7 +113,7 @@ def partition(data: FeatureSet, spec: PartitionSpec) -> Partition:
 
 def _dealt_by_plugin(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
     """Privacy is accounted by record: every row is to be dealt out, and to one client only."""
-    dealt = [np.asarray(rows, dtype=np.int64) for rows in ADDED[spec.kind](data, spec)]
+    dealt = [np.asarray(rows, dtype=np.int64) for rows in PLUGIN_PARTITIONS[spec.kind](data, spec)]
     all_rows = np.arange(len(data.y_train))
     if len(dealt) != spec.clients or not np.array_equal(np.sort(np.concatenate(dealt)), all_rows):
         raise UserError(

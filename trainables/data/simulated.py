@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.errors import UserError, name_in_range, one_of
+from trainables.errors import UserError, in_range, one_of
 
 FORM = "simulated:TASK,CLIENTS,MEAN_SIZE,SIZES,DIMENSION[,SEED]"
 TASKS = ("logistic", "multinomial", "poisson")
@@ -100,8 +100,8 @@ def parse(name: str, seed: int) -> Simulation | None:
             raise UserError(f"data {name!r}: {field} = {value!r} is not a whole number")
     limits = {"CLIENTS": (1, 10**6), "MEAN_SIZE": (10, 10**7), "DIMENSION": (1, 1000), "SEED": (0, 2**63 - 1)}
     for field, (low, high) in limits.items():
-        name_in_range(f"data {name!r}: {field}", int(numbers[field]), low, high)
-    name_in_range(f"data {name!r}: CLIENTS x MEAN_SIZE", int(clients) * int(mean_size), 10, 10**8)
+        in_range(low, high, **{f"data {name!r}: {field}": int(numbers[field])})
+    in_range(10, 10**8, **{f"data {name!r}: CLIENTS x MEAN_SIZE": int(clients) * int(mean_size)})
     return Simulation(task, int(clients), int(mean_size), sizes, int(dimension), int(numbers["SEED"]))
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.errors import UserError
-from trainables.urls import opened, said
+from trainables.urls import as_user_error, open_filesystem
 
-LEFT_FROM = int(os.environ.get("FEDSWEEP_LEAVE_FROM_MB", "1024")) << 20
+STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
 """Tables from this size on are left where they are."""
 BLOCK = 16 << 20
 """Bytes that are read at a time."""
@@ -31,7 +31,7 @@ LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a member of a zip archive; its n
 def open_file(source: str) -> IO[bytes]:
     if "://" not in source:
         return Path(source).open("rb")
-    files, path = opened(source)
+    files, path = open_filesystem(source)
     return files.open(path, "rb")
 
 
@@ -61,7 +61,7 @@ class StoredRows:
     def parts(self, wanted: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
         """Several clients' rows, in one pass over the file that leaves out what nobody wants."""
         found = [np.empty((len(rows), self.shape[1]), np.float32) for rows in wanted]
-        with said(f"data {self.source} cannot be read"), open_file(self.source) as file:
+        with as_user_error(f"data {self.source} cannot be read"), open_file(self.source) as file:
             if file.seek(0, os.SEEK_END) != self.size:
                 raise UserError(f"data {self.source} has changed since the study began")
             for first in range(0, len(self), self._rows_at_once):
@@ -94,9 +94,9 @@ class StoredRows:
         return np.frombuffer(content, self.stored).reshape(high - low, self.shape[1])
 
 
-def left_lying(source: str, file: IO[bytes], info: zipfile.ZipInfo) -> StoredRows | None:
+def stream_if_large(source: str, file: IO[bytes], info: zipfile.ZipInfo) -> StoredRows | None:
     """An array of an npz archive, where it is large and can be read in parts."""
-    if info.file_size < LEFT_FROM or info.compress_type != zipfile.ZIP_STORED:
+    if info.file_size < STREAM_FROM_BYTES or info.compress_type != zipfile.ZIP_STORED:
         return None
     size = file.seek(0, os.SEEK_END)
     file.seek(info.header_offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.errors import UserError, name_in_range
+from trainables.errors import UserError, in_range
 
 FORMS = ("synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]", "synthetic:ALPHA,BETA[,CLIENTS]")
 
@@ -20,19 +20,19 @@ def generate(name: str) -> tuple[str, Arrays] | None:
         if len(sizes) != 4 or any(not float(size).is_integer() for size in sizes):
             raise UserError(f"data {name!r}: expected four whole numbers TRAIN,TEST,FEATURES,CLASSES")
         train, test, features, classes = (int(size) for size in sizes)
-        name_in_range(f"data {name!r}: CLASSES", classes, 2, 1000)
-        name_in_range(f"data {name!r}: FEATURES", features, 1, 100_000)
-        name_in_range(f"data {name!r}: TRAIN", train, classes, 10**8)
-        name_in_range(f"data {name!r}: TEST", test, classes, 10**8)
+        in_range(2, 1000, **{f"data {name!r}: CLASSES": classes})
+        in_range(1, 100_000, **{f"data {name!r}: FEATURES": features})
+        in_range(classes, 10**8, **{f"data {name!r}: TRAIN": train})
+        in_range(classes, 10**8, **{f"data {name!r}: TEST": test})
         return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(train, test, features, classes)
     if kind == "synthetic":
         numbers = _numbers(name, text)
         if len(numbers) not in (2, 3) or any(not number.is_integer() for number in numbers[2:]):
             raise UserError(f"data {name!r}: expected ALPHA,BETA[,CLIENTS]")
         alpha, beta, clients = numbers[0], numbers[1], int(numbers[2]) if len(numbers) == 3 else 30
-        name_in_range(f"data {name!r}: ALPHA", alpha, 0, 100)
-        name_in_range(f"data {name!r}: BETA", beta, 0, 100)
-        name_in_range(f"data {name!r}: CLIENTS", clients, 1, 10**6)
+        in_range(0, 100, **{f"data {name!r}: ALPHA": alpha})
+        in_range(0, 100, **{f"data {name!r}: BETA": beta})
+        in_range(1, 10**6, **{f"data {name!r}: CLIENTS": clients})
         return f"synthetic:1:{alpha:g},{beta:g},{clients}", heterogeneous(alpha, beta, clients)
     return None
 

@@ -123,7 +123,7 @@ def code_of(method: str, problem: ProblemSpec) -> str:
     makers = (
         type(methods.get(method)),
         models.HEADS.get(problem.model.partition(":")[0]),
-        partition.ADDED.get(problem.partition.kind),
+        partition.PLUGIN_PARTITIONS.get(problem.partition.kind),
     )
     return "+".join(code for maker in makers if maker and (code := plugins.code_of(maker.__module__)))
 

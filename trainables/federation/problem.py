@@ -30,7 +30,7 @@ class Problem:
     def prepare(cls, data: FeatureSet, spec: ProblemSpec) -> Problem:
         """Clients are dealt all train rows; `train_on: train` then takes the validation rows from each."""
         dealt = partition(data, spec.partition)
-        held_out = data.held_out(spec.data.validation_fraction, spec.data.validation_seed)
+        held_out = data.validation_set(spec.data.validation_fraction, spec.data.validation_seed)
         if spec.train_on == "train":
             dealt = dealt.without(held_out.rows)
         if spec.evaluate_on == "test":

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from trainables.errors import UserError, name_in_range, one_of
+from trainables.errors import UserError, in_range, one_of
 from trainables.lazy import torch
 from trainables.models import Model
 from trainables.models.shard import Shard
@@ -69,7 +69,7 @@ class Hyperparameter:
         except ValueError:
             raise UserError(f"{self.name} = {value!r} is not a number") from None
         open_high = self.open_high or math.isinf(self.high)
-        name_in_range(self.name, number, self.low, self.high, open_low=self.open_low, open_high=open_high)
+        in_range(self.low, self.high, open_low=self.open_low, open_high=open_high, **{self.name: number})
         if self.whole and number != int(number):
             raise UserError(f"{self.name} = {value!r} is not a whole number")
         return int(number) if self.whole else number

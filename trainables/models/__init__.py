@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trainables import plugins
-from trainables.errors import UserError, name_in_range
+from trainables.errors import UserError, in_range
 from trainables.lazy import torch
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.mlp import MLPHead
@@ -67,7 +67,7 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind == "softmax" and not parameter:
         return SoftmaxHead(features, classes)
     if kind == "mlp" and parameter.isdecimal():
-        name_in_range(f"model = {text!r}: HIDDEN", int(parameter), 1, 100_000)
+        in_range(1, 100_000, **{f"model = {text!r}: HIDDEN": int(parameter)})
         return MLPHead(features, int(parameter), classes)
     if text == "logistic" and classes != 2:
         raise UserError(f"model = 'logistic' is for two classes, the data has {classes}; multinomial is for more")
@@ -79,4 +79,4 @@ def parse(text: str, *, features: int, classes: int) -> Model:
         plugins.load_all()
     if kind in HEADS:
         return HEADS[kind](parameter, features, classes)
-    raise UserError(f"model = {text!r} is unknown; it is one of: {', '.join([*FORMS, *HEADS])}")
+    raise UserError(f"model = {text!r} is unknown; choose one of: {', '.join([*FORMS, *HEADS])}")

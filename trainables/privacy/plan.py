@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from trainables.errors import UserError, in_range, name_in_range, one_of
+from trainables.errors import UserError, in_range, one_of
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.sampled import LEAST_SAMPLED_DELTA, Sampled, scaled_to
 from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
@@ -162,7 +162,7 @@ class PrivacyPlan:
             moves = e.sensitivity if e.noised_for is None else e.noised_for
             right[e.purpose] = 0.0 if math.isinf(mu) else moves * seen * math.sqrt(e.count / e.share) / mu
         if any(e.sampling < 1 for e in events) and not math.isinf(mu):
-            name_in_range("delta of a method that samples", settings.delta, LEAST_SAMPLED_DELTA, 1)
+            in_range(LEAST_SAMPLED_DELTA, 1, **{"delta of a method that samples": settings.delta})
             # what would be right without sampling is the start; the proportions stay
             believed = [replace(e, sensitivity=e.sensitivity if e.noised_for is None else e.noised_for) for e in events]
             sampled = _sampled(believed, right, settings, settings.release, weights)

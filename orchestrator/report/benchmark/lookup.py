@@ -43,7 +43,7 @@ class Task:
     ) -> Task:
         """`method`: its name, or its label where a method has variants."""
         if metric not in METRICS:
-            raise UserError(f"metric = {metric!r} is unknown; it is one of: {', '.join(METRICS)}")
+            raise UserError(f"metric = {metric!r} is unknown; choose one of: {', '.join(METRICS)}")
         found = read(file)
         for name, wanted in (("split", split), ("epsilon", epsilon), ("setting", setting)):
             if wanted is not None:

@@ -10,7 +10,7 @@ from orchestrator.report.html import data, document
 from orchestrator.report.tables.render import write_text
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import place
+from orchestrator.results.locations import results_location
 from trainables.errors import UserError
 
 NAME = "report.html"
@@ -23,11 +23,11 @@ def write_report(results: Sequence[str], output: Path | None = None) -> str:
     text = document.page(document.content(read(results)))
     if output is not None:
         return str(write_text(output, text))
-    where = place(results[0])
-    with where.to_read() as folder:
+    where = results_location(results[0])
+    with where.open_for_reading() as folder:
         path = write_text(folder / NAME, text)
-        where.send_tables()
-        return where.shown(path)
+        where.upload_tables()
+        return where.address_of(path)
 
 
 def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
@@ -41,6 +41,6 @@ def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict
 
 
 def _read(result: str, name: str, most: int, memory: data.Memory | None) -> dict[str, Any]:
-    where = place(result)
-    with where.to_read() as folder, Ledger.read(folder) as ledger:
-        return data.gather(ledger, name, status.holder(folder) or where.holder(), most, memory)
+    where = results_location(result)
+    with where.open_for_reading() as folder, Ledger.read(folder) as ledger:
+        return data.gather(ledger, name, status.holder(folder) or where.lock_holder(), most, memory)

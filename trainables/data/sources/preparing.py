@@ -55,7 +55,7 @@ def known(name: str) -> Recipe:
     found = recipe(name.removesuffix(".npz"))
     if found is None:
         shown = ", ".join(each.name for each in recipes())
-        raise UserError(f"nothing here can make data {name!r}; it is one of: {shown}, or any SOURCE-BACKBONE of these")
+        raise UserError(f"nothing here can make data {name!r}; choose one of: {shown}, or any SOURCE-BACKBONE of these")
     return found
 
 

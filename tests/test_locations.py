@@ -20,7 +20,7 @@ from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.results import locations
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import LEDGER, LOCK, place, read_text
+from orchestrator.results.locations import LEDGER, LOCK, read_text, results_location
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
@@ -110,7 +110,7 @@ class Watching(View):
         if recorded > self.sent:
             wait_for(lambda: ended(self.url, self.folder) >= recorded, "the ledger was sent")
             self.sent = recorded
-            assert place(self.url).holder() == f"process {os.getpid()} on {socket.gethostname()}"
+            assert results_location(self.url).lock_holder() == f"process {os.getpid()} on {socket.gethostname()}"
         running.stopping = recorded >= self.stop_after
 
 
@@ -155,7 +155,7 @@ def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
 
 def test_checkpoints_go_to_the_url_too(url):
     """So every node can reach them, whatever file systems it has; and they are cleared away."""
-    packs = place(url).packs
+    packs = results_location(url).checkpoints
     assert packs.filesystem is not None
     assert not packs.within_reach()
     packs.filesystem.pipe_file(f"{packs.path}/left/behind", b"x")
@@ -166,7 +166,7 @@ def test_checkpoints_go_to_the_url_too(url):
 
 
 def test_checkpoints_that_a_node_cannot_reach(url, monkeypatch):
-    packs = place(url).packs
+    packs = results_location(url).checkpoints
     monkeypatch.setattr(packs.filesystem, "exists", broken)
     assert not packs.within_reach()
     packs.clear()
@@ -178,14 +178,14 @@ def test_checkpoints_that_a_node_cannot_reach(url, monkeypatch):
 @pytest.fixture
 def soon(monkeypatch):
     """Signs of life come fast."""
-    monkeypatch.setattr(locations, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(locations, "HEARTBEAT_S", 0.05)
 
 
 def test_a_second_driver_is_refused_while_the_first_lives(url):
     refused = pytest.raises(UserError, match=rf"^result folder {url} is in use by process \d+ on")
-    with place(url).to_write(), refused, place(url).to_write():
+    with results_location(url).open_for_writing(), refused, results_location(url).open_for_writing():
         pytest.fail("there are two")
-    with place(url).to_write():
+    with results_location(url).open_for_writing():
         pass  # it was free again at once
 
 
@@ -194,38 +194,38 @@ def lock_of(url: str) -> dict:
 
 
 def test_a_living_driver_says_so(url, soon):
-    with place(url).to_write():
+    with results_location(url).open_for_writing():
         first = lock_of(url)["alive"]
         wait_for(lambda: lock_of(url)["alive"] > first, "a sign of life")
-        assert place(url).holder()
-    assert place(url).holder() is None
+        assert results_location(url).lock_holder()
+    assert results_location(url).lock_holder() is None
 
 
 def test_a_dead_driver_blocks_nobody_for_ever(url, monkeypatch):
     """It left its lock behind, which counts until its time is over."""
-    first = place(url)
+    first = results_location(url)
     first._take_lock()
-    with pytest.raises(UserError, match="is in use"), place(url).to_write():
+    with pytest.raises(UserError, match="is in use"), results_location(url).open_for_writing():
         pass
-    monkeypatch.setattr(locations, "LOCK_COUNTS_S", 0.0)
-    assert place(url).holder() is None
-    with place(url).to_write():
+    monkeypatch.setattr(locations, "LOCK_EXPIRES_S", 0.0)
+    assert results_location(url).lock_holder() is None
+    with results_location(url).open_for_writing():
         pass
 
 
 def test_who_was_replaced_stops_and_sends_nothing_more(url):
     """As after a machine has slept for long."""
-    first, second = place(url), place(url)
+    first, second = results_location(url), results_location(url)
 
     def drive() -> None:
-        with first.to_write():
+        with first.open_for_writing():
             with Ledger.write(first.folder):
                 pass
             files, root = fsspec.core.url_to_fs(url)
             files.pipe_file(f"{root}/{LOCK}", second._sign())
-            first.recorded(1)
+            first.notify_recorded(1)
             wait_for(lambda: first._lost, "it was noticed")
-            first.recorded(2)
+            first.notify_recorded(2)
 
     with pytest.raises(UserError, match=f"^result folder {url} was taken over by process"):
         drive()
@@ -242,10 +242,10 @@ def broken(*arguments, **named):
 
 
 def test_results_that_cannot_be_sent_are_kept_and_named(url, monkeypatch):
-    where = place(url)
+    where = results_location(url)
 
     def drive() -> None:
-        with where.to_write(), Ledger.write(where.folder):
+        with where.open_for_writing(), Ledger.write(where.folder):
             monkeypatch.setattr(where._files, "put_file", broken)
 
     with pytest.raises(UserError, match=r"could not be sent to .*the network is down") as caught:
@@ -256,8 +256,8 @@ def test_results_that_cannot_be_sent_are_kept_and_named(url, monkeypatch):
 
 
 def test_a_failure_on_the_way_is_tried_again(url, monkeypatch, soon):
-    where = place(url)
-    with where.to_write():
+    where = results_location(url)
+    with where.open_for_writing():
         send, failed = where._files.put_file, threading.Event()
 
         def flaky(*arguments, **named):
@@ -268,18 +268,18 @@ def test_a_failure_on_the_way_is_tried_again(url, monkeypatch, soon):
 
         monkeypatch.setattr(where._files, "put_file", flaky)
         with Ledger.write(where.folder):
-            where.recorded(1)
+            where.notify_recorded(1)
             wait_for(lambda: LEDGER in files_at(url), "the ledger was there")
         assert failed.is_set()
 
 
 def test_a_ledger_that_cannot_be_fetched_is_left_alone(url, monkeypatch):
     """Half a download must never go back over the whole one."""
-    first = place(url)
-    with first.to_write(), Ledger.write(first.folder):
+    first = results_location(url)
+    with first.open_for_writing(), Ledger.write(first.folder):
         pass
     before = files_at(url)[LEDGER]
-    second = place(url)
+    second = results_location(url)
 
     def half(source, target, **named):
         Path(target).write_bytes(before[:1000])
@@ -287,7 +287,7 @@ def test_a_ledger_that_cannot_be_fetched_is_left_alone(url, monkeypatch):
 
     monkeypatch.setattr(second._files, "get_file", half)
     refused = pytest.raises(UserError, match=f"^the results at {url} cannot be read: the network is down$")
-    with refused, second.to_write():
+    with refused, second.open_for_writing():
         pytest.fail("there is nothing to work on")
     assert files_at(url) == {LEDGER: before}
     assert not second.folder.exists()
@@ -325,8 +325,8 @@ def test_a_package_that_is_not_installed_is_named():
 
 def test_a_lock_that_is_just_being_renewed_is_read_again(tmp_path, monkeypatch):
     """A file is empty for a moment while it is written: that does not mean that nobody holds it."""
-    with place(f"file://{tmp_path}/results").to_write() as held:
+    with results_location(f"file://{tmp_path}/results").open_for_writing() as held:
         whole = held._files.cat_file
         answers = iter([b" ", b'{"holder": "pro'])
         monkeypatch.setattr(type(held._files), "cat_file", lambda self, path: next(answers, None) or whole(path))
-        assert held.holder() == held._me
+        assert held.lock_holder() == held._me
