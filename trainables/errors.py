@@ -9,17 +9,17 @@ class UserError(Exception):
     """Bad input. The message is one sentence with the name and value at fault; the command exits with 2."""
 
 
-def in_range(low: float, high: float, /, *, open_low: bool = False, open_high: bool = False, **values: float) -> None:
-    """Raise unless every named value lies in the range: ``in_range(0, 1, beta=beta)``. NaN lies in no range."""
+def in_range(low: float, high: float, ends: str = "[]", /, **values: float) -> None:
+    """Raise unless every named value lies in the interval. ``in_range(0, 1, "(]", q=q)`` excludes 0 and includes 1;
+    NaN lies in no interval."""
     for name, value in values.items():
-        above = value > low if open_low else value >= low
-        below = value < high if open_high else value <= high
+        above = value > low if ends[0] == "(" else value >= low
+        below = value < high if ends[1] == ")" else value <= high
         if not (above and below):
-            left, right = "(" if open_low else "[", ")" if open_high else "]"
-            raise UserError(f"{name} = {value:g} is not in {left}{_format_bound(low)}, {_format_bound(high)}{right}")
+            raise UserError(f"{name} = {value:g} is not in {ends[0]}{_format(low)}, {_format(high)}{ends[1]}")
 
 
-def _format_bound(bound: float) -> str:
+def _format(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 

@@ -53,7 +53,7 @@ def calibrate(
     if search is not None:
         in_range(1, 10**9, search=search)
         epsilon = base_for(total, search, delta)
-        in_range(0, math.inf, open_low=True, epsilon_of_a_run=epsilon)
+        in_range(0, math.inf, "(]", epsilon_of_a_run=epsilon)
     settings = PrivacySettings(
         epsilon=epsilon, delta=delta, clip=clip, release=release.value, adjacency=adjacency.value
     ).check()

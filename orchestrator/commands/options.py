@@ -149,7 +149,7 @@ def seconds_of(text: str | None) -> float | None:
         found = float(text[:-1]) * units[text[-1:]]
     except (ValueError, KeyError):
         raise UserError(f"stop-after = {text!r} is not a time like 30s, 90m, 2h or 1.5d") from None
-    in_range(0, 1e8, open_low=True, stop_after=found)
+    in_range(0, 1e8, "(]", stop_after=found)
     return found
 
 

@@ -70,7 +70,7 @@ def one_run_audit(
     """Train once with canaries among the rows and guess which ones; then again with less and less noise, to see from
     where on that is noticed. `noise_factor`: to check the check."""
     plan, privacy = check(trial, problem), trial.privacy
-    in_range(0, 100, open_low=True, noise_factor=noise_factor)
+    in_range(0, 100, "(]", noise_factor=noise_factor)
     in_range(0, 2**40, seed=seed)
     if math.isinf(privacy.epsilon):
         raise UserError("epsilon = inf claims nothing that could be audited")

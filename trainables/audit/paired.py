@@ -123,7 +123,7 @@ def audit(
     in_range(1, 10**4, rounds=rounds)
     in_range(2, 1000, clients=clients)
     in_range(100, 10**6, repetitions=repetitions)
-    in_range(0, 100, open_low=True, noise_factor=noise_factor)
+    in_range(0, 100, "(]", noise_factor=noise_factor)
     in_range(0, 2**40, seed=seed)
     if math.isinf(privacy.epsilon):
         raise UserError("epsilon = inf claims nothing that could be audited")

@@ -90,7 +90,7 @@ class FeatureSet:
 
     def validation_rows(self, fraction: float, seed: int) -> Rows:
         """The held-out rows of the train set: the same fraction of every class, chosen by the seed, ascending."""
-        in_range(0, 1, open_low=True, open_high=True, validation_fraction=fraction)
+        in_range(0, 1, "()", validation_fraction=fraction)
         rng = np.random.Generator(np.random.Philox(key=seed))
         chosen = []
         for label in range(self.classes):

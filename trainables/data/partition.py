@@ -46,7 +46,7 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     in_range(1, 2**31, clients=clients)
     in_range(0, 2**32 - 1, partition_seed=seed)
     if kind == "dirichlet":
-        in_range(0, 1e6, open_low=True, alpha=value)
+        in_range(0, 1e6, "(]", alpha=value)
     if kind == "classes":
         in_range(1, 1e5, **{"classes per client": value})
         if value != int(value):

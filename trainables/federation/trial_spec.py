@@ -46,8 +46,8 @@ class Preprocess(BaseModel):
     """l2 bound on a row in that mean."""
 
     def check(self) -> Preprocess:
-        in_range(0, 1, open_high=True, center=self.center)
-        in_range(0, math.inf, open_low=True, open_high=True, bound=self.bound)
+        in_range(0, 1, "[)", center=self.center)
+        in_range(0, math.inf, "()", bound=self.bound)
         return self
 
 

@@ -68,8 +68,8 @@ class Hyperparameter:
             number = float(value) if not isinstance(value, bool) else math.nan
         except ValueError:
             raise UserError(f"{self.name} = {value!r} is not a number") from None
-        open_high = self.open_high or math.isinf(self.high)
-        in_range(self.low, self.high, open_low=self.open_low, open_high=open_high, **{self.name: number})
+        ends = ("(" if self.open_low else "[") + (")" if self.open_high or math.isinf(self.high) else "]")
+        in_range(self.low, self.high, ends, **{self.name: number})
         if self.whole and number != int(number):
             raise UserError(f"{self.name} = {value!r} is not a whole number")
         return int(number) if self.whole else number

@@ -51,7 +51,7 @@ def _slope(x: float) -> float:
 
 def epsilon_of(mu: float, delta: float) -> float:
     """The smallest eps for which mu-GDP is (eps, delta)-DP; rounded up, never down."""
-    in_range(0, 1, open_low=True, open_high=True, delta=delta)
+    in_range(0, 1, "()", delta=delta)
     in_range(0, math.inf, mu=mu)
     target = math.log(delta)
     if math.isinf(mu):
@@ -70,8 +70,8 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu that is (eps, delta)-DP; rounded down, never up. An infinite eps gives an infinite mu."""
-    in_range(0, 1, open_low=True, open_high=True, delta=delta)
-    in_range(0, math.inf, open_low=True, epsilon=epsilon)
+    in_range(0, 1, "()", delta=delta)
+    in_range(0, math.inf, "(]", epsilon=epsilon)
     if math.isinf(epsilon):
         return math.inf
     target = math.log(delta)
@@ -105,7 +105,7 @@ def budget(epsilon: float | None, mu: float | None, delta: float) -> float:
     if mu is not None:
         if epsilon is not None:
             raise UserError(f"epsilon = {epsilon:g} and mu = {mu:g} state the budget twice")
-        in_range(0, math.inf, open_low=True, mu=mu)
+        in_range(0, math.inf, "(]", mu=mu)
         return epsilon_of(mu, delta)
     if epsilon is None:
         raise UserError("the budget is missing; state it with --epsilon or --mu")

@@ -62,14 +62,14 @@ class PrivacySettings(BaseModel):
     _known = field_validator("adjacency", mode="before")(known_adjacency)
 
     def check(self) -> PrivacySettings:
-        in_range(0, math.inf, open_low=True, epsilon=self.epsilon)
-        in_range(0, 1, open_low=True, open_high=True, delta=self.delta)
-        in_range(0, math.inf, open_low=True, open_high=True, clip=self.clip)
+        in_range(0, math.inf, "(]", epsilon=self.epsilon)
+        in_range(0, 1, "()", delta=self.delta)
+        in_range(0, math.inf, "()", clip=self.clip)
         one_of(RELEASES, release=self.release)
         one_of(ADJACENCIES, adjacency=self.adjacency)
         one_of(LEVELS, level=self.level)
         one_of(CLIPPINGS, clipping=self.clipping)
-        in_range(0, 1, open_low=True, secret_participation=self.secret_participation)
+        in_range(0, 1, "(]", secret_participation=self.secret_participation)
         return self
 
     @model_serializer(mode="wrap")

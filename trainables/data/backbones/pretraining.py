@@ -34,7 +34,7 @@ class Schedule:
     def __post_init__(self) -> None:
         in_range(1, 10_000, epochs=self.epochs)
         in_range(2, 100_000, batch=self.batch)
-        in_range(0, 100, open_low=True, learning_rate=self.learning_rate)
+        in_range(0, 100, "(]", learning_rate=self.learning_rate)
         in_range(0, 2**63 - 1, seed=self.seed)
 
 
