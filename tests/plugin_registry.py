@@ -12,7 +12,7 @@ REGISTRIES = (
     features.PLUGIN_SOURCES,
     partition.PLUGIN_PARTITIONS,
     plugins._loaded,
-    plugins._asked_for,
+    plugins._requested,
 )
 
 
@@ -27,4 +27,4 @@ def added_for_now():
             if registry is plugins._loaded:
                 sys.modules.pop(name, None)
             del registry[name]
-    plugins.code_of.cache_clear()
+    plugins.code_hash.cache_clear()

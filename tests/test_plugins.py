@@ -347,13 +347,13 @@ def test_a_package_is_hashed_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     use("a_package")
     assert type(methods.get("dp-of-a-package")).__module__ == "a_package.inner"
-    before = plugins.code_of("a_package.inner")
+    before = plugins.code_hash("a_package.inner")
     assert before
-    assert before == plugins.code_of("a_package")
+    assert before == plugins.code_hash("a_package")
     (folder / "helper.py").write_text("RATE = 2")
-    plugins.code_of.cache_clear()
-    assert plugins.code_of("a_package.inner") != before
-    assert plugins.code_of("a_packages_neighbour") == ""
+    plugins.code_hash.cache_clear()
+    assert plugins.code_hash("a_package.inner") != before
+    assert plugins.code_hash("a_packages_neighbour") == ""
     for name in ("a_package.inner", "a_package"):
         sys.modules.pop(name)
 

@@ -1,5 +1,7 @@
-"""Libraries that take long to import, imported when they are first touched: torch takes seconds and whoever only plans
-has no use for it, `special` of scipy a fifth of one and no client host, nor a slot, prices noise."""
+"""Libraries that are slow to import, imported on first use.
+
+torch takes seconds, and commands such as `plan` do not need it. scipy.special takes 0.2 s, and only the privacy
+accounting needs it: client hosts and slots do not."""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ if TYPE_CHECKING:
     from scipy import special as special
 else:
 
-    class _Later(ModuleType):
+    class _LazyModule(ModuleType):
         def __getattr__(self, name: str) -> Any:
-            found = importlib.import_module(self.__name__)
-            vars(self).update(vars(found))  # from now on it is found as fast as there
-            return getattr(found, name)
+            module = importlib.import_module(self.__name__)
+            vars(self).update(vars(module))  # later lookups do not come here
+            return getattr(module, name)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            """For functions that are sent elsewhere with all they use: it is found there by its name."""
+            """Pickled by name, for functions that Ray serialises together with their globals."""
             return importlib.import_module, (self.__name__,)
 
-    torch, special = _Later("torch"), _Later("scipy.special")
+    torch, special = _LazyModule("torch"), _LazyModule("scipy.special")

@@ -1,9 +1,11 @@
-"""What others add without a fork: methods, heads, data sources and partitions.
+"""Loads plug-ins: Python modules that add methods, models, data sources, partitions and so on.
 
-A plug-in is a Python module. It is loaded because an installed package names it as an entry point of the group
-`fedsweep.plugins`, or because it was asked for: `fedsweep --import MODULE`, or the variable FEDSWEEP_IMPORT, through
-which Ray's workers hear of it too. Loading it adds every method that it defines; heads, data sources and partitions add
-themselves with the decorators of `fedsweep.plugins`.
+A plug-in is loaded if
+1. an installed package lists it as an entry point of the group `fedsweep.plugins`, or
+2. the user names it: `fedsweep --import MODULE`, or the variable FEDSWEEP_IMPORT, which Ray workers inherit.
+
+A registry that collects classes from plug-ins subscribes with `on_load`; the decorators of `fedsweep.plugins` register
+everything else. This module imports no registry, so registries can import it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -26,75 +28,87 @@ from trainables.errors import UserError
 GROUP = "fedsweep.plugins"
 VARIABLE = "FEDSWEEP_IMPORT"
 _loaded: dict[str, ModuleType] = {}
-_asked_for: dict[str, str] = {}
-"""By module: how it was named, a file by its whole path."""
+_requested: dict[str, str] = {}
+"""Module name -> what `use` was called with; files as absolute paths."""
+_collectors: list[Callable[[ModuleType], None]] = []
+
+
+def on_load(collect: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """Call `collect` with every plug-in module: those already loaded, and each later one. Usable as a decorator."""
+    _collectors.append(collect)
+    for module in list(_loaded.values()):
+        collect(module)
+    return collect
 
 
 def use(name: str) -> None:
-    """Load a plug-in by module name or .py file, here and in every process that is started from here."""
-    known = [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
-    module = module_of(name)
-    if name.endswith(".py") and not Path(name).is_file():
+    """Load a plug-in by module name or .py file, in this process and in every process started from it."""
+    module, is_file = module_name(name), name.endswith(".py")
+    path = Path(name).resolve()
+    if is_file and not path.is_file():
         raise UserError(f"plug-in {name}: there is no such file")
-    _find_in(str(Path(name).resolve().parent) if name.endswith(".py") else os.getcwd())
-    if name.endswith(".py"):
-        _check_found(module, Path(name).resolve())
+    _add_to_path(str(path.parent) if is_file else os.getcwd())
+    if is_file:
+        _check_not_shadowed(module, path)
     _load(module)
-    _asked_for[module] = str(Path(name).resolve()) if name.endswith(".py") else name
-    if module not in known:
-        os.environ[VARIABLE] = os.pathsep.join([*known, module])
+    _requested[module] = str(path) if is_file else name
+    inherited = _inherited()
+    if module not in inherited:
+        os.environ[VARIABLE] = os.pathsep.join([*inherited, module])
+
+
+def load_all() -> None:
+    """Load the installed plug-ins and those that FEDSWEEP_IMPORT names; repeated calls do nothing."""
+    for entry in entry_points(group=GROUP):
+        _load(entry.value.partition(":")[0], f" (the entry point {entry.name!r})")
+    for name in _inherited():
+        _load(name)
 
 
 def loaded() -> list[str]:
     return list(_loaded)
 
 
-def asked_for() -> list[str]:
-    """What `--import` must name to have them again. Installed ones come by themselves."""
-    variable = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name in _loaded]
-    return [_asked_for.get(module, module) for module in dict.fromkeys([*variable, *_asked_for])]
-
-
-def options(names: Iterable[str] | None = None) -> str:
-    """The same as words of a command line, to be put behind it."""
-    return "".join(f" --import {shlex.quote(name)}" for name in (asked_for() if names is None else names))
-
-
 def not_loaded(names: Iterable[str]) -> list[str]:
-    return [name for name in names if module_of(name) not in _loaded]
+    return [name for name in names if module_name(name) not in _loaded]
 
 
-def module_of(name: str) -> str:
-    """A plug-in's module, also where it was named by its file."""
+def requested() -> list[str]:
+    """The plug-ins that `--import` must name to load the same ones again; installed ones load by themselves."""
+    inherited = [name for name in _inherited() if name in _loaded]
+    return [_requested.get(module, module) for module in dict.fromkeys([*inherited, *_requested])]
+
+
+def import_options(names: Iterable[str] | None = None) -> str:
+    """These plug-ins (by default the requested ones) as options to append to a command line."""
+    return "".join(f" --import {shlex.quote(name)}" for name in (requested() if names is None else names))
+
+
+def module_name(name: str) -> str:
+    """The module of a plug-in given by module name or .py file."""
     return Path(name).stem if name.endswith(".py") else name
 
 
-def load_all() -> None:
-    """What is installed, and what the variable names. Called again, it does nothing."""
-    for entry in entry_points(group=GROUP):
-        _load(entry.value.partition(":")[0], f" (the entry point {entry.name!r})")
-    for name in os.environ.get(VARIABLE, "").split(os.pathsep):
-        if name:
-            _load(name)
-
-
 @cache
-def code_of(module: str) -> str:
-    """What a plug-in computes, as far as can be told: the hash of its file, or of all files of its package; empty for
-    what comes with fedsweep. It is part of a trial's key, so that a changed plug-in never takes up the results of
-    another."""
-    parents = ["", *itertools.accumulate(module.split("."), "{}.{}".format)]
-    owner = next((name for name in reversed(parents) if name in _loaded), None)
-    if owner is None:
+def code_hash(module: str) -> str:
+    """Hash of the plug-in that contains `module`: its file, or all files of its package; "" for fedsweep's own modules.
+
+    It is part of a trial's key, so results of an older version of a plug-in are not reused."""
+    parents = itertools.accumulate(module.split("."), "{}.{}".format)
+    plugin = next((_loaded[name] for name in reversed(list(parents)) if name in _loaded), None)
+    if plugin is None:
         return ""
-    found = _loaded[owner]
-    files = [file for folder in getattr(found, "__path__", []) for file in sorted(Path(folder).rglob("*.py"))]
-    text = "".join(file.read_text(encoding="utf-8") for file in files) if files else inspect.getsource(found)
+    files = [file for folder in getattr(plugin, "__path__", []) for file in sorted(Path(folder).rglob("*.py"))]
+    text = "".join(file.read_text(encoding="utf-8") for file in files) if files else inspect.getsource(plugin)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _check_found(module: str, file: Path) -> None:
-    """Python finds modules by their name: another of that name would be taken instead, without a word."""
+def _inherited() -> list[str]:
+    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+
+
+def _check_not_shadowed(module: str, file: Path) -> None:
+    """Python imports by name: another module of the same name would silently be imported instead of the file."""
     found = importlib.util.find_spec(module)
     if found is not None and found.origin and Path(found.origin).resolve() != file:
         raise UserError(
@@ -102,7 +116,7 @@ def _check_found(module: str, file: Path) -> None:
         )
 
 
-def _find_in(folder: str) -> None:
+def _add_to_path(folder: str) -> None:
     if folder not in sys.path:
         sys.path.append(folder)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -110,15 +124,14 @@ def _find_in(folder: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, folder])
 
 
-def _load(name: str, why: str = "") -> None:
+def _load(name: str, origin: str = "") -> None:
     if name in _loaded:
         return
-    from trainables import methods  # which looks here for what it does not know
-
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # whatever the plug-in does wrong
-        raise UserError(f"plug-in {name}{why} cannot be imported: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a plug-in may raise anything
+        raise UserError(f"plug-in {name}{origin} cannot be imported: {type(error).__name__}: {error}") from error
     _loaded[name] = module
-    code_of.cache_clear()
-    methods.add_all(module)
+    code_hash.cache_clear()
+    for collect in _collectors:
+        collect(module)

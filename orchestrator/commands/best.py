@@ -27,7 +27,7 @@ def best(folder: Folder, json: Json = False) -> None:
         values = ", ".join(f"{name}={value}" for name, value in chosen["hyperparameters"].items())
         typer.echo(f"{cell}\n    {values}\n    {_scores(chosen)}")
     if cells:
-        again = f"fedsweep train --from {folder}/best.yaml --cell NAME --seed 42{plugins.options()}"
+        again = f"fedsweep train --from {folder}/best.yaml --cell NAME --seed 42{plugins.import_options()}"
         typer.echo(f"\nto train one again: {again}")
 
 

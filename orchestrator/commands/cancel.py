@@ -17,4 +17,4 @@ def cancel(folder: Folder) -> None:
     if holder is None:
         raise UserError(f"nobody runs the study in {folder}")
     results_location(folder).request_stop()
-    stderr.print(f"{holder} was asked to stop; to go on later: fedsweep resume {folder}{plugins.options()}")
+    stderr.print(f"{holder} was asked to stop; to go on later: fedsweep resume {folder}{plugins.import_options()}")

@@ -67,7 +67,7 @@ def _named(text: str) -> Any:
     if not module or not name:
         raise UserError(f"{text!r} is not MODULE:NAME")
     plugins.use(module)
-    found = getattr(importlib.import_module(plugins.module_of(module)), name, None)
+    found = getattr(importlib.import_module(plugins.module_name(module)), name, None)
     if found is None:
         raise UserError(f"module {module} has no {name!r}")
     return found

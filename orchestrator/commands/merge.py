@@ -18,5 +18,5 @@ def merge(
     from orchestrator.execution.merging import merge as put_together
 
     put_together(parts, results)
-    to_go_on = f"fedsweep resume {results}{plugins.options()}"
+    to_go_on = f"fedsweep resume {results}{plugins.import_options()}"
     stderr.print(f"{len(parts)} result folders are merged into {results}; what is missing: {to_go_on}")

@@ -25,7 +25,7 @@ def run(
     from orchestrator.execution.progress import JsonView, LineView, LiveView
     from orchestrator.study.reading import changed_resources
 
-    again = f"{folder}{plugins.options()}"
+    again = f"{folder}{plugins.import_options()}"
     view = JsonView() if json else LiveView() if stderr.is_terminal else LineView()
     try:
         resources = changed_resources(study.resources, resource or [])
@@ -56,5 +56,5 @@ def say_if_unfinished(folder: str) -> None:
 
     found = status.read(folder)
     if not found["finished"]:
-        ended, total, again = found["cells_ended"], found["cells_total"], f"{folder}{plugins.options()}"
+        ended, total, again = found["cells_ended"], found["cells_total"], f"{folder}{plugins.import_options()}"
         stderr.print(f"the study is not finished: {ended} of {total} cells have ended; fedsweep status {again}")

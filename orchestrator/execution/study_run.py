@@ -192,7 +192,7 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
             raise UserError(f"result folder {results} holds no study yet")
         missing = plugins.not_loaded(ledger.plugins())
         if missing:
-            raise UserError(f"{results} was run with plug-ins that are not loaded; say{plugins.options(missing)}")
+            raise UserError(f"{results} was run with plug-ins that are not loaded; say{plugins.import_options(missing)}")
         return found_again(Study.recorded(found[0])), found[1]
 
 
@@ -231,7 +231,7 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
         study = carried_over(old, study)
     text = study.model_dump_json()
     ledger.add_data(blueprint.fingerprints)
-    ledger.add_plugins(plugins.asked_for())
+    ledger.add_plugins(plugins.requested())
     if before is None or before[0] != text:
         ledger.add_study(text, source)
     facts = {}
@@ -270,7 +270,7 @@ def _written_to(where: ResultsLocation) -> Iterator[None]:
     except (sqlite3.Error, OSError) as error:
         raise UserError(
             f"result folder {where} cannot be written: {error}; nothing finished is lost, and "
-            f"'fedsweep resume {where}{plugins.options()}' goes on once there is room"
+            f"'fedsweep resume {where}{plugins.import_options()}' goes on once there is room"
         ) from error
 
 

@@ -205,7 +205,7 @@ class RemoteLocation(ResultsLocation):
         if not self._lost:
             with as_user_error(
                 f"the results could not be sent to {self.url}; they are in {self.folder}, where "
-                f"'fedsweep resume {self.folder}{plugins.options()}' goes on"
+                f"'fedsweep resume {self.folder}{plugins.import_options()}' goes on"
             ):
                 self._send_ledger()
                 self._send_files()

@@ -125,7 +125,7 @@ def code_of(method: str, problem: ProblemSpec) -> str:
         models.HEADS.get(problem.model.partition(":")[0]),
         partition.PLUGIN_PARTITIONS.get(problem.partition.kind),
     )
-    return "+".join(code for maker in makers if maker and (code := plugins.code_of(maker.__module__)))
+    return "+".join(code for maker in makers if maker and (code := plugins.code_hash(maker.__module__)))
 
 
 @lru_cache(maxsize=4096)

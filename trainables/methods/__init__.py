@@ -1,4 +1,4 @@
-"""The catalogue of methods, by name. A method's module is named after it: dp-fedgd lives in dp_fedgd.py."""
+"""The registry of methods by name. A method is a module of this package (dp-fedgd: dp_fedgd.py) or of a plug-in."""
 
 from __future__ import annotations
 
@@ -12,15 +12,8 @@ from trainables.errors import UserError, one_of
 from trainables.methods.base import Method
 
 
-def catalogue() -> dict[str, Method]:
-    """Every method there is, found by looking into this package."""
-    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
-    named = [method for module in modules for method in defined_in(module)]
-    return {method.name: method for method in sorted(named, key=lambda method: method.name)}
-
-
 def defined_in(module: ModuleType) -> list[Method]:
-    """The methods that a module itself defines, or a package in one of its modules and names."""
+    """The methods that a module defines itself, or that a package imports from one of its own modules."""
     classes = [
         value
         for value in vars(module).values()
@@ -31,11 +24,16 @@ def defined_in(module: ModuleType) -> list[Method]:
     return [value() for value in classes if not inspect.isabstract(value)]
 
 
-METHODS: dict[str, Method] = catalogue()
+_MODULES = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in sorted((method for module in _MODULES for method in defined_in(module)), key=lambda m: m.name)
+}
 
 
+@plugins.on_load
 def add_all(module: ModuleType) -> None:
-    """The methods of a plug-in, beside those of the package."""
+    """Register the methods of a plug-in."""
     for method in defined_in(module):
         known = METHODS.get(method.name)
         if known is not None and type(known) is not type(method):
@@ -46,6 +44,6 @@ def add_all(module: ModuleType) -> None:
 
 def get(name: str) -> Method:
     if name not in METHODS:
-        plugins.load_all()  # in a Ray worker nobody has asked for them yet
+        plugins.load_all()  # a Ray worker has not loaded them yet
         one_of(METHODS, method=name)
     return METHODS[name]

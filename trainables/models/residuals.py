@@ -27,15 +27,10 @@ def clip_residuals(
     row_norm: torch.Tensor,
     clip: torch.Tensor,
     diagnose: bool = False,
-    triton: bool = False,
     automatic: bool = False,
 ) -> Seen | None:
     """`z` is (clients, rows, classes, lanes), logits to base 2; `y` (clients, rows), `row_norm` (clients, rows, 1),
     `clip` (lanes,)."""
-    if triton:  # all of what follows in one pass over memory; `automatic` is not for it
-        from trainables.models import softmax_triton
-
-        return softmax_triton.clip_residuals(z, y, row_norm, clip, diagnose)
     label = y.view(*y.shape, 1, 1).expand(-1, -1, 1, z.shape[3])
     z.sub_(z.amax(2, keepdim=True))
     label_logits = z.gather(2, label).squeeze(2) if diagnose else None

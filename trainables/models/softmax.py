@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from trainables.lazy import torch
-from trainables.models import kernels, softmax_compiled
+from trainables.models import kernels, residuals, softmax_compiled
 from trainables.models.compiled import LOG2E
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.products import Products
-from trainables.models.residuals import clip_residuals
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
@@ -75,11 +76,15 @@ class SoftmaxHead:
             kernel = "torch"
         if automatic and kernel == "triton":
             kernel = "torch"  # that of a GPU knows plain clipping alone
+        clip_residuals: Callable[..., residuals.Seen | None]
         if kernel == "triton":
             from trainables.models import softmax_triton
 
             if softmax_triton.fits(self.features, self.classes, shard.precision):
                 return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
+            clip_residuals = softmax_triton.clip_residuals
+        else:
+            clip_residuals = partial(residuals.clip_residuals, automatic=automatic)
         if kernel == "compiled":
             return softmax_compiled.clipped_gradient_sum(
                 shard, theta, clip, self.rows, self.classes, diagnose, automatic
@@ -106,8 +111,7 @@ class SoftmaxHead:
                 flat = products.of(x, factors, logits[: len(x), :n])
                 seen = clip_residuals(
                     flat.view(-1, n, c, lanes),
-                    *(shard.y[some, rows], shard.norm[some, rows], clips[block]),
-                    *(diagnose, kernel == "triton", automatic),
+                    *(shard.y[some, rows], shard.norm[some, rows], clips[block], diagnose),
                 )
                 if seen is not None:
                     losses[block, some] += seen.loss.sum(1)

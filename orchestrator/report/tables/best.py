@@ -27,7 +27,7 @@ PRIVATE_HEADER = """\
 
 def page(results: Results) -> str:
     cells = {cell.id: _entry(cell) for cell in results.cells if cell.confirm}
-    header = (PRIVATE_HEADER if results.study.private else HEADER).rstrip("\n") + f"{plugins.options()}\n"
+    header = (PRIVATE_HEADER if results.study.private else HEADER).rstrip("\n") + f"{plugins.import_options()}\n"
     return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
 
 
