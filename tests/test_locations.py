@@ -1,4 +1,4 @@
-"""Results at a URL: a working copy here, whole snapshots there, one driver at a time."""
+"""Results at a URL: a local working copy, complete uploads, one driver at a time."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.results import locations
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import LEDGER, LOCK, read_text, results_location
+from orchestrator.results.locations import CANCEL, LEDGER, LOCK, read_text, results_location
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables.errors import UserError
@@ -44,13 +44,13 @@ TRIALS = 3 + 1 + 1
 
 @pytest.fixture(scope="module")
 def s3():
-    """A server that speaks S3, with one bucket."""
+    """A local S3 server with one bucket."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    given = {"endpoint_url": f"http://{host}:{port}", "key": "nobody", "secret": "nothing"}
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "key", "secret": "secret"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(fsspec.config.conf, "s3", given)  # as FSSPEC_S3_KEY and its like; it travels to the nodes
+        patch.setitem(fsspec.config.conf, "s3", options)  # like FSSPEC_S3_KEY; Ray workers inherit it
         files = fsspec.filesystem("s3", use_listings_cache=False)
         files.mkdir("bucket")
         yield files
@@ -68,19 +68,19 @@ def url(request, tmp_path) -> str:
 
 def files_at(url: str) -> dict[str, bytes]:
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    found = {}
+    contents = {}
     for name in files.find(root):
-        with contextlib.suppress(FileNotFoundError):  # which has just got its final name
-            found[name.removeprefix(root).lstrip("/")] = files.cat_file(name)
-    return found
+        with contextlib.suppress(FileNotFoundError):  # renamed since it was listed
+            contents[name.removeprefix(root).lstrip("/")] = files.cat_file(name)
+    return contents
 
 
-def ended(url: str, folder: Path) -> int:
-    """How many trials the ledger at a URL holds; it is a whole one."""
+def trials_at(url: str, folder: Path) -> int:
+    """The number of trials in the ledger at a URL, which must be complete."""
     ledger = files_at(url).get(LEDGER)
     if ledger is None:
         return 0
-    file = folder / "looked-at.sqlite"
+    file = folder / "downloaded.sqlite"
     file.write_bytes(ledger)
     with contextlib.closing(sqlite3.connect(file)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -95,21 +95,21 @@ def run(where, view: View | None = None, resources: ResourceSettings | None = No
 
 
 class Watching(View):
-    """Sees the ledger arrive after every pack, and asks to stop after some trials."""
+    """Waits for the ledger's upload after every pack, and stops after some trials."""
 
     def __init__(self, url: str, folder: Path, stop_after: int) -> None:
         super().__init__()
         self.url, self.folder, self.stop_after = url, folder, stop_after
-        self.before = self.sent = 0
+        self.before = self.uploaded = 0
 
     def starting(self, sweep):
-        self.before = self.sent = len(sweep.outcomes)
+        self.before = self.uploaded = len(sweep.outcomes)
 
     def changed(self, running):
         recorded = len(running.sweep.outcomes)
-        if recorded > self.sent:
-            wait_for(lambda: ended(self.url, self.folder) >= recorded, "the ledger was sent")
-            self.sent = recorded
+        if recorded > self.uploaded:
+            wait_for(lambda: trials_at(self.url, self.folder) >= recorded, "the ledger was uploaded")
+            self.uploaded = recorded
             assert results_location(self.url).lock_holder() == f"process {os.getpid()} on {socket.gethostname()}"
         running.stopping = recorded >= self.stop_after
 
@@ -117,8 +117,8 @@ class Watching(View):
 @pytest.mark.ray
 @pytest.mark.nodes
 def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
-    """A driver runs two packs and is gone, with its working copy; another one goes on, with other resources. They leave
-    there what a run leaves in a folder."""
+    """A driver runs two packs and exits; another one continues with other resources. Together they leave at the URL
+    what one run leaves in a local folder."""
     url, local = f"s3://bucket/{tmp_path.name}", tmp_path / "local"
     first, second = (Watching(url, tmp_path, stop_after) for stop_after in (2, TRIALS))
     assert not run(url, first).complete
@@ -126,85 +126,83 @@ def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
     assert (code, json.loads(out)["finished"], json.loads(out)["running"]) == (0, False, None)
     finished = run(url, second, ResourceSettings(gpus_per_host=0, hosts=2))
     assert finished.complete
-    assert (first.before, second.before, second.sent) == (0, first.sent, TRIALS)
-    assert 2 <= first.sent < TRIALS, "with what was in flight"
+    assert (first.before, second.before, second.uploaded) == (0, first.uploaded, TRIALS)
+    assert 2 <= first.uploaded < TRIALS, "including the packs in flight"
     assert run(local).complete
 
-    found = files_at(url)
+    remote = files_at(url)
     here = {path.relative_to(local).as_posix(): path for path in local.rglob("*") if path.is_file()}
-    assert set(found) == set(here) - {"ledger.lock"}
+    assert set(remote) == set(here) - {"ledger.lock"}
     for name, path in here.items():
         if name.startswith("tables/") or name in ("best.yaml", "study.yaml"):
-            assert found[name] == path.read_bytes(), name
-    assert found["fedsweep.log"].count(b"trials ended") == TRIALS, "of both drivers"
-    assert {f"{url}/{name}" for name in found if name.startswith("tables/")} <= set(finished.tables)
+            assert remote[name] == path.read_bytes(), name
+    assert remote["fedsweep.log"].count(b"trials ended") == TRIALS, "the log of both drivers"
+    assert {f"{url}/{name}" for name in remote if name.startswith("tables/")} <= set(finished.tables)
 
     code, out, _ = fedsweep("best", url, "--json")
     assert (code, len(json.loads(out))) == (0, 1)
-    assert read_text(f"{url}/best.yaml") == (local / "best.yaml").read_text(), "what train --from reads"
+    assert read_text(f"{url}/best.yaml") == (local / "best.yaml").read_text(), "the file that train --from reads"
     code, out, _ = fedsweep("resume", url)
-    assert (code, out.strip()) == (0, found["tables/README.md"].decode().strip())
+    assert (code, out.strip()) == (0, remote["tables/README.md"].decode().strip())
     s3.rm_file(f"bucket/{tmp_path.name}/tables/accuracy.md")
     s3.pipe_file(f"bucket/{tmp_path.name}/tables/outdated.md", b"of a smaller study")
     code, out, _ = fedsweep("tables", url)
     assert (code, f"{url}/tables/accuracy.md" in out.splitlines()) == (0, True)
     assert {name: text for name, text in files_at(url).items() if name.startswith("tables/")} == {
-        name: text for name, text in found.items() if name.startswith("tables/")
+        name: text for name, text in remote.items() if name.startswith("tables/")
     }
 
 
-def test_checkpoints_go_to_the_url_too(url):
-    """So every node can reach them, whatever file systems it has; and they are cleared away."""
-    packs = results_location(url).checkpoints
-    assert packs.filesystem is not None
-    assert not packs.within_reach()
-    packs.filesystem.pipe_file(f"{packs.path}/left/behind", b"x")
-    assert packs.within_reach()
-    packs.clear()
-    assert not packs.within_reach()
-    packs.clear()
+def test_checkpoints_are_stored_at_the_url_too(url):
+    """Every node can reach them there; `clear` removes them."""
+    checkpoints = results_location(url).checkpoints
+    assert checkpoints.filesystem is not None
+    assert not checkpoints.within_reach()
+    checkpoints.filesystem.pipe_file(f"{checkpoints.path}/left/behind", b"x")
+    assert checkpoints.within_reach()
+    checkpoints.clear()
+    assert not checkpoints.within_reach()
+    checkpoints.clear()
 
 
 def test_checkpoints_that_a_node_cannot_reach(url, monkeypatch):
-    packs = results_location(url).checkpoints
-    monkeypatch.setattr(packs.filesystem, "exists", broken)
-    assert not packs.within_reach()
-    packs.clear()
+    checkpoints = results_location(url).checkpoints
+    monkeypatch.setattr(checkpoints.filesystem, "exists", broken)
+    assert not checkpoints.within_reach()
+    checkpoints.clear()
 
 
 # ---- one driver at a time
 
 
 @pytest.fixture
-def soon(monkeypatch):
-    """Signs of life come fast."""
+def fast_heartbeat(monkeypatch):
     monkeypatch.setattr(locations, "HEARTBEAT_S", 0.05)
 
 
-def test_a_second_driver_is_refused_while_the_first_lives(url):
-    refused = pytest.raises(UserError, match=rf"^result folder {url} is in use by process \d+ on")
+def test_a_second_driver_is_refused_while_the_first_is_alive(url):
+    refused = pytest.raises(UserError, match=rf"^results folder {url} is in use by process \d+ on")
     with results_location(url).open_for_writing(), refused, results_location(url).open_for_writing():
-        pytest.fail("there are two")
+        pytest.fail("two drivers")
     with results_location(url).open_for_writing():
-        pass  # it was free again at once
+        pass  # released at once
 
 
 def lock_of(url: str) -> dict:
     return json.loads(files_at(url)[LOCK])
 
 
-def test_a_living_driver_says_so(url, soon):
+def test_a_running_driver_renews_its_lock(url, fast_heartbeat):
     with results_location(url).open_for_writing():
         first = lock_of(url)["alive"]
-        wait_for(lambda: lock_of(url)["alive"] > first, "a sign of life")
+        wait_for(lambda: lock_of(url)["alive"] > first, "a heartbeat")
         assert results_location(url).lock_holder()
     assert results_location(url).lock_holder() is None
 
 
-def test_a_dead_driver_blocks_nobody_for_ever(url, monkeypatch):
-    """It left its lock behind, which counts until its time is over."""
+def test_the_lock_of_a_dead_driver_expires(url, monkeypatch):
     first = results_location(url)
-    first._take_lock()
+    first._acquire_lock()
     with pytest.raises(UserError, match="is in use"), results_location(url).open_for_writing():
         pass
     monkeypatch.setattr(locations, "LOCK_EXPIRES_S", 0.0)
@@ -213,8 +211,8 @@ def test_a_dead_driver_blocks_nobody_for_ever(url, monkeypatch):
         pass
 
 
-def test_who_was_replaced_stops_and_sends_nothing_more(url):
-    """As after a machine has slept for long."""
+def test_a_replaced_driver_stops_and_uploads_nothing_more(url):
+    """As after its machine was suspended."""
     first, second = results_location(url), results_location(url)
 
     def drive() -> None:
@@ -222,59 +220,73 @@ def test_who_was_replaced_stops_and_sends_nothing_more(url):
             with Ledger.write(first.folder):
                 pass
             files, root = fsspec.core.url_to_fs(url)
-            files.pipe_file(f"{root}/{LOCK}", second._sign())
+            files.pipe_file(f"{root}/{LOCK}", second._lock_content())
             first.notify_recorded(1)
-            wait_for(lambda: first._lost, "it was noticed")
+            wait_for(lambda: first._lock_lost, "the driver noticed")
             first.notify_recorded(2)
 
-    with pytest.raises(UserError, match=f"^result folder {url} was taken over by process"):
+    with pytest.raises(UserError, match=f"^results folder {url} was taken over by process"):
         drive()
     assert LEDGER not in files_at(url)
     assert lock_of(url)["token"] == second._token
     assert not first.folder.exists()
 
 
-# ---- what goes wrong
+# ---- stop requests
+
+
+def test_a_stop_request_for_an_earlier_driver_is_discarded(url):
+    """The earlier driver ended before it saw the request: the next one must not stop because of it."""
+    results_location(url).request_stop()
+    with results_location(url).open_for_writing() as location:
+        assert CANCEL not in files_at(url)
+        assert not location.stop_requested()
+        results_location(url).request_stop()
+        location.notify_recorded(1)  # wakes the heartbeat
+        wait_for(location.stop_requested, "the request arrived")
+
+
+# ---- failures
 
 
 def broken(*arguments, **named):
     raise OSError("the network is down")
 
 
-def test_results_that_cannot_be_sent_are_kept_and_named(url, monkeypatch):
+def test_results_that_cannot_be_uploaded_are_kept_and_named(url, monkeypatch):
     where = results_location(url)
 
     def drive() -> None:
         with where.open_for_writing(), Ledger.write(where.folder):
             monkeypatch.setattr(where._files, "put_file", broken)
 
-    with pytest.raises(UserError, match=r"could not be sent to .*the network is down") as caught:
+    with pytest.raises(UserError, match=r"could not be uploaded to .*the network is down") as caught:
         drive()
-    assert f"they are in {where.folder}, where 'fedsweep resume {where.folder}' goes on" in str(caught.value)
+    assert f"they are in {where.folder}, and 'fedsweep resume {where.folder}' continues there" in str(caught.value)
     assert (where.folder / LEDGER).is_file()
     shutil.rmtree(where.folder)
 
 
-def test_a_failure_on_the_way_is_tried_again(url, monkeypatch, soon):
+def test_a_failed_upload_is_retried(url, monkeypatch, fast_heartbeat):
     where = results_location(url)
     with where.open_for_writing():
-        send, failed = where._files.put_file, threading.Event()
+        upload, failed = where._files.put_file, threading.Event()
 
         def flaky(*arguments, **named):
             if not failed.is_set():
                 failed.set()
                 broken()
-            return send(*arguments, **named)
+            return upload(*arguments, **named)
 
         monkeypatch.setattr(where._files, "put_file", flaky)
         with Ledger.write(where.folder):
             where.notify_recorded(1)
-            wait_for(lambda: LEDGER in files_at(url), "the ledger was there")
+            wait_for(lambda: LEDGER in files_at(url), "the ledger was uploaded")
         assert failed.is_set()
 
 
-def test_a_ledger_that_cannot_be_fetched_is_left_alone(url, monkeypatch):
-    """Half a download must never go back over the whole one."""
+def test_a_ledger_that_cannot_be_downloaded_is_not_overwritten(url, monkeypatch):
+    """A partial download must never replace the complete ledger."""
     first = results_location(url)
     with first.open_for_writing(), Ledger.write(first.folder):
         pass
@@ -288,12 +300,12 @@ def test_a_ledger_that_cannot_be_fetched_is_left_alone(url, monkeypatch):
     monkeypatch.setattr(second._files, "get_file", half)
     refused = pytest.raises(UserError, match=f"^the results at {url} cannot be read: the network is down$")
     with refused, second.open_for_writing():
-        pytest.fail("there is nothing to work on")
+        pytest.fail("opened without a ledger")
     assert files_at(url) == {LEDGER: before}
     assert not second.folder.exists()
 
 
-def test_a_bucket_that_is_not_there_is_not_made(s3, fedsweep):
+def test_a_missing_bucket_is_not_created(s3, fedsweep):
     code, _, err = fedsweep("status", "s3://nowhere/folder")
     assert (code, err.count("\n")) == (2, 1), err
     code, _, err = fedsweep("run", "quickstart", "--results", "s3://nowhere/folder")
@@ -303,19 +315,19 @@ def test_a_bucket_that_is_not_there_is_not_made(s3, fedsweep):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("nonsense://x/y", "nonsense://x/y cannot be opened: Protocol not known: nonsense."),
         ("s3://", "s3:// names no folder."),
     ],
 )
-def test_bad_urls(fedsweep, url, said):
+def test_bad_urls(fedsweep, url, message):
     code, _, err = fedsweep("status", url)
-    assert (code, err) == (2, f"fedsweep: {said}\n")
+    assert (code, err) == (2, f"fedsweep: {message}\n")
 
 
 def test_a_package_that_is_not_installed_is_named():
-    """As for a user without the extra: s3fs cannot be imported."""
+    """Without the extra, s3fs cannot be imported."""
     program = "import sys; sys.modules['s3fs'] = None; sys.argv[1:] = ['status', 's3://b/f']; "
     program += "from orchestrator.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -323,10 +335,10 @@ def test_a_package_that_is_not_installed_is_named():
     assert done.stderr == ("fedsweep: s3://b/f needs a package that is not installed: pip install 'fedsweep[s3]'.\n")
 
 
-def test_a_lock_that_is_just_being_renewed_is_read_again(tmp_path, monkeypatch):
-    """A file is empty for a moment while it is written: that does not mean that nobody holds it."""
-    with results_location(f"file://{tmp_path}/results").open_for_writing() as held:
-        whole = held._files.cat_file
+def test_a_lock_that_is_being_written_is_read_again(tmp_path, monkeypatch):
+    """A file may be empty or incomplete for a moment while it is written: the lock is held all the same."""
+    with results_location(f"file://{tmp_path}/results").open_for_writing() as location:
+        cat_file = location._files.cat_file
         answers = iter([b" ", b'{"holder": "pro'])
-        monkeypatch.setattr(type(held._files), "cat_file", lambda self, path: next(answers, None) or whole(path))
-        assert held.lock_holder() == held._me
+        monkeypatch.setattr(type(location._files), "cat_file", lambda self, path: next(answers, None) or cat_file(path))
+        assert location.lock_holder() == location._name

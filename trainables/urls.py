@@ -1,4 +1,4 @@
-"""URLs that fsspec opens: s3://bucket/folder, file:///nfs/x."""
+"""URLs that fsspec opens, such as s3://bucket/folder or file:///nfs/x."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from trainables.errors import UserError
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL and the path there."""
+    """The fsspec file system of a URL, and the path on it."""
     import fsspec
 
-    kind = url.partition("://")[0]
-    options = {"auto_mkdir": True} if kind == "file" else {}  # object storage has no folders; a bucket is never made
+    protocol = url.partition("://")[0]
+    options = {"auto_mkdir": True} if protocol == "file" else {}  # object storage has no folders; never create a bucket
     try:
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError:
-        package = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}.get(kind, f"what fsspec needs for {kind}://")
+        packages = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}
+        package = packages.get(protocol, f"what fsspec needs for {protocol}://")
         raise UserError(f"{url} needs a package that is not installed: pip install {package}") from None
-    except Exception as error:  # every kind of storage fails in its own way
+    except Exception as error:  # each file system raises its own exception types
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{url if url.isprintable() else repr(url)} cannot be opened: {reason}") from None
     if not root.strip("/"):
@@ -29,12 +30,12 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def as_user_error(what: str) -> Iterator[None]:
-    """Every kind of storage has errors of its own; here they become one sentence."""
+def as_user_error(message: str) -> Iterator[None]:
+    """Turn any exception into a `UserError`: the message, then the reason. Each file system raises its own types."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
         reason = " ".join(f"{error}".split()) or type(error).__name__
-        raise UserError(f"{what}: {reason.rstrip('.')}") from error
+        raise UserError(f"{message}: {reason.rstrip('.')}") from error

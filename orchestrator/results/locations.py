@@ -1,13 +1,8 @@
-"""Where a study's results live: a folder of this machine, or a URL that fsspec opens (s3://bucket/folder, file:///nfs/x).
+"""Where a study's results live: a local folder, or a URL that fsspec opens (s3://bucket/folder, file:///nfs/x).
 
-SQLite needs a real file system, and object storage is none. So a study at a URL runs in a working copy on this machine:
-the ledger is fetched first, a whole copy of it goes back after every pack, and everything else at the end. Whoever runs
-or looks from elsewhere begins with that copy. A driver that dies loses what it had not yet sent, at most.
-
-One driver at a time: a lock object says who it is and when it was last alive. A second driver is refused while that is
-recent; after a driver that died, the lock counts for nothing when its time is over. Should two ever hold it, because a
-clock is wrong or a machine slept, the first sees at its next sign of life that it was replaced, and stops. Nothing
-false can come of it, since a row is a pure function of its key: at worst something is computed twice.
+SQLite needs a real file system, which object storage is not. A study at a URL therefore runs in a local working copy.
+The ledger is downloaded first, a complete copy of it is uploaded after every pack, and all other files at the end.
+Every reader downloads the last uploaded ledger. A driver that dies loses at most what it had not uploaded yet.
 """
 
 from __future__ import annotations
@@ -33,19 +28,19 @@ from trainables.federation.checkpoints import PackStorage
 from trainables.urls import as_user_error, open_filesystem
 
 HEARTBEAT_S = 20.0
-LOCK_EXPIRES_S = 120.0  # longer than a few signs of life and the sending of a large ledger take
-LEDGER, LOG, LOCK, CANCEL = "ledger.sqlite", "fedsweep.log", "remote.lock", "cancel.asked"
+LOCK_EXPIRES_S = 120.0  # longer than several heartbeats plus the upload of a large ledger
+LEDGER, LOG, LOCK, CANCEL = "ledger.sqlite", "fedsweep.log", "remote.lock", "cancel.requested"
 PACKS, SCRATCH = ".packs", ".tune"
-NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger goes as a snapshot
+NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 log = logging.getLogger("fedsweep")
 
 
 class ResultsLocation:
-    """A result folder of this machine."""
+    """A local results folder. `Ledger.write` locks it: one driver at a time, any number of readers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        """Where to work."""
+        """The local folder to work in."""
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -55,41 +50,41 @@ class ResultsLocation:
         """For the one process that runs the study."""
         yield self
 
+    @contextlib.contextmanager
+    def open_for_reading(self) -> Iterator[Path]:
+        """For any process, also while the study runs."""
+        yield self.folder
+
     def request_stop(self) -> None:
-        """Whoever runs the study finishes the packs in flight and ends, as after Ctrl-C."""
+        """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C."""
         try:
             (self.folder / CANCEL).touch()
         except OSError as error:
-            raise UserError(f"result folder {self} cannot be written: {error}") from None
+            raise UserError(f"results folder {self} cannot be written: {error}") from None
 
     def stop_requested(self) -> bool:
-        """Since the last time this was asked."""
-        found = (self.folder / CANCEL).exists()
-        if found:
+        """Whether a stop was requested since the last call."""
+        requested = (self.folder / CANCEL).exists()
+        if requested:
             (self.folder / CANCEL).unlink(missing_ok=True)
-        return found
-
-    @contextlib.contextmanager
-    def open_for_reading(self) -> Iterator[Path]:
-        """For anyone who looks, also while the study runs."""
-        yield self.folder
+        return requested
 
     @property
     def checkpoints(self) -> PackStorage:
         return PackStorage(str((self.folder / PACKS).absolute()))
 
     def notify_recorded(self, count: int) -> None:
-        """So many trials are in the ledger now."""
+        """The ledger now holds `count` trials. Raises if another driver has taken over."""
 
     def upload_tables(self) -> None:
-        """Tables have been rebuilt in a copy to read."""
+        """Tables were rebuilt in a copy opened for reading: publish them."""
 
     def lock_holder(self) -> str | None:
-        """Who runs the study from another place, if anyone; who runs it here, the folder's own lock says."""
+        """The driver that holds the lock at a URL, if any. A local folder is locked by its ledger instead."""
         return None
 
     def address_of(self, path: Path) -> str:
-        """A file of the folder, as others find it."""
+        """The public path or URL of a file in the folder."""
         return str(path)
 
 
@@ -100,7 +95,7 @@ def results_location(where: str | Path) -> ResultsLocation:
 
 
 def read_text(where: str | Path) -> str:
-    """A file's text, of this machine or at a URL."""
+    """The text of a local file or of a file at a URL."""
     if isinstance(where, Path) or "://" not in where:
         return Path(where).read_text(encoding="utf-8")
     files, path = open_filesystem(where)
@@ -109,17 +104,30 @@ def read_text(where: str | Path) -> str:
 
 
 class RemoteLocation(ResultsLocation):
-    """A result folder at a URL."""
+    """A results folder at a URL.
+
+    Concurrency contract:
+
+    * One driver at a time holds the lock object, which names it and the time of its last heartbeat. A second driver is
+      refused until the lock is `LOCK_EXPIRES_S` old, so a dead driver blocks its successor for that long at most.
+    * A background thread renews the lock, checks for stop requests and uploads the ledger when it has grown. A failed
+      step is retried at the next heartbeat. The main thread talks to it through `_recorded`, `_wake` and `_closing`;
+      it answers through `_stop` and `_lock_lost`.
+    * Two drivers may both believe that they hold the lock, after a clock error or when a machine was suspended. The
+      earlier one notices at its next heartbeat that the token has changed, uploads nothing more and stops. Results
+      stay correct, because a ledger row is a pure function of its key: at worst, trials are computed twice.
+    * An upload becomes visible as a whole: readers never see a partial file.
+    """
 
     def __init__(self, url: str) -> None:
         self._files, self._root = open_filesystem(url)
         self.url = url.rstrip("/")
-        self._me = f"process {os.getpid()} on {socket.gethostname()}"
+        self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._token = secrets.token_hex(8)
-        self._recorded = self._sent = -1
-        self._lost = ""
+        self._recorded = self._uploaded = -1  # trials in the ledger here and at the URL
+        self._lock_lost = ""  # the error to raise once another driver has taken over
         self._stop = False
-        self._wake, self._ended = threading.Event(), threading.Event()
+        self._wake, self._closing = threading.Event(), threading.Event()
 
     def __str__(self) -> str:
         return self.url
@@ -135,31 +143,34 @@ class RemoteLocation(ResultsLocation):
     def open_for_reading(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
             self.folder = Path(folder)
-            self._fetch(LEDGER)
+            self._download(LEDGER)
             if not (self.folder / LEDGER).exists():
-                raise UserError(f"result folder {self.url} holds no {LEDGER}")
+                raise UserError(f"results folder {self.url} holds no {LEDGER}")
             yield self.folder
 
     @contextlib.contextmanager
     def open_for_writing(self) -> Iterator[ResultsLocation]:
-        self._take_lock()
-        keeper = threading.Thread(target=self._keep, name="fedsweep-results", daemon=True)
+        self._acquire_lock()
         self.folder = Path(tempfile.mkdtemp(prefix="fedsweep-"))
         try:
-            self._fetch(LEDGER, LOG)
+            self._download(LEDGER, LOG)
+            with as_user_error(f"the results at {self.url} cannot be written"):
+                self._take_stop_request()  # discard a request that was meant for an earlier driver
         except BaseException:
-            self._let_go()
+            self._release_lock()
             raise
-        keeper.start()
+        heartbeat = threading.Thread(target=self._heartbeat, name="fedsweep-results", daemon=True)
+        heartbeat.start()
         try:
             yield self
         finally:
-            self._ended.set()
+            self._closing.set()
             self._wake.set()
-            keeper.join()
-            self._hand_over()
+            heartbeat.join()
+            self._upload_everything()
+            self._release_lock()
 
-    def _fetch(self, *names: str) -> None:
+    def _download(self, *names: str) -> None:
         with as_user_error(f"the results at {self.url} cannot be read"):
             for name in names:
                 if self._files.exists(f"{self._root}/{name}"):
@@ -169,80 +180,74 @@ class RemoteLocation(ResultsLocation):
 
     def request_stop(self) -> None:
         with as_user_error(f"the results at {self.url} cannot be written"):
-            self._files.pipe_file(f"{self._root}/{CANCEL}", self._sign())
+            self._files.pipe_file(f"{self._root}/{CANCEL}", self._lock_content())
 
     def stop_requested(self) -> bool:
         return self._stop
 
+    def _take_stop_request(self) -> bool:
+        requested = self._files.exists(f"{self._root}/{CANCEL}")
+        if requested:
+            self._files.rm_file(f"{self._root}/{CANCEL}")
+        return requested
+
     def notify_recorded(self, count: int) -> None:
-        if self._lost:
-            raise UserError(self._lost)
+        if self._lock_lost:
+            raise UserError(self._lock_lost)
         if count != self._recorded:
             self._recorded = count
             self._wake.set()
 
-    def _keep(self) -> None:
-        """Gives signs of life, and sends the ledger when it has grown. What fails is tried again with the next."""
-        while not self._ended.is_set():
+    def _heartbeat(self) -> None:
+        while not self._closing.is_set() and not self._lock_lost:
             self._wake.wait(HEARTBEAT_S)
             self._wake.clear()
             try:
                 self._renew_lock()
-                if self._files.exists(f"{self._root}/{CANCEL}"):
-                    self._files.rm_file(f"{self._root}/{CANCEL}")
-                    self._stop = True
-                if self._recorded != self._sent and not self._lost:
-                    sending = self._recorded
-                    self._send_ledger()
-                    self._sent = sending
-            except Exception as error:  # every kind of storage fails in its own way
-                log.warning("the results could not be sent to %s, which is tried again: %s", self.url, error)
-            if self._lost:
-                return
+                self._stop = self._take_stop_request() or self._stop
+                if self._recorded != self._uploaded and not self._lock_lost:
+                    recorded = self._recorded
+                    self._upload_ledger()
+                    self._uploaded = recorded
+            except Exception as error:  # each file system raises its own exception types
+                log.warning("results could not be uploaded to %s, will retry: %s", self.url, error)
 
-    def _hand_over(self) -> None:
-        """Send all there is and let go of the lock. If that cannot be done, the working copy stays and is named."""
-        if not self._lost:
+    def _upload_everything(self) -> None:
+        """Upload the ledger and all files. If that fails, keep the working copy and name it in the error."""
+        if not self._lock_lost:
             with as_user_error(
-                f"the results could not be sent to {self.url}; they are in {self.folder}, where "
-                f"'fedsweep resume {self.folder}{plugins.import_options()}' goes on"
+                f"the results could not be uploaded to {self.url}; they are in {self.folder}, and "
+                f"'fedsweep resume {self.folder}{plugins.import_options()}' continues there"
             ):
-                self._send_ledger()
-                self._send_files()
-        self._let_go()
+                self._upload_ledger()
+                self._upload_files()
 
-    def _let_go(self) -> None:
-        if not self._lost:
-            with as_user_error(f"the lock at {self.url} could not be taken away"):
-                self._files.rm_file(f"{self._root}/{LOCK}")
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _send_ledger(self) -> None:
+    def _upload_ledger(self) -> None:
         if not (self.folder / LEDGER).exists():
             return
         with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
             copy = Path(folder) / LEDGER
             with Ledger.read(self.folder) as ledger:
                 ledger.copy_to(copy)
-            self._send(copy, LEDGER)
+            self._upload(copy, LEDGER)
 
-    def _send_files(self) -> None:
-        here = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        for name, path in here.items():
+    def _upload_files(self) -> None:
+        local = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        for name, path in local.items():
             if name not in NOT_UPLOADED and not name.startswith((PACKS, SCRATCH)):
-                self._send(path, name)
+                self._upload(path, name)
         tables = f"{self._root}/tables"
-        if any(name.startswith("tables/") for name in here) and self._files.exists(tables):
-            for found in self._files.ls(tables, detail=False):
-                if f"tables/{found.rpartition('/')[2]}" not in here:
-                    self._files.rm_file(found)  # the study has grown and calls it otherwise
+        if any(name.startswith("tables/") for name in local) and self._files.exists(tables):
+            for remote in self._files.ls(tables, detail=False):
+                if f"tables/{remote.rpartition('/')[2]}" not in local:
+                    self._files.rm_file(remote)  # a table that the study no longer has
 
     def upload_tables(self) -> None:
-        with as_user_error(f"the tables could not be sent to {self.url}"):
-            self._send_files()
+        with as_user_error(f"the tables could not be uploaded to {self.url}"):
+            self._upload_files()
 
-    def _send(self, file: Path, name: str) -> None:
-        """All of it or nothing: readers never meet half a file, on whatever storage."""
+    def _upload(self, file: Path, name: str) -> None:
+        """Upload under a temporary name, then rename."""
         target = f"{self._root}/{name}"
         self._files.put_file(str(file), f"{target}.{self._token}.part")
         self._files.mv(f"{target}.{self._token}.part", target)
@@ -250,8 +255,8 @@ class RemoteLocation(ResultsLocation):
     # ---- the lock
 
     def lock_holder(self) -> str | None:
-        found = self._read_lock()
-        return found["holder"] if found and _counts(found) else None
+        lock = self._read_lock()
+        return lock["holder"] if lock and _is_valid(lock) else None
 
     def _read_lock(self) -> dict[str, Any] | None:
         for _ in range(5):
@@ -260,34 +265,41 @@ class RemoteLocation(ResultsLocation):
             except FileNotFoundError:
                 return None
             except ValueError:
-                time.sleep(0.05)  # half written: on some storage it is for a moment, whenever it is renewed
+                time.sleep(0.05)  # read while it was being written: not every file system writes atomically
         return None
 
-    def _sign(self) -> bytes:
-        return json.dumps({"holder": self._me, "token": self._token, "alive": time.time()}).encode()
+    def _lock_content(self) -> bytes:
+        return json.dumps({"holder": self._name, "token": self._token, "alive": time.time()}).encode()
 
-    def _take_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         with as_user_error(f"the results at {self.url} cannot be written"):
             try:
-                self._files.pipe_file(f"{self._root}/{LOCK}", self._sign(), mode="create")
+                self._files.pipe_file(f"{self._root}/{LOCK}", self._lock_content(), mode="create")
                 return
             except FileExistsError:
-                found = self._read_lock()
-            if found and _counts(found):
-                since = max(0.0, time.time() - found["alive"])
+                lock = self._read_lock()
+            if lock and _is_valid(lock):
+                age = max(0.0, time.time() - lock["alive"])
                 raise UserError(
-                    f"result folder {self.url} is in use by {found['holder']}, alive {since:.0f} s ago; if it is not, "
-                    f"the folder is free in {LOCK_EXPIRES_S - since:.0f} s"
+                    f"results folder {self.url} is in use by {lock['holder']}, last heartbeat {age:.0f} s ago; if that "
+                    f"process has died, the lock expires in {LOCK_EXPIRES_S - age:.0f} s"
                 )
-            self._files.pipe_file(f"{self._root}/{LOCK}", self._sign())
+            self._files.pipe_file(f"{self._root}/{LOCK}", self._lock_content())
 
     def _renew_lock(self) -> None:
-        found = self._read_lock()
-        if found and found["token"] != self._token:
-            self._lost = f"result folder {self.url} was taken over by {found['holder']}"
+        lock = self._read_lock()
+        if lock and lock["token"] != self._token:
+            self._lock_lost = f"results folder {self.url} was taken over by {lock['holder']}"
             return
-        self._files.pipe_file(f"{self._root}/{LOCK}", self._sign())
+        self._files.pipe_file(f"{self._root}/{LOCK}", self._lock_content())
+
+    def _release_lock(self) -> None:
+        """Delete the lock, unless another driver holds it, and the working copy."""
+        if not self._lock_lost:
+            with as_user_error(f"the lock at {self.url} could not be removed"):
+                self._files.rm_file(f"{self._root}/{LOCK}")
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _counts(lock: dict[str, Any]) -> bool:
+def _is_valid(lock: dict[str, Any]) -> bool:
     return time.time() - lock["alive"] < LOCK_EXPIRES_S
