@@ -23,7 +23,7 @@ SCALES = ("log", "linear", "complement")  # complement: logarithmic in 1 - x, fo
 RUN_AXES = (
     Hyperparameter("clip", 10.0, "bound on what a record (or a user) contributes", low=0, open_low=True),
     Hyperparameter(
-        "rounds", 50, "rounds of a run: more of them, with more noise in each", low=1, high=10**6, whole=True
+        "rounds", 50, "rounds of a run: more of them, with more noise in each", low=1, high=10**6, integer=True
     ),
 )
 """What is no method's own and may still be searched over, in place of what the study says."""
@@ -224,7 +224,7 @@ def _closer(hyper: Hyperparameter, tried: Axis, scale: str, winner: HyperValue) 
     for place in (*below, *above):
         value = _significant(_backward(scale, place))
         try:
-            found.append(hyper.check(round(value) if hyper.whole else value))
+            found.append(hyper.check(round(value) if hyper.integer else value))
         except UserError:
             continue  # beyond what the method allows
     return tuple(dict.fromkeys(found))
@@ -254,7 +254,7 @@ def zoom(hyper: Hyperparameter, axis: Axis, scale: str, winner: HyperValue, step
         else:
             value = _significant(_backward(scale, middle + (up if k > 0 else down) * k / 2))
         try:
-            found.append(hyper.check(round(value) if hyper.whole else value))
+            found.append(hyper.check(round(value) if hyper.integer else value))
         except UserError:
             continue  # beyond what the method allows
     return tuple(dict.fromkeys(found))

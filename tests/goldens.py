@@ -98,7 +98,7 @@ def _problems():
 def _declared(method: Method, level: Level) -> list[Any]:
     program = method.program({**method.check({}), "clipping": "plain"}, level)
     model = next(of.model for of in _problems() if method.accepts(of.model))
-    asked = [list(program.hypers), program.prepares, program.in_secret, program.adapts]
+    asked = [list(program.hypers), program.prepares, program.allows_secret_participation, program.adapts_clip]
     return [program.name, *asked, program.stateful, program.samples, program.participation, program.release_size(model)]
 
 

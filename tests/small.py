@@ -141,7 +141,7 @@ def varied_trials(name: str, of, count: int) -> list:
                 hypers[h.name] = str(rng.choice(h.choices)) if number % 5 == 0 else h.choices[0]
             elif h.name.endswith("learning_rate"):
                 hypers[h.name] = float(10 ** rng.uniform(-1.5, 0.5))
-            elif h.whole:
+            elif h.integer:
                 hypers[h.name] = int(rng.integers(0, 9))
             elif h.auto:
                 hypers[h.name] = bool(rng.integers(2))

@@ -27,7 +27,7 @@ class Ledger:
             0, torch.tensor(self.rounds + self.t - 1), 1
         )
 
-    def turn(self, every):
+    def turn_mask(self, every):
         return float((self.t - 1 - self.number) % every == 0)
 
     def noise(self, purpose, step=0, t=None, factor=1):

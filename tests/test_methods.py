@@ -331,7 +331,7 @@ def bad_values(h: Hyperparameter) -> list:
         bad.append(h.low if h.open_low else h.low - 1)
     if math.isfinite(h.high):
         bad.append(h.high if h.open_high else h.high + 1)
-    if h.whole:
+    if h.integer:
         bad.append(1.5)
     return bad
 

@@ -94,7 +94,7 @@ def test_the_centre_is_paid_for(name, level):
     plan = plan_of(trial, (30, 60, 200, 100, 210))
     assert 0.99 * 8.0 < plan.actual_epsilon["local"] <= 8.0 * (1 + 1e-9)
     if not any(event.sampling < 1 for event in plan.events):
-        spent = (3.0 * trial.privacy.moves / plan.noise_std["centre"]) ** 2
+        spent = (3.0 * trial.privacy.adjacency_factor / plan.noise_std["centre"]) ** 2
         assert spent == pytest.approx(0.1 * mu_of(8.0, 1e-5) ** 2, rel=1e-5)
 
 

@@ -231,7 +231,7 @@ def test_zoom_never_leaves_what_the_method_allows(data):
     a smaller step than the axis had."""
     method, name = data.draw(st.sampled_from(AXES))
     rule, scale = hyper(method, name), load(method).scale[name]
-    if rule.whole:
+    if rule.integer:
         numbers = st.integers(1, 1000)
     else:
         numbers = st.floats(1e-6, 0.999 if rule.high == 1 else 1e4).map(lambda x: float(f"{x:.3g}"))

@@ -91,9 +91,8 @@ def test_buys_what_it_claims(adjacency, small_problem):
     assert plan.actual_epsilon["local"] >= alone * (1 - 1e-3)
 
 
-def test_older_trials_keep_their_keys(small_problem):
+def test_secret_participation_is_part_of_key_and_pack_group(small_problem):
     plain = small.trial(small_problem, "dp-fedavg", **USERS)
-    assert "secret_participation" not in plain.model_dump_json()
     secret = small.trial(small_problem, "dp-fedavg", **SECRET)
     assert type(plain).model_validate_json(secret.model_dump_json()) == secret
     assert len({pack_group(plain), pack_group(secret)}) == len({plain.key, secret.key}) == 2
@@ -148,7 +147,7 @@ def test_only_programs_that_say_so_take_part_in_secret():
     users = {
         name: method.program(method.check({}), "user") for name, method in METHODS.items() if "user" in method.levels
     }
-    assert [name for name, program in users.items() if program.in_secret] == ["dp-fedavg"]
+    assert [name for name, program in users.items() if program.allows_secret_participation] == ["dp-fedavg"]
 
 
 def test_a_program_that_does_not_keep_the_secret_fails(small_problem, monkeypatch):

@@ -192,7 +192,9 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
             raise UserError(f"result folder {results} holds no study yet")
         missing = plugins.not_loaded(ledger.plugins())
         if missing:
-            raise UserError(f"{results} was run with plug-ins that are not loaded; say{plugins.import_options(missing)}")
+            raise UserError(
+                f"{results} was run with plug-ins that are not loaded; say{plugins.import_options(missing)}"
+            )
         return found_again(Study.recorded(found[0])), found[1]
 
 

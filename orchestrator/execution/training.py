@@ -28,7 +28,7 @@ from trainables.federation.problem import Problem, Shipper
 from trainables.federation.saved_model import SavedModel
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.privacy.gaussian import budget
-from trainables.privacy.plan import LATER, Adjacency, Clipping, Level, PrivacyPlan, PrivacySettings, Release
+from trainables.privacy.plan import Adjacency, Clipping, Level, PrivacyPlan, PrivacySettings, Release
 from trainables.ray_actors.federation import Federation, FederationSize
 from trainables.spec import ENGINE_VERSION, Aggregate
 
@@ -162,7 +162,7 @@ def from_cells(
     entry = cells[cell]
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
-        privacy = PrivacySettings(**{name: {**LATER, **entry}[name] for name in PrivacySettings.model_fields}).check()
+        privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
         dealt_by = entry["partition_seed"]
         if isinstance(dealt_by, dict):
             if seed not in dealt_by:

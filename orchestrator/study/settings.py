@@ -641,8 +641,8 @@ class Study(Settings):
             missing = plugins.not_loaded(imports)
             if missing:
                 raise UserError(
-                    f"the study of this folder cannot be read without its plug-ins; say{plugins.import_options(missing)}, or "
-                    f"from Python fedsweep.plugins.use({missing[0]!r})"
+                    f"the study of this folder cannot be read without its plug-ins; say{plugins.import_options(missing)}, "
+                    f"or from Python fedsweep.plugins.use({missing[0]!r})"
                 ) from None
             for wrong_here in error.errors():
                 if NO_EARLY_STOPPING in wrong_here["msg"]:

@@ -105,7 +105,7 @@ def _varied(method: Method, problem: Problem, base: Mapping[str, HyperValue]) ->
         hypers = dict(base)
         for h in method.hyperparameters:
             value = hypers[h.name]
-            if h.static or h.switch or isinstance(value, bool | str) or h.whole:
+            if h.static or h.boolean or isinstance(value, bool | str) or h.integer:
                 continue
             moved = float(value) * float(rng.uniform(0.5, 1.0)) if value else value
             hypers[h.name] = h.check(moved) if _allowed(h, moved) else value
@@ -188,7 +188,7 @@ def _describes(method: Method) -> str:
         if not h.description:
             return f"hyperparameter {h.name} has no description"
         h.check(h.default)
-        bad_values: list[HyperValue] = ["nonsense"] if h.choices or h.switch else ["nonsense", math.nan]
+        bad_values: list[HyperValue] = ["nonsense"] if h.choices or h.boolean else ["nonsense", math.nan]
         for bad in bad_values:
             if bad != AUTO and _allowed(h, bad):
                 return f"hyperparameter {h.name} accepts {bad!r}"

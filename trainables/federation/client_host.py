@@ -448,7 +448,7 @@ class _Clients:
         if self._secret < 1 and not self._answered:
             raise RuntimeError(f"{self._program.name} tells who takes part: let its release be a `noised_update`")
 
-    def turn(self, every: int) -> torch.Tensor:
+    def turn_mask(self, every: int) -> torch.Tensor:
         turns = [float((self.t - 1 - client) % every == 0) for client in self._clients]
         return torch.tensor(turns, device=self._lanes.device).view(-1, 1, 1)
 

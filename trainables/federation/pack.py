@@ -19,7 +19,7 @@ from trainables.federation.trial_spec import ProblemSpec, TrialSpec
 from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
-from trainables.privacy.plan import LATER, Clipping, Event, Level, PrivacyPlan
+from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 from trainables.spec import AGGREGATES, PRECISIONS, Aggregate, Precision
 
 CENTRE = "centre"  # the purpose of what the private mean of the features is made of
@@ -31,10 +31,8 @@ PackGroup = tuple[str, str, int, int, int, str]
 def pack_group(trial: TrialSpec) -> PackGroup:
     """Trials can share a pack if this is equal: same data, same client program, rounds, clipping and participation,
     same features: those that are centred by a noisy mean are the same for one seed and one budget."""
-    later = {name: getattr(trial.privacy, name) for name in LATER}
-    features: str = trial.aggregate if later == LATER else f"{trial.aggregate}:{later}"
-    if trial.precision != "float32":
-        features = f"{features}:{trial.precision}"
+    clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
+    features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}"
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
         features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
@@ -62,7 +60,7 @@ def with_centre(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...
     if not share:
         return events
     # clients' sums are added as they are, or users' means: nobody's noise weighs more
-    centre = Event(CENTRE, 1, trial.preprocess.bound * trial.privacy.moves, share=share, even=True)
+    centre = Event(CENTRE, 1, trial.preprocess.bound * trial.privacy.adjacency_factor, share=share, equal_weights=True)
     return (*(replace(event, share=event.share * (1 - share)) for event in events), centre)
 
 
@@ -103,7 +101,7 @@ def _check_adaptive(trial: TrialSpec) -> None:
     at = "clipping = 'adaptive'"
     if trial.privacy.level != "user":
         raise UserError(f"{at} is for the updates of users; level = {trial.privacy.level!r} clips gradients of records")
-    if not program_of(trial).adapts:
+    if not program_of(trial).adapts_clip:
         raise UserError(f"{at}: of {trial.method} the clip stays what it is")
 
 
@@ -114,7 +112,7 @@ def _check_secret(trial: TrialSpec) -> None:
         raise UserError(f"{at} is of users; level = {trial.privacy.level!r} protects one of a client's records")
     if trial.privacy.release != "secure-aggregation":
         raise UserError(f"{at}: release = {trial.privacy.release!r} shows who takes part; only a sum hides it")
-    if not program_of(trial).in_secret:
+    if not program_of(trial).allows_secret_participation:
         raise UserError(f"{at}: of {trial.method} all clients take part in every round")
 
 

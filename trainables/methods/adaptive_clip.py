@@ -29,7 +29,7 @@ QUANTILE, RATE = 0.5, 0.2
 class AdaptiveLocalSteps(UserLocalSteps):
     """A user's update, and whether it was clipped."""
 
-    adapts = True
+    adapts_clip = True
 
     @property
     def name(self) -> str:

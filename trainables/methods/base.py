@@ -36,11 +36,11 @@ class Hyperparameter:
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
-    whole: bool = False
+    integer: bool = False
     choices: tuple[str, ...] = ()
     shared: bool = False
     """For loop counts and switches: lanes that differ in it cannot be computed together."""
-    switch: bool = False
+    boolean: bool = False
     """Whether it is true or false."""
     auto: bool = False
     """Whether `auto` is allowed; the method says what it stands for."""
@@ -54,7 +54,7 @@ class Hyperparameter:
         """The value in its proper type, or a sentence that names it."""
         if self.auto and value == AUTO:
             return AUTO
-        if self.switch:
+        if self.boolean:
             words = {"true": True, "false": False}
             if isinstance(value, str) and value.lower() in words:
                 value = words[value.lower()]
@@ -70,9 +70,9 @@ class Hyperparameter:
             raise UserError(f"{self.name} = {value!r} is not a number") from None
         ends = ("(" if self.open_low else "[") + (")" if self.open_high or math.isinf(self.high) else "]")
         in_range(self.low, self.high, ends, **{self.name: number})
-        if self.whole and number != int(number):
+        if self.integer and number != int(number):
             raise UserError(f"{self.name} = {value!r} is not a whole number")
-        return int(number) if self.whole else number
+        return int(number) if self.integer else number
 
 
 def learning_rate(default: float) -> Hyperparameter:
@@ -81,7 +81,7 @@ def learning_rate(default: float) -> Hyperparameter:
 
 def as_released(wrong: str) -> Hyperparameter:
     """The switch to what the authors' own program does, for methods that do not buy there what they claim."""
-    return Hyperparameter("as_released", False, f"the authors' program: {wrong}", shared=True, switch=True)
+    return Hyperparameter("as_released", False, f"the authors' program: {wrong}", shared=True, boolean=True)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def clip_norm(values: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     return values * (bound / norm).clamp(max=1)
 
 
-def power_zero(theta: torch.Tensor) -> torch.Tensor:
+def initial_power(theta: torch.Tensor) -> torch.Tensor:
     """beta^0 for every lane. A state multiplies it by beta each round, in float64: `pow` rounds differently at the end
     of a vector of lanes."""
     return torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
@@ -160,7 +160,7 @@ class ClientRound(Protocol):
         """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; times a
         factor, -1 takes it back; as long as the weights, or of the given size."""
 
-    def turn(self, every: int) -> torch.Tensor:
+    def turn_mask(self, every: int) -> torch.Tensor:
         """1 where it is the client's turn in this round, 0 where it is not: everybody knows, and it is every so many
         rounds."""
 
@@ -186,9 +186,9 @@ class ClientProgram(ABC):
     """Which hyperparameters the clients need."""
     prepares: ClassVar[bool] = False
     """Whether the clients release something once, before the first round."""
-    in_secret: ClassVar[bool] = False
+    allows_secret_participation: ClassVar[bool] = False
     """Whether what a user releases is a `noised_update`, so that it may keep secret if it takes part."""
-    adapts: ClassVar[bool] = False
+    adapts_clip: ClassVar[bool] = False
     """Whether the clip follows what was released, beginning with that of the claim."""
 
     @property

@@ -65,7 +65,7 @@ class BandedGradient(ClientProgram):
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         # the mean over all clients is then that of those whose turn it is
-        total = client.clipped_gradient_sum(theta) * client.turn(self.every) * self.every
+        total = client.clipped_gradient_sum(theta) * client.turn_mask(self.every) * self.every
         for back, factor in enumerate(band(self.bands)[: client.t]):
             total = total + client.noise("banded", t=client.t - back, factor=factor * self.every)
         return (total / client.size).to(theta)
@@ -79,11 +79,11 @@ class DPBandMF(Method):
         learning_rate(0.1),
         Hyperparameter(
             "every", 5, "rounds from one turn of a client to its next; 1: all are in every round; with fewer clients "
-            "than that, some rounds are noise alone", low=1, whole=True, high=10**4, shared=True,
+            "than that, some rounds are noise alone", low=1, integer=True, high=10**4, shared=True,
         ),
         Hyperparameter(
-            "bands", 0, "rounds that a noise is felt in; 0: as many as `every`; 1: in its own alone", low=0, whole=True,
-            high=10**4, shared=True,
+            "bands", 0, "rounds that a noise is felt in; 0: as many as `every`; 1: in its own alone", low=0,
+            integer=True, high=10**4, shared=True,
         ),
     )  # fmt: skip
 

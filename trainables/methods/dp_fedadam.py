@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainables.lazy import torch
-from trainables.methods.base import Hyperparameter, Hypers, Method, State, learning_rate, power_zero
+from trainables.methods.base import Hyperparameter, Hypers, Method, State, initial_power, learning_rate
 from trainables.privacy.plan import LEVELS
 
 
@@ -21,7 +21,7 @@ class DPFedAdam(Method):
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         moments = {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta)}
-        return {**moments, "beta1_t": power_zero(theta), "beta2_t": power_zero(theta)}
+        return {**moments, "beta1_t": initial_power(theta), "beta2_t": initial_power(theta)}
 
     def second_moment(self, v: torch.Tensor, G: torch.Tensor, beta2: torch.Tensor) -> torch.Tensor:
         return beta2 * v + (1 - beta2) * G.square()

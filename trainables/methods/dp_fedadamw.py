@@ -28,7 +28,7 @@ from trainables.methods.base import (
     State,
     as_released,
     clip_norm,
-    power_zero,
+    initial_power,
 )
 from trainables.methods.dp_localadamw import ADAMW, AdamWSteps
 from trainables.methods.sampled_steps import SAMPLING, SampledStepsMethod, cosine
@@ -97,7 +97,7 @@ class DPFedAdamW(SampledStepsMethod):
             return (event,)
         rows = float(run.hypers["sampling_rate"]) * max(run.sizes)
         # of every layer's mean a record can turn the whole; there are two layers at most
-        return (replace(event, sensitivity=event.sensitivity * rows * math.sqrt(2), noised_for=event.sensitivity),)
+        return (replace(event, sensitivity=event.sensitivity * rows * math.sqrt(2), calibrated_for=event.sensitivity),)
 
     def bound_only(self, hypers: Hypers) -> bool:
         return bool(hypers["as_released"])
@@ -107,7 +107,7 @@ class DPFedAdamW(SampledStepsMethod):
         return {
             "direction": torch.zeros_like(theta),
             "second_moment": theta.new_zeros(theta.shape[0], len(blocks)),
-            "power": power_zero(theta),
+            "power": initial_power(theta),
         }
 
     def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:

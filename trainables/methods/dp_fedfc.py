@@ -145,7 +145,7 @@ class DPFedFC(Method):
         if hypers["as_released"]:
             return (
                 Event("gradient", run.rounds, privacy.sensitivity),
-                Event("covariance", 1, math.inf, noised_for=privacy.moves * math.sqrt(run.rounds)),
+                Event("covariance", 1, math.inf, calibrated_for=privacy.adjacency_factor * math.sqrt(run.rounds)),
             )
         return priced(run)
 

@@ -8,7 +8,7 @@ values of the paper only the second gives the paper's numbers; the first diverge
 from __future__ import annotations
 
 from trainables.lazy import torch
-from trainables.methods.base import AUTO, Hyperparameter, Hypers, Method, State, learning_rate, power_zero
+from trainables.methods.base import AUTO, Hyperparameter, Hypers, Method, State, initial_power, learning_rate
 from trainables.privacy.plan import LEVELS, PrivacySettings
 from trainables.spec import HyperValue
 
@@ -31,14 +31,14 @@ class DPFedSOFIM(Method):
             choices=("momentum", "gradient"),
         ),
         Hyperparameter(
-            "bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", switch=True, auto=True
+            "bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", boolean=True, auto=True
         ),
         Hyperparameter(
             "warmup_rounds",
             AUTO,
             "first rounds step along M alone; auto: 10 where epsilon <= 0.5, else 0",
             low=0,
-            whole=True,
+            integer=True,
             auto=True,
         ),
         Hyperparameter(
@@ -46,7 +46,7 @@ class DPFedSOFIM(Method):
             0,
             "rounds over which preconditioning is blended in, linearly; 0: at once",
             low=0,
-            whole=True,
+            integer=True,
         ),
         Hyperparameter(
             "variant",
@@ -64,7 +64,7 @@ class DPFedSOFIM(Method):
         return {name: automatic[name] if value == AUTO else value for name, value in hypers.items()}
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
-        return {"M": torch.zeros_like(theta), "beta_t": power_zero(theta)}
+        return {"M": torch.zeros_like(theta), "beta_t": initial_power(theta)}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
         rho, beta = hypers["rho"], hypers["beta"]

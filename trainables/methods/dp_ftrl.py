@@ -75,7 +75,7 @@ class DPFTRL(Method):
     hyperparameters = (
         learning_rate(5.0),
         Hyperparameter(
-            "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, whole=True, shared=True
+            "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, integer=True, shared=True
         ),
         Hyperparameter(
             "noise",
@@ -95,7 +95,7 @@ class DPFTRL(Method):
         moves = run.privacy.sensitivity
         if run.hypers["as_released"]:
             factor = math.sqrt((math.ceil(math.log2(run.rounds)) + 1) / run.rounds) if run.rounds > 1 else 1.0
-            return (Event("gradient", run.rounds, moves, noised_for=moves * factor),)
+            return (Event("gradient", run.rounds, moves, calibrated_for=moves * factor),)
         if run.hypers["noise"] == "independent":
             return (Event("gradient", run.rounds, moves),)
         nodes = used_nodes(run.rounds, int(run.hypers["restart_every"]))

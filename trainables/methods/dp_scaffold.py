@@ -71,14 +71,14 @@ class DPScaffold(LocalStepsMethod):
 
     def releases(self, run: Run) -> tuple[Event, ...]:
         moves = run.privacy.sensitivity
-        noised_for = 2 * moves if run.hypers["as_released"] else None
+        calibrated_for = 2 * moves if run.hypers["as_released"] else None
         if run.privacy.level == "user":
             # every c_i follows its client's noise, and clipped corrections do not cancel: the next round's sum shows
             # some of the noise that hid this one's. Seen locally it is known anyway, and the bound holds for any c_i
-            return (Event("gradient", run.rounds, moves, aggregated=False, noised_for=noised_for),)
+            return (Event("gradient", run.rounds, moves, aggregated=False, calibrated_for=calibrated_for),)
         # with a single step the corrections cancel in the mean, and it is the mean of the clients' noisy gradients
         steps = int(run.hypers["local_steps"])
-        return (Event("gradient", run.rounds * steps, moves, aggregated=steps == 1, noised_for=noised_for),)
+        return (Event("gradient", run.rounds * steps, moves, aggregated=steps == 1, calibrated_for=calibrated_for),)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"c": torch.zeros_like(theta)}

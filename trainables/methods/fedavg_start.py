@@ -45,7 +45,9 @@ def share(name: str, default: float, description: str) -> Hyperparameter:
 
 class FedAvgStartMethod(Method):
     start_hyperparameters = (
-        Hyperparameter("fedavg_rounds", 1, "rounds of FedAvg before the second stage", low=1, whole=True, shared=True),
+        Hyperparameter(
+            "fedavg_rounds", 1, "rounds of FedAvg before the second stage", low=1, integer=True, shared=True
+        ),
         replace(LOCAL_STEPS, default=50, description="K, noisy steps of a client in a round of FedAvg"),
         client_learning_rate(1.0),
         share("fedavg_share", 0.5, "the part of the budget, of mu squared, that the rounds of FedAvg spend"),

@@ -116,7 +116,7 @@ class FedNewMethod(Method):
         Hyperparameter("rho", 1.0, "pull of the clients' directions towards their mean", low=0, open_low=True),
         Hyperparameter("hessian_clip", 1.0, "Frobenius bound on a record's Hessian", low=0, open_low=True, shared=True),
         Hyperparameter("sum_clip", 1.0, "C2, l2 bound on g_i - lambda_i + rho y", low=0, open_low=True),
-        Hyperparameter("duals", True, "lambda_i: no credit from secure aggregation", shared=True, switch=True),
+        Hyperparameter("duals", True, "lambda_i: no credit from secure aggregation", shared=True, boolean=True),
         as_released("lemma 4, duals, and secure aggregation credited all the same"),
     )
 
@@ -139,7 +139,7 @@ class FedNewMethod(Method):
         if not run.hypers["as_released"]:
             return (Event("primal", run.rounds, published, aggregated=not run.hypers["duals"]),)
         together = math.sqrt(len(run.sizes)) if run.privacy.release == "secure-aggregation" else 1.0
-        return (Event("primal", run.rounds, proven, aggregated=False, noised_for=published / together),)
+        return (Event("primal", run.rounds, proven, aggregated=False, calibrated_for=published / together),)
 
     def bound_only(self, hypers: Hypers) -> bool:
         return bool(hypers["as_released"])
@@ -162,7 +162,7 @@ class FedNewMethod(Method):
         proven = max(
             lemma3(clip * stretch(clip, sum_clip, size), hessian_clip, sum_clip, gamma, size) for size in run.sizes
         )
-        return run.privacy.moves * published, run.privacy.moves * proven
+        return run.privacy.adjacency_factor * published, run.privacy.adjacency_factor * proven
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"y": torch.zeros_like(theta)}

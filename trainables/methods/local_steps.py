@@ -39,7 +39,7 @@ class LocalSteps(ClientProgram):
 class UserLocalSteps(LocalSteps):
     """The steps are not private; where they lead is clipped and noised as a whole: the client is the record."""
 
-    in_secret = True
+    allows_secret_participation = True
 
     @property
     def name(self) -> str:
@@ -52,7 +52,9 @@ class UserLocalSteps(LocalSteps):
         return client.noised_update(clip_norm(super().round(client, theta), client.clip))
 
 
-LOCAL_STEPS = Hyperparameter("local_steps", 1, "K, noisy steps of a client in a round", low=1, whole=True, shared=True)
+LOCAL_STEPS = Hyperparameter(
+    "local_steps", 1, "K, noisy steps of a client in a round", low=1, integer=True, shared=True
+)
 SERVER_LEARNING_RATE = Hyperparameter(
     "server_learning_rate", 1.0, "how far the server goes along the mean of the clients' moves", low=0, open_low=True
 )

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from trainables.errors import UserError, in_range, one_of
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -24,8 +24,6 @@ RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
 ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
 LEVELS: tuple[Level, ...] = ("record", "user")
 CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic", "adaptive")
-LATER = {"clipping": "plain", "secret_participation": 1.0}
-"""Settings that older trials do not name, and what they are there."""
 FAR_BEYOND = 1e4  # an eps of no privacy at all
 
 
@@ -72,21 +70,15 @@ class PrivacySettings(BaseModel):
         in_range(0, 1, "(]", secret_participation=self.secret_participation)
         return self
 
-    @model_serializer(mode="wrap")
-    def _as_ever(self, told: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What came later is told only where it is made use of: the keys of older trials stay what they were."""
-        fields: dict[str, Any] = told(self)
-        return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
-
     @property
-    def moves(self) -> float:
+    def adjacency_factor(self) -> float:
         """How often its bound a record (or a user) can move a sum: replacing one takes it away and adds another."""
         return 2.0 if self.adjacency == "replace-one" else 1.0
 
     @property
     def sensitivity(self) -> float:
         """How far one record moves a client's sum of clipped gradients, or one user its clipped update, in l2 norm."""
-        return self.clip * self.moves
+        return self.clip * self.adjacency_factor
 
 
 def delta_note(settings: PrivacySettings, sizes: Sequence[int]) -> str | None:
@@ -121,9 +113,9 @@ class Event:
     """The probability with which a record (or a user) is in one release, drawn afresh and in secret each time."""
     hidden_by_sum: bool = False
     """Whether only a sum hides who takes part: one who sees every client's release gets no credit for the secret."""
-    even: bool = False
+    equal_weights: bool = False
     """Whether all clients' noise weighs the same in the sum of releases, however large they are."""
-    noised_for: float | None = None
+    calibrated_for: float | None = None
     """The sensitivity that the noise is made for, where a released program got it wrong; else it is the true one."""
 
 
@@ -151,7 +143,7 @@ class PrivacyPlan:
         """The least noise for which the claim holds, rounded up to what float32 can hold. `by_size`: releases are
         weighted by |D_i|."""
         settings.check()
-        if all(e.noised_for is None for e in events) and not math.isclose(sum(e.share for e in events), 1.0):
+        if all(e.calibrated_for is None for e in events) and not math.isclose(sum(e.share for e in events), 1.0):
             raise UserError(f"shares of the privacy budget add up to {sum(e.share for e in events):g}, not to 1")
         of_sums = [1.0 / size if settings.level == "record" else 1.0 for size in sizes]
         weights = tuple(w * size if by_size else w for w, size in zip(of_sums, sizes, strict=True))
@@ -159,12 +151,14 @@ class PrivacyPlan:
         right = {}
         for e in events:
             seen = _seen(e, settings.release, weights)
-            moves = e.sensitivity if e.noised_for is None else e.noised_for
+            moves = e.sensitivity if e.calibrated_for is None else e.calibrated_for
             right[e.purpose] = 0.0 if math.isinf(mu) else moves * seen * math.sqrt(e.count / e.share) / mu
         if any(e.sampling < 1 for e in events) and not math.isinf(mu):
             in_range(LEAST_SAMPLED_DELTA, 1, **{"delta of a method that samples": settings.delta})
             # what would be right without sampling is the start; the proportions stay
-            believed = [replace(e, sensitivity=e.sensitivity if e.noised_for is None else e.noised_for) for e in events]
+            believed = [
+                replace(e, sensitivity=e.sensitivity if e.calibrated_for is None else e.calibrated_for) for e in events
+            ]
             sampled = _sampled(believed, right, settings, settings.release, weights)
             scale = scaled_to(settings.epsilon, sampled, settings.adjacency, settings.delta)
             right = {purpose: std * scale for purpose, std in right.items()}
@@ -226,7 +220,7 @@ def _sampled(
     return tuple(
         Sampled(
             e.count,
-            noise_std[e.purpose] * settings.moves / (e.sensitivity * _seen(e, release, weights)),
+            noise_std[e.purpose] * settings.adjacency_factor / (e.sensitivity * _seen(e, release, weights)),
             1.0 if e.hidden_by_sum and release == "local" else e.sampling,
         )
         for e in events
@@ -238,7 +232,7 @@ def _seen(event: Event, release: Release, weights: Sequence[float]) -> float:
     max_i w_i / ||w||, which is 1/sqrt(n) for equal weights."""
     if release == "local" or not event.aggregated:
         return 1.0
-    squares = np.square(np.asarray([1.0] * len(weights) if event.even else weights, dtype=np.float64))
+    squares = np.square(np.asarray([1.0] * len(weights) if event.equal_weights else weights, dtype=np.float64))
     return float(np.sqrt(squares.max() / squares.sum()))
 
 
