@@ -32,6 +32,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import parse
 from orchestrator.study.settings import ResourceSettings
 from trainables import methods
+from trainables.choices import PRECISIONS, Precision
 from trainables.data import features, partition
 from trainables.federation.lane_result import LaneResult
 from trainables.federation.problem import Problem, Shipper
@@ -45,7 +46,6 @@ from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import PrivacySettings
 from trainables.ray_actors.federation import Federation, FederationSize, HostActor, HostActors
-from trainables.spec import PRECISIONS, Precision
 
 PAPER_SIZED = "synthetic-frozen"
 SEARCH = """

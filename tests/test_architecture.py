@@ -5,6 +5,7 @@ import ast
 import pytest
 
 LAYERS = (
+    "trainables.choices",
     "trainables.errors",
     "trainables.lazy",
     "trainables.urls",

@@ -12,6 +12,7 @@ from orchestrator.report.tables.best import read_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import load
 from orchestrator.study.settings import Study
+from trainables.choices import PRECISIONS
 from trainables.errors import UserError
 from trainables.federation.pack import check, pack_group
 from trainables.federation.problem import in_process
@@ -21,7 +22,6 @@ from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
-from trainables.spec import PRECISIONS
 
 ROUNDING = {"float32": 2e-6, "tf32": 2**-9, "bf16": 2**-7}  # of what a product's factors are rounded to, some units
 SHAPES = {

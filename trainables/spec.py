@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,11 +14,6 @@ ENGINE_VERSION = 5
 """Part of every key. Raise it when a change of the code changes results, so that older results are not reused."""
 
 HyperValue = float | int | bool | str
-
-Aggregate = Literal["uniform", "size"]
-AGGREGATES: tuple[Aggregate, ...] = ("uniform", "size")
-Precision = Literal["float32", "tf32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 
 
 def content_key(text: str) -> str:

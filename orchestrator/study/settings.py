@@ -18,6 +18,7 @@ from orchestrator.study.objective import OBJECTIVES, Objective
 from orchestrator.study.strategies import RUNGS, SearchVariant
 from search_spaces import SearchSpace
 from trainables import plugins
+from trainables.choices import Aggregate, Precision
 from trainables.data import partition
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
@@ -25,7 +26,7 @@ from trainables.federation.trial_spec import Preprocess
 from trainables.methods import METHODS
 from trainables.privacy.gaussian import epsilon_of
 from trainables.privacy.plan import Adjacency, Clipping, Level, Release, known_adjacency
-from trainables.spec import Aggregate, HyperValue, Precision
+from trainables.spec import HyperValue
 
 SECRET = -1
 """Stands where a seed would, and nobody is told it."""

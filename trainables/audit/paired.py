@@ -29,6 +29,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
 from trainables import methods
+from trainables.choices import Aggregate
 from trainables.data.features import FeatureSet
 from trainables.data.partition import Partition, PartitionSpec
 from trainables.errors import UserError, in_range
@@ -41,7 +42,7 @@ from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, 
 from trainables.models import Model
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import Level, PrivacyPlan, PrivacySettings
-from trainables.spec import Aggregate, HyperValue
+from trainables.spec import HyperValue
 
 CONFIDENCE = 0.95
 CLIP = 0.5  # what follows has longer gradients at zero weights: all are clipped

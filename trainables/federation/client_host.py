@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainables.choices import Aggregate
 from trainables.data.stored import StoredRows
 from trainables.federation.denormals import taken_for_zero
 from trainables.federation.exact_sum import to_grid, to_grid_
@@ -25,7 +26,6 @@ from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
 from trainables.privacy.noise import Address
 from trainables.privacy.participation import participants, takes_part
-from trainables.spec import Aggregate
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables import methods, models, plugins
+from trainables.choices import AGGREGATES, PRECISIONS, Aggregate, Precision
 from trainables.data import partition
 from trainables.errors import UserError, one_of
 from trainables.federation.problem import Problem, Shipment
@@ -20,7 +21,6 @@ from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
 from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
-from trainables.spec import AGGREGATES, PRECISIONS, Aggregate, Precision
 
 CENTRE = "centre"  # the purpose of what the private mean of the features is made of
 

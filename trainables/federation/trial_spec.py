@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from functools import cached_property
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from trainables.choices import Aggregate, EvaluateOn, Precision, TrainOn
 from trainables.data.partition import PartitionSpec
 from trainables.errors import in_range
 from trainables.privacy.plan import PrivacySettings
-from trainables.spec import Aggregate, HyperValue, Precision, Spec, content_key
+from trainables.spec import HyperValue, Spec, content_key
 
 
 class DataSpec(Spec):
@@ -28,9 +28,9 @@ class ProblemSpec(Spec):
 
     data: DataSpec
     partition: PartitionSpec
-    train_on: Literal["train", "all"]
+    train_on: TrainOn
     """`train` removes the validation rows from the clients' rows; `all` keeps every train row."""
-    evaluate_on: Literal["validation", "test"]
+    evaluate_on: EvaluateOn
     model: str = "softmax"
 
 

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainables.choices import Precision
 from trainables.lazy import torch
-from trainables.spec import Precision
 
 TF32_BITS = 13  # of a float32's 23 that tf32 lacks
 

@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.choices import Precision
 from trainables.lazy import torch
 from trainables.models.lanes import add_products
 from trainables.models.products import Products
-from trainables.spec import Precision
 
 EVEN = 16  # numbers that a row is filled up to on a GPU: products of rows that begin anywhere are far slower
 

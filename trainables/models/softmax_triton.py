@@ -19,9 +19,9 @@ import torch
 import triton
 import triton.language as tl
 
+from trainables.choices import Precision
 from trainables.models.residuals import Seen
 from trainables.models.shard import Diagnostics, Shard
-from trainables.spec import Precision
 
 PART = 1024  # rows of a part: sums over them are in single precision
 WARPS, STAGES = 4, 1

@@ -6,24 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, field_validator
 
+from trainables.choices import ADJACENCIES, CLIPPINGS, LEVELS, RELEASES, Adjacency, Clipping, Level, Release
 from trainables.errors import UserError, in_range, one_of
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.sampled import LEAST_SAMPLED_DELTA, Sampled, scaled_to
 from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 
-Release = Literal["local", "secure-aggregation"]
-Adjacency = Literal["replace-one", "zero-out"]
-Level = Literal["record", "user"]
-Clipping = Literal["plain", "automatic", "adaptive"]
-RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
-ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
-LEVELS: tuple[Level, ...] = ("record", "user")
-CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic", "adaptive")
 FAR_BEYOND = 1e4  # an eps of no privacy at all
 
 

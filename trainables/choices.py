@@ -1,0 +1,18 @@
+"""Literal types of settings that allow a few fixed values. Imports nothing: the command line reads this module."""
+
+from typing import Literal
+
+Release = Literal["local", "secure-aggregation"]
+RELEASES: tuple[Release, ...] = ("local", "secure-aggregation")
+Adjacency = Literal["replace-one", "zero-out"]
+ADJACENCIES: tuple[Adjacency, ...] = ("replace-one", "zero-out")
+Level = Literal["record", "user"]
+LEVELS: tuple[Level, ...] = ("record", "user")
+Clipping = Literal["plain", "automatic", "adaptive"]
+CLIPPINGS: tuple[Clipping, ...] = ("plain", "automatic", "adaptive")
+Aggregate = Literal["uniform", "size"]
+AGGREGATES: tuple[Aggregate, ...] = ("uniform", "size")
+Precision = Literal["float32", "tf32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
+TrainOn = Literal["all", "train"]
+EvaluateOn = Literal["test", "validation"]
