@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.execution import training
+from orchestrator.execution.training_options import TrainingOptions
+from trainables.choices import Release
 from trainables.errors import UserError
-from trainables.federation.lane_result import LaneResult
 from trainables.federation.saved_model import SavedModel
-from trainables.privacy.plan import Adjacency, Clipping, Level, Release
-from trainables.spec import Aggregate, HyperValue
+from trainables.spec import HyperValue
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Account:
     """The privacy of a run."""
 
     claimed: float
-    """The eps that was asked for."""
+    """The requested eps."""
     actual: Mapping[Release, float]
-    """The eps that the added noise provides, by release model: local, secure-aggregation."""
+    """The eps that the noise provides, by release model: local and secure-aggregation."""
     unsampled: Mapping[Release, float]
-    """The same to one who knows which rows, or users, were sampled."""
+    """The actual eps against an adversary who knows which rows, or users, were sampled."""
     delta: float
     noise_multiplier: float
 
@@ -76,86 +78,49 @@ def load_model(path: str | Path) -> SavedModel:
     return SavedModel.load(Path(path))
 
 
-def train(
-    data: str | Path | Mapping[str, NDArray[Any]],
-    *,
-    method: str,
-    epsilon: float | None = None,
-    mu: float | None = None,
-    hyperparameters: Mapping[str, HyperValue] | None = None,
-    delta: float = 1e-5,
-    clip: float = 10.0,
-    clipping: Clipping = "plain",
-    release: Release = "local",
-    adjacency: Adjacency = "replace-one",
-    level: Level = "record",
-    secret_participation: float = 1.0,
-    center: float = 0.0,
-    center_bound: float = 16.0,
-    aggregate: Aggregate = "uniform",
-    model: str = "softmax",
-    partition: str = "dirichlet:0.5",
-    clients: int = 20,
-    partition_seed: int = 42,
-    rounds: int = 70,
-    evaluate_every: int = 10,
-    train_on: str = "all",
-    evaluate_on: str = "test",
-    validation_fraction: float = 0.1,
-    seed: int = 42,
-    secret_noise: bool = False,
-    hosts: int | None = None,
-    address: str | None = None,
-    on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
-) -> Model:
-    """Train one federation; the arguments are the options of `fedsweep train`, by the same names and with the same
-    defaults. The budget is stated as `epsilon` or as `mu`.
+P = ParamSpec("P")
+R = TypeVar("R")
+Data = str | Path | Mapping[str, NDArray[Any]]
 
-    `data`: a feature file, the name of a built-in set, or the arrays themselves (x_train, y_train, x_test, y_test and,
-    if rows belong to clients, client_train).
-    `center`: the share of mu squared for a private mean that is taken off the features; weights are those for features
-    as they came.
-    `secret_noise`: the seed of noise and weights comes from the operating system, and nobody is told it.
+
+def _with_options(
+    options: Callable[P, TrainingOptions],
+) -> Callable[[Callable[[Data, TrainingOptions], R]], Callable[Concatenate[Data, P], R]]:
+    """Turn a function of data and options into one of data and keyword arguments, as `TrainingOptions` takes them."""
+
+    def decorate(function: Callable[[Data, TrainingOptions], R]) -> Callable[Concatenate[Data, P], R]:
+        @functools.wraps(function)
+        def call(data: Data, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return function(data, options(*args, **kwargs))
+
+        data, *_ = inspect.signature(function).parameters.values()
+        keywords = inspect.signature(options).parameters.values()
+        call.__signature__ = inspect.Signature([data, *keywords])  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+@_with_options(TrainingOptions)
+def train(data: Data, /, options: TrainingOptions) -> Model:
+    """Train one federation. The keyword arguments are the fields of `TrainingOptions`, which are also the options of
+    `fedsweep train`; state the budget as `epsilon` or as `mu`.
+
+    `data`: a feature file, the name of a built-in data set, or a mapping with the arrays x_train, y_train, x_test,
+    y_test and, for rows that belong to clients, client_train.
     """
-    prepared = training.set_up(
-        data if isinstance(data, Mapping) else str(data),
-        method=method,
-        hyperparameters=hyperparameters or {},
-        epsilon=epsilon,
-        mu=mu,
-        delta=delta,
-        clip=clip,
-        clipping=clipping,
-        release=release,
-        adjacency=adjacency,
-        level=level,
-        secret_participation=secret_participation,
-        center=center,
-        center_bound=center_bound,
-        aggregate=aggregate,
-        model=model,
-        partition=partition,
-        clients=clients,
-        partition_seed=partition_seed,
-        rounds=rounds,
-        evaluate_every=evaluate_every,
-        train_on=train_on,
-        evaluate_on=evaluate_on,
-        validation_fraction=validation_fraction,
-        seed=seed,
-        secret_noise=secret_noise,
-        hosts=hosts,
-        address=address,
-    )
-    trained = training.train(prepared, address=address, hosts=hosts, on_round=on_round)
-    trial, plan = prepared.trial, prepared.plan
+    prepared = training.set_up(data if isinstance(data, Mapping) else str(data), options)
+    trained = training.train(prepared, address=options.address, hosts=options.hosts, on_round=options.on_round)
+    trial, plan, secret = prepared.trial, prepared.plan, options.secret_noise
     return Model(
         state=trained.result.state,
         weights=trained.weights,
         metrics=trained.result.metrics,
-        account=Account(trial.privacy.epsilon, plan.actual_epsilon, plan.unsampled, delta, plan.noise_multiplier),
+        account=Account(
+            trial.privacy.epsilon, plan.actual_epsilon, plan.unsampled, trial.privacy.delta, plan.noise_multiplier
+        ),
         hyperparameters=trial.hyperparameters,
         seconds_per_round=trained.seconds_per_round,
-        key=None if secret_noise else trial.key,
-        _saved=None if trained.weights is None else training.saved_model(prepared, trained, secret=secret_noise),
+        key=None if secret else trial.key,
+        _saved=None if trained.weights is None else training.saved_model(prepared, trained, secret=secret),
     )

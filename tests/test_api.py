@@ -140,14 +140,29 @@ def test_weights_are_those_that_were_judged(more, local_ray, tmp_path):
     assert ("seed" in saved.provenance["trial"]) == (not more)
 
 
-def test_the_function_takes_what_the_command_takes():
-    """By the same names, with the same defaults; but data and a method must be said, and files are the command's."""
-    options = {name: p.default for name, p in inspect.signature(train_command).parameters.items()}
-    taken = {name: p.default for name, p in inspect.signature(fedsweep.train).parameters.items()}
-    assert set(options) - set(taken) == {"context", "settings", "from_file", "cell", "save", "json"}
-    assert set(taken) - set(options) == {"hyperparameters", "on_round"}
-    different = {name for name in set(options) & set(taken) if options[name] != taken[name]}
-    assert different == {"data", "method"}
+def test_the_function_and_the_command_take_the_same_options():
+    """By the same names and with the same defaults: both derive from `TrainingOptions`."""
+    of_command = {name: p.default for name, p in inspect.signature(train_command).parameters.items()}
+    of_function = {name: p.default for name, p in inspect.signature(fedsweep.train).parameters.items()}
+    assert set(of_command) - set(of_function) == {"context", "from_file", "cell", "save", "json"}
+    assert set(of_function) - set(of_command) == {"on_round"}
+    assert {name for name in set(of_command) & set(of_function) if of_command[name] != of_function[name]} == {
+        "data",  # required in Python
+        "hyperparameters",  # --set KEY=VALUE
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"release": "trusted"}, "release = 'trusted': Input should be 'local' or 'secure-aggregation'"),
+        ({"rounds": "many"}, "rounds = 'many': "),
+        ({"hyperparameters": {"learning_rate": [1]}}, r"hyperparameters.learning_rate = \[1\]: "),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_user_error(wrong, message):
+    with pytest.raises(fedsweep.UserError, match=message):
+        fedsweep.train(small.SMALL, method="dp-fedgd", epsilon=1, **wrong)
 
 
 def test_a_budget_is_stated_once():

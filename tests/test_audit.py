@@ -249,8 +249,8 @@ def test_the_command_within_claim(fedsweep):
     code, out, _ = fedsweep("audit", "dp-fedgd", "--epsilon", 5, "--repetitions", 600)
     assert code == 0
     assert "claimed    eps 5 (mu 1.121)" in out
-    assert "power      would have caught eps" in out
-    assert "verdict    not seen to exceed the claim" in out
+    assert "power      detects eps" in out
+    assert "verdict    consistent with the claim" in out
 
 
 def test_the_command_that_catches(fedsweep):

@@ -203,10 +203,9 @@ def test_help_is_no_error(fedsweep):
 
 
 @pytest.mark.parametrize(
-    ("release", "sigma", "same_release"),
-    [("local", 279.17, "local"), ("secure-aggregation", 62.43, "secure-aggregation")],
+    ("release", "sigma", "released"), [("local", 279.17, "local"), ("secure-aggregation", 62.43, "secure-aggregation")]
 )
-def test_calibrate(fedsweep, release, sigma, same_release):
+def test_calibrate(fedsweep, release, sigma, released):
     """The issue's own check values. The noise of the sum has standard deviation clip x sigma_g."""
     flags = f"--epsilon 1 --delta 1e-5 --rounds 70 --clients 20 --release {release} --adjacency replace-one --json"
     code, out, _ = fedsweep("calibrate", *flags.split())
@@ -217,8 +216,8 @@ def test_calibrate(fedsweep, release, sigma, same_release):
     assert found["noise_std_sum"] == pytest.approx(10 * found["noise_multiplier"])
     assert found["mu"] == pytest.approx(0.2681, abs=5e-5)
     assert found["epsilon"]["claimed"] == 1
-    assert found["epsilon"]["actual"][same_release] == pytest.approx(1, rel=1e-6)
-    assert found["epsilon"]["actual"][same_release] <= 1
+    assert found["epsilon"]["actual"][released] == pytest.approx(1, rel=1e-6)
+    assert found["epsilon"]["actual"][released] <= 1
 
 
 def test_calibrate_for_people(fedsweep):
@@ -333,7 +332,7 @@ def test_train_from_outside():
         assert list(report["metrics"][name]) == ["10", "20"]
     assert "Traceback" not in found.stderr
     assert "accuracy" in found.stderr
-    assert "actual" in found.stderr
+    assert "actual epsilon" in found.stderr
 
     of = small.problem()
     trial = small.trial(of, "dp-fedsofim", {"learning_rate": 0.5, "rho": 1.0}, rounds=20, every=10)
@@ -362,9 +361,9 @@ def test_what_was_asked_for_is_on_standard_output(fedsweep, no_ray):
     flags = f"--data {TINY} --method dp-fedgd --epsilon 1 --rounds 2 --evaluate-every 1 --clients 3 --hosts 1"
     code, out, err = fedsweep("train", *flags.split())
     assert code == 0
-    assert "dp-fedgd, judged on the test set" in out
-    assert "epsilon claimed 1 (record level" in out
-    assert "actual" not in err
+    assert "dp-fedgd, evaluated on the test set" in out
+    assert "claimed epsilon 1 (record level" in out
+    assert "actual epsilon" not in err
 
 
 def test_a_run_that_diverges_says_so(fedsweep, no_ray):

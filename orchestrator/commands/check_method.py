@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.commands.options import Json, Settings, key_values
+from orchestrator.commands.options import Hyperparameters, Json, key_values
 from orchestrator.console import emit_json
 from trainables.errors import UserError
 
@@ -21,7 +21,7 @@ def check_method(
             help="The server's step written for reading, twin(W, G, t, state, **hyperparameters), to hold it against.",
         ),
     ] = None,
-    settings: Settings = None,
+    hyperparameters: Hyperparameters = None,
     repetitions: Annotated[int, typer.Option(help="Runs of the audit with the planted record.")] = 4_000,
     json: Json = False,
 ) -> None:
@@ -41,7 +41,7 @@ def check_method(
         examined = methods.get(method)
     reference = _named(twin) if twin else None
     findings = []
-    hypers = key_values(settings or [])
+    hypers = key_values(hyperparameters)
     for finding in contract.examine(examined, hypers, reference, repetitions, lambda check: _say(f"{check}: ", json)):
         findings.append(finding)
         _say(f"broken: {finding.complaint}\n" if finding.complaint else "holds\n", json)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.commands.options import Json, Settings, key_values
+from orchestrator.commands.options import Hyperparameters, Json, key_values
 from orchestrator.console import emit_json
 from trainables.errors import UserError
 
@@ -18,7 +18,7 @@ def lookup(
     epsilon: Annotated[float, typer.Option(help="A privacy budget of the table.")],
     setting: Annotated[str | None, typer.Option(help="Data, backbone and partition; default: the only one.")] = None,
     split: Annotated[str, typer.Option(help="validation or test.")] = "validation",
-    settings: Settings = None,
+    hyperparameters: Hyperparameters = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed to average over; repeatable; default: all.")] = None,
     best: Annotated[int, typer.Option(help="How many configurations to show.")] = 5,
     json: Json = False,
@@ -27,7 +27,7 @@ def lookup(
     from orchestrator.report.benchmark.lookup import Task
 
     task = Task.load(file, method, epsilon, setting=setting, split=split, seeds=seed)
-    wanted = {name: _value(text) for name, text in key_values(settings or []).items()}
+    wanted = {name: _value(text) for name, text in key_values(hyperparameters).items()}
     unknown = [name for name in wanted if name not in task.axes]
     if unknown:
         raise UserError(f"--set {unknown[0]} is not searched over in the table; it has: {', '.join(task.axes)}")

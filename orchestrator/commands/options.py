@@ -1,137 +1,88 @@
-"""Options that several commands share, and how they are read."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from orchestrator.execution.training_options import TrainingOptions
 from trainables.errors import UserError, in_range
 
-
-class Release(StrEnum):
-    LOCAL = "local"
-    SECURE = "secure-aggregation"
-
-
-class Adjacency(StrEnum):
-    REPLACE = "replace-one"
-    ZERO_OUT = "zero-out"
-
-
-class Level(StrEnum):
-    RECORD = "record"
-    USER = "user"
-
-
-class Aggregate(StrEnum):
-    UNIFORM = "uniform"
-    SIZE = "size"
-
-
-class Clipping(StrEnum):
-    PLAIN = "plain"
-    AUTOMATIC = "automatic"
-    ADAPTIVE = "adaptive"
-
-
-class TrainOn(StrEnum):
-    ALL = "all"
-    TRAIN = "train"
-
-
-class EvaluateOn(StrEnum):
-    TEST = "test"
-    VALIDATION = "validation"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON to standard output.")]
 DATA_HELP = (
-    "An .npz file of features, synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES] or synthetic:ALPHA,BETA; or "
+    "Feature file (.npz), synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES], synthetic:ALPHA,BETA, or "
     "simulated:TASK,CLIENTS,MEAN_SIZE,SIZES,DIMENSION[,SEED] with TASK logistic, multinomial or poisson and SIZES "
     "equal, uniform or lognormal."
 )
-Data = Annotated[str, typer.Option(help=DATA_HELP)]
-Clients = Annotated[int, typer.Option(help="Number of clients.")]
-PartitionText = Annotated[str, typer.Option("--partition", help="iid, dirichlet:ALPHA, classes:K or explicit.")]
-PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition; not changed by --seed.")]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy budget; inf for the non-private arm.")]
-Mu = Annotated[float | None, typer.Option(help="The budget as mu of Gaussian differential privacy, in place of eps.")]
-Delta = Annotated[float, typer.Option(help="Probability that the guarantee may fail with.")]
-Clip = Annotated[float, typer.Option(help="l2 bound on a per-example gradient; at user level, on a client's update.")]
-ClippingBy = Annotated[
-    Clipping,
-    typer.Option(
-        help="How gradients come to that bound: longer ones are shortened, or all become about as long; or, of users, "
-        "it follows their median update."
-    ),
-]
-LevelModel = Annotated[Level, typer.Option(help="Whose privacy: one record's, or a client's with all its records.")]
-SecretParticipation = Annotated[
-    float,
-    typer.Option(
-        help="Probability with which a user takes part in a round, which only it knows; 1: all do. For user level and "
-        "secure aggregation."
-    ),
-]
-ModelText = Annotated[
-    str, typer.Option("--model", help="softmax, the linear head, mlp:HIDDEN, logistic, multinomial or poisson.")
-]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyperparameter; may be repeated.")
-]
-Rounds = Annotated[int, typer.Option(help="Federated rounds.")]
-ReleaseModel = Annotated[
-    Release,
-    typer.Option(help="Who is not trusted: every client's own release is private, or only their sum."),
-]
-Center = Annotated[
-    float, typer.Option(help="Share of mu squared for a private mean that is taken off the features; 0: none.")
-]
-CenterBound = Annotated[float, typer.Option(help="l2 bound on a row in that mean.")]
-AggregateBy = Annotated[Aggregate, typer.Option(help="How clients weigh in the mean of their releases.")]
-AdjacencyModel = Annotated[
-    Adjacency,
-    typer.Option(
-        help="What neighbouring data sets differ in: a record exchanged, or one that counts as nothing (sizes stay)."
-    ),
+Hyperparameters = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a hyperparameter; repeatable.")
 ]
 Address = Annotated[
     str | None,
     typer.Option(
-        envvar="RAY_ADDRESS",  # as in a job that `ray job submit` started
-        help="Join the Ray at this address (auto or HOST:PORT); default: start one here.",
+        envvar="RAY_ADDRESS",  # set in jobs that `ray job submit` started
+        help="Address of a Ray cluster to run on (auto or HOST:PORT).  [default: start a local Ray]",
     ),
 ]
-StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="A study file, or the name of a packaged study.")]
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="A result folder, or its URL (s3://bucket/folder).")]
+StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="Study file, or name of a packaged study.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="Results folder, or its URL (s3://bucket/folder).")]
 Resources = Annotated[
     list[str] | None,
     typer.Option(
         "--resource",
         metavar="KEY=VALUE",
-        help="Instead of the study's: hosts, gpus_per_host, lanes_per_pack, federations or placement, for this run; "
-        "may be repeated. Never changes a result.",
+        help="Override a resource setting of the study for this run: hosts, gpus_per_host, lanes_per_pack, federations "
+        "or placement; repeatable. Resources never change results.",
+    ),
+]
+StopAfter = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Stop after this time (90m, 2h, 1.5d), when the running packs have finished."),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K/N", help="Run only every N-th cell, starting with the K-th; combine with `fedsweep merge`."
     ),
 ]
 
 
-StopAfter = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="End after this time (90m, 2h, 1.5d), once the packs in flight have ended."),
-]
+def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace the parameter `options` of a command by one option per name.
 
+    Types, defaults and help texts are those of `TrainingOptions`; `defaults` are specific to the command.
+    """
+    annotations = get_type_hints(TrainingOptions, include_extras=True)
+    fields = inspect.signature(TrainingOptions).parameters
 
-Shard = Annotated[
-    str | None,
-    typer.Option(metavar="K/N", help="Run every N-th cell, from the K-th on; fedsweep merge puts the parts together."),
-]
+    def parameter(name: str) -> inspect.Parameter:
+        kind, text = get_args(annotations[name])
+        option = typer.Option(f"--{name.replace('_', '-')}", help=text)
+        default = defaults.get(name, fields[name].default)
+        return fields[name].replace(annotation=Annotated[kind, option], default=default)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            chosen = {name: values.pop(name) for name in names}
+            command(options=TrainingOptions(**chosen), **values)
+
+        parameters: list[inspect.Parameter] = []
+        for given in inspect.signature(command, eval_str=True).parameters.values():
+            own = given.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters += map(parameter, names) if given.name == "options" else [own]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def shard_of(text: str | None) -> tuple[int, int]:
-    """K/N: which of how many parts."""
+    """Parse K/N."""
     if text is None:
         return 1, 1
     part, _, parts = text.partition("/")
@@ -141,33 +92,34 @@ def shard_of(text: str | None) -> tuple[int, int]:
 
 
 def seconds_of(text: str | None) -> float | None:
-    """A time as 30s, 90m, 2h or 1.5d."""
+    """Parse a time such as 30s, 90m, 2h or 1.5d."""
     if text is None:
         return None
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
-        found = float(text[:-1]) * units[text[-1:]]
+        seconds = float(text[:-1]) * units[text[-1:]]
     except (ValueError, KeyError):
         raise UserError(f"stop-after = {text!r} is not a time like 30s, 90m, 2h or 1.5d") from None
-    in_range(0, 1e8, "(]", stop_after=found)
-    return found
+    in_range(0, 1e8, "(]", stop_after=seconds)
+    return seconds
 
 
-def key_values(pairs: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for pair in pairs:
+def key_values(pairs: list[str] | None) -> dict[str, Any]:
+    """Parse the values of --set."""
+    values: dict[str, Any] = {}
+    for pair in pairs or []:
         name, equals, value = pair.partition("=")
         if not equals or not name or not value:
             raise UserError(f"--set {pair!r} is not of the form KEY=VALUE")
-        if name in found:
+        if name in values:
             raise UserError(f"--set names {name!r} twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-def refuse_options(context: typer.Context, counted: Sequence[str], with_what: str) -> None:
-    """An option that would be ignored is refused. `with_what`: what it does not go with, and why."""
+def refuse_options(context: typer.Context, allowed: Sequence[str], with_what: str) -> None:
+    """Refuse options that would be ignored. `with_what`: what they cannot be combined with, and why."""
     for option in context.command.params:
-        given = context.get_parameter_source(option.name or "")
-        if option.name not in counted and given is not None and given.name == "COMMANDLINE":
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in allowed and source is not None and source.name == "COMMANDLINE":
             raise UserError(f"{option.opts[0]} does not go with {with_what}")

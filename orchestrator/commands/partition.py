@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from orchestrator.commands.options import Clients, Data, Json, PartitionSeed, PartitionText
+from orchestrator.commands.options import DATA_HELP, Json, training_options
 from orchestrator.console import emit_json, stderr
+from orchestrator.execution.training_options import TrainingOptions
 
 
+@training_options("partition", "clients", "partition_seed")
 def partition(
-    data: Data,
-    partition: PartitionText = "dirichlet:0.5",
-    clients: Clients = 20,
-    partition_seed: PartitionSeed = 42,
+    data: Annotated[str, typer.Option(help=DATA_HELP)],
+    options: TrainingOptions,
     json: Json = False,
 ) -> None:
-    """Show which client would hold how many rows of which class."""
+    """Show how many rows of each class every client holds under a partition."""
     from trainables.data import features
     from trainables.data import partition as partitions
 
     loaded = features.load(data)
-    dealt = partitions.partition(loaded, partitions.parse(partition, clients=clients, seed=partition_seed))
-    counts = dealt.counts(loaded)
+    spec = partitions.parse(options.partition, clients=options.clients, seed=options.partition_seed)
+    split = partitions.partition(loaded, spec)
+    counts = split.counts(loaded)
     divergence = partitions.divergence_from_uniform(counts)
     absent = (counts == 0).sum(axis=1)
-    for note in dealt.notes:
+    for note in split.notes:
         stderr.print(f"note: {note}")
     if json:
         emit_json(
             {
                 "counts": counts.tolist(),
-                "sizes": list(dealt.sizes),
+                "sizes": list(split.sizes),
                 "kl_from_uniform": divergence.tolist(),
                 "kl_mean": float(divergence.mean()),
                 "kl_max": float(divergence.max()),
                 "absent_classes": absent.tolist(),
                 "absent_mean": float(absent.mean()),
-                "notes": list(dealt.notes),
+                "notes": list(split.notes),
             }
         )
         return
-    width = max(6, len(str(max(dealt.sizes))) + 1)
+    width = max(6, len(str(max(split.sizes))) + 1)
     typer.echo("client " + "".join(f"{f'cls {c}':>{width}}" for c in range(loaded.classes)) + f"{'total':>8}")
     for client, row in enumerate(counts):
         typer.echo(f"{client:>6} " + "".join(f"{value:>{width}}" for value in row) + f"{row.sum():>8}")

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.training_options import TrainingOptions
 from trainables import methods
 from trainables.data import features, simulated
 from trainables.data import partition as partitions
@@ -27,10 +28,9 @@ from trainables.federation.pack import check, code_of
 from trainables.federation.problem import Problem, Shipper
 from trainables.federation.saved_model import SavedModel
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
-from trainables.privacy.gaussian import budget
-from trainables.privacy.plan import Adjacency, Clipping, Level, PrivacyPlan, PrivacySettings, Release
+from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.ray_actors.federation import Federation, FederationSize
-from trainables.spec import ENGINE_VERSION, Aggregate
+from trainables.spec import ENGINE_VERSION
 
 
 @dataclass(frozen=True)
@@ -50,70 +50,37 @@ class Trained:
     """As the model lays them out; None where it diverged."""
 
 
-def set_up(
-    data: str | Mapping[str, NDArray[Any]],
-    *,
-    method: str,
-    hyperparameters: Mapping[str, Any],
-    epsilon: float | None,
-    mu: float | None,
-    delta: float,
-    clip: float,
-    clipping: Clipping,
-    release: Release,
-    adjacency: Adjacency,
-    level: Level,
-    secret_participation: float,
-    center: float,
-    center_bound: float,
-    aggregate: Aggregate,
-    model: str,
-    partition: str,
-    clients: int,
-    partition_seed: int,
-    rounds: int,
-    evaluate_every: int,
-    train_on: str,
-    evaluate_on: str,
-    validation_fraction: float,
-    seed: int,
-    secret_noise: bool,
-    hosts: int | None,
-    address: str | None,
-) -> Training:
-    """A run as it was asked for, by option or argument. Cheap mistakes are found first: data take a while."""
-    privacy = PrivacySettings(
-        epsilon=budget(epsilon, mu, delta),
-        delta=delta,
-        clip=clip,
-        clipping=clipping,
-        release=release,
-        adjacency=adjacency,
-        level=level,
-        secret_participation=secret_participation,
-    ).check()
-    preprocess = Preprocess(center=center, bound=center_bound).check()
-    dealt = partitions.parse(partition, clients=clients, seed=partition_seed)
-    chosen = methods.get(method).check(hyperparameters)
-    if hosts is not None:
-        in_range(1, 10**6 if address else os.cpu_count() or 1, hosts=hosts)
+def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> Training:
+    """Check the options and load the data. Cheap checks come first: loading data may take a while."""
+    try:
+        options = TypeAdapter(TrainingOptions).validate_python(vars(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][:2]))
+        raise UserError(f"{name} = {first['input']!r}: {first['msg']}") from None
+    privacy = options.privacy()
+    preprocess = Preprocess(center=options.center, bound=options.center_bound).check()
+    partition = partitions.parse(options.partition, clients=options.clients, seed=options.partition_seed)
+    hyperparameters = methods.get(options.method).check(options.hyperparameters)
+    if options.hosts is not None:
+        in_range(1, 10**6 if options.address else os.cpu_count() or 1, hosts=options.hosts)
     training = prepare(
-        features.load(data, seed) if isinstance(data, str) else features.from_arrays(data),
-        partition=dealt,
-        model=model,
-        validation_fraction=validation_fraction,
-        train_on=train_on,
-        evaluate_on=evaluate_on,
-        method=method,
-        hyperparameters=chosen,
+        features.load(data, options.seed) if isinstance(data, str) else features.from_arrays(data),
+        partition=partition,
+        model=options.model,
+        validation_fraction=options.validation_fraction,
+        train_on=options.train_on,
+        evaluate_on=options.evaluate_on,
+        method=options.method,
+        hyperparameters=hyperparameters,
         privacy=privacy,
-        rounds=rounds,
-        evaluate_every=evaluate_every,
-        seed=seed,
+        rounds=options.rounds,
+        evaluate_every=options.evaluate_every,
+        seed=options.seed,
         preprocess=preprocess,
-        aggregate=aggregate,
+        aggregate=options.aggregate,
     )
-    return with_secret_seed(training) if secret_noise else training
+    return with_secret_seed(training) if options.secret_noise else training
 
 
 def prepare(
