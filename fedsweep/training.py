@@ -112,6 +112,7 @@ def train(data: Data, /, options: TrainingOptions) -> Model:
     prepared = training.set_up(data if isinstance(data, Mapping) else str(data), options)
     trained = training.train(prepared, address=options.address, hosts=options.hosts, on_round=options.on_round)
     trial, plan, secret = prepared.trial, prepared.plan, options.secret_noise
+    claimed, delta = trial.privacy.epsilon, trial.privacy.delta
     return Model(
         state=trained.result.state,
         weights=trained.weights,

@@ -142,9 +142,9 @@ def test_what_cannot_be_audited_is_said(problem):
 def test_options_of_the_other_kind_are_refused(fedsweep, tmp_path):
     code, _, err = fedsweep("audit", "dp-fedgd", "--cell", "x")
     assert code == 2
-    assert "--cell goes with a result folder" in err
+    assert "--cell goes with a results folder" in err
     code, _, err = fedsweep("audit", tmp_path, "--rounds", "3")
     assert code == 2
-    assert "--rounds does not go with a result folder" in err
+    assert "--rounds does not go with a results folder" in err
     code, _, err = fedsweep("audit", tmp_path / "nothing")
     assert code == 2
