@@ -1,27 +1,27 @@
-"""Small deliberate faults, one at a time, and whether the fast tests notice: `make mutants`.
+"""Mutation testing: small deliberate faults (mutants), one at a time, and whether the fast tests fail: `make mutants`.
 
-cosmic-ray makes the faults. Its own way to run them starts Python anew for each, which takes longer than the tests:
-instead the tests are read once, and every fault lives and dies in a fork, where the faulty function takes the real
-one's place; what runs on import is imported anew, from an import hook that gives the faulty module out. No file is
-touched. A first run without a fault learns which lines each test runs: a fault is shown to those that run its line, the
-quickest first. One that survives there, in a function that also runs while modules are imported, is tried a second
-time, imported anew. One that makes a program go on for ever is stopped by the seconds of processor it has used, in
-units of what the faultless run took: how loaded a machine is does not matter.
+cosmic-ray makes the mutants. Its own runner starts Python for each, which takes longer than the tests. Here the tests
+are collected once, and every mutant runs in a fork, where the mutated function replaces the real one. Code that runs on
+import is imported again in the fork, through an import hook that serves the mutated module. No file is changed.
+
+A baseline run without a mutant records which lines each test runs. A mutant is run against the tests that run its line,
+fastest first. If it survives there, and its line also runs during imports, it is run again by importing. A mutant that
+never ends is stopped by the CPU time it used, as a multiple of the baseline's: the load of the machine does not matter.
 
     python tests/mutants.py                           all modules
-    python tests/mutants.py trainables/privacy        what lies there
-    python tests/mutants.py --every 10                a tenth of the faults
-    python tests/mutants.py --sample 20               at most twenty of every module
-    python tests/mutants.py --left                    those that survived last time, once there are tests for them;
-                                                      quickly so with `--tests` and the files that have the new ones
-    python tests/mutants.py --named                   faults that once passed unnoticed, and which test notices now
-    python tests/mutants.py --jobs 12 --minutes 8     twelve at a time; what is not tried by then is left out, evenly
-    python tests/mutants.py --seconds 30              what tests of 30 s together do not notice counts as survived
+    python tests/mutants.py trainables/privacy        one folder
+    python tests/mutants.py --every 10                a tenth of the mutants
+    python tests/mutants.py --sample 20               at most twenty per module
+    python tests/mutants.py --survivors               those that survived last time; faster with `--tests` and the files
+                                                      that hold the new tests
+    python tests/mutants.py --named                   the mutants of `mutants_named.json`
+    python tests/mutants.py --stale                   entries of the JSON files whose source line is gone; runs nothing
+    python tests/mutants.py --jobs 12 --minutes 8     twelve at a time; what does not fit is left out evenly
+    python tests/mutants.py --seconds 30              at most 30 s of tests per mutant
 
-Faults that nothing could tell from the real thing are listed, with a reason each, in `mutants_equivalent.json`, and are
-not tried. What was counted, and how many lines the tests run, is kept in `mutants.md`, what survived in
-`mutants_left.json`. Faults that somebody once put in by hand and that no test noticed are in `mutants_named.json`; they
-come first, and each must be noticed.
+`mutants_equivalent.json` lists mutants that no test could detect, each with a reason; they are not run. `mutants.md`
+holds the counts and the line coverage, `mutants_survived.json` the survivors. `mutants_named.json` lists faults that
+were once undetected, with the tests that detect them now; they run first, and each must be detected.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import io
 import itertools
 import json
 import math
@@ -50,6 +51,7 @@ import signal
 import sys
 import tempfile
 import time
+import tokenize
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -63,56 +65,48 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 NAMED = Path(__file__).with_name("mutants_named.json")
-COUNTED = Path(__file__).with_name("mutants.md")
-LEFT = Path(__file__).with_name("mutants_left.json")
-OF_METHODS = tuple(
+COUNTS = Path(__file__).with_name("mutants.md")
+SURVIVED = Path(__file__).with_name("mutants_survived.json")
+METHOD_TESTS = tuple(
     f"tests/test_{name}.py"
     for name in (
         *("methods", "goldens", "observed_releases", "adaptive_clipping", "banded", "fednew", "sampling", "user_level"),
         *("secret_participation", "glm", "privacy", "tree", "mlp"),
     )
 )
-OF_SEARCH = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
+SEARCH_TESTS = ("tests/test_search.py", "tests/test_search_details.py", "tests/test_private_search.py")
+TABLE_TESTS = ("tests/test_tables.py", "tests/test_table_details.py", "tests/test_table_snapshots.py")
 
-OF_TABLES = ("tests/test_tables.py", "tests/test_table_details.py", "tests/test_table_snapshots.py")
 
-
-def _of(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    return {str(path.relative_to(ROOT)): tests for path in sorted((ROOT / folder).glob("*.py")) if path.read_text()}
+def _each_file(folder: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {str(path.relative_to(ROOT)): tests for path in sorted((ROOT / folder).rglob("*.py")) if path.read_text()}
 
 
 TESTS: dict[str, tuple[str, ...]] = {
-    **_of("trainables/privacy", ("tests/test_privacy.py",)),
+    **_each_file("trainables/privacy", ("tests/test_privacy.py",)),
     "trainables/privacy/noise.py": ("tests/test_noise.py", "tests/test_goldens.py"),
     "trainables/privacy/plan.py": ("tests/test_privacy.py", "tests/test_sampling.py"),
     "trainables/privacy/sampled.py": ("tests/test_sampling.py",),
     "trainables/privacy/private_selection.py": ("tests/test_selection.py", "tests/test_private_search.py"),
     "trainables/data/partition.py": ("tests/test_partition.py", "tests/test_goldens.py"),
     "orchestrator/results/ledger.py": ("tests/test_ledger.py",),
-    **_of("orchestrator/search", OF_SEARCH),
-    **_of("trainables/methods", OF_METHODS),
+    **_each_file("orchestrator/search", SEARCH_TESTS),
+    "orchestrator/execution/sweep.py": SEARCH_TESTS,
+    **_each_file("trainables/methods", METHOD_TESTS),
     "trainables/methods/__init__.py": ("tests/test_plugins.py",),
-    **_of("orchestrator/report/tables", OF_TABLES),
+    **_each_file("orchestrator/report/tables", TABLE_TESTS),
+    "orchestrator/results/frames.py": TABLE_TESTS,
+    "orchestrator/results/winners.py": TABLE_TESTS,
 }
-"""Which tests are to notice a fault in a module; those that start Ray are left out."""
-del TESTS["trainables/privacy/noise_triton.py"]  # which runs on GPUs alone: `pytest -k cuda tests/test_noise.py`
-FAST = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
-NOT_OURS = [
-    "numpy",
-    "scipy.stats",
-    "torch",
-    "pandas",
-    "ray",
-    "optuna",
-    "dp_accounting",
-    "hypothesis",
-    "pydantic",
-    "yaml",
-    "typer",
-    "mpmath",
-    "markdown_it",
-]
-SWAPPED = (
+"""The tests that should detect a mutant of a module; tests that start Ray are left out."""
+del TESTS["trainables/privacy/noise_triton.py"]  # runs on GPUs only: `pytest -k cuda tests/test_noise.py`
+PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not ray and not chaos and not nodes")
+PRELOADED = (
+    *("numpy", "scipy.stats", "torch", "pandas", "ray", "optuna", "dp_accounting", "hypothesis", "pydantic", "yaml"),
+    *("typer", "mpmath", "markdown_it"),
+)
+"""Libraries that are imported once, before any fork."""
+SWAPS = (
     ("Add", "Sub"),
     ("Mul", "Div"),
     ("Lt", "LtE"),
@@ -128,64 +122,67 @@ OPERATORS = (
     *("core/ReplaceBinaryOperator_Pow_Mul", "core/ReplaceBinaryOperator_FloorDiv_Div"),
     *(
         f"core/Replace{kind}Operator_{one}_{other}"
-        for pair in SWAPPED
+        for pair in SWAPS
         for one, other in (pair, pair[::-1])
         for kind in (("Binary",) if pair[0] in ("Add", "Mul") else ("Comparison",))
     ),
 )
+ARROW = "  ->  "
+EVERYWHERE = "everywhere: "
+"""Prefix of an entry of `mutants_equivalent.json` for a line of any module."""
 WITHIN = "everywhere, within a line: "
-"""Begins an entry of `mutants_equivalent.json` that is about a part of a line, wherever it stands."""
-QUICKEST = 5
-"""How many tests are run first, where they must be read anew for every fault."""
-LONGEST = 10
-"""How many times the seconds of processor of the faultless run a faulty one may use."""
+"""Prefix of an entry of `mutants_equivalent.json` for a part of a line of any module."""
+FIRST_TESTS = 5
+"""The number of tests that an imported mutant is run against first, before all test files are collected."""
+CPU_FACTOR = 10
+"""A test may use this many times the CPU seconds of its baseline run."""
 
 
 @dataclass(frozen=True)
-class Fault:
+class Mutant:
     module: str
     code: str
     line: int
     change: str
+    """`old line  ->  new line`, without comments."""
 
-    def alike(self, known: dict[str, str]) -> bool:
-        """Whether it is listed, for its module or for all, as one that makes no difference."""
-        if f"{self.module}: {self.change}" in known or f"everywhere: {self.change}" in known:
+    def is_equivalent(self, listed: dict[str, str]) -> bool:
+        if f"{self.module}: {self.change}" in listed or f"{EVERYWHERE}{self.change}" in listed:
             return True
-        return any(self._swaps(*rule.removeprefix(WITHIN).split("  ->  ")) for rule in known if rule.startswith(WITHIN))
+        return any(self._swaps(*rule.removeprefix(WITHIN).split(ARROW)) for rule in listed if rule.startswith(WITHIN))
 
     def _swaps(self, part: str, other: str) -> bool:
-        """Whether one such part of a line, and nothing else, has become the other."""
-        old, _, new = self.change.partition("  ->  ")
+        """Whether the change replaces one occurrence of `part` by `other`, and nothing else."""
+        old, _, new = self.change.partition(ARROW)
         pieces = old.split(part)
         return any(part.join(pieces[:n]) + other + part.join(pieces[n:]) == new for n in range(1, len(pieces)))
 
 
-def faults(module: str) -> Iterator[Fault]:
+def mutants_of(module: str) -> Iterator[Mutant]:
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
-    source, seen = (ROOT / module).read_text(), set()
+    source, known = (ROOT / module).read_text(), set()
     for name in (name for name in OPERATORS if name in set(operator_names())):
         occurrence = 0
         while (code := mutate_code(source, get_operator(name)(), occurrence)) is not None:
             occurrence += 1
-            if code not in seen and code != source and _compiles(code) and _operates(name, source, code):
-                seen.add(code)
+            if code not in known and code != source and _compiles(code) and _changes_operation(name, source, code):
+                known.add(code)
                 yield _described(module, source, code)
 
 
 def _compiles(code: str) -> bool:
-    """Not so where a `**` that is no power has become a product."""
+    """False where cosmic-ray replaced the `**` of keyword arguments by a product."""
     try:
-        compile(code, "fault", "exec")
+        compile(code, "mutant", "exec")
     except SyntaxError:
         return False
     return True
 
 
-def _operates(name: str, source: str, code: str) -> bool:
-    """Not so where a `*` among parameters, which is no product, has become a `/`."""
+def _changes_operation(name: str, source: str, code: str) -> bool:
+    """False where cosmic-ray replaced the `*` among parameters by a `/`."""
 
     def operations(text: str) -> list[str]:
         return [
@@ -195,16 +192,26 @@ def _operates(name: str, source: str, code: str) -> bool:
     return "BinaryOperator" not in name or operations(source) != operations(code)
 
 
-def _described(module: str, source: str, code: str) -> Fault:
-    before, after = source.splitlines(), code.splitlines()
+def _described(module: str, source: str, code: str) -> Mutant:
+    before, after = lines_without_comments(source), lines_without_comments(code)
     for tag, i, i_end, j, j_end in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
-            old, new = (" ".join(line.strip() for line in some) for some in (before[i:i_end], after[j:j_end]))
-            return Fault(module, code, i + 1, f"{old}  ->  {new}")
-    raise AssertionError("a fault that changes nothing")
+            old, new = (" ".join(line.strip() for line in lines) for lines in (before[i:i_end], after[j:j_end]))
+            return Mutant(module, code, i + 1, f"{old}{ARROW}{new}")
+    raise AssertionError("the mutant equals the module")
 
 
-class _Instead(importlib.machinery.SourceFileLoader):
+def lines_without_comments(source: str) -> list[str]:
+    """So that a reworded comment leaves the entries of `mutants_equivalent.json` valid."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+    return lines
+
+
+class _MutantLoader(importlib.machinery.SourceFileLoader):
     def __init__(self, name: str, path: str, code: str) -> None:
         super().__init__(name, path)
         self._code = code
@@ -213,7 +220,9 @@ class _Instead(importlib.machinery.SourceFileLoader):
         return compile(self._code, self.path, "exec")
 
 
-class _Finder:
+class _MutantFinder:
+    """An import hook that serves the mutated module."""
+
     def __init__(self, module: str, code: str) -> None:
         self.name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         self.path = str(ROOT / module)
@@ -222,58 +231,59 @@ class _Finder:
     def find_spec(self, name: str, path=None, target=None):
         if name != self.name:
             return None
-        return importlib.util.spec_from_file_location(name, self.path, loader=_Instead(name, self.path, self.code))
+        return importlib.util.spec_from_file_location(name, self.path, loader=_MutantLoader(name, self.path, self.code))
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What a faultless run of some tests showed."""
+class Baseline:
+    """What a run of some tests without a mutant recorded."""
 
     seconds: dict[str, float]
-    """Of every test."""
-    lines: dict[str, dict[int, list[str]]]
+    """By test, CPU seconds."""
+    tests_by_line: dict[str, dict[int, list[str]]]
     """By module and line, the tests that run it."""
     missed: dict[str, set[int]]
     """By module, the lines that no test runs."""
     statements: dict[str, int]
+    """By module, the number of statements."""
     on_import: dict[str, set[int]]
-    """By module, the lines that run outside of any test, while modules or tests are read."""
+    """By module, the lines that run outside any test, while modules or tests are imported."""
     failed: list[str]
-    """Tests that fail without any fault, and can notice none."""
-    patience: float = math.inf
-    """Of a fault's tests so many seconds are run, the quickest first."""
+    """Tests that fail without a mutant, and cannot detect one."""
+    limit: float = math.inf
+    """Seconds of tests per mutant, fastest tests first."""
 
-    def share(self, module: str) -> float:
-        """Of a module's lines, those that the tests run, in percent."""
+    def coverage(self, module: str) -> float:
+        """Percent of a module's statements that the tests run."""
         return 100 * (1 - len(self.missed[module]) / max(1, self.statements[module]))
 
-    def with_others(self, others: Learnt) -> Learnt:
-        """What some tests showed and what others did."""
-        lines = {
+    def merge(self, other: Baseline) -> Baseline:
+        """Of two runs of different tests."""
+        tests_by_line = {
             module: {line: [*mine.get(line, ()), *theirs.get(line, ())] for line in {**mine, **theirs}}
-            for module, mine, theirs in ((m, self.lines[m], others.lines[m]) for m in self.lines)
+            for module, mine, theirs in ((m, self.tests_by_line[m], other.tests_by_line[m]) for m in self.tests_by_line)
         }
-        missed = {module: self.missed[module] & others.missed[module] for module in self.missed}
-        on_import = {module: self.on_import[module] | others.on_import[module] for module in self.on_import}
-        failed = self.failed + others.failed
-        return Learnt({**self.seconds, **others.seconds}, lines, missed, self.statements, on_import, failed)
+        missed = {module: self.missed[module] & other.missed[module] for module in self.missed}
+        on_import = {module: self.on_import[module] | other.on_import[module] for module in self.on_import}
+        failed = self.failed + other.failed
+        return Baseline({**self.seconds, **other.seconds}, tests_by_line, missed, self.statements, on_import, failed)
 
     def tests_of(self, module: str, line: int) -> list[str]:
-        """Those that run the line, the quickest first."""
-        return self._quickest_first(self.lines[module].get(line, ())) or self.tests_of_all()
+        """The tests that run the line, fastest first."""
+        return self._fastest_first(self.tests_by_line[module].get(line, ())) or self.all_tests()
 
-    def tests_of_all(self) -> list[str]:
-        """Not only those that run some of it: others may use what it says on import."""
-        return self._quickest_first(self.seconds)
+    def all_tests(self) -> list[str]:
+        """Also tests that run no line of the module: they may use what it defines on import."""
+        return self._fastest_first(self.seconds)
 
-    def _quickest_first(self, tests: Iterable[str]) -> list[str]:
+    def _fastest_first(self, tests: Iterable[str]) -> list[str]:
         ordered = sorted(tests, key=lambda test: self.seconds[test])
-        until = itertools.accumulate(self.seconds[test] for test in ordered)
-        return [test for test, seconds in zip(ordered, until, strict=True) if seconds <= self.patience] or ordered[:1]
+        elapsed = itertools.accumulate(self.seconds[test] for test in ordered)
+        return [test for test, seconds in zip(ordered, elapsed, strict=True) if seconds <= self.limit] or ordered[:1]
 
 
-class _Learning:
-    """Which lines every test runs, and how long it takes; of the tests, every so-manieth."""
+class _BaselineRun:
+    """Pytest plugin: records which lines every test runs and how long it takes, for every `every`-th test."""
 
     def __init__(self, modules: list[str], first: int, every: int) -> None:
         import coverage
@@ -290,89 +300,90 @@ class _Learning:
     def pytest_runtest_protocol(self, item):
         self.measure.switch_context(item.nodeid)
         began = time.process_time()
-        found = yield
+        result = yield
         self.seconds[item.nodeid] = time.process_time() - began
         self.measure.switch_context("")
-        return found
+        return result
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self.failed.append(report.nodeid)
 
-    def learnt(self) -> Learnt:
+    def baseline(self) -> Baseline:
         self.measure.stop()
         data = self.measure.get_data()
-        run_by = {module: data.contexts_by_lineno(str(ROOT / module)) for module in self.modules}
-        lines = {
+        contexts = {module: data.contexts_by_lineno(str(ROOT / module)) for module in self.modules}
+        tests_by_line = {
             module: {
-                line: [test for test in tests if test and test not in self.failed] for line, tests in found.items()
+                line: [test for test in tests if test and test not in self.failed] for line, tests in by_line.items()
             }
-            for module, found in run_by.items()
+            for module, by_line in contexts.items()
         }
         _, statements, _, missed = zip(
             *(self.measure.analysis2(str(ROOT / module))[:4] for module in self.modules), strict=True
         )
-        return Learnt(
+        return Baseline(
             {test: seconds for test, seconds in self.seconds.items() if test not in self.failed},
-            lines,
-            {module: set(found) for module, found in zip(self.modules, missed, strict=True)},
-            {module: len(found) for module, found in zip(self.modules, statements, strict=True)},
-            {module: {line for line, tests in found.items() if "" in tests} for module, found in run_by.items()},
+            tests_by_line,
+            {module: set(lines) for module, lines in zip(self.modules, missed, strict=True)},
+            {module: len(lines) for module, lines in zip(self.modules, statements, strict=True)},
+            {module: {line for line, tests in by_line.items() if "" in tests} for module, by_line in contexts.items()},
             self.failed,
         )
 
 
-class _Chosen:
-    """Some of the tests, in this order, each for at most so many seconds of processor."""
+class _SelectedTests:
+    """Pytest plugin: only these tests, in this order, each with a limit on its CPU seconds."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds, self.place = seconds, {test: i for i, test in enumerate(seconds)}
+        self.seconds, self.position = seconds, {test: i for i, test in enumerate(seconds)}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         items[:] = sorted(
-            (item for item in items if item.nodeid in self.place), key=lambda item: self.place[item.nodeid]
+            (item for item in items if item.nodeid in self.position), key=lambda item: self.position[item.nodeid]
         )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid):
-        _end_after(LONGEST * self.seconds[nodeid] + 2)
+        _limit_cpu(CPU_FACTOR * self.seconds[nodeid] + 2)
 
 
-def _end_after(seconds: float) -> None:
-    """Of processor, from now on; then this process is ended."""
+def _limit_cpu(seconds: float) -> None:
+    """The kernel ends this process once it has used this many more CPU seconds."""
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), resource.RLIM_INFINITY))
 
 
-class _InPlace:
-    """Faults inside functions: the tests are read once, and in a fork of their own the faulty function takes the place
-    of the real one, wherever it is known."""
+class _PatchedRuns:
+    """Pytest plugin for mutants inside functions: tests are collected once, and each mutant's function replaces the
+    real one in a fork."""
 
-    def __init__(self, faults: list[Fault], learnt: Learnt, deadline: float) -> None:
-        self.faults, self.learnt, self.deadline = faults, learnt, deadline
+    def __init__(self, mutants: list[Mutant], baseline: Baseline, deadline: float) -> None:
+        self.mutants, self.baseline, self.deadline = mutants, baseline, deadline
         self.survived: list[bool] = []
-        """Of every fault that was tried."""
+        """For each mutant that was run."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
         by_name = {item.nodeid: item for item in session.items}
-        self.places = {module: _Place(ROOT / module) for module in {fault.module for fault in self.faults}}
-        for fault in self.faults:
+        self.functions = {module: _Functions(ROOT / module) for module in {mutant.module for mutant in self.mutants}}
+        for mutant in self.mutants:
             if time.monotonic() > self.deadline:
                 break
-            tests = [by_name[test] for test in self.learnt.tests_of(fault.module, fault.line) if test in by_name]
-            code, _ = _forked(lambda tests=tests, fault=fault: self._shown(fault, tests))
-            self.survived.append(not _noticed(code))
+            tests = [by_name[test] for test in self.baseline.tests_of(mutant.module, mutant.line) if test in by_name]
+            code, _ = _forked(lambda tests=tests, mutant=mutant: self._run(mutant, tests))
+            self.survived.append(not _is_detected(code))
         return True
 
-    def _shown(self, fault: Fault, tests: list[pytest.Item]) -> tuple[int, bytes]:
-        self.places[fault.module].taken_by(fault.code)
-        chosen, noticing = _Chosen({test.nodeid: self.learnt.seconds[test.nodeid] for test in tests}), _Noticing()
-        for plugin in (chosen, noticing):
+    def _run(self, mutant: Mutant, tests: list[pytest.Item]) -> tuple[int, bytes]:
+        self.functions[mutant.module].replace_with(mutant.code)
+        seconds = {test.nodeid: self.baseline.seconds[test.nodeid] for test in tests}
+        selected, failure = _SelectedTests(seconds), _FirstFailure()
+        for plugin in (selected, failure):
             tests[0].config.pluginmanager.register(plugin)
         for test, following in itertools.zip_longest(tests, tests[1:]):
             test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
-            if noticing.test:
+            if failure.test:
                 return int(pytest.ExitCode.TESTS_FAILED), b""
         return 0, b""
 
@@ -388,54 +399,53 @@ def _is_function(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_OPTIMIZED)
 
 
-def _is_at_once(code: CodeType) -> bool:
-    """A comprehension, which runs where it stands."""
+def _is_comprehension(code: CodeType) -> bool:
     return code.co_name in ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 
 
-def only_in_functions(fault: Fault) -> bool:
-    """Whether nothing that runs on import is another than it was."""
-    real, faulty = (
-        [code for code in _codes(compile(text, fault.module, "exec")) if not _is_function(code)]
-        for text in ((ROOT / fault.module).read_text(), fault.code)
+def only_in_functions(mutant: Mutant) -> bool:
+    """Whether the code that runs on import is unchanged."""
+    real, mutated = (
+        [code for code in _codes(compile(text, mutant.module, "exec")) if not _is_function(code)]
+        for text in ((ROOT / mutant.module).read_text(), mutant.code)
     )
 
-    def said(code: CodeType) -> tuple:
+    def content(code: CodeType) -> tuple:
         plain = tuple(repr(part) for part in code.co_consts if not isinstance(part, CodeType))
-        at_once = tuple(said(part) for part in code.co_consts if isinstance(part, CodeType) and _is_at_once(part))
-        return code.co_qualname, code.co_code, plain, code.co_names, at_once
+        nested = (part for part in code.co_consts if isinstance(part, CodeType) and _is_comprehension(part))
+        return code.co_qualname, code.co_code, plain, code.co_names, tuple(map(content, nested))
 
-    return [said(code) for code in real] == [said(code) for code in faulty]
+    return [content(code) for code in real] == [content(code) for code in mutated]
 
 
-class _Place:
-    """The functions of a module, by whatever name they are held, and all that remembers what functions said."""
+class _Functions:
+    """All function objects of a module, and all caches."""
 
     def __init__(self, path: Path) -> None:
-        self.path, everything = path, gc.get_objects()
-        self.held = [
-            one for one in everything if isinstance(one, FunctionType) and one.__code__.co_filename == str(path)
+        self.path, objects = path, gc.get_objects()
+        self.functions = [
+            one for one in objects if isinstance(one, FunctionType) and one.__code__.co_filename == str(path)
         ]
-        self.remembering = [one for one in everything if isinstance(one, functools._lru_cache_wrapper)]
+        self.caches = [one for one in objects if isinstance(one, functools._lru_cache_wrapper)]
 
-    def taken_by(self, code: str) -> None:
-        real, faulty = (
-            [found for found in _codes(compile(text, str(self.path), "exec")) if _is_function(found)]
+    def replace_with(self, code: str) -> None:
+        real, mutated = (
+            [part for part in _codes(compile(text, str(self.path), "exec")) if _is_function(part)]
             for text in (self.path.read_text(), code)
         )
-        instead = {
-            (old.co_qualname, old.co_firstlineno): new for old, new in zip(real, faulty, strict=True) if old != new
+        replacements = {
+            (old.co_qualname, old.co_firstlineno): new for old, new in zip(real, mutated, strict=True) if old != new
         }
-        for function in self.held:
-            place = function.__code__.co_qualname, function.__code__.co_firstlineno
-            if place in instead:
-                function.__code__ = instead[place]
-        for one in self.remembering:
-            one.cache_clear()
+        for function in self.functions:
+            position = function.__code__.co_qualname, function.__code__.co_firstlineno
+            if position in replacements:
+                function.__code__ = replacements[position]
+        for cache in self.caches:
+            cache.cache_clear()
 
 
 class _Fork:
-    """Something done in a process of its own, side by side with what comes after."""
+    """Runs a function in a child process, concurrently with this one."""
 
     def __init__(self, work) -> None:
         reading, writing = os.pipe()
@@ -448,116 +458,116 @@ class _Fork:
                 os.dup2(quiet, 2)
                 os.close(reading)
                 try:
-                    code, said = work()
+                    code, output = work()
                 except BaseException:
-                    code, said = 99, traceback.format_exc().encode()
+                    code, output = 99, traceback.format_exc().encode()
                 with open(writing, "wb") as out:
-                    out.write(said)
+                    out.write(output)
                 os._exit(code)
             finally:
                 os._exit(99)
         os.close(writing)
         self._reading = reading
 
-    def ended(self) -> tuple[int, bytes]:
-        """Its exit code, or minus what ended it, and what it has to say."""
+    def result(self) -> tuple[int, bytes]:
+        """The exit code, or minus the signal that ended it, and the output."""
         with open(self._reading, "rb") as pipe:
-            said = pipe.read()
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]), said
+            output = pipe.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]), output
 
 
 def _forked(work) -> tuple[int, bytes]:
-    return _Fork(work).ended()
+    return _Fork(work).result()
 
 
-def learn(modules: list[str], tests: tuple[str, ...], jobs: int) -> Learnt | None:
-    """None if the tests cannot be read."""
-    well = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
+def run_baseline(modules: list[str], tests: tuple[str, ...], jobs: int) -> Baseline | None:
+    """None if the tests cannot be collected."""
+    accepted = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
 
     def work(job: int) -> tuple[int, bytes]:
-        learning = _Learning(modules, job, jobs)
-        code = pytest.main([*FAST, "--maxfail=0", *tests], plugins=[learning])
-        return int(code not in well), pickle.dumps(learning.learnt())
+        run = _BaselineRun(modules, job, jobs)
+        code = pytest.main([*PYTEST_OPTIONS, "--maxfail=0", *tests], plugins=[run])
+        return int(code not in accepted), pickle.dumps(run.baseline())
 
     forks = [_Fork(lambda job=job: work(job)) for job in range(jobs)]
-    ended = [fork.ended() for fork in forks]
-    if any(code for code, _ in ended):
+    results = [fork.result() for fork in forks]
+    if any(code for code, _ in results):
         return None
-    return functools.reduce(Learnt.with_others, (pickle.loads(said) for _, said in ended))
+    return functools.reduce(Baseline.merge, (pickle.loads(output) for _, output in results))
 
 
 @dataclass(frozen=True)
-class Tried:
-    fault: Fault
+class Verdict:
+    mutant: Mutant
     survived: bool
 
 
-def tried(mine: list[Fault], learnt: Learnt, jobs: int, deadline: float) -> list[Tried]:
-    """In an order that leaves out evenly what there is no time for; so many side by side."""
-    mixed = random.Random(len(mine)).sample(mine, len(mine))
-    inside, on_import = ([fault for fault in mixed if only_in_functions(fault) == is_so] for is_so in (True, False))
-    in_place = functools.partial(_in_place, learnt=learnt, deadline=deadline)
-    anew = functools.partial(_imported_anew, learnt=learnt, deadline=deadline)
-    found, replaced = _side_by_side(anew, on_import, jobs), _side_by_side(in_place, inside, jobs)
-    again = [one.fault for one in replaced if one.survived and one.fault.line in learnt.on_import[one.fault.module]]
-    found += [*replaced, *_side_by_side(anew, again, jobs)]
-    return list({one.fault: one for one in found}.values())
+def run_mutants(mutants: list[Mutant], baseline: Baseline, jobs: int, deadline: float) -> list[Verdict]:
+    """In random order, so that the deadline leaves mutants out evenly."""
+    shuffled = random.Random(len(mutants)).sample(mutants, len(mutants))
+    inside, on_import = ([m for m in shuffled if only_in_functions(m) == expected] for expected in (True, False))
+    patched = functools.partial(_run_patched, baseline=baseline, deadline=deadline)
+    imported = functools.partial(_run_imported, baseline=baseline, deadline=deadline)
+    verdicts, from_patched = _in_parallel(imported, on_import, jobs), _in_parallel(patched, inside, jobs)
+    again = [v.mutant for v in from_patched if v.survived and v.mutant.line in baseline.on_import[v.mutant.module]]
+    verdicts += [*from_patched, *_in_parallel(imported, again, jobs)]
+    return list({verdict.mutant: verdict for verdict in verdicts}.values())
 
 
-def _side_by_side(survived, faults: list[Fault], jobs: int) -> list[Tried]:
-    """`survived` says of the first of some faults, as many as there was time for, whether they survived."""
-    shares = [faults[job::jobs] for job in range(min(jobs, len(faults)))]
+def _in_parallel(survived, mutants: list[Mutant], jobs: int) -> list[Verdict]:
+    """`survived` returns, for as many of the first mutants as there was time for, whether they survived."""
+    shares = [mutants[job::jobs] for job in range(min(jobs, len(mutants)))]
     forks = [_Fork(lambda share=share: (0, pickle.dumps(survived(share)))) for share in shares]
-    found = []
+    verdicts = []
     for share, fork in zip(shares, forks, strict=True):
-        code, said = fork.ended()
+        code, output = fork.result()
         if code:
-            raise SystemExit(f"the tests cannot be read: exit code {code}\n{said.decode(errors='replace')}")
-        found += [Tried(*pair) for pair in zip(share, pickle.loads(said), strict=False)]
-    return found
+            raise SystemExit(f"the tests cannot be collected: exit code {code}\n{output.decode(errors='replace')}")
+        verdicts += [Verdict(*pair) for pair in zip(share, pickle.loads(output), strict=False)]
+    return verdicts
 
 
-def _in_place(faults: list[Fault], learnt: Learnt, deadline: float) -> list[bool]:
-    tests = {test for fault in faults for test in learnt.tests_of(fault.module, fault.line)}
+def _run_patched(mutants: list[Mutant], baseline: Baseline, deadline: float) -> list[bool]:
+    tests = {test for mutant in mutants for test in baseline.tests_of(mutant.module, mutant.line)}
     files = sorted({test.partition("::")[0] for test in tests})
-    hunt = _InPlace(faults, learnt, deadline)
-    if code := int(pytest.main([*FAST, "-s", *files], plugins=[hunt])):
+    runs = _PatchedRuns(mutants, baseline, deadline)
+    if code := int(pytest.main([*PYTEST_OPTIONS, "-s", *files], plugins=[runs])):
         raise RuntimeError(f"pytest ended with {code}")
-    return hunt.survived
+    return runs.survived
 
 
-def _imported_anew(faults: list[Fault], learnt: Learnt, deadline: float) -> list[bool]:
-    in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, faults)
-    return [survives_import(fault, learnt) for fault in in_time]
+def _run_imported(mutants: list[Mutant], baseline: Baseline, deadline: float) -> list[bool]:
+    in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, mutants)
+    return [survives_import(mutant, baseline) for mutant in in_time]
 
 
-def survives_import(fault: Fault, learnt: Learnt) -> bool:
-    tests = learnt.tests_of_all()
+def survives_import(mutant: Mutant, baseline: Baseline) -> bool:
+    tests = baseline.all_tests()
 
     def work():
-        _end_after(30)  # to import it
-        sys.meta_path.insert(0, _Finder(fault.module, fault.code))
-        for some in (tests[:QUICKEST], tests[QUICKEST:]):  # few files to read, then the others
-            files = dict.fromkeys(test.partition("::")[0] for test in some)
-            chosen = _Chosen({test: learnt.seconds[test] for test in some})
-            if some and (code := int(pytest.main([*FAST, *files], plugins=[chosen]))):
+        _limit_cpu(30)  # for the import
+        sys.meta_path.insert(0, _MutantFinder(mutant.module, mutant.code))
+        for batch in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]):
+            files = dict.fromkeys(test.partition("::")[0] for test in batch)
+            selected = _SelectedTests({test: baseline.seconds[test] for test in batch})
+            if batch and (code := int(pytest.main([*PYTEST_OPTIONS, *files], plugins=[selected]))):
                 return code, b""
         return 0, b""
 
     code, _ = _forked(work)
-    # a usage error: not even the tests' own set-up could be imported, which the faultless run could
-    return code != pytest.ExitCode.USAGE_ERROR and not _noticed(code)
+    # a usage error means that conftest.py could not be imported: without the mutant it could
+    return code != pytest.ExitCode.USAGE_ERROR and not _is_detected(code)
 
 
-def _noticed(code: int) -> bool:
-    """Tests failed, could not even be read, or never came to an end. Tests that are gone notice nothing."""
+def _is_detected(code: int) -> bool:
+    """Tests failed, could not be collected, or did not end. An empty selection of tests detects nothing."""
     if code == pytest.ExitCode.USAGE_ERROR:
-        raise SystemExit("pytest does not understand what it is asked for")
+        raise SystemExit("pytest does not accept its arguments")
     return code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-class _Noticing:
-    """Which test failed."""
+class _FirstFailure:
+    """Pytest plugin: the first test that failed."""
 
     def __init__(self) -> None:
         self.test = ""
@@ -567,180 +577,212 @@ class _Noticing:
             self.test = self.test or report.nodeid
 
 
-def noticed_by(named: dict[str, Any]) -> str:
-    """The test that fails with this fault; nothing if none does."""
+# ---- named mutants
+
+
+def detected_by(named: dict[str, Any]) -> str:
+    """The test that fails with this mutant; empty if none does."""
     module, source = named["module"], (ROOT / named["module"]).read_text()
-    if named["old"] not in source:
-        raise SystemExit(f"{NAMED.name}: {module} has no {named['old']!r} any more")
 
     def work():
-        sys.meta_path.insert(0, _Finder(module, source.replace(named["old"], named["new"], 1)))
-        noticing = _Noticing()
-        code = pytest.main([*FAST, *named["tests"]], plugins=[noticing])
-        return int(code), noticing.test.encode()
+        sys.meta_path.insert(0, _MutantFinder(module, source.replace(named["old"], named["new"], 1)))
+        failure = _FirstFailure()
+        code = pytest.main([*PYTEST_OPTIONS, *named["tests"]], plugins=[failure])
+        return int(code), failure.test.encode()
 
     code, test = _forked(work)
-    return (test.decode() or "the tests cannot be read") if _noticed(code) else ""
+    return (test.decode() or "the tests cannot be collected") if _is_detected(code) else ""
 
 
-def all_named_are_noticed(where: list[str]) -> bool:
-    every = True
+def run_named(where: list[str]) -> bool:
+    """Whether every named mutant is detected."""
+    all_detected = True
     for named in json.loads(NAMED.read_text()):
-        if not where or any(named["module"].startswith(place.rstrip("/")) for place in where):
-            test = noticed_by(named)
-            every &= bool(test)
-            change = " ".join(f"{named['old']}  ->  {named['new'] or 'nothing'}".split())
-            print(f"  {f'noticed by {test}' if test else 'SURVIVED'}  {named['module']}  {change}", flush=True)
-    return every
+        if not where or any(named["module"].startswith(prefix.rstrip("/")) for prefix in where):
+            test = detected_by(named)
+            all_detected &= bool(test)
+            change = " ".join(f"{named['old']}{ARROW}{named['new'] or 'nothing'}".split())
+            print(f"  {f'detected by {test}' if test else 'SURVIVED'}  {named['module']}  {change}", flush=True)
+    return all_detected
 
 
-# ---- what came of it, kept beside
+def stale_entries() -> list[str]:
+    """Entries of the JSON files whose module or source line no longer exists."""
+
+    @functools.cache
+    def source(module: str) -> str:
+        """The lines without comments and indentation, joined by spaces."""
+        path = ROOT / module
+        return " ".join(line.strip() for line in lines_without_comments(path.read_text())) if path.exists() else ""
+
+    stale = []
+    for named in json.loads(NAMED.read_text()):
+        path = ROOT / named["module"]
+        if not path.exists() or named["old"] not in path.read_text():
+            stale.append(f"{NAMED.name}: {named['module']}: {named['old']}")
+        stale += [f"{NAMED.name}: {test}" for test in named["tests"] if "/" in test and not (ROOT / test).exists()]
+    for entry in json.loads(EQUIVALENT.read_text()):
+        module, _, change = entry.partition(": ")
+        old = change.partition(ARROW)[0]
+        if module.startswith("everywhere"):
+            gone = not any(old in source(one) for one in TESTS)
+        else:
+            gone = module not in TESTS or old not in source(module)
+        if gone:
+            stale.append(f"{EQUIVALENT.name}: {entry}")
+    for module, changes in read_survivors().items():
+        stale += [f"{SURVIVED.name}: {module}: {c}" for c in changes if c.partition(ARROW)[0] not in source(module)]
+    stale += [f"{COUNTS.name}: {module}" for module in read_counts() if module not in TESTS]
+    return stale
+
+
+# ---- counts
 
 
 @dataclass(frozen=True)
 class Row:
     module: str
     possible: int
-    faults: int
-    noticed: int
-    alike: int
+    run: int
+    detected: int
+    equivalent: int
     lines: str
     text: str
     date: str
 
 
-def kept() -> dict[str, Row]:
-    rows = [line.strip("| \n").split(" | ") for line in COUNTED.read_text().splitlines() if line.startswith("| `")]
+def read_counts() -> dict[str, Row]:
+    rows = [line.strip("| \n").split(" | ") for line in COUNTS.read_text().splitlines() if line.startswith("| `")]
     return {row[0].strip("`"): Row(row[0].strip("`"), *map(int, row[1:5]), *row[5:]) for row in rows}
 
 
-def keep(row: Row) -> None:
-    rows = kept() if COUNTED.exists() else {}
-    rows = {name: some for name, some in (rows | {row.module: row}).items() if name in TESTS}
-    found = [rows[name] for name in TESTS if name in rows]
-    COUNTED.write_text(
-        "# Faults that the fast tests notice\n\n"
-        f"Written by `make mutants`: {verdict(found)}\n\n"
-        "| module | possible faults | tried | noticed | make no difference | lines run | text (git blob) | counted |\n"
+def write_counts(rows: Iterable[Row]) -> None:
+    by_module = {row.module: row for row in rows}
+    ordered = [by_module[module] for module in TESTS if module in by_module]
+    COUNTS.write_text(
+        "# Mutants that the fast tests detect\n\n"
+        f"Written by `make mutants`: {summary(ordered)}\n\n"
+        "| module | possible | run | detected | equivalent | lines covered | source (git blob) | date |\n"
         "|---|---|---|---|---|---|---|---|\n"
         + "".join(
-            f"| `{r.module}` | {r.possible} | {r.faults} | {r.noticed} | {r.alike} | {r.lines} "
+            f"| `{r.module}` | {r.possible} | {r.run} | {r.detected} | {r.equivalent} | {r.lines} "
             f"| {r.text} | {r.date} |\n"
-            for r in found
+            for r in ordered
         )
     )
 
 
-def left_last_time() -> dict[str, list[str]]:
-    """By module, what survived."""
-    return json.loads(LEFT.read_text()) if LEFT.exists() else {}
+def read_survivors() -> dict[str, list[str]]:
+    """By module, the changes of the mutants that survived."""
+    return json.loads(SURVIVED.read_text()) if SURVIVED.exists() else {}
 
 
-def keep_left(module: str, survivors: list[Fault]) -> None:
-    left = {**left_last_time(), module: [fault.change for fault in survivors]}
-    LEFT.write_text(
-        json.dumps({name: left[name] for name in TESTS if left.get(name)}, indent=1, ensure_ascii=False) + "\n"
-    )
+def write_survivors(survivors: dict[str, list[str]]) -> None:
+    kept = {module: survivors[module] for module in TESTS if survivors.get(module)}
+    SURVIVED.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 
-def share_of(rows: list[Row]) -> float:
-    return sum(r.noticed for r in rows) / max(1, sum(r.faults - r.alike for r in rows))
+def detected_share(rows: list[Row]) -> float:
+    return sum(r.detected for r in rows) / max(1, sum(r.run - r.equivalent for r in rows))
 
 
-def verdict(rows: list[Row]) -> str:
-    noticed, alike = sum(r.noticed for r in rows), sum(r.alike for r in rows)
-    noticeable = sum(r.faults for r in rows) - alike
+def summary(rows: list[Row]) -> str:
+    detected, equivalent = sum(r.detected for r in rows), sum(r.equivalent for r in rows)
+    detectable = sum(r.run for r in rows) - equivalent
     return (
-        f"{noticed} of {noticeable} faults noticed ({100 * share_of(rows):.1f}%), {noticeable - noticed} survived, "
-        f"{alike} more make no difference."
+        f"{detected} of {detectable} mutants detected ({100 * detected_share(rows):.1f}%), "
+        f"{detectable - detected} survived, {equivalent} more are equivalent."
     )
 
 
-def as_of(module: str) -> str:
-    """Which text it has, as git names it."""
+def blob_of(module: str) -> str:
+    """The hash that git gives the module's source."""
     text = (ROOT / module).read_bytes()
     return hashlib.sha1(b"blob %d\0%b" % (len(text), text)).hexdigest()[:7]
 
 
-def _some_of(faults: list[Fault], given: argparse.Namespace) -> list[Fault]:
-    return faults[:: math.ceil(len(faults) / given.sample) if given.sample and faults else given.every]
+def _subset(mutants: list[Mutant], given: argparse.Namespace) -> list[Mutant]:
+    return mutants[:: math.ceil(len(mutants) / given.sample) if given.sample and mutants else given.every]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("where", nargs="*", help="modules or folders; all, if none is named")
-    parser.add_argument("--every", type=int, default=1, help="only every so-manieth fault")
-    parser.add_argument("--sample", type=int, help="at most so many faults of a module, evenly spread")
-    parser.add_argument("--left", action="store_true", help="only those that survived the last time")
+    parser.add_argument("where", nargs="*", help="modules or folders (default: all)")
+    parser.add_argument("--every", type=int, default=1, help="run every n-th mutant")
+    parser.add_argument("--sample", type=int, help="at most this many mutants per module, evenly spread")
+    parser.add_argument("--survivors", action="store_true", help="only those that survived last time")
     parser.add_argument("--tests", nargs="*", help="instead of the module's own")
-    parser.add_argument("--named", action="store_true", help="only the faults that have a name")
-    parser.add_argument("--unnamed", action="store_true", help="only the others")
-    parser.add_argument("--jobs", type=int, default=1, help="how many faults are tried side by side")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no other fault is tried")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of tests, that a fault has to survive")
+    parser.add_argument("--named", action="store_true", help="only the named mutants")
+    parser.add_argument("--unnamed", action="store_true", help="without the named mutants")
+    parser.add_argument("--stale", action="store_true", help="list entries whose source line is gone, and run nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants that run in parallel")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no mutant after this time")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="seconds of tests per mutant")
     given = parser.parse_args()
+    if stale := stale_entries():
+        print("\n".join(f"stale: {entry}" for entry in stale))
+    if given.stale:
+        return int(bool(stale))
     deadline = time.monotonic() + 60 * given.minutes
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="mutants-")
     atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
-    for name in NOT_OURS:
-        with contextlib.suppress(ImportError):  # some tests do without
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):  # optional for some tests
             importlib.import_module(name)
-    every = given.unnamed or all_named_are_noticed(given.where)
+    succeeded = given.unnamed or run_named(given.where)
     if given.named:
-        return int(not every)
-    known, before, left = json.loads(EQUIVALENT.read_text()), kept() if COUNTED.exists() else {}, left_last_time()
-    modules = [m for m in TESTS if not given.where or any(m.startswith(place.rstrip("/")) for place in given.where)]
-    if given.left:
-        modules = [m for m in modules if left.get(m) and as_of(m) == before[m].text]
+        return int(not succeeded)
+    listed, before, survivors_before = json.loads(EQUIVALENT.read_text()), read_counts(), read_survivors()
+    modules = [m for m in TESTS if not given.where or any(m.startswith(prefix.rstrip("/")) for prefix in given.where)]
+    if given.survivors:
+        modules = [m for m in modules if survivors_before.get(m) and blob_of(m) == before[m].text]
     rows = []
-    for tests, some in itertools.groupby(modules, lambda module: tuple(given.tests or TESTS[module])):
-        together = list(some)
+    for tests, group in itertools.groupby(modules, lambda module: tuple(given.tests or TESTS[module])):
+        together = list(group)
         if time.monotonic() > deadline:
             print(f"no time for {', '.join(together)}")
             continue
-        learnt = learn(together, tests, given.jobs)
-        if learnt is None:
-            print(f"{' '.join(tests)}: cannot be read")
+        baseline = run_baseline(together, tests, given.jobs)
+        if baseline is None:
+            print(f"{' '.join(tests)}: cannot be collected")
             return 2
-        learnt = dataclasses.replace(learnt, patience=given.seconds)
-        for test in learnt.failed:
-            every = False
-            print(f"  FAILS without any fault, and is left out  {test}", flush=True)
-        possible = {module: list(faults(module)) for module in together}
-        mine = {module: _some_of(possible[module], given) for module in together}
-        if given.left:
-            mine = {
-                module: [fault for fault in possible[module] if fault.change in left[module]] for module in together
-            }
-        noticeable = {module: [fault for fault in mine[module] if not fault.alike(known)] for module in together}
-        found = tried([fault for some in noticeable.values() for fault in some], learnt, given.jobs, deadline)
+        baseline = dataclasses.replace(baseline, limit=given.seconds)
+        for test in baseline.failed:
+            succeeded = False
+            print(f"  FAILS without a mutant, and is left out  {test}", flush=True)
+        possible = {module: list(mutants_of(module)) for module in together}
+        chosen = {module: _subset(possible[module], given) for module in together}
+        if given.survivors:
+            chosen = {m: [mutant for mutant in possible[m] if mutant.change in survivors_before[m]] for m in together}
+        detectable = {m: [mutant for mutant in chosen[m] if not mutant.is_equivalent(listed)] for m in together}
+        verdicts = run_mutants(list(itertools.chain(*detectable.values())), baseline, given.jobs, deadline)
         for module in together:
-            shown = sorted((one for one in found if one.fault.module == module), key=lambda one: one.fault.line)
-            if noticeable[module] and not shown:
+            own = sorted((v for v in verdicts if v.mutant.module == module), key=lambda v: v.mutant.line)
+            if detectable[module] and not own:
                 print(f"no time for {module}")
                 continue
-            survivors = [one.fault for one in shown if one.survived]
-            if given.left:  # what there was no time for is still left
-                survivors = [fault for fault in noticeable[module] if Tried(fault, False) not in shown]
-            for fault in survivors:
-                print(f"  survived  {module}:{fault.line}  {fault.change}", flush=True)
-            alike = len(mine[module]) - len(noticeable[module])
-            count, noticed = alike + len(shown), len(shown) - len(survivors)
-            if given.left:  # what was noticed then is noticed now: tests were added
-                count, alike = before[module].faults, before[module].alike + alike
-                noticed = count - alike - len(survivors)
+            survivors = [verdict.mutant for verdict in own if verdict.survived]
+            if given.survivors:  # those that there was no time for remain survivors
+                survivors = [mutant for mutant in detectable[module] if Verdict(mutant, False) not in own]
+            for mutant in survivors:
+                print(f"  survived  {module}:{mutant.line}  {mutant.change}", flush=True)
+            equivalent = len(chosen[module]) - len(detectable[module])
+            count, detected = equivalent + len(own), len(own) - len(survivors)
+            if given.survivors:  # tests were only added: what was detected before still is
+                count, equivalent = before[module].run, before[module].equivalent + equivalent
+                detected = count - equivalent - len(survivors)
             date = datetime.now(UTC).strftime("%Y-%m-%d")
-            lines = before[module].lines if given.left and given.tests else f"{learnt.share(module):.0f}%"
-            row = Row(module, len(possible[module]), count, noticed, alike, lines, as_of(module), date)
+            lines = before[module].lines if given.survivors and given.tests else f"{baseline.coverage(module):.0f}%"
+            row = Row(module, len(possible[module]), count, detected, equivalent, lines, blob_of(module), date)
             rows.append(row)
-            print(f"{module}: {verdict([row])} {row.lines} of its lines run.", flush=True)
-            keep(row)
-            keep_left(module, survivors)
-    print(verdict(rows))
-    return int(share_of(rows) < 0.95 or not every)
+            print(f"{module}: {summary([row])} {row.lines} of its lines are covered.", flush=True)
+            write_counts([*read_counts().values(), row])
+            write_survivors({**read_survivors(), module: [mutant.change for mutant in survivors]})
+    print(summary(rows))
+    return int(detected_share(rows) < 0.95 or not succeeded)
 
 
 if __name__ == "__main__":
