@@ -75,7 +75,7 @@ reproduce: install
 	$(BIN)/python -m benchmarks.reproduce --page docs/reproduction.md
 
 peers: install .venv-flower/.installed .venv-pfl/.installed
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python -m benchmarks.peers
 
 .venv-%/.installed: benchmarks/%.txt
 	$(PYTHON) -m venv .venv-$*

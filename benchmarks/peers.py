@@ -12,10 +12,10 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-import page
-from private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
 
-from benchmarks.bench import problem_of
+from benchmarks import page
+from benchmarks.private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
+from orchestrator.bench.machine import problem_of
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import AUTO_LANES
 from trainables import methods

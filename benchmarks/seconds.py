@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.clock import Clock
+from orchestrator.bench.clock import Clock
 from orchestrator.execution import study_run
 from orchestrator.execution.packing import AUTO_LANES
 from orchestrator.study import reading

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-import page
+from benchmarks import page
 
 
 def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:

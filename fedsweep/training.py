@@ -117,9 +117,7 @@ def train(data: Data, /, options: TrainingOptions) -> Model:
         state=trained.result.state,
         weights=trained.weights,
         metrics=trained.result.metrics,
-        account=Account(
-            trial.privacy.epsilon, plan.actual_epsilon, plan.unsampled, trial.privacy.delta, plan.noise_multiplier
-        ),
+        account=Account(claimed, plan.actual_epsilon, plan.unsampled, delta, plan.noise_multiplier),
         hyperparameters=trial.hyperparameters,
         seconds_per_round=trained.seconds_per_round,
         key=None if secret else trial.key,

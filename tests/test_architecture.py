@@ -26,6 +26,7 @@ LAYERS = (
     "orchestrator.report",
     "orchestrator.reproduction",
     "orchestrator.execution",
+    "orchestrator.bench",
     "orchestrator.commands",
     "orchestrator.cli",
     "fedsweep",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import bench
+from orchestrator.bench import machine as bench
 
 
 @pytest.fixture

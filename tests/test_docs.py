@@ -160,8 +160,8 @@ def test_the_workflows_run_what_the_readme_promises():
 def test_the_comparison_with_other_simulators_loads():
     """Running it takes environments of their own; that it can be begun is seen here."""
     found = subprocess.run(
-        [sys.executable, "-c", "import peers"],
-        cwd=REPOSITORY / "benchmarks",
+        [sys.executable, "-c", "import benchmarks.peers"],
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
     )

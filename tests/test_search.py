@@ -1138,19 +1138,19 @@ def test_a_study_of_early_stopping_within_packs_is_told_what_is_there_now():
 # ---- how good a search is
 
 
-def test_regret_is_measured_against_the_best_that_was_judged(tmp_path, capsys):
+def test_regret_is_measured_against_the_best_evaluated_configuration(tmp_path, capsys):
     """Three learning rates, of which one hardly learns: both rules choose, and no regret is below zero."""
     space = {"coarse": {"learning_rate": [1e-6, 0.1, 1]}, "fine": {"learning_rate": [0.1]}}
     regret.main(
         [
             *("--data", "synthetic-frozen:300,200,6,3", "--clients", "3", "--partition", "iid"),
             *("--methods", "dp-fedgd", "--epsilons", "40", "--refine", "table", "--space", json.dumps(space)),
-            *("--repetitions", "2", "--search-seeds", "2", "--contest-seeds", "2", "--judges", "2"),
+            *("--repetitions", "2", "--search-seeds", "2", "--contest-seeds", "2", "--evaluation-seeds", "2"),
             *("--json", str(tmp_path / "found.json")),
         ]
     )
     (found,) = json.loads((tmp_path / "found.json").read_text())
-    assert found["judged"] == 3
+    assert found["evaluated"] == 3
     assert set(found["strategies"]) == {"grid", "grid single"}
     assert found["best"]["configuration"]["learning_rate"] in (0.1, 1.0)
     # three configurations, one of them in both grids; two seeds, or one; two contest seeds of 70 rounds

@@ -13,27 +13,35 @@ from orchestrator.console import emit_json, stderr
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, no growth curves.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions and no growth curves.")] = False,
     search: Annotated[
-        str, typer.Option("--search", metavar="DATA", help="Instead: the regret of every way to search on these data.")
-    ] = "",
+        str | None,
+        typer.Option("--search", metavar="DATA", help="Measure the regret of every search strategy on this data."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Measure this machine: lanes, packs and the naive way, side by side in one run."""
-    if search:
+    """Measure how fast this machine sweeps, compared with one trial at a time and with plain Ray Tune."""
+    if search is not None:
         import torch
 
-        from benchmarks.regret import main as run_regret
+        from orchestrator.bench.regret import RegretOptions, regrets, table
 
-        repetitions = ["--repetitions", "3", "--judges", "5"] if quick else []
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        run_regret(
-            ["--data", search, "--strategies", "grid", "optuna", "random", "halving", "--device", device, *repetitions]
+        options = RegretOptions(
+            data=search,
+            strategies=("grid", "optuna", "random", "halving"),
+            repetitions=3 if quick else 20,
+            evaluation_seeds=5 if quick else 20,
+            device="cuda" if torch.cuda.is_available() else "cpu",
         )
+        cells = [cell for method in options.methods for cell in regrets(options, method)]
+        if json:
+            emit_json(cells)
+        else:
+            typer.echo("\n".join(table(cells)))
         return
-    from benchmarks.bench import bench as run_bench
+    from orchestrator.bench.machine import bench as measure
 
-    with contextlib.redirect_stdout(sys.stderr):  # Ray has its say about so many actors
-        report = run_bench(quick, stderr.print)
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints warnings about the number of actors
+        report = measure(quick, stderr.print)
     if json:
         emit_json(report)

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from benchmarks.clock import FIRST_ROUND, Clock, process_start
+from orchestrator.bench.clock import FIRST_ROUND, Clock, process_start
 from orchestrator.execution import study_run
 from orchestrator.execution.backends import ray as ray_backend
 from orchestrator.execution.cluster import nodes

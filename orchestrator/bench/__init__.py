@@ -1,0 +1,1 @@
+"""`fedsweep bench`: how fast this machine sweeps, and how good each search strategy is."""

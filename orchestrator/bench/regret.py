@@ -1,0 +1,248 @@
+"""The regret of search strategies: how far their choices are from the best configuration, in points of test accuracy.
+
+Every cell is searched repeatedly with different seeds, by each strategy and selection rule, each at its own default
+budget; with `warm_start`, once more with the winners of the other budgets in the contest. All choices and all contest
+candidates are then trained on many seeds that no search used and evaluated on the test rows. The regret of a choice is
+the difference between its mean and the best of all means. The best mean is itself a maximum over noisy means, so
+regrets are overestimated rather than underestimated.
+
+Packs run in this process, without Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import numpy as np
+
+from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
+from orchestrator.execution.sweep import Sweep
+from orchestrator.results.ledger import Ledger
+from orchestrator.search.cell_search import CellSearch
+from orchestrator.search.contenders import Outcome
+from orchestrator.study.cells import Blueprint, Cell
+from orchestrator.study.settings import Study
+from search_spaces import Configuration
+from trainables.federation.problem import Problem, in_process
+from trainables.federation.server import run_here
+from trainables.federation.trial_spec import TrialSpec
+from trainables.ray_actors.federation import FederationSize
+
+FIRST_EVALUATION_SEED = 1_000_000  # no search uses seeds from here on
+SEEDS_PER_REPETITION = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegretOptions:
+    data: str = "synthetic-frozen"
+    methods: Sequence[str] = ("dp-fedgd", "dp-fedsofim")
+    epsilons: Sequence[float] = (1.0, 10.0)
+    strategies: Sequence[str] = ("grid",)
+    warm_start: bool = False
+    select: Sequence[str] = ("contest", "single")
+    refine: str = "zoom"
+    space: Mapping[str, Any] = field(default_factory=dict)
+    """fixed, coarse and fine of every method."""
+    repetitions: int = 20
+    seconds: float | None = None
+    """Start no further repetition of a method after this time."""
+    search_seeds: int = 3
+    contest_seeds: int = 5
+    evaluation_seeds: int = 20
+    partition: str = "dirichlet:0.5"
+    clients: int = 20
+    device: Literal["cpu", "cuda"] = "cpu"
+    lanes: int | None = None
+    """Lanes per pack; default: as in a sweep."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The outcome of one search."""
+
+    epsilon: float
+    strategy: str
+    configuration: Configuration
+    trial_rounds: int
+    """Rounds of all trials, including the contest. Trials that two strategies share count for both."""
+
+
+class Runner:
+    """Runs trials and searches in this process. Trials that several searches share run once."""
+
+    def __init__(self, device: str, lanes: int | None) -> None:
+        gpus = 1.0 if device == "cuda" else 0.0
+        self.device = device
+        self.size = Capacity(FederationSize(1, 1.0, gpus), 1, lanes or AUTO_LANES[device])
+        self.outcomes: dict[str, Outcome] = {}
+
+    def run(self, trials: Iterable[TrialSpec], problems: Mapping[str, Problem]) -> dict[str, Outcome]:
+        by_key = {trial.key: trial for trial in trials}
+        for pack in make_packs([trial for key, trial in by_key.items() if key not in self.outcomes], self.size):
+            shipment = in_process(problems[pack[0].problem.key])
+            for key, lane in run_here(pack, shipment, device=self.device).items():
+                scores = (lane.metrics[name].get(pack[0].last_round) for name in ("accuracy", "loss"))
+                accuracy, loss = scores if lane.state == "done" else (None, None)
+                self.outcomes[key] = (lane.state, accuracy, loss)
+        return {key: self.outcomes[key] for key in by_key}
+
+    def search(self, blueprint: Blueprint) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
+        """The choice of every strategy at every budget, and all contest candidates."""
+        with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
+            sweep = Sweep(blueprint, ledger)
+            rounds: dict[str, int] = {}
+            while not sweep.finished:
+                waiting = list(sweep.waiting.values())
+                rounds.update((trial.key, trial.last_round) for trial in waiting)
+                search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
+                confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
+                sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluate` runs these
+                sweep.ended(self.run(search, blueprint.problems))
+            choices = [_choice(search, sweep, rounds) for search in sweep.searches]
+            finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists(sweep.outcomes)]
+        return [choice for choice in choices if choice is not None], finalists
+
+    def evaluate(
+        self, cell: Cell, problems: Mapping[str, Problem], configurations: Sequence[Configuration]
+    ) -> list[list[float]]:
+        """Test accuracies by configuration and seed. A diverged trial scores as random guessing."""
+        seeds = cell.study.seeds.confirm
+        trials = [[cell.trial("confirm", configuration, seed) for seed in seeds] for configuration in configurations]
+        outcomes = self.run([t for row in trials for t in row], problems)
+        guess = 100.0 / max(problem.data.classes for problem in problems.values())
+        return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
+
+
+def _choice(search: CellSearch, sweep: Sweep, rounds: Mapping[str, int]) -> Choice | None:
+    choice = search.choice(sweep.outcomes)
+    if choice is None:
+        return None
+    keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
+    strategy = f"{search.strategy.name} warm" if search.cell.study.search.warm_start else search.strategy.name
+    trial_rounds = sum(rounds[key] for key in keys)
+    return Choice(search.cell.epsilon, strategy, search.configuration(choice.contender), trial_rounds)
+
+
+def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) -> Study:
+    start = SEEDS_PER_REPETITION * repetition
+    return Study.model_validate(
+        {
+            "name": "regret",
+            "data": [options.data],
+            "partitions": [options.partition],
+            "clients": options.clients,
+            "methods": [{"name": method, **options.space}],
+            "epsilons": list(options.epsilons),
+            "seeds": {
+                "search": [start + k for k in range(1, options.search_seeds + 1)],
+                "contest": [start + 100 + k for k in range(1, options.contest_seeds + 1)],
+                "confirm": [FIRST_EVALUATION_SEED + k for k in range(options.evaluation_seeds)],
+            },
+            "search": {
+                "strategies": list(options.strategies),
+                "select": ["contest"] if warm else list(options.select),
+                "warm_start": warm,
+                "refine": options.refine,
+                "optuna": {"seed": start + 7},
+                "random": {"seed": start + 7},
+                "halving": {"seed": start + 7},
+            },
+        }
+    )
+
+
+def regrets(options: RegretOptions, method: str) -> list[dict[str, Any]]:
+    """The regrets of all strategies at every budget, over the repetitions: one entry per cell."""
+    runner, start = Runner(options.device, options.lanes), time.perf_counter()
+    choices: list[Choice] = []
+    pools: dict[float, dict[str, Configuration]] = {epsilon: {} for epsilon in options.epsilons}
+    for repetition in range(1, options.repetitions + 1):
+        runner.outcomes.clear()
+        for warm in (False, True) if options.warm_start else (False,):
+            blueprint = Blueprint.draw(_study(options, method, repetition, warm=warm))
+            chosen, finalists = runner.search(blueprint)
+            choices += chosen
+            for epsilon, configuration in (*finalists, *((c.epsilon, c.configuration) for c in chosen)):
+                pools[epsilon].setdefault(_key(configuration), configuration)
+        seconds, configurations = time.perf_counter() - start, sum(map(len, pools.values()))
+        print(
+            f"{method}: repetition {repetition}, {configurations} configurations to evaluate, {seconds:.0f} s",
+            file=sys.stderr,
+        )
+        if options.seconds and seconds > options.seconds:
+            break
+    return [
+        _cell_regrets(runner, options, cell, blueprint, repetition, choices, pools[cell.epsilon])
+        for cell in blueprint.cells
+    ]
+
+
+def _cell_regrets(
+    runner: Runner,
+    options: RegretOptions,
+    cell: Cell,
+    blueprint: Blueprint,
+    repetitions: int,
+    choices: Sequence[Choice],
+    pool: Mapping[str, Configuration],
+) -> dict[str, Any]:
+    scores = runner.evaluate(cell, blueprint.problems, list(pool.values()))
+    means = dict(zip(pool, map(fmean, scores), strict=True))
+    best = max(means, key=means.__getitem__)
+    by_strategy: dict[str, list[Choice]] = defaultdict(list)
+    for choice in choices:
+        if choice.epsilon == cell.epsilon:
+            by_strategy[choice.strategy].append(choice)
+    return {
+        "data": Path(options.data).stem if options.data.endswith(".npz") else options.data,
+        "method": cell.method.name,
+        "epsilon": cell.epsilon,
+        "repetitions": repetitions,
+        "evaluation_seeds": options.evaluation_seeds,
+        "evaluated": len(pool),
+        "best": {"configuration": pool[best], "mean": means[best], "std": stdev(scores[list(pool).index(best)])},
+        "strategies": {
+            strategy: _summary([means[best] - means[_key(c.configuration)] for c in own], own)
+            for strategy, own in by_strategy.items()
+        },
+    }
+
+
+def _summary(losses: list[float], choices: list[Choice]) -> dict[str, float]:
+    return {
+        "mean": fmean(losses),
+        "p95": float(np.percentile(losses, 95)),
+        "worst": max(losses),
+        "trial_rounds": fmean(choice.trial_rounds for choice in choices),
+    }
+
+
+def _key(configuration: Configuration) -> str:
+    return json.dumps(configuration, sort_keys=True)
+
+
+def table(cells: Sequence[dict[str, Any]], strategies: Sequence[str] = ()) -> list[str]:
+    """A Markdown table, cells by strategies (default: all): mean / 95th percentile of the regret (thousands of
+    trial-rounds)."""
+    strategies = strategies or list(dict.fromkeys(strategy for cell in cells for strategy in cell["strategies"]))
+    lines = [
+        f"| data, method, ε | repetitions | best mean | {' | '.join(strategies)} |",
+        "|---|---:|---:|" + "---:|" * len(strategies),
+    ]
+    for cell in cells:
+        texts = []
+        for strategy in strategies:
+            f = cell["strategies"].get(strategy)
+            texts.append(f"{f['mean']:.2f} / {f['p95']:.2f} ({f['trial_rounds'] / 1000:.1f}k)" if f else "")
+        name = f"{cell['data']}, {cell['method']}, {cell['epsilon']:g}"
+        lines.append(f"| {name} | {cell['repetitions']} | {cell['best']['mean']:.2f} | {' | '.join(texts)} |")
+    return lines
