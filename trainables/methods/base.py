@@ -1,10 +1,23 @@
-"""What a method is: what its clients release, how its server uses that, and which hyperparameters it has.
+"""The interface of a method: what clients release, how the server updates the weights, and the hyperparameters.
 
-A method is one small file. The client half is a `ClientProgram`, shared by all methods that release the same thing:
-their trials can run side by side in one pack. The server half is `step`. All state is laned: tensors of shape
-(lanes, ...), and hyperparameters arrive as vectors of shape (lanes, 1), except static ones, which are plain values
-shared by the group. Among the latter the server finds four more: the privacy `level`, the `clipping`, the number of
-`rounds` and the `model`; and among the vectors the `clip`.
+A run computes, with theta the weights, n clients and G the mean of their releases:
+
+    0. state = method.initial_state(theta)
+       if program.prepares: method.receive(mean over clients of program.prepare(client))
+    for t = 1 .. rounds:
+       1. the server sends theta and method.broadcast(state) to every client
+       2. client i returns its release, program.round(client, theta)
+       3. G = mean of the releases, with equal weights or weighted by |D_i|
+       4. theta = method.step(t, theta, G, state, hypers)
+
+A method implements `step` and declares in `releases` what its clients release, so that the privacy plan can calibrate
+the noise. It chooses its `ClientProgram` in `program`; by default that is one noisy gradient a round. Several methods
+may use the same program, and trials with the same program can share a pack.
+
+Shapes: everything is computed for many trials at once. Weights and server state are (lanes, ...), one lane per trial.
+Hyperparameters are (lanes, 1) tensors, except static ones, which are plain Python values shared by all lanes.
+`hypers` of the server methods also contains `clip` (lanes, 1) and the plain values `level`, `clipping`, `rounds` and
+`model`. A lane's result must not depend on the other lanes.
 """
 
 from __future__ import annotations
@@ -29,29 +42,32 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Hyperparameter:
+    """A number, a boolean or a choice, with its default and its allowed values."""
+
     name: str
     default: HyperValue
     description: str
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
+    """Whether `low` itself is excluded."""
     open_high: bool = False
+    """Whether `high` itself is excluded."""
     integer: bool = False
     choices: tuple[str, ...] = ()
     shared: bool = False
-    """For loop counts and switches: lanes that differ in it cannot be computed together."""
+    """Lanes with different values cannot share a pack. For loop counts and for what selects the client program."""
     boolean: bool = False
-    """Whether it is true or false."""
     auto: bool = False
-    """Whether `auto` is allowed; the method says what it stands for."""
+    """Whether the value `auto` is allowed; `Method.resolve` replaces it."""
 
     @property
     def static(self) -> bool:
-        """Choices and the like are one plain value for a group of lanes; everything else is a number per lane."""
+        """Whether `hypers` has one plain value for all lanes, not a number per lane."""
         return bool(self.choices) or self.shared
 
     def check(self, value: HyperValue) -> HyperValue:
-        """The value in its proper type, or a sentence that names it."""
+        """The value converted to its type. Raises UserError if it is not allowed."""
         if self.auto and value == AUTO:
             return AUTO
         if self.boolean:
@@ -79,14 +95,14 @@ def learning_rate(default: float) -> Hyperparameter:
     return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
 
 
-def as_released(wrong: str) -> Hyperparameter:
-    """The switch to what the authors' own program does, for methods that do not buy there what they claim."""
-    return Hyperparameter("as_released", False, f"the authors' program: {wrong}", shared=True, boolean=True)
+def as_released(difference: str) -> Hyperparameter:
+    """The option to run the authors' released program, for programs whose actual eps differs from the claimed one."""
+    return Hyperparameter("as_released", False, f"the authors' program: {difference}", shared=True, boolean=True)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the privacy of a run depends on."""
+    """Everything the privacy of a run depends on."""
 
     privacy: PrivacySettings
     rounds: int
@@ -94,134 +110,140 @@ class Run:
     sizes: tuple[int, ...]
     """|D_i| of every client."""
     seed: int
-    """Of the samples of clients, who are known to all; never of what must stay secret."""
+    """Seed of the public choices, such as the clients sampled for a round; secrets never derive from it."""
 
 
 def clip_norm(values: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Every vector (the last dimension) shortened to l2 norm `bound` where it is longer."""
+    """v min(1, bound / ||v||) for every vector v along the last dimension."""
     norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     return values * (bound / norm).clamp(max=1)
 
 
 def initial_power(theta: torch.Tensor) -> torch.Tensor:
-    """beta^0 for every lane. A state multiplies it by beta each round, in float64: `pow` rounds differently at the end
-    of a vector of lanes."""
+    """beta^0 = 1 for every lane, (lanes, 1). Multiply it by beta every round to get beta^t.
+
+    It is a running product in float64 because `pow` rounds differently at the end of a vector of lanes."""
     return torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
 
 
 Parts = Sequence[tuple["slice | torch.Tensor", Shard]]
-"""Lanes, and the rows that they look at."""
+"""Lanes, and the rows whose gradients they use."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows drawn for one step; lanes of different seeds have different ones."""
+    """A Poisson sample of every client's rows. Lanes with different seeds have different samples."""
 
     parts: Parts
     rate: float
 
 
 class ClientRound(Protocol):
-    """What a client program may use in one round. It speaks for one client or for several side by side: tensors have
-    the shape (clients, lanes, ...), or (lanes, ...) where clients do not differ."""
+    """What a client program can access in one round.
+
+    It represents one client, or several that are computed together: tensors are (clients, lanes, ...), or (lanes, ...)
+    if they are the same for all clients."""
 
     t: int
-    """The round, from 1."""
+    """The round, starting from 1."""
     rounds: int
-    """How many rounds the run has."""
+    """Number of rounds of the run."""
     size: torch.Tensor
-    """|D_i|, in a shape that divides."""
+    """|D_i|, shaped to divide a release."""
     clip: torch.Tensor
-    """The lanes' bounds on what a record (or a user) contributes, (lanes, 1)."""
+    """C, the l2 bound on the contribution of a record (or a user), (lanes, 1)."""
     hypers: Mapping[str, torch.Tensor]
-    """The hyperparameters that the program asked for."""
+    """The hyperparameters listed in `ClientProgram.hypers`."""
     broadcast: Mapping[str, torch.Tensor]
-    """What the server sent beside theta."""
+    """What the server sent in addition to theta."""
     state: State
-    """What the client keeps from round to round; it never leaves the host but in checkpoints."""
+    """The client's state, kept from round to round. It leaves the host only in checkpoints."""
     model: Model
     shard: Shard
-    """The clients' rows, for what is no gradient."""
+    """The clients' rows, for computations other than gradients."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """The sum over the client's rows, or a sample of them, of per-example gradients clipped to the bounds. It is in
-        double precision until the noise is there: rounding a large sum may tell a record."""
+        """sum_x g_x min(1, C / ||g_x||), with g_x the gradient of row x, over all rows or those of a sample.
+
+        In float64 until noise has been added: rounding a large sum could reveal a record."""
 
     def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """The mean over the client's rows, or a sample of as many as expected, of per-example gradients, nothing
-        clipped."""
+        """The mean of the unclipped gradients, over all rows or those of a sample; for a sample, the sum divided by its
+        expected number of rows."""
 
     def sample(self, rate: float, step: int = 0) -> Sample:
-        """Some of the client's rows: each with probability `rate`, drawn for this round and step."""
+        """A sample of the rows for this round and step: each row with probability `rate`."""
 
     def noise(
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
-        """The noise that the privacy plan prescribes for this purpose, at this round's address or another's; times a
-        factor, -1 takes it back; as long as the weights, or of the given size."""
+        """`factor` times the Gaussian noise that the privacy plan prescribes for `purpose`.
 
-    def turn_mask(self, every: int) -> torch.Tensor:
-        """1 where it is the client's turn in this round, 0 where it is not: everybody knows, and it is every so many
-        rounds."""
+        The noise is a function of seed, client, round t (by default this one), step and purpose: the same arguments
+        give the same noise, so factor = -1 cancels earlier noise. `size`: by default the number of weights."""
 
     def noise_std(self, purpose: str) -> torch.Tensor:
         """The standard deviation of that noise, (lanes, 1)."""
 
+    def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
+        """Noise for `prepare`: one row for every distinct noise among the lanes."""
+
+    def turn_mask(self, every: int) -> torch.Tensor:
+        """1 if this round is the client's turn, else 0. Every client has a turn once in `every` rounds, publicly."""
+
     def noised_update(self, update: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
-        """A user's update with noise of `gradient`, which is scaled by what everybody knows. Where participation
-        is secret, every user answers, with its update or with nothing as a coin says that only it sees, and noise; over
-        the coin's probability, which is public, so that the mean over all users is the same on average."""
+        """A user's update plus `scale` times the noise for "gradient"; `scale` must be public.
+
+        With secret participation q the release is (b update + noise) / q, where b is a secret coin of probability q:
+        every user answers, and the mean over all users has the right expectation."""
 
     def zeros(self) -> torch.Tensor:
-        """A state of the weights' shape."""
-
-    def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
-        """Noise for a release that is the same for all lanes but for its noise: one row for every distinct one."""
+        """Zeros in the shape of the weights, for initial state."""
 
 
 class ClientProgram(ABC):
-    """The client half of a method."""
+    """The client side of a method. Programs are immutable; state belongs in `ClientRound.state`."""
 
     hypers: ClassVar[tuple[str, ...]] = ()
-    """Which hyperparameters the clients need."""
+    """The hyperparameters that clients need."""
     prepares: ClassVar[bool] = False
-    """Whether the clients release something once, before the first round."""
+    """Whether clients release something once before the first round."""
     allows_secret_participation: ClassVar[bool] = False
-    """Whether what a user releases is a `noised_update`, so that it may keep secret if it takes part."""
+    """Whether every release is a `noised_update`, so a user can keep secret whether it takes part."""
     adapts_clip: ClassVar[bool] = False
-    """Whether the clip follows what was released, beginning with that of the claim."""
+    """Whether the clip changes during the run, starting from the one in the privacy settings."""
 
     @property
     def stateful(self) -> bool:
-        """Whether the clients keep something from round to round."""
+        """Whether clients keep state from round to round."""
         return False
 
     @property
     def samples(self) -> bool:
-        """Whether the clients look at some of their rows at a time."""
+        """Whether clients compute gradients on samples of their rows."""
         return False
 
     @property
     def participation(self) -> float:
-        """The share of the clients that take part in a round. A program whose clients keep state needs them all."""
+        """The fraction of the clients that take part in a round. It must be 1 for stateful programs."""
         return 1.0
 
     def release_size(self, model: Model) -> int:
-        """How many numbers a client releases in a round."""
+        """Numbers in a client's release of one round."""
         return model.dimension
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Trials whose programs have the same name can share a pack."""
+        """Trials whose programs have the same name can share a pack, so it must contain every parameter."""
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
-        """The release made once: one row for every distinct noise among the lanes."""
+        """The release before the first round: one row for every distinct noise among the lanes."""
         raise NotImplementedError(f"{self.name} prepares nothing")
 
     @abstractmethod
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        """The client's release; the server sees the mean over all clients."""
+        """The client's release of one round, noise included."""
 
     def noisy_gradient(
         self, client: ClientRound, theta: torch.Tensor, step: int = 0, purpose: str = "gradient"
@@ -231,7 +253,7 @@ class ClientProgram(ABC):
 
 
 class NoisyGradient(ClientProgram):
-    """One noisy gradient a round."""
+    """Record level: u_i = (sum of clipped per-example gradients + noise) / |D_i|."""
 
     name = "noisy gradient"
 
@@ -240,7 +262,7 @@ class NoisyGradient(ClientProgram):
 
 
 class UserGradient(ClientProgram):
-    """One noisy gradient a round, that of all the client's rows clipped as a whole: the client is the record."""
+    """User level: the mean gradient of all the client's rows, clipped as a whole, plus noise."""
 
     name = "noisy gradient of a user"
 
@@ -249,34 +271,37 @@ class UserGradient(ClientProgram):
 
 
 class Method(ABC):
+    """A federated learning algorithm. Instances have no state of their own."""
+
     name: ClassVar[str]
+    """In study files and on the command line, e.g. dp-fedgd."""
     title: ClassVar[str]
+    """In tables, e.g. DP-FedGD."""
     paper: ClassVar[str]
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
     levels: ClassVar[tuple[Level, ...]] = ("record",)
-    """Whose privacy it can protect."""
+    """Whether it can protect records, users (clients with all their records), or either."""
     second_order: ClassVar[bool] = False
-    """Whether it bends its steps by a matrix, not coordinate by coordinate: tables set such methods against others."""
+    """Whether it preconditions with a matrix that is not diagonal. Tables compare these methods with the others."""
 
     def accepts(self, model: Model) -> bool:
-        """Whether it makes sense on this model."""
+        """Whether it can train this model."""
         return True
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
-        """The client half, given the static hyperparameters and the `clipping`."""
+        """The client program. `hypers` has the static hyperparameters and `clipping`."""
         return UserGradient() if level == "user" else NoisyGradient()
 
     def releases(self, run: Run) -> tuple[Event, ...]:
-        """What every client releases in the course of a run, for the privacy plan to price. What cannot be priced is
-        said here, before anything starts."""
+        """Everything a client releases during a run, for the privacy account. Raises UserError if no account exists."""
         return (Event("gradient", run.rounds, run.privacy.sensitivity),)
 
     def bound_only(self, hypers: Hypers) -> bool:
-        """Whether its account is what can be proven, from above, where the truth may be far below."""
+        """Whether the account is a proven upper bound that may be far from tight."""
         return False
 
     def resolve(self, hypers: dict[str, HyperValue], privacy: PrivacySettings) -> dict[str, HyperValue]:
-        """Replace `auto` by what it stands for under this privacy budget."""
+        """The hyperparameters with every `auto` replaced by its value for these privacy settings."""
         return hypers
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
@@ -284,16 +309,16 @@ class Method(ABC):
         return {}
 
     def receive(self, prepared: torch.Tensor, which: torch.Tensor, state: State, hypers: Hypers) -> None:
-        """Take the mean of the releases made once; lane i's is row which[i]."""
+        """Store the mean of the prepared releases in `state`; lane i's is prepared[which[i]]."""
         raise NotImplementedError(f"{self.name} prepares nothing")
 
     def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
-        """What the clients need beside theta."""
+        """What clients need in addition to theta."""
         return {}
 
     @abstractmethod
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        """The weights after round t = 1, 2, …, given the mean release G. Updates `state`."""
+        """The weights after round t = 1, 2, ..., given the mean release G. May update `state`."""
 
     def check(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
         """All hyperparameters: the given ones checked, the others at their defaults."""

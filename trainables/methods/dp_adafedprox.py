@@ -1,4 +1,7 @@
-"""DP-AdaFedProx: DP-FedAvg whose local steps are drawn back to theta, less and less as rounds go by."""
+"""DP-AdaFedProx: DP-FedAvg with a proximal term whose weight decays over the rounds.
+
+client i:  y <- y - eta_c (u_i(y) + mu_t (y - theta)),  mu_t = max(mu_0 / sqrt(t), mu_0 / 10)
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,6 @@ class ProximalSteps(LocalSteps):
         return f"{self.steps} proximal local steps"
 
     def correction(self, client: ClientRound, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-        """mu_t (y - theta), mu_t = max(mu_0 / sqrt(t), mu_0 / 10)."""
         return client.hypers["mu0"] * max(1 / math.sqrt(client.t), 0.1) * (y - theta)
 
 

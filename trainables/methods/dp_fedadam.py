@@ -1,4 +1,9 @@
-"""DP-FedAdam: Adam at the server, on the mean of the clients' noisy gradients."""
+"""DP-FedAdam: Adam on the server, with the mean noisy gradient G in place of the gradient.
+
+1. m <- beta1 m + (1 - beta1) G
+2. v <- beta2 v + (1 - beta2) G^2
+3. theta <- theta - eta m_hat / (sqrt(v_hat) + tau),  m_hat = m / (1 - beta1^t),  v_hat = v / (1 - beta2^t)
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""DP-FedAdamW: AdamW steps at the clients, with a second moment that outlives the round and steps that are aligned.
+"""DP-FedAdamW: DP-LocalAdamW with a second moment shared across rounds and steps aligned with the global direction.
 
-Beside its move a client releases the mean of its second moment over every layer; their mean over clients is where the
-second moment starts in the next round. A step follows gamma x (AdamW's direction) + (1 - gamma) x (the last global
-move, per step and step size). All of it is made from noisy gradients and costs nothing more.
+    client i, K steps as in DP-LocalAdamW, with these differences:
+    1. v starts from the mean of the clients' second moments of the previous round, one number per layer
+    2. v averages g^2 - s^2; s = std of the noise in g, a public number (s_i = noise std / expected rows)
+    3. sqrt(v_hat) is at least noise_floor s, because g^2 - s^2 can average to 0 or less
+    4. the direction is gamma (AdamW's) + (1 - gamma) (global update of the previous round) / (-K eta_{t-1})
+    5. the release is y - theta and the mean of v over every layer
+    server: theta <- theta + mean update; it broadcasts the mean second moments and the global direction
 
-A noisy gradient's square is too large by the variance of its noise, which is known: (std / expected rows)^2. It is
-taken off every square before that enters the mean, so that what clients of unequal size send is free of it too; where
-all are alike this is the paper's v - s^2. The corrected mean can come out at nothing or below: its root counts as at
-least `noise_floor` standard deviations of that noise.
-`as_released`: what is known of the authors' program. The mean over a sample is clipped, layer by layer, not every
-record's gradient; the noise is made for a record that moves such a mean by clip / (expected rows). One record can turn
-the whole mean, by twice the clip.
+Everything is computed from noisy gradients, so 1 to 5 cost no further privacy. The paper subtracts s^2 after averaging
+over clients; subtracting s_i^2 before is the same if all clients have the same size, and right if they do not.
+
+`as_released`: the authors' program, as far as it is known. It clips the mean gradient of a sample, layer by layer, not
+every record's gradient, and its noise assumes that a record changes that mean by clip / (expected rows). In fact one
+record can reverse the whole mean, a change of twice the clip.
 """
 
 from __future__ import annotations
@@ -37,14 +40,14 @@ from trainables.privacy.plan import Event, Level
 
 
 class AlignedAdamWSteps(AdamWSteps):
-    what = "aligned AdamW steps"
+    label = "aligned AdamW steps"
     hypers = (*AdamWSteps.hypers, "gamma", "noise_floor")
 
     def release_size(self, model: Model) -> int:
         return model.dimension + len(model.blocks)
 
     def noise_std(self, client: ClientRound) -> torch.Tensor:
-        """Of a noisy gradient."""
+        """s_i, the standard deviation of the noise in a noisy gradient."""
         return client.noise_std("gradient") / (self.rate * client.size)
 
     def squared(self, client: ClientRound, gradient: torch.Tensor) -> torch.Tensor:
@@ -66,7 +69,7 @@ class AlignedAdamWSteps(AdamWSteps):
 
 
 class ReleasedAdamWSteps(AlignedAdamWSteps):
-    what = "AdamW steps as released"
+    label = "AdamW steps as released"
 
     def sampled_gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         mean = client.gradient_mean(y, client.sample(self.rate, step))
@@ -82,10 +85,10 @@ class DPFedAdamW(SampledStepsMethod):
         *ADAMW,
         Hyperparameter("gamma", 0.5, "weight of the client's own direction against the last global one", low=0, high=1),
         Hyperparameter(
-            "noise_floor", 0.3, "least root of the corrected mean square, in standard deviations of the noise", low=0
+            "noise_floor", 0.3, "least root of the second moment, in standard deviations of the noise", low=0
         ),
         *SAMPLING,
-        as_released("the mean over a sample is clipped, layer by layer, and not every record's gradient"),
+        as_released("clips the mean over a sample, layer by layer, not every record's gradient"),
     )
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
@@ -96,7 +99,7 @@ class DPFedAdamW(SampledStepsMethod):
         if not run.hypers["as_released"]:
             return (event,)
         rows = float(run.hypers["sampling_rate"]) * max(run.sizes)
-        # of every layer's mean a record can turn the whole; there are two layers at most
+        # a record can reverse the clipped mean of every layer, and models have at most two layers
         return (replace(event, sensitivity=event.sensitivity * rows * math.sqrt(2), calibrated_for=event.sensitivity),)
 
     def bound_only(self, hypers: Hypers) -> bool:
@@ -114,9 +117,9 @@ class DPFedAdamW(SampledStepsMethod):
         return state
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        move, state["second_moment"] = G[:, : theta.shape[1]], G[:, theta.shape[1] :]
+        update, state["second_moment"] = G[:, : theta.shape[1]], G[:, theta.shape[1] :]
         for _ in range(hypers["local_steps"]):
             state["power"] = state["power"] * hypers["beta2"]
         size = hypers["client_learning_rate"] * cosine(t, hypers["rounds"])
-        state["direction"] = -move / (hypers["local_steps"] * size)
-        return theta + move
+        state["direction"] = -update / (hypers["local_steps"] * size)
+        return theta + update

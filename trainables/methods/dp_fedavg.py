@@ -1,9 +1,13 @@
-"""DP-FedAvg: clients take K noisy steps, the server moves along the mean of where they came to.
+"""DP-FedAvg: clients take K local steps, and the server adds the mean of their updates.
 
-At user level the steps are free of noise, and where they lead is clipped to C and noised as a whole (McMahan et al.
-2018): however many there are, a round is one release, and in a sum of all clients' their noises add up. With
-`secret_participation` q a user's update is in the sum with probability q, and only the user knows; its noise always
-is, and the sum is divided by q n, however many there were. With `clipping: adaptive` C follows the users' updates.
+    1. client i: y_i = theta after K steps with step size eta_c
+    2. server:   theta <- theta + eta_s mean(y_i - theta)
+
+Record level: every local step uses a noisy gradient.
+User level (McMahan et al. 2018): the steps have no noise; the update is clipped to C and gets noise once, so a round is
+one release for any K. With `secret_participation` q, user i's update is in the sum with probability q, known only to
+the user; its noise always is, and the sum is divided by q n. With `clipping: adaptive`, C follows the median norm of
+the updates (`adaptive_clip`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from trainables.lazy import torch
-from trainables.methods.adaptive_clip import LENGTH, AdaptiveLocalSteps, taken_apart
+from trainables.methods.adaptive_clip import RELEASE_NORM, AdaptiveLocalSteps, split_release
 from trainables.methods.base import ClientProgram, Hyperparameter, Hypers, Run, State
 from trainables.methods.local_steps import (
     LOCAL_STEPS,
@@ -42,8 +46,8 @@ class DPFedAvg(LocalStepsMethod):
     def releases(self, run: Run) -> tuple[Event, ...]:
         if run.privacy.level == "user":
             q = run.privacy.secret_participation
-            length = LENGTH if run.privacy.clipping == "adaptive" else 1.0
-            return (Event("gradient", run.rounds, length * run.privacy.sensitivity, sampling=q, hidden_by_sum=True),)
+            norm = RELEASE_NORM if run.privacy.clipping == "adaptive" else 1.0
+            return (Event("gradient", run.rounds, norm * run.privacy.sensitivity, sampling=q, hidden_by_sum=True),)
         return super().releases(run)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
@@ -53,8 +57,9 @@ class DPFedAvg(LocalStepsMethod):
         return dict(state)
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        update = taken_apart(G, state) if _adaptive(hypers) else G
-        return theta + hypers["server_learning_rate"] * update
+        if _adaptive(hypers):
+            G, state["clip"] = split_release(G, state["clip"])
+        return theta + hypers["server_learning_rate"] * G
 
 
 def _adaptive(hypers: Hypers) -> bool:

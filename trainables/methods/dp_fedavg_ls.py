@@ -1,7 +1,10 @@
-"""DP-FedAvg-LS: local steps on samples; the server smooths the mean move along the order of the weights.
+"""DP-FedAvg-LS: local steps on samples; the server smooths the mean update with a discrete Laplacian.
 
-Laplacian smoothing, (I + s L)^-1 with L the second differences on a circle, evens out noise that is independent from
-weight to weight. It is done in the frequency domain and is post-processing.
+    theta <- theta + (I + s L)^-1 G
+
+L takes second differences over the weights in their order, on a circle: (L v)_j = 2 v_j - v_{j-1} - v_{j+1}. Smoothing
+reduces noise that is independent from weight to weight. It is computed by FFT, in which L is diagonal with entries
+2 - 2 cos(2 pi k / d), and it is post-processing: it costs no privacy.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from trainables.methods.sampled_steps import (
 from trainables.privacy.plan import Level
 
 
-def smoothed(values: torch.Tensor, strength: torch.Tensor) -> torch.Tensor:
-    """(I + s L)^-1 of every row. One row at a time, so that a lane does not depend on how many there are."""
+def smooth(values: torch.Tensor, strength: torch.Tensor) -> torch.Tensor:
+    """(I + s L)^-1 v for every row v. One row at a time, so that a lane does not depend on the number of lanes."""
     size = values.shape[1]
-    turn = torch.arange(size // 2 + 1, dtype=torch.float64, device=values.device) * (2 * math.pi / size)
-    second_difference = 2 - 2 * torch.cos(turn)
+    frequencies = torch.arange(size // 2 + 1, dtype=torch.float64, device=values.device) * (2 * math.pi / size)
+    laplacian = 2 - 2 * torch.cos(frequencies)
     rows = [
-        torch.fft.irfft(torch.fft.rfft(row.double()) / (1 + s.double() * second_difference), n=size)
+        torch.fft.irfft(torch.fft.rfft(row.double()) / (1 + s.double() * laplacian), n=size)
         for row, s in zip(values, strength, strict=True)
     ]
     return torch.stack(rows).to(values)
@@ -39,7 +42,7 @@ class DPFedAvgLS(SampledStepsMethod):
     linear = True
     hyperparameters = (
         client_learning_rate(0.1),
-        Hyperparameter("smoothing", 1.0, "strength of the Laplacian smoothing; 0: none", low=0),
+        Hyperparameter("smoothing", 1.0, "s, strength of the Laplacian smoothing; 0: none", low=0),
         weight_decay(1e-3),
         *SAMPLING,
     )
@@ -48,4 +51,4 @@ class DPFedAvgLS(SampledStepsMethod):
         return SGDSteps.of(hypers)
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        return theta + smoothed(G, hypers["smoothing"])
+        return theta + smooth(G, hypers["smoothing"])

@@ -1,4 +1,9 @@
-"""DP-FedGD: plain gradient descent on the mean of the clients' noisy gradients."""
+"""DP-FedGD: gradient descent on the mean of the clients' noisy gradients.
+
+    theta <- theta - eta G
+
+G is the mean over clients of u_i = (sum of clipped gradients + noise) / |D_i|, eta the learning rate.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""DP-FedSAM: every local step looks where the loss is sharp: the gradient is taken at y + rho u/||u||.
+"""DP-FedSAM: sharpness-aware local steps on samples of the rows. The gradient is taken at a perturbed point.
 
-Both gradients touch the data, u as well as the one that the step follows, each on a sample of its own: two releases a
-step, so at the same budget more noise than the others.
+    client i, K steps from y = theta:
+    1. u = noisy gradient at y
+    2. y <- y - eta_t (noisy gradient at y + rho u / ||u|| + lambda y)
+
+The two gradients use two independent samples. Both are releases, so a step costs twice as much as one of SGD.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from trainables.privacy.plan import Level
 
 
 class SharpnessAwareSteps(SGDSteps):
-    what = "sharpness-aware steps"
+    label = "sharpness-aware steps"
     hypers = ("client_learning_rate", "weight_decay", "rho")
 
     def direction(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         uphill = self.sampled_gradient(client, y, 2 * step)
-        # an empty sample without noise points nowhere
+        # an empty sample without noise has gradient 0
         length = torch.linalg.vector_norm(uphill, dim=-1, keepdim=True).clamp(min=torch.finfo(y.dtype).tiny)
         return self.sampled_gradient(client, y + client.hypers["rho"] * (uphill / length), 2 * step + 1)
 
@@ -36,7 +39,7 @@ class DPFedSAM(SampledStepsMethod):
     gradients_per_step = 2
     hyperparameters = (
         client_learning_rate(0.1),
-        Hyperparameter("rho", 0.05, "how far away the gradient is taken", low=0, open_low=True),
+        Hyperparameter("rho", 0.05, "length of the perturbation", low=0, open_low=True),
         weight_decay(1e-3),
         *SAMPLING,
     )

@@ -1,4 +1,4 @@
-"""DP-FedSGD: one noisy gradient of all its rows from every client in every round; the mechanism of DP-FedGD."""
+"""DP-FedSGD: the same mechanism as DP-FedGD, under the name and the default step size of the M-estimation paper."""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
-"""DP-FedSOFIM: the server preconditions with the inverse of a rank-one Fisher proxy, rho I + M M^T.
+"""DP-FedSOFIM: the server preconditions with the inverse of a rank-one proxy of the Fisher matrix, F = rho I + M M^T.
 
-The published algorithm applies the inverse to the gradient (`direction: gradient`); the authors' released program
-applies it to the momentum itself (`direction: momentum`, the default), which gives M / (rho + ||M||^2). With the tuned
-values of the paper only the second gives the paper's numbers; the first diverges (docs/methods.md).
+    1. M <- beta M + (1 - beta) G                             momentum, optionally divided by 1 - beta^t
+    2. d = F^-1 M = M / (rho + ||M||^2)                       direction: momentum (default)
+       d = F^-1 G = (G - M (M.G) / (rho + ||M||^2)) / rho     direction: gradient
+    3. theta <- theta - eta (d + lambda theta)                lambda: weight decay
+
+The paper's text uses `direction: gradient`, the authors' released program `direction: momentum`. With the paper's tuned
+hyperparameters only the second reproduces the paper's numbers; the first diverges (docs/methods.md).
 """
 
 from __future__ import annotations
@@ -27,16 +31,16 @@ class DPFedSOFIM(Method):
         Hyperparameter(
             "direction",
             "momentum",
-            "what is preconditioned: momentum (released program) or gradient (published text)",
+            "the vector to precondition: momentum (released program) or gradient (published text)",
             choices=("momentum", "gradient"),
         ),
         Hyperparameter(
-            "bias_correction", AUTO, "divide M by 1 - beta^t; auto: where epsilon <= 1", boolean=True, auto=True
+            "bias_correction", AUTO, "divide M by 1 - beta^t; auto: if epsilon <= 1", boolean=True, auto=True
         ),
         Hyperparameter(
             "warmup_rounds",
             AUTO,
-            "first rounds step along M alone; auto: 10 where epsilon <= 0.5, else 0",
+            "first rounds, which step along M without preconditioning; auto: 10 if epsilon <= 0.5, else 0",
             low=0,
             integer=True,
             auto=True,
@@ -44,7 +48,7 @@ class DPFedSOFIM(Method):
         Hyperparameter(
             "blend_rounds",
             0,
-            "rounds over which preconditioning is blended in, linearly; 0: at once",
+            "rounds over which preconditioning is blended in linearly; 0: no blending",
             low=0,
             integer=True,
         ),
@@ -67,25 +71,23 @@ class DPFedSOFIM(Method):
         return {"M": torch.zeros_like(theta), "beta_t": initial_power(theta)}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        rho, beta = hypers["rho"], hypers["beta"]
+        beta = hypers["beta"]
         state["M"] = beta * state["M"] + (1 - beta) * G
         state["beta_t"] = state["beta_t"] * beta
         M = torch.where(hypers["bias_correction"] > 0, state["M"] / (1 - state["beta_t"]).to(theta), state["M"])
-        if hypers["variant"] == "ema_only":
-            direction = M
-        elif hypers["variant"] == "grad_only":
-            direction = G
+        direction = {"full": self.preconditioned, "ema_only": lambda *_: M, "grad_only": lambda *_: G}
+        step = direction[hypers["variant"]](t, M, G, hypers) + hypers["weight_decay"] * theta
+        return theta - hypers["learning_rate"] * step
+
+    def preconditioned(self, t: int, M: torch.Tensor, G: torch.Tensor, hypers: Hypers) -> torch.Tensor:
+        """F^-1 M or F^-1 G, with warm-up and blending."""
+        rho, squared = hypers["rho"], (M * M).sum(1, keepdim=True)
+        if hypers["direction"] == "momentum":  # the general form below would cancel
+            isotropic, preconditioned = M / rho, M / (rho + squared)
         else:
-            squared = (M * M).sum(1, keepdim=True)
-            if (
-                hypers["direction"] == "momentum"
-            ):  # H M = M / (rho + ||M||^2), without the cancellation of the general form
-                isotropic, preconditioned = M / rho, M / (rho + squared)
-            else:
-                isotropic = G / rho
-                along = (M * G).sum(1, keepdim=True)
-                preconditioned = isotropic - M * (along / (rho * rho + rho * squared))
-            blended = torch.clamp(t / hypers["blend_rounds"].clamp(min=1), max=1)
-            direction = isotropic + blended * (preconditioned - isotropic)
-            direction = torch.where(hypers["warmup_rounds"] >= t, M, direction)
-        return theta - hypers["learning_rate"] * (direction + hypers["weight_decay"] * theta)
+            isotropic = G / rho
+            along = (M * G).sum(1, keepdim=True)
+            preconditioned = isotropic - M * (along / (rho * rho + rho * squared))
+        blended = torch.clamp(t / hypers["blend_rounds"].clamp(min=1), max=1)
+        direction = isotropic + blended * (preconditioned - isotropic)
+        return torch.where(hypers["warmup_rounds"] >= t, M, direction)

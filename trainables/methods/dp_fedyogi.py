@@ -1,4 +1,7 @@
-"""DP-FedYogi: as DP-FedAdam, but the second moment moves by no more than the squared gradient."""
+"""DP-FedYogi: DP-FedAdam with another second moment, which changes by at most (1 - beta2) G^2 a round.
+
+v <- v - (1 - beta2) sign(v - G^2) G^2,  starting from v = tau^2
+"""
 
 from __future__ import annotations
 

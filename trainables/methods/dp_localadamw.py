@@ -1,4 +1,10 @@
-"""DP-LocalAdamW: AdamW steps at the clients, on samples of their rows and from zero moments; the server averages."""
+"""DP-LocalAdamW: AdamW steps of the clients on samples of their rows; the server adds the mean of their updates.
+
+client i, from y = theta, m = v = 0, for k = 1 .. K, with g the noisy gradient of the sample:
+1. m <- beta1 m + (1 - beta1) g
+2. v <- beta2 v + (1 - beta2) g^2
+3. y <- y - eta_t (m_hat / (sqrt(v_hat) + tau) + lambda y),  m_hat = m / (1 - beta1^k),  v_hat = v / (1 - beta2^k)
+"""
 
 from __future__ import annotations
 
@@ -17,41 +23,41 @@ from trainables.privacy.plan import Level
 
 ADAMW = (
     client_learning_rate(0.01),
-    Hyperparameter("beta1", 0.9, "decay of the mean of gradients", low=0, high=1, open_high=True),
-    Hyperparameter("beta2", 0.999, "decay of the mean of squared gradients", low=0, high=1, open_high=True),
-    Hyperparameter("tau", 1e-8, "added to the root of the mean square", low=0, open_low=True),
+    Hyperparameter("beta1", 0.9, "decay of the first moment", low=0, high=1, open_high=True),
+    Hyperparameter("beta2", 0.999, "decay of the second moment", low=0, high=1, open_high=True),
+    Hyperparameter("tau", 1e-8, "added to the root of the second moment", low=0, open_low=True),
     weight_decay(0.01),
 )
 
 
 class AdamWSteps(SampledSteps):
-    what = "AdamW steps"
+    label = "AdamW steps"
     hypers: ClassVar[tuple[str, ...]] = ("client_learning_rate", "weight_decay", "beta1", "beta2", "tau")
 
-    def steps_from(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+    def local_weights(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         y, _ = self.adamw(client, theta, client.zeros(), torch.ones_like(client.hypers["beta2"], dtype=torch.float64))
         return y
 
     def adamw(
-        self, client: ClientRound, theta: torch.Tensor, v: torch.Tensor, power2: torch.Tensor
+        self, client: ClientRound, theta: torch.Tensor, v: torch.Tensor, beta2_k: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights and the second moment after K steps, which starts at `v`: a mean with weight 1 - `power2`."""
+        """y and v after K steps. `v` and `beta2_k`: the second moment and the power of beta2 to start from."""
         hypers, eta = client.hypers, self.step_size(client)
         beta1, beta2 = hypers["beta1"], hypers["beta2"]
-        y, m, power1 = theta, client.zeros(), torch.ones_like(power2)
+        y, m, beta1_k = theta, client.zeros(), torch.ones_like(beta2_k)
         for step in range(self.steps):
             g = self.sampled_gradient(client, y, step)
             m = beta1 * m + (1 - beta1) * g
             v = beta2 * v + (1 - beta2) * self.squared(client, g)
-            # running products in float64: a power would round differently at the end of a vector of lanes
-            power1, power2 = power1 * beta1, power2 * beta2
-            scale = self.root(client, v / (1 - power2).to(v)) + hypers["tau"]
-            direction = self.aligned(client, m / (1 - power1).to(m) / scale)
+            # running products in float64: `pow` rounds differently at the end of a vector of lanes
+            beta1_k, beta2_k = beta1_k * beta1, beta2_k * beta2
+            scale = self.root(client, v / (1 - beta2_k).to(v)) + hypers["tau"]
+            direction = self.aligned(client, m / (1 - beta1_k).to(m) / scale)
             y = y - eta * (direction + hypers["weight_decay"] * y)
         return y, v
 
     def squared(self, client: ClientRound, gradient: torch.Tensor) -> torch.Tensor:
-        """What the second moment is the mean of."""
+        """The estimate of g^2 that v averages."""
         return gradient * gradient
 
     def root(self, client: ClientRound, v: torch.Tensor) -> torch.Tensor:

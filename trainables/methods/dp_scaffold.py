@@ -1,8 +1,11 @@
-"""DP-SCAFFOLD: local steps corrected by control variates, the client's own c_i and their mean c.
+"""DP-SCAFFOLD: local steps corrected by control variates, c_i of the client and their mean c.
 
-c_i' = c_i - c + (theta - y) / (K eta_c) stays with the client. Its mean moves by what the release y - theta
-already tells, so the server needs nothing more: c' = mean of (theta - y) / (K eta_c).
-At user level the steps are not private; their outcome y - theta is clipped and noised as a whole.
+    1. client i, K steps from y = theta:  y <- y - eta_c (u_i(y) - c_i + c)
+    2. client i:  c_i <- c_i - c + (theta - y) / (K eta_c);  it stays with the client. The release is y - theta.
+    3. server:    theta <- theta + eta_s G,  c <- -G / (K eta_c),  G = mean(y - theta)
+
+The server derives c, the mean of the c_i, from G alone. At user level the steps have no noise; the update y - theta is
+clipped as a whole and gets noise.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ class ControlledSteps(LocalSteps):
     def correction(self, client: ClientRound, y: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
         return client.broadcast["c"] - client.state["c_i"]
 
-    def move(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        """What the client releases, y - theta."""
+    def update(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        """The release, y - theta."""
         return super().round(client, theta)
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         client.state.setdefault("c_i", client.zeros())
-        move = self.move(client, theta)
-        taken = self.steps * client.hypers["client_learning_rate"]
-        client.state["c_i"] = client.state["c_i"] - client.broadcast["c"] - move / taken
-        return move
+        update = self.update(client, theta)
+        step_sum = self.steps * client.hypers["client_learning_rate"]
+        client.state["c_i"] = client.state["c_i"] - client.broadcast["c"] - update / step_sum
+        return update
 
 
 class UserControlledSteps(ControlledSteps):
@@ -49,8 +52,8 @@ class UserControlledSteps(ControlledSteps):
     def gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         return client.gradient_mean(y)
 
-    def move(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        return clip_norm(super().move(client, theta), client.clip) + client.noise("gradient")
+    def update(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        return clip_norm(super().update(client, theta), client.clip) + client.noise("gradient")
 
 
 class DPScaffold(LocalStepsMethod):
@@ -62,7 +65,7 @@ class DPScaffold(LocalStepsMethod):
         SERVER_LEARNING_RATE,
         client_learning_rate(0.1),
         LOCAL_STEPS,
-        as_released("replace-one's factor 2 applied twice, so twice the noise"),
+        as_released("applies the factor 2 of replace-one twice, so it adds twice the noise"),
     )
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
@@ -70,15 +73,17 @@ class DPScaffold(LocalStepsMethod):
         return UserControlledSteps(steps) if level == "user" else ControlledSteps(steps)
 
     def releases(self, run: Run) -> tuple[Event, ...]:
-        moves = run.privacy.sensitivity
-        calibrated_for = 2 * moves if run.hypers["as_released"] else None
+        sensitivity = run.privacy.sensitivity
+        calibrated_for = 2 * sensitivity if run.hypers["as_released"] else None
         if run.privacy.level == "user":
-            # every c_i follows its client's noise, and clipped corrections do not cancel: the next round's sum shows
-            # some of the noise that hid this one's. Seen locally it is known anyway, and the bound holds for any c_i
-            return (Event("gradient", run.rounds, moves, aggregated=False, calibrated_for=calibrated_for),)
-        # with a single step the corrections cancel in the mean, and it is the mean of the clients' noisy gradients
+            # c_i contains the client's noise, and clipping keeps the corrections from cancelling in the mean: the next
+            # sum reveals part of the noise in this one, so secure aggregation gets no credit. Under local release that
+            # noise is known anyway, and the sensitivity holds for any c_i.
+            return (Event("gradient", run.rounds, sensitivity, aggregated=False, calibrated_for=calibrated_for),)
+        # With one step the corrections cancel in the mean, which is then the mean of the noisy gradients.
         steps = int(run.hypers["local_steps"])
-        return (Event("gradient", run.rounds * steps, moves, aggregated=steps == 1, calibrated_for=calibrated_for),)
+        count, aggregated = run.rounds * steps, steps == 1
+        return (Event("gradient", count, sensitivity, aggregated=aggregated, calibrated_for=calibrated_for),)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"c": torch.zeros_like(theta)}

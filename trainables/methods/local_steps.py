@@ -1,4 +1,4 @@
-"""Clients that take several noisy steps of their own before they answer."""
+"""Client programs that take several local steps before they release their update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from trainables.privacy.plan import Event, Level
 
 @dataclass(frozen=True)
 class LocalSteps(ClientProgram):
-    """From y = theta, K steps y -= eta_c (u_i(y) + correction); the release is y - theta."""
+    """Record level: from y = theta, K steps y <- y - eta_c (u_i(y) + correction); the release is y - theta.
+
+    u_i(y) is the noisy gradient at y, so the release is a function of noisy gradients only."""
 
     steps: int
     hypers: ClassVar[tuple[str, ...]] = ("client_learning_rate",)
@@ -37,7 +39,7 @@ class LocalSteps(ClientProgram):
 
 @dataclass(frozen=True)
 class UserLocalSteps(LocalSteps):
-    """The steps are not private; where they lead is clipped and noised as a whole: the client is the record."""
+    """User level: K steps without noise; the update y - theta is clipped as a whole and gets noise."""
 
     allows_secret_participation = True
 
@@ -56,7 +58,7 @@ LOCAL_STEPS = Hyperparameter(
     "local_steps", 1, "K, noisy steps of a client in a round", low=1, integer=True, shared=True
 )
 SERVER_LEARNING_RATE = Hyperparameter(
-    "server_learning_rate", 1.0, "how far the server goes along the mean of the clients' moves", low=0, open_low=True
+    "server_learning_rate", 1.0, "factor of the mean of the clients' updates", low=0, open_low=True
 )
 
 
@@ -65,7 +67,7 @@ def client_learning_rate(default: float) -> Hyperparameter:
 
 
 class LocalStepsMethod(Method):
-    """A method whose clients take `local_steps` noisy steps: every step is a release."""
+    """A method whose clients take `local_steps` noisy steps. Every step is a release."""
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
         return LocalSteps(int(hypers["local_steps"]))

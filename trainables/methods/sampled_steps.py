@@ -1,7 +1,11 @@
-"""Clients that take noisy steps on Poisson samples of their rows, some of the clients each round.
+"""Client programs that take local steps on Poisson samples of their rows; a fraction of the clients in each round.
 
-A step's sum is divided by the expected number of rows, which is no secret. The samples are, and buy privacy; who takes
-part is known and buys none. The step size falls along a cosine over the rounds.
+    client i, K steps from y = theta:
+    1. u = (sum over the sample of clipped gradients + noise) / (rate |D_i|)
+    2. y <- y - eta_t d(u),  eta_t = eta (1 + cos(pi (t - 1) / rounds)) / 2
+
+The divisor is the expected number of rows, a public constant. The samples of rows are secret, and the account credits
+them. Which clients take part in a round is public and gets no credit.
 """
 
 from __future__ import annotations
@@ -20,14 +24,14 @@ from trainables.privacy.plan import Event
 SAMPLING_RATE = Hyperparameter(
     "sampling_rate",
     0.02,
-    "probability with which a row is in a step's sample",
+    "probability of a row to be in a step's sample",
     low=0,
     high=1,
     open_low=True,
     shared=True,
 )
 PARTICIPATION = Hyperparameter(
-    "participation", 0.2, "share of the clients that take part in a round", low=0, high=1, open_low=True, shared=True
+    "participation", 0.2, "fraction of the clients that take part in a round", low=0, high=1, open_low=True, shared=True
 )
 SAMPLING = (replace(LOCAL_STEPS, default=10), SAMPLING_RATE, PARTICIPATION)
 
@@ -39,27 +43,27 @@ def client_learning_rate(default: float) -> Hyperparameter:
 
 
 def weight_decay(default: float) -> Hyperparameter:
-    return Hyperparameter("weight_decay", default, "how fast the weights shrink, times the step size", low=0)
+    return Hyperparameter("weight_decay", default, "lambda: every step shrinks the weights by eta lambda", low=0)
 
 
 def cosine(t: int, rounds: int) -> float:
-    """The part of the first round's step size that is left in round t."""
+    """eta_t / eta."""
     return 0.5 * (1 + math.cos(math.pi * (t - 1) / rounds))
 
 
 @dataclass(frozen=True)
 class SampledSteps(ClientProgram):
-    """From y = theta, K steps y -= eta_t direction; the release is y - theta."""
+    """K local steps on samples; the release is y - theta."""
 
     steps: int
     rate: float
     share: float
     hypers: ClassVar[tuple[str, ...]] = ("client_learning_rate", "weight_decay")
-    what: ClassVar[str]
+    label: ClassVar[str]
 
     @property
     def name(self) -> str:
-        return f"{self.steps} {self.what} on samples of {self.rate!r} by {self.share!r} of the clients"
+        return f"{self.steps} {self.label} on samples of {self.rate!r} by {self.share!r} of the clients"
 
     @property
     def samples(self) -> bool:
@@ -81,20 +85,20 @@ class SampledSteps(ClientProgram):
         return client.hypers["client_learning_rate"] * cosine(client.t, client.rounds)
 
     @abstractmethod
-    def steps_from(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        """Where the steps lead."""
+    def local_weights(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+        """y after K steps from theta."""
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        return self.steps_from(client, theta) - theta
+        return self.local_weights(client, theta) - theta
 
 
 class SGDSteps(SampledSteps):
-    what = "steps"
+    label = "steps"
 
     def direction(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         return self.sampled_gradient(client, y, step)
 
-    def steps_from(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
+    def local_weights(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         y, eta = theta, self.step_size(client)
         for step in range(self.steps):
             y = y - eta * (self.direction(client, y, step) + client.hypers["weight_decay"] * y)
@@ -104,7 +108,7 @@ class SGDSteps(SampledSteps):
 class SampledStepsMethod(Method):
     gradients_per_step: ClassVar[int] = 1
     linear: ClassVar[bool] = False
-    """Whether a release of a single step is linear in the noisy gradient, so that the clients' noises add up."""
+    """Whether the release of a single step is linear in the noisy gradient, so that the clients' noise adds up."""
 
     def releases(self, run: Run) -> tuple[Event, ...]:
         steps, share = int(run.hypers["local_steps"]), float(run.hypers["participation"])
