@@ -1,0 +1,230 @@
+"""Why a number of ours differs from the paper's. A reason is given only if other numbers support it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.reproduction.matching import FIRST_ORDER, INDEPENDENT, UNIT_ROWS, Match
+from orchestrator.reproduction.our_results import OurResults
+from orchestrator.reproduction.paper_tables import FEDNEW, FEDSOFIM
+
+COVARIANCE = "DP-FedFC"
+EQUAL = 0.02
+"""Two entries of a paper this close are taken to be the same run."""
+DISTINCT = 0.5
+"""Means of three seeds that differ by less are not told apart."""
+OTHER_WEIGHTS = {
+    "VGG-16": "The authors' VGG-16 weights were not released. Ours are different weights, and most methods shift in "
+    "the same direction with them."
+}
+
+
+def explain(matches: Sequence[Match], results: OurResults) -> list[Match]:
+    """The same matches, with reasons."""
+    return [_explained(match, matches, results) for match in matches]
+
+
+def _explained(match: Match, matches: Sequence[Match], results: OurResults) -> Match:
+    eligible = match.comparable or (match.paper == FEDNEW and match.ours.as_released)
+    if match.agrees or not match.final or not eligible:
+        return match
+    table = [m for m in matches if (m.paper, m.table, m.round) == (match.paper, match.table, match.round)]
+    for kind, rule in RULES.get(match.paper, {}).items():
+        if reason := rule(Case(match, table, results)):
+            return replace(match, reason=reason, reason_kind=kind)
+    return match
+
+
+@dataclass(frozen=True)
+class Case:
+    """A difference to explain, with the evidence for it."""
+
+    match: Match
+    table: Sequence[Match]
+    """All matches of the same table and round."""
+    results: OurResults
+
+    @property
+    def same_method(self) -> list[Match]:
+        """Other results for the same published number."""
+        key = self.match.method, self.match.epsilon
+        return [m for m in self.table if (m.method, m.epsilon) == key]
+
+    @property
+    def first_order(self) -> list[Match]:
+        """DP-FedGD at the same budget."""
+        return [m for m in self.table if m.method == FIRST_ORDER and m.epsilon == self.match.epsilon and m.ours.plain]
+
+    @property
+    def first_order_same_search(self) -> list[Match]:
+        return [m for m in self.first_order if m.same_search(self.match)]
+
+    @property
+    def paper_equals_first_order(self) -> list[Match]:
+        """DP-FedGD at the same budget, if the paper prints the same accuracy for both: one local step is DP-FedGD."""
+        if self.match.method == FIRST_ORDER:
+            return []
+        return [m for m in self.first_order if abs(m.paper_mean - self.match.paper_mean) <= EQUAL]
+
+
+def _other_weights(case: Case) -> str:
+    match = case.match
+    beside = [m for m in case.table if (m.epsilon, m.ours.study) == (match.epsilon, match.ours.study) and m.ours.plain]
+    same_sign = sum(m.difference * match.difference > 0 for m in beside)
+    return OTHER_WEIGHTS.get(match.ours.backbone, "") if same_sign > len(beside) / 2 else ""
+
+
+def _beats_first_order(case: Case) -> str:
+    """A large gamma turns DP-FedFC into DP-FedGD, so a search that covers it cannot end below DP-FedGD."""
+    match, gamma = case.match, case.match.ours.chosen.get("gamma")
+    if match.method != COVARIANCE or gamma is None or match.difference < 0:
+        return ""
+    plain = {"method": FIRST_ORDER, "setting": match.ours.setting, "epsilon": match.epsilon, "plain": True}
+    means = [ours.mean() for ours in case.results.select(**plain) if ours.finished]
+    for other in case.first_order_same_search:
+        best = max([other.our_mean, *means])
+        if match.paper_mean <= other.paper_mean + EQUAL and best < match.our_mean:
+            return (
+                f"With a large γ {COVARIANCE} equals {FIRST_ORDER}, and the paper's entry is no better than its "
+                f"{FIRST_ORDER} ({other.paper_mean:.2f}). Our search chose γ = {gamma:.3g} and ends "
+                f"{match.our_mean - best:.2f} points above the best {FIRST_ORDER} of all our searches ({best:.2f})."
+            )
+    return ""
+
+
+def _independent_noise(case: Case) -> str:
+    for other in case.same_method:
+        if other.ours.variant == INDEPENDENT and other.agrees:
+            return (
+                "With independent noise instead of tree noise, accounted for every round at the same ε, ours agrees: "
+                f"it reaches {other.our_mean:.2f}. Noise for the whole tree costs the difference."
+            )
+    return ""
+
+
+def _released_noise(case: Case) -> str:
+    """The released program adds more or less noise than its eps needs."""
+    match = case.match
+    for other in case.same_method:
+        actual = other.ours.actual_epsilon
+        if not other.ours.as_released or math.isclose(actual, match.epsilon, rel_tol=0.05):
+            continue
+        amount = "too little" if actual > match.epsilon else "too much"
+        start = (
+            f"The released program adds {amount} noise: its actual ε is {format_epsilon(actual)}. With that noise it "
+            f"reaches {other.our_mean:.2f}"
+        )
+        if other.difference * match.difference < 0 and not other.agrees:
+            return f"{start}; the paper's {match.paper_mean:.2f} lies in between."
+        if abs(other.difference) < abs(match.difference):
+            return f"{start}, closer to the paper's {match.paper_mean:.2f}."
+    return ""
+
+
+def format_epsilon(epsilon: float) -> str:
+    return "unbounded" if math.isinf(epsilon) else f"{epsilon:.3g}"
+
+
+def _paper_took_one_step(case: Case) -> str:
+    """The paper's search ended at one local step. Ours found a better number."""
+    steps = case.match.ours.chosen.get("local_steps", 1)
+    for other in case.paper_equals_first_order if case.match.difference > 0 else ():
+        chosen = f"; our search chose {steps} local steps, all accounted for" if steps != 1 else ""
+        return f"The paper's entry equals its {FIRST_ORDER} ({other.paper_mean:.2f}) within {EQUAL:g}{chosen}."
+    return ""
+
+
+def _we_took_more_steps(case: Case) -> str:
+    """The paper's search ended at one local step. Ours chose more on the validation rows and lost on the test rows."""
+    steps = case.match.ours.chosen.get("local_steps", 1)
+    for other in case.paper_equals_first_order:
+        if other.our_mean > case.match.our_mean and steps != 1:
+            return (
+                f"The paper's entry equals its {FIRST_ORDER}, which takes one local step. Our search chose {steps} on "
+                f"the validation rows and ends below our {FIRST_ORDER} ({other.our_mean:.2f})."
+            )
+    return ""
+
+
+def _below_tighter_budget(case: Case) -> str:
+    """Less noise cannot make the same configuration worse, so the paper's search missed a better one."""
+    match, key = case.match, (case.match.ours.study, case.match.ours.label)
+    above = [
+        m
+        for m in case.table
+        if (m.ours.study, m.ours.label) == key
+        and m.epsilon < match.epsilon
+        and m.paper_mean - match.paper_mean > DISTINCT
+    ]
+    if not above or match.difference < 0:
+        return ""
+    return (
+        f"The paper's entry is below its own entry at the tighter ε = {above[-1].epsilon:g} "
+        f"({above[-1].paper_mean:.2f}), so its search missed the best configuration of its grid."
+    )
+
+
+def _other_winner(case: Case) -> str:
+    """Another search, which chose another configuration, gives the paper's number."""
+    match = case.match
+    for other in case.same_method:
+        closer = abs(other.difference) < abs(match.difference) / 2  # not only agreeing because its std is larger
+        if not match.same_search(other) and other.ours.plain and closer and other.agrees:
+            return (
+                f"The chosen configuration decides: the winner of study {other.ours.study} ({other.ours.strategy}) "
+                f"reaches {other.our_mean:.2f}."
+            )
+    return ""
+
+
+def _scaffold_below_first_order(case: Case) -> str:
+    """With one local step the control variates cancel in the mean, so DP-SCAFFOLD is DP-FedGD."""
+    match = case.match
+    for other in case.first_order_same_search if match.method == "DP-SCAFFOLD" and match.difference >= 0 else ():
+        if other.paper_mean > match.paper_mean:
+            return (
+                f"With one local step {match.method} equals {FIRST_ORDER}, and the paper's entry is below its own "
+                f"{FIRST_ORDER} ({other.paper_mean:.1f}): its search missed the best configuration of its grid."
+            )
+    return ""
+
+
+def _not_the_noise(case: Case) -> str:
+    """Ours stays above the paper's even at much tighter budgets, so noise is not the cause. Step sizes or scales may be."""
+    match = case.match
+    same_search = [m for m in case.table if m.same_search(match)]
+    tighter = [m for m in same_search if m.ours.label == match.ours.label and m.epsilon < match.epsilon]
+    above = [m for m in tighter if m.our_mean > match.paper_mean]
+    unit_rows = [m for m in same_search if m.ours.variant == UNIT_ROWS and m.epsilon == match.epsilon and m.agrees]
+    if match.difference < 0 or not (above or unit_rows):
+        return ""
+    tightest = min(above, key=lambda m: m.epsilon, default=None)
+    noise = f"Not the noise: at ε = {tightest.epsilon:g} ours still reaches {tightest.our_mean:.2f}. " if tightest else ""
+    test = (
+        f": with rows of norm 1 and step size 1 our {unit_rows[0].method} reaches {unit_rows[0].our_mean:.2f}, the "
+        f"paper's {unit_rows[0].paper_mean:.1f}"
+        if unit_rows
+        else ""
+    )
+    return f"{noise}The paper states neither step sizes nor the scale of its rows, which may explain it{test}."
+
+
+RULES: Mapping[str, Mapping[str, Callable[[Case], str]]] = {
+    FEDSOFIM: {
+        "different VGG-16 weights": _other_weights,
+        "our search found a better γ": _beats_first_order,
+        "tree noise": _independent_noise,
+        "noise of the released program": _released_noise,
+        "the paper's search took one local step": _paper_took_one_step,
+        "our search took more local steps": _we_took_more_steps,
+        "the paper's search missed a better configuration": _below_tighter_budget,
+        "another configuration was chosen": _other_winner,
+    },
+    FEDNEW: {
+        "the paper's search missed a better configuration": _scaffold_below_first_order,
+        "step sizes or row scale": _not_the_noise,
+    },
+}
+"""By paper, in the order in which they are tried; the first that applies is given."""
