@@ -1,7 +1,5 @@
 """A paper's table of accuracies next to ours."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -48,10 +46,14 @@ def agreement(matches: Sequence[Match]) -> str:
     text = f"{agree} of {len(matches)} entries agree"
     if explained:
         reasons = "; ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
-        text += f", {explained} differ for a known reason ({reasons})"
+        text += f", {_differ(explained)} for a known reason ({reasons})"
     if unexplained := len(matches) - agree - explained:
-        text += f", {unexplained} differ without a known reason"
+        text += f", {_differ(unexplained)} without a known reason"
     return f"{text}."
+
+
+def _differ(count: int) -> str:
+    return "1 differs" if count == 1 else f"{count} differ"
 
 
 def _row(match: Match) -> list[str]:

@@ -1,7 +1,5 @@
 """The order of methods on CRC-5, our substitute for PathMNIST."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from orchestrator.report.tables.common import budget
@@ -14,28 +12,24 @@ def crc5_table(results: OurResults) -> Table | None:
     """Table 4 of the DP-FedSOFIM paper. The images differ, so only the order of the methods can be compared."""
     published_rows = [row for row in published("fedsofim-accuracy") if row.table == 4 and row.round == 70]
     entries = [ours for ours in results.select(dataset="CRC-5", plain=True) if ours.finished]
-    groups, records = [], []
-    for study, setting, strategy in dict.fromkeys((ours.study, ours.setting, ours.strategy) for ours in entries):
-        lines = []
-        for epsilon in dict.fromkeys(ours.epsilon for ours in entries):
-            key = study, setting, strategy, epsilon
-            ours = {e.method: e.mean() for e in entries if (e.study, e.setting, e.strategy, e.epsilon) == key}
-            paper = {row.method: row.mean for row in published_rows if row.epsilon == epsilon}
-            both = pd.DataFrame({"paper": paper, "ours": ours}).dropna()
-            if len(both) < 3:
-                continue
-            correlation = float(both["paper"].rank().corr(both["ours"].rank()))
-            paper_best, our_best = str(both["paper"].idxmax()), str(both["ours"].idxmax())
-            lines.append([budget(epsilon), paper_best, our_best, f"{correlation:+.2f}", str(len(both))])
-            record = {"study": study, "setting": setting, "epsilon": epsilon, "paper_best": paper_best}
-            records.append(
-                {**record, "our_best": our_best, "rank_correlation": correlation, "methods": len(both)}
-            )
-        if lines:
-            groups.append(Group(f"{setting} ({study})", lines))
-    if not groups:
+    groups: dict[str, list[list[str]]] = {}
+    records, correlations = [], []
+    for key in dict.fromkeys((ours.study, ours.setting, ours.strategy, ours.epsilon) for ours in entries):
+        study, setting, _, epsilon = key
+        ours = {e.method: e.mean() for e in entries if (e.study, e.setting, e.strategy, e.epsilon) == key}
+        paper = {row.method: row.mean for row in published_rows if row.epsilon == epsilon}
+        means = pd.DataFrame({"paper": paper, "ours": ours}).dropna()
+        if len(means) < 3:
+            continue
+        correlation = float(means["paper"].rank().corr(means["ours"].rank()))
+        best = {"paper_best": str(means["paper"].idxmax()), "our_best": str(means["ours"].idxmax())}
+        line = [budget(epsilon), *best.values(), f"{correlation:+.2f}", str(len(means))]
+        groups.setdefault(f"{setting} ({study})", []).append(line)
+        record = {"study": study, "setting": setting, "epsilon": epsilon, **best}
+        records.append({**record, "rank_correlation": correlation, "methods": len(means)})
+        correlations.append(correlation)
+    if not records:
         return None
-    correlations = [record["rank_correlation"] for record in records]
     return Table(
         title="CRC-5 in place of table 4 of the DP-FedSOFIM paper: the order of methods",
         summary=(
@@ -48,6 +42,6 @@ def crc5_table(results: OurResults) -> Table | None:
         ),
         columns=["Budget", "Paper's best", "Our best", "Rank correlation", "Methods"],
         align="lllrr",
-        groups=groups,
+        groups=[Group(name, lines) for name, lines in groups.items()],
         data=pd.DataFrame(records),
     )

@@ -73,17 +73,18 @@ class Match:
 
 
 def match_papers(results: OurResults) -> list[Match]:
-    makers = (_fedsofim, _ablation, _rho, _fednew, _heart)
+    makers = (_fedsofim, _ablation, _fednew, _heart)
     return [match for make in makers for match in make(results) if not math.isnan(match.our_mean)]
 
 
 def _fedsofim(results: OurResults) -> list[Match]:
-    matches = []
-    for ours in results.select(clients=20):
-        key = (ours.dataset, ours.backbone, ours.partition, ours.method, ours.epsilon)
-        for row in published("fedsofim-accuracy"):
-            if (row.dataset, row.backbone, row.partition, row.method, row.epsilon) == key:
-                matches.append(Match(FEDSOFIM, row.table, ours.method, row.round, row.mean, row.std, ours))
+    matches = [
+        Match(FEDSOFIM, row.table, ours.method, row.round, row.mean, row.std, ours)
+        for ours in results.select(clients=20)
+        for row in published("fedsofim-accuracy")
+        if (row.dataset, row.backbone, row.partition) == (ours.dataset, ours.backbone, ours.partition)
+        and (row.method, row.epsilon) == (ours.method, ours.epsilon)
+    ]
     return sorted(matches, key=lambda match: match.table)
 
 
@@ -92,13 +93,6 @@ def _ablation(results: OurResults) -> Iterator[Match]:
         for ours in results.select(dataset=row.dataset, method=row.variant, epsilon=row.epsilon):
             if ours.epsilon in tuned_for(ours):
                 yield Match(FEDSOFIM, row.table, row.variant, ours.last_round, row.mean, row.std, ours)
-
-
-def _rho(results: OurResults) -> Iterator[Match]:
-    for row in published("fedsofim-rho"):
-        for ours in results.select(dataset=row.dataset, method=f"ρ = {row.rho:g}", epsilon=row.epsilon):
-            if ours.epsilon in tuned_for(ours):
-                yield Match(FEDSOFIM, row.table, ours.method, ours.last_round, row.mean, row.std, ours)
 
 
 def tuned_for(ours: OurResult) -> list[float]:

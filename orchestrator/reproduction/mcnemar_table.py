@@ -1,7 +1,5 @@
 """McNemar's tests of DP-FedSOFIM against each baseline: tables 15 and 16 of its paper."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

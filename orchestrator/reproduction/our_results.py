@@ -1,7 +1,5 @@
 """Our side of the comparison: every confirmed cell of some results folders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

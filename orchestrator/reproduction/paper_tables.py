@@ -1,7 +1,5 @@
 """The numbers that the papers publish."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 from functools import cache
@@ -11,10 +9,12 @@ from typing import Any
 
 FEDSOFIM, FEDNEW, HEART = "DP-FedSOFIM", "DP-FedNew", "heart disease"
 """The papers, by the method they propose, and results published for the heart disease data."""
+CITATION = "arXiv:2601.09166"
+"""Of the DP-FedSOFIM paper."""
 SOURCES = {
-    FEDSOFIM: "the DP-FedSOFIM paper (arXiv:2601.09166)",
+    FEDSOFIM: "the DP-FedSOFIM paper",
     FEDNEW: "the DP-FedNew paper",
-    HEART: "published for heart disease",
+    HEART: "results published for heart disease",
 }
 
 
@@ -34,7 +34,7 @@ def _value(text: str) -> int | float | str:
 
 
 def table_name(paper: str, number: int) -> str:
-    return f"Table {number} of {SOURCES[paper]}" if number else f"Results {SOURCES[paper]}"
+    return f"Table {number} of {SOURCES[paper]}" if number else SOURCES[paper].capitalize()
 
 
 def file_stem(paper: str, number: int) -> str:

@@ -1,7 +1,5 @@
 """Rows per client and class: tables 13 and 14 of the DP-FedSOFIM paper."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from orchestrator.report.tables.render import Bold, Group, Table

@@ -1,7 +1,5 @@
 """Why a number of ours differs from the paper's. A reason is given only if other numbers support it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +13,6 @@ EQUAL = 0.02
 """Two entries of a paper this close are taken to be the same run."""
 DISTINCT = 0.5
 """Means of three seeds that differ by less are not told apart."""
-OTHER_WEIGHTS = {
-    "VGG-16": "The authors' VGG-16 weights were not released. Ours are different weights, and most methods shift in "
-    "the same direction with them."
-}
 
 
 def explain(matches: Sequence[Match], results: OurResults) -> list[Match]:
@@ -57,23 +51,17 @@ class Case:
         """DP-FedGD at the same budget."""
         return [m for m in self.table if m.method == FIRST_ORDER and m.epsilon == self.match.epsilon and m.ours.plain]
 
-    @property
-    def first_order_same_search(self) -> list[Match]:
-        return [m for m in self.first_order if m.same_search(self.match)]
-
-    @property
-    def paper_equals_first_order(self) -> list[Match]:
-        """DP-FedGD at the same budget, if the paper prints the same accuracy for both: one local step is DP-FedGD."""
-        if self.match.method == FIRST_ORDER:
-            return []
-        return [m for m in self.first_order if abs(m.paper_mean - self.match.paper_mean) <= EQUAL]
-
 
 def _other_weights(case: Case) -> str:
-    match = case.match
-    beside = [m for m in case.table if (m.epsilon, m.ours.study) == (match.epsilon, match.ours.study) and m.ours.plain]
-    same_sign = sum(m.difference * match.difference > 0 for m in beside)
-    return OTHER_WEIGHTS.get(match.ours.backbone, "") if same_sign > len(beside) / 2 else ""
+    match, key = case.match, (case.match.epsilon, case.match.ours.study)
+    differences = [m.difference for m in case.table if (m.epsilon, m.ours.study) == key and m.ours.plain]
+    same_sign = sum(difference * match.difference > 0 for difference in differences)
+    if match.ours.backbone != "VGG-16" or same_sign <= len(differences) / 2:
+        return ""
+    return (
+        "The authors' VGG-16 weights were not released. Ours are different weights, and most methods shift in the same "
+        "direction with them."
+    )
 
 
 def _beats_first_order(case: Case) -> str:
@@ -83,7 +71,7 @@ def _beats_first_order(case: Case) -> str:
         return ""
     plain = {"method": FIRST_ORDER, "setting": match.ours.setting, "epsilon": match.epsilon, "plain": True}
     means = [ours.mean() for ours in case.results.select(**plain) if ours.finished]
-    for other in case.first_order_same_search:
+    for other in filter(match.same_search, case.first_order):
         best = max([other.our_mean, *means])
         if match.paper_mean <= other.paper_mean + EQUAL and best < match.our_mean:
             return (
@@ -128,19 +116,15 @@ def format_epsilon(epsilon: float) -> str:
 
 
 def _paper_took_one_step(case: Case) -> str:
-    """The paper's search ended at one local step. Ours found a better number."""
-    steps = case.match.ours.chosen.get("local_steps", 1)
-    for other in case.paper_equals_first_order if case.match.difference > 0 else ():
-        chosen = f"; our search chose {steps} local steps, all accounted for" if steps != 1 else ""
-        return f"The paper's entry equals its {FIRST_ORDER} ({other.paper_mean:.2f}) within {EQUAL:g}{chosen}."
-    return ""
-
-
-def _we_took_more_steps(case: Case) -> str:
-    """The paper's search ended at one local step. Ours chose more on the validation rows and lost on the test rows."""
-    steps = case.match.ours.chosen.get("local_steps", 1)
-    for other in case.paper_equals_first_order:
-        if other.our_mean > case.match.our_mean and steps != 1:
+    """With one local step the method is DP-FedGD, and the paper prints DP-FedGD's accuracy for it."""
+    match, steps = case.match, case.match.ours.chosen.get("local_steps", 1)
+    for other in case.first_order if match.method != FIRST_ORDER else ():
+        if abs(other.paper_mean - match.paper_mean) > EQUAL:
+            continue
+        if match.difference > 0:
+            chosen = f"; our search chose {steps} local steps, all accounted for" if steps != 1 else ""
+            return f"The paper's entry equals its {FIRST_ORDER} ({other.paper_mean:.2f}) within {EQUAL:g}{chosen}."
+        if steps != 1 and other.our_mean > match.our_mean:
             return (
                 f"The paper's entry equals its {FIRST_ORDER}, which takes one local step. Our search chose {steps} on "
                 f"the validation rows and ends below our {FIRST_ORDER} ({other.our_mean:.2f})."
@@ -151,13 +135,8 @@ def _we_took_more_steps(case: Case) -> str:
 def _below_tighter_budget(case: Case) -> str:
     """Less noise cannot make the same configuration worse, so the paper's search missed a better one."""
     match, key = case.match, (case.match.ours.study, case.match.ours.label)
-    above = [
-        m
-        for m in case.table
-        if (m.ours.study, m.ours.label) == key
-        and m.epsilon < match.epsilon
-        and m.paper_mean - match.paper_mean > DISTINCT
-    ]
+    tighter = [m for m in case.table if (m.ours.study, m.ours.label) == key and m.epsilon < match.epsilon]
+    above = [m for m in tighter if m.paper_mean - match.paper_mean > DISTINCT]
     if not above or match.difference < 0:
         return ""
     return (
@@ -182,8 +161,8 @@ def _other_winner(case: Case) -> str:
 def _scaffold_below_first_order(case: Case) -> str:
     """With one local step the control variates cancel in the mean, so DP-SCAFFOLD is DP-FedGD."""
     match = case.match
-    for other in case.first_order_same_search if match.method == "DP-SCAFFOLD" and match.difference >= 0 else ():
-        if other.paper_mean > match.paper_mean:
+    for other in filter(match.same_search, case.first_order):
+        if match.method == "DP-SCAFFOLD" and match.difference >= 0 and other.paper_mean > match.paper_mean:
             return (
                 f"With one local step {match.method} equals {FIRST_ORDER}, and the paper's entry is below its own "
                 f"{FIRST_ORDER} ({other.paper_mean:.1f}): its search missed the best configuration of its grid."
@@ -192,23 +171,21 @@ def _scaffold_below_first_order(case: Case) -> str:
 
 
 def _not_the_noise(case: Case) -> str:
-    """Ours stays above the paper's even at much tighter budgets, so noise is not the cause. Step sizes or scales may be."""
+    """Ours is above the paper's at much tighter budgets too, so noise is not the cause. Step sizes or scales may be."""
     match = case.match
     same_search = [m for m in case.table if m.same_search(match)]
     tighter = [m for m in same_search if m.ours.label == match.ours.label and m.epsilon < match.epsilon]
-    above = [m for m in tighter if m.our_mean > match.paper_mean]
+    above = sorted((m for m in tighter if m.our_mean > match.paper_mean), key=lambda m: m.epsilon)
     unit_rows = [m for m in same_search if m.ours.variant == UNIT_ROWS and m.epsilon == match.epsilon and m.agrees]
     if match.difference < 0 or not (above or unit_rows):
         return ""
-    tightest = min(above, key=lambda m: m.epsilon, default=None)
-    noise = f"Not the noise: at ε = {tightest.epsilon:g} ours still reaches {tightest.our_mean:.2f}. " if tightest else ""
-    test = (
-        f": with rows of norm 1 and step size 1 our {unit_rows[0].method} reaches {unit_rows[0].our_mean:.2f}, the "
-        f"paper's {unit_rows[0].paper_mean:.1f}"
-        if unit_rows
-        else ""
-    )
-    return f"{noise}The paper states neither step sizes nor the scale of its rows, which may explain it{test}."
+    text = "The paper states neither step sizes nor the scale of its rows, which may explain it"
+    for m in above[:1]:
+        text = f"Not the noise: at ε = {m.epsilon:g} ours still reaches {m.our_mean:.2f}. {text}"
+    for m in unit_rows[:1]:
+        text += f": with rows of norm 1 and step size 1 our {m.method} reaches {m.our_mean:.2f}, "
+        text += f"the paper's {m.paper_mean:.1f}"
+    return f"{text}."
 
 
 RULES: Mapping[str, Mapping[str, Callable[[Case], str]]] = {
@@ -217,13 +194,12 @@ RULES: Mapping[str, Mapping[str, Callable[[Case], str]]] = {
         "our search found a better γ": _beats_first_order,
         "tree noise": _independent_noise,
         "noise of the released program": _released_noise,
-        "the paper's search took one local step": _paper_took_one_step,
-        "our search took more local steps": _we_took_more_steps,
-        "the paper's search missed a better configuration": _below_tighter_budget,
+        "the paper took one local step": _paper_took_one_step,
+        "the paper missed a better configuration": _below_tighter_budget,
         "another configuration was chosen": _other_winner,
     },
     FEDNEW: {
-        "the paper's search missed a better configuration": _scaffold_below_first_order,
+        "the paper missed a better configuration": _scaffold_below_first_order,
         "step sizes or row scale": _not_the_noise,
     },
 }

@@ -1,7 +1,5 @@
 """Seconds per round: table 7 of the DP-FedSOFIM paper."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The summary for the documentation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -11,7 +9,11 @@ from orchestrator.report.tables.render import Bold, Group, Table, markdown_rows,
 from orchestrator.reproduction.findings import Finding
 from orchestrator.reproduction.findings.privacy_claims import CLAIM
 from orchestrator.reproduction.matching import Match
-from orchestrator.reproduction.paper_tables import FEDNEW, FEDSOFIM, HEART, file_stem, published, table_name
+from orchestrator.reproduction.paper_tables import (
+    CITATION,
+    FEDSOFIM,
+    table_name,
+)
 
 COMMANDS = """\
 ```
@@ -41,15 +43,15 @@ def summary_page(
         "have the noise that their ε needs.\n",
     ]
     if headline := [m for m in matches if (m.paper, m.table) == (FEDSOFIM, 3) and m.final and m.ours.plain]:
-        parts += [f"## {table_name(FEDSOFIM, 3)}\n", _headline(headline)]
+        parts += [f"## {table_name(FEDSOFIM, 3)} ({CITATION})\n", _headline(headline)]
     parts += ["## Every table\n", *(_table_line(stem, table, links) for stem, table in tables.items())]
-    parts += [_tables_without_results(tables), "## Main findings\n"]
+    parts.append("\n## Main findings\n")
     parts += [f"- *{f.claim}.* {f.bold_verdict} {f.evidence[0]}" for f in findings if f.claim != CLAIM]
     for finding in findings:
         if finding.claim == CLAIM:
             parts += [
                 "\n## Privacy of the released baselines\n",
-                f"*{finding.claim}.* {finding.bold_verdict} The cause of each difference is in [Privacy](privacy.md).\n",
+                f"*{finding.claim}.* {finding.bold_verdict} [Privacy](privacy.md) explains the causes.\n",
                 *(f"- {sentence}" for sentence in finding.evidence),
             ]
     return "\n".join([*parts, "\n## Reproduce it\n", COMMANDS, *([f"{made}\n"] if made else [])])
@@ -74,24 +76,5 @@ def _headline(matches: Sequence[Match]) -> str:
 
 
 def _table_line(stem: str, table: Table, links: str) -> str:
-    name, colon, result = table.summary.partition(": ")
-    if not colon:
-        return f"- [{markdown_text(table.title)}]({links}/{stem}.md): {markdown_text(table.summary)}"
+    name, _, result = table.summary.partition(": ")
     return f"- [{markdown_text(name)}]({links}/{stem}.md): {markdown_text(result)}"
-
-
-def _tables_without_results(tables: Mapping[str, Table]) -> str:
-    files = {
-        FEDSOFIM: ("fedsofim-accuracy", "fedsofim-ablation", "fedsofim-partition", "fedsofim-mcnemar"),
-        FEDNEW: ("fednew-accuracy",),
-        HEART: ("heart-accuracy",),
-    }
-    missing = {
-        (paper, row.__dict__.get("table", 0)): row.dataset
-        for paper, names in files.items()
-        for name in names
-        for row in published(name)
-        if file_stem(paper, row.__dict__.get("table", 0)) not in tables
-    }
-    names = [f"{table_name(*key)} ({dataset})" for key, dataset in sorted(missing.items(), key=lambda item: item[0])]
-    return f"- No study has run for: {'; '.join(names)}.\n" if names else ""

@@ -1,7 +1,5 @@
 """What the papers claim, and whether it holds in our results. One file per kind of claim."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from orchestrator.reproduction.findings.ablation import preconditioner, update_direction
@@ -33,8 +31,9 @@ def findings_page(findings: Sequence[Finding]) -> str:
     head = (
         "# Findings\n\nWhat the papers claim, and whether it holds in our results. Accuracies are means over the "
         "confirm seeds, in percent of the test rows. Unless stated otherwise, the actual ε of every method is at most "
-        "the ε at which it is compared. A regime is one setting at one ε.\n\nThe papers' search: one seed and the papers' grids. Our "
-        "search: several seeds, grids that refine, and a contest between the best configurations on fresh seeds.\n"
+        "the ε at which it is compared. A regime is one setting at one ε.\n\n"
+        "The papers' search: one seed and the papers' grids. Our search: several seeds, grids that refine, and a "
+        "contest between the best configurations on fresh seeds.\n"
     )
     return "\n".join([head, *(finding.markdown() for finding in findings)])
 

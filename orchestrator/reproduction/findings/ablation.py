@@ -1,7 +1,5 @@
 """What parts of DP-FedSOFIM contribute: the preconditioner, and the direction that it is applied to."""
 
-from __future__ import annotations
-
 from orchestrator.reproduction.findings.evidence import Evidence
 from orchestrator.reproduction.findings.finding import FAILS, HOLDS, IN_PART, Finding, majority
 from orchestrator.reproduction.paper_tables import FEDSOFIM

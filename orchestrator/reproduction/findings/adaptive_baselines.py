@@ -1,7 +1,5 @@
 """DP-FedAdam and the other adaptive baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from orchestrator.reproduction.findings.evidence import EARLY, Evidence, Regime

@@ -1,8 +1,6 @@
 """Early rounds, final accuracy, and how soon DP-FedNew reaches DP-FedGD."""
 
-from __future__ import annotations
-
-from orchestrator.reproduction.findings.evidence import EARLY, JOINT, LOOSE, MIDDLE, Evidence
+from orchestrator.reproduction.findings.evidence import EARLY, JOINT, LOOSE, MIDDLE, Evidence, leads
 from orchestrator.reproduction.findings.finding import Finding, both, by_search, listed, majority
 from orchestrator.reproduction.matching import FIRST_ORDER, WITHOUT_DUALS
 from orchestrator.reproduction.paper_tables import FEDNEW, FEDSOFIM
@@ -10,17 +8,16 @@ from orchestrator.reproduction.paper_tables import FEDNEW, FEDSOFIM
 
 def early_rounds(evidence: Evidence) -> Finding | None:
     """Phenomenon 1 of section 5.3 of the DP-FedSOFIM paper."""
-    leads = evidence.leads(EARLY)
-    if not leads:
+    early = leads(evidence.regimes, EARLY)
+    if not early:
         return None
-    first = sum(lead >= -JOINT for _, lead in leads)
-    loose = [regime for regime, _ in leads if regime.epsilon in LOOSE]
+    first = sum(lead >= -JOINT for _, lead in early)
+    loose = [regime for regime, _ in early if regime.epsilon in LOOSE]
     faster = sum(regime.mean(FEDSOFIM, EARLY) > regime.mean(FIRST_ORDER, EARLY) for regime in loose)
-    behind = [f"{r.name}, by {-lead:.2f} to {r.best(EARLY)}" for r, lead in leads if lead < -JOINT]
+    behind = [f"{r.name}, by {-lead:.2f} to {r.best(EARLY)}" for r, lead in early if lead < -JOINT]
     sentences = [
-        f"At round {EARLY} DP-FedSOFIM is best or within {JOINT:g} points of the best in {first} of {len(leads)} "
-        "regimes.",
-        f"At the larger budgets it is ahead of DP-FedGD at that round in {faster} of {len(loose)}.",
+        f"At round {EARLY} DP-FedSOFIM is best or within {JOINT:g} points of the best in {first} of {len(early)} "
+        f"regimes. At the larger budgets it is ahead of DP-FedGD at that round in {faster} of {len(loose)}.",
         *([f"It is behind in: {listed(behind)}."] if behind else []),
         *_with_our_search(evidence, EARLY),
         *_with_the_authors_values(evidence),
@@ -35,16 +32,15 @@ def early_rounds(evidence: Evidence) -> Finding | None:
             f"DP-FedGD at round {EARLY}. DP-FedSOFIM reaches 95% of DP-FedGD's final accuracy {reached[0]}, DP-FedGD "
             f"{reached[1]}."
         )
-    verdict = both(majority(first, len(leads)), majority(faster, len(loose)))
+    verdict = both(majority(first, len(early)), majority(faster, len(loose)))
     return Finding("Phenomenon 1: DP-FedSOFIM converges fastest in early rounds", verdict, tuple(sentences))
 
 
 def _with_our_search(evidence: Evidence, t: int | None = None) -> list[str]:
-    leads = evidence.our_leads(t)
-    if not leads:
-        return []
-    first, near = sum(lead >= 0 for lead in leads), sum(lead >= -JOINT for lead in leads)
-    return [f"With our search it is best in {first} of {len(leads)}, and best or within {JOINT:g} points in {near}."]
+    ours = [lead for _, lead in leads(evidence.our_search, t)]
+    first, near = sum(lead >= 0 for lead in ours), sum(lead >= -JOINT for lead in ours)
+    text = f"With our search it is best in {first} of {len(ours)}, and best or within {JOINT:g} points in {near}."
+    return [text] if ours else []
 
 
 def _with_the_authors_values(evidence: Evidence) -> list[str]:
@@ -62,23 +58,23 @@ def _with_the_authors_values(evidence: Evidence) -> list[str]:
 
 def final_accuracy(evidence: Evidence) -> Finding | None:
     """Phenomenon 2 of section 5.3 of the DP-FedSOFIM paper."""
-    leads, middle, ours = evidence.leads(), evidence.leads(MIDDLE), evidence.our_leads()
-    if not leads:
+    final, middle, ours = leads(evidence.regimes), leads(evidence.regimes, MIDDLE), leads(evidence.our_search)
+    if not final:
         return None
-    first, near = sum(lead >= 0 for _, lead in leads), sum(-JOINT <= lead < 0 for _, lead in leads)
+    first, near = sum(lead >= 0 for _, lead in final), sum(-JOINT <= lead < 0 for _, lead in final)
     sentences = [
-        f"After the last round DP-FedSOFIM is best in {first} of {len(leads)} regimes, and within {JOINT:g} points of "
+        f"After the last round DP-FedSOFIM is best in {first} of {len(final)} regimes, and within {JOINT:g} points of "
         f"the best in {near} more."
     ]
     if middle:
         ahead = [f"{regime.name}, by {lead:.2f}" for regime, lead in middle if lead >= 0]
         where = f": {listed(ahead, 8)}" if ahead else ""
         sentences.append(f"At round {MIDDLE} it is best in {len(ahead)} of {len(middle)}{where}.")
-    if behind := [f"{regime.name}: {regime.best()} leads by {-lead:.2f}" for regime, lead in leads if lead < 0]:
+    if behind := [f"{regime.name}: {regime.best()} leads by {-lead:.2f}" for regime, lead in final if lead < 0]:
         sentences.append(f"Where it is not best: {listed(behind, 8)}.")
     return Finding(
         "Phenomenon 2: DP-FedSOFIM leads at the end in most regimes, and saturates early in the others",
-        by_search(majority(first, len(leads)), majority(sum(lead >= 0 for lead in ours), len(ours))),
+        by_search(majority(first, len(final)), majority(sum(lead >= 0 for _, lead in ours), len(ours))),
         (*sentences, *_with_our_search(evidence)),
     )
 

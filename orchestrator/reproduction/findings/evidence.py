@@ -1,7 +1,5 @@
 """What findings are computed from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,8 +77,7 @@ class Evidence:
         """The regimes with our search, if `regimes` does not have them."""
         return [regime for regime in self._all_regimes if regime not in self.regimes]
 
-    def leads(self, t: int | None = None) -> list[tuple[Regime, float]]:
-        return [(regime, lead) for regime in self.regimes if not math.isnan(lead := regime.lead(t))]
 
-    def our_leads(self, t: int | None = None) -> list[float]:
-        return [lead for regime in self.our_search if not math.isnan(lead := regime.lead(t))]
+def leads(regimes: Sequence[Regime], t: int | None = None) -> list[tuple[Regime, float]]:
+    """DP-FedSOFIM's lead in every regime, where known."""
+    return [(regime, lead) for regime in regimes if not math.isnan(lead := regime.lead(t))]

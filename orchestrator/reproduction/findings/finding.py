@@ -1,7 +1,5 @@
 """A finding and its verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,10 +1,6 @@
 """Whether DP-FedSOFIM's lead lasts on medical images."""
 
-from __future__ import annotations
-
-import math
-
-from orchestrator.reproduction.findings.evidence import EARLY, LOOSE, Evidence, Regime
+from orchestrator.reproduction.findings.evidence import EARLY, LOOSE, Evidence, Regime, leads
 from orchestrator.reproduction.findings.finding import FAILS, HOLDS, UNDECIDED, Finding, both, majority
 
 NATURAL, MEDICAL, SUBSTITUTE = "CIFAR-10", "PathMNIST", "CRC-5"
@@ -18,18 +14,17 @@ ABOUT_SUBSTITUTE = (
 def medical_images(evidence: Evidence) -> Finding | None:
     """Phenomenon 5 of section 5.3 of the DP-FedSOFIM paper."""
     by_setting: dict[str, list[Regime]] = {}
-    for regime in evidence.regimes:
-        if not math.isnan(regime.lead()) and not math.isnan(regime.lead(EARLY)):
-            by_setting.setdefault(regime.setting, []).append(regime)
+    for regime, _ in leads(evidence.regimes, EARLY):
+        by_setting.setdefault(regime.setting, []).append(regime)
     natural = [setting for setting in by_setting if setting.startswith(NATURAL)]
     medical = [setting for setting in by_setting if setting.startswith((MEDICAL, SUBSTITUTE))]
     if not natural or not medical:
         return None
     sentences = []
     for setting in (*natural, *medical):
-        leads = "; ".join(f"{r.lead(EARLY):+.2f} and {r.lead():+.2f} at ε = {r.epsilon:g}" for r in by_setting[setting])
+        pairs = "; ".join(f"{r.lead(EARLY):+.2f} and {r.lead():+.2f} at ε = {r.epsilon:g}" for r in by_setting[setting])
         sentences.append(
-            f"{setting}: DP-FedSOFIM minus the best other method, at round {EARLY} and at the end: {leads}."
+            f"{setting}: DP-FedSOFIM minus the best other method, at round {EARLY} and at the end: {pairs}."
         )
     pathmnist = [regime for setting in medical if setting.startswith(MEDICAL) for regime in by_setting[setting]]
     if pathmnist:

@@ -1,7 +1,5 @@
 """How much the draw of the partition changes the result."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Whether the released programs are as private as they claim."""
 
-from __future__ import annotations
-
 import math
 
 from orchestrator.reproduction.findings.evidence import Evidence
@@ -19,11 +17,11 @@ def privacy_claims(evidence: Evidence) -> Finding | None:
     stronger = [ours for ours in released if ours.actual_epsilon < ours.epsilon * 0.99]
     sentences = []
     for paper, is_fednew in (("main", False), (FEDNEW, True)):
-        entries = [ours for ours in released if ours.method.startswith(FEDNEW) == is_fednew]
-        if entries:
+        if entries := [ours for ours in released if ours.method.startswith(FEDNEW) == is_fednew]:
+            less, more = (sum(ours in group for ours in entries) for group in (weaker, stronger))
             sentences.append(
-                f"Of {len(entries)} released entries of the {paper} paper, {sum(e in weaker for e in entries)} are less "
-                f"private than they claim; {sum(e in stronger for e in entries)} are more private and lose accuracy."
+                f"Of {len(entries)} released entries of the {paper} paper, {less} are less private than they claim; "
+                f"{more} are more private and lose accuracy."
             )
     for method, study, clients in dict.fromkeys((ours.method, ours.study, ours.clients) for ours in released):
         pairs = [

@@ -1,7 +1,5 @@
 """What the way of choosing winners changes: one seed or several, validation rows or test rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,14 +1,11 @@
 """DP-SCAFFOLD and DP-FTRL at tight budgets: phenomenon 4 of section 5.3 of the DP-FedSOFIM paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from orchestrator.reproduction.findings.evidence import EARLY, TIGHT, Evidence, Regime
 from orchestrator.reproduction.findings.finding import FAILS, HOLDS, IN_PART, Finding, listed, majority
 from orchestrator.reproduction.matching import FIRST_ORDER, INDEPENDENT
 from orchestrator.reproduction.paper_tables import FEDSOFIM
-from orchestrator.reproduction.reasons import format_epsilon
 
 
 def scaffold(evidence: Evidence) -> Finding | None:
@@ -19,14 +16,12 @@ def scaffold(evidence: Evidence) -> Finding | None:
     behind = sum(r.mean(FIRST_ORDER) - r.mean(name) > 1 for r in tight)
     released = _released(evidence, name, tight)
     released_behind = sum(r.mean(FIRST_ORDER) - mean > 1 for r, mean in released)
-    sentences = [
+    summary = (
         f"With noise calibrated to ε it is more than a point behind DP-FedGD in {behind} of {len(tight)} tight regimes."
-    ]
+    )
     if released:
-        sentences.append(
-            f"As released, with more noise than its ε needs, it is in {released_behind} of {len(released)}."
-        )
-    sentences += [
+        summary += f" As released, with more noise than its ε needs, it is in {released_behind} of {len(released)}."
+    sentences = [
         f"{r.name}: {r.mean(name):.2f} with calibrated noise, DP-FedGD {r.mean(FIRST_ORDER):.2f}, DP-FedSOFIM "
         f"{r.mean(FEDSOFIM):.2f}."
         for r in tight
@@ -34,7 +29,7 @@ def scaffold(evidence: Evidence) -> Finding | None:
     return Finding(
         "Phenomenon 4, first part: DP-SCAFFOLD degrades under tight privacy",
         by_noise(majority(behind, len(tight)), majority(released_behind, len(released))),
-        (*sentences, *_released_sentences(evidence, name)),
+        (summary, *sentences),
     )
 
 
@@ -47,20 +42,20 @@ def ftrl(evidence: Evidence) -> Finding | None:
     slow = sum(r.mean(name, EARLY) < r.mean(FIRST_ORDER, EARLY) - 1 for r in regimes)
     released = _released(evidence, name, regimes)
     released_leads = [r for r, mean in released if mean > max(r.others(name).values())]
-    sentences = [
+    summary = (
         f"With noise calibrated for the whole tree DP-FTRL leads at the end in {len(leads)} of {len(regimes)} regimes"
-        f"{_where(leads)}.",
-        f"At round {EARLY} it is more than a point behind DP-FedGD in {slow} of {len(regimes)}.",
-    ]
+        f"{_where(leads)}."
+    )
     if released:
-        sentences.append(
-            f"As released, with less noise than its ε needs, it would lead in {len(released_leads)} of "
+        summary += (
+            f" As released, with less noise than its ε needs, it would lead in {len(released_leads)} of "
             f"{len(released)}{_where(released_leads)}."
         )
+    early = f"At round {EARLY} it is more than a point behind DP-FedGD in {slow} of {len(regimes)}."
     return Finding(
         "Phenomenon 4, second part: DP-FTRL has an advantage at the tightest budget only",
         by_noise(only_at_tightest(leads), only_at_tightest(released_leads)),
-        (*sentences, *_independent_noise(evidence), *_released_sentences(evidence, name)),
+        (summary, early, *_independent_noise(evidence)),
     )
 
 
@@ -101,15 +96,3 @@ def _independent_noise(evidence: Evidence) -> list[str]:
         f"With independent noise in place of tree noise, accounted for every round, it reaches {means}: "
         f"{sum(match.agrees for match in tested)} of {len(tested)} agree with the paper, which describes a tree."
     ]
-
-
-def _released_sentences(evidence: Evidence, name: str) -> list[str]:
-    sentences = []
-    for ours in evidence.results.select(method=name, as_released=True, finished=True):
-        key = {"method": name, "setting": ours.setting, "epsilon": ours.epsilon}
-        calibrated = [f", {other.mean():.2f} with calibrated noise" for other in evidence.results.select(**key, plain=True)]
-        sentences.append(
-            f"As released {name} claims ε = {ours.epsilon:g}, its actual ε is {format_epsilon(ours.actual_epsilon)}: "
-            f"it reaches {ours.mean():.2f}{(calibrated or [''])[0]} ({ours.setting})."
-        )
-    return sentences
