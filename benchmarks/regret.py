@@ -12,13 +12,13 @@ from benchmarks import page
 from orchestrator.bench.regret import RegretOptions, regrets, table
 
 REPORT = Path(__file__).resolve().parent / "reports" / "regret.json"
-DOCUMENTED = ("grid", "grid single", "grid warm", "random", "optuna", "halving")  # columns of docs/studies.md
+DOCUMENTED = ("grid", "grid single", "grid warm", "random", "optuna", "halving")  # columns of docs/search.md
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     default = RegretOptions()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--collect", nargs="+", type=Path, help="only write reports of --json into docs/studies.md")
+    parser.add_argument("--collect", nargs="+", type=Path, help="only write reports of --json into docs/search.md")
     parser.add_argument("--json", type=Path, help="write all numbers to this file, cell by cell")
     add = parser.add_argument
     add("--data", default=default.data, help="feature file or built-in data set")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if collect:
         collected = [cell for file in collect for cell in json.loads(file.read_text(encoding="utf-8"))]
         REPORT.write_text(json.dumps(collected, indent=1) + "\n", encoding="utf-8")
-        page.write("regret", table(collected, DOCUMENTED), page.DOCS / "studies.md")
+        page.write("regret", table(collected, DOCUMENTED), page.DOCS / "search.md")
         return
     options = RegretOptions(**values)
     cells: list[dict[str, Any]] = []
