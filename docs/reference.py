@@ -1,11 +1,16 @@
-"""Writes docs/reference/ from the code itself, whenever the site is built: the pages cannot say what is not so."""
+"""Write docs/reference/ from the code. The site build runs this, so the pages always match the code."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import itertools
+import re
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, get_args
 
 import typer
@@ -13,6 +18,17 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 FOLDER = Path(__file__).parent / "reference"
+EXIT_CODES = (
+    "0 | success",
+    "1 | the command found a problem: failed trials, a broken method, a leak",
+    "2 | invalid input, or the study cannot continue",
+    "130 | interrupted",
+)
+STABILITY = re.compile(r"^Stability: *(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+PLUGIN_NAMES = (
+    *("use", "Method", "Hyperparameter", "learning_rate", "ClientProgram", "ClientRound", "Event", "Run"),
+    *("head", "data_source", "partition"),
+)
 
 
 def pages() -> dict[str, str]:
@@ -22,23 +38,26 @@ def pages() -> dict[str, str]:
 def commands() -> str:
     from orchestrator.cli import app
 
-    parts = ["# Commands\n", "Every command prints its options with `--help`. Exit codes: 0 done, 1 the command found"]
-    parts[-1] += " something wrong (failed trials, a broken method, a leak), 2 bad input, 130 interrupted.\n"
     group = typer.main.get_command(app)
-    parts.append(f"## fedsweep\n\n{_options(group)}")
-    for name, command in sorted(_leaves("", group)):
+    commands = sorted(_leaves("", group))
+    parts = ["# Commands\n", "Every command prints its options with `--help`.\n", *_table("Exit code | Meaning", EXIT_CODES)]
+    links = [f"[{name}](#fedsweep-{name.replace(' ', '-')}) | {_first_sentence(command)}" for name, command in commands]
+    parts += _table("Command | What it does", links)
+    parts.append(f"## fedsweep\n\nOptions of all commands.\n\n{_options(group)}")
+    for name, command in commands:
         parts.append(
             f"## fedsweep {name}\n\n{_help(command)}\n\n```\n{_usage(name, command)}\n```\n\n{_options(command)}"
         )
     return "\n".join(parts)
 
 
-def _leaves(before: str, group: Any) -> list[tuple[str, Any]]:
-    found = []
+def _leaves(prefix: str, group: Any) -> list[tuple[str, Any]]:
+    """All commands by full name, including those of subgroups."""
+    leaves = []
     for name, command in group.commands.items():
-        full = f"{before}{name}"
-        found += _leaves(f"{full} ", command) if hasattr(command, "commands") else [(full, command)]
-    return found
+        full = f"{prefix}{name}"
+        leaves += _leaves(f"{full} ", command) if hasattr(command, "commands") else [(full, command)]
+    return leaves
 
 
 def _usage(name: str, command: Any) -> str:
@@ -50,6 +69,10 @@ def _help(command: Any) -> str:
     return " ".join((command.help or "").split())
 
 
+def _first_sentence(command: Any) -> str:
+    return _cell(re.split(r"(?<=[.:;])\s", _help(command))[0].rstrip(":;."))
+
+
 def _options(command: Any) -> str:
     rows = []
     for p in command.params:
@@ -57,16 +80,23 @@ def _options(command: Any) -> str:
             continue
         names = p.opts if p.param_type_name == "option" else [p.metavar or p.name.upper()]
         default = getattr(p, "default", None)
-        plain = default is None or default is False or callable(default) or default == []
-        shown = "" if plain else f"`{getattr(default, 'value', default)}`"
-        rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {_cell(getattr(p, 'help', '') or '')} | {shown} |")
-    return "\n".join(["| Option | What it is | Default |", "| --- | --- | --- |", *rows, ""]) if rows else ""
+        no_default = default is None or default is False or callable(default) or default == []
+        default_text = "" if no_default else f"`{getattr(default, 'value', default)}`"
+        rows.append(
+            f"{', '.join(f'`{name}`' for name in names)} | {_cell(getattr(p, 'help', '') or '')} | {default_text}"
+        )
+    return "\n".join(_table("Option | Description | Default", rows)) if rows else ""
+
+
+def _table(header: str, rows: Iterable[str]) -> list[str]:
+    rule = " | ".join("---" for _ in header.split(" | "))
+    return [*(f"| {row} |" for row in (header, rule, *rows)), ""]
 
 
 def study() -> str:
     from orchestrator.study.settings import Study
 
-    parts = ["# Study keys\n", "What a study file may say; [Write a study](../studies.md) shows one whole.\n"]
+    parts = ["# Study keys\n", "All keys of a study file. [Write a study](../studies.md) shows a complete one.\n"]
     parts += _sections("", Study)
     return "\n".join(parts)
 
@@ -77,24 +107,19 @@ def _sections(path: str, model: type[BaseModel]) -> list[str]:
         models = _models(field.annotation)
         default = field.get_default(call_default_factory=True)
         if models and not isinstance(default, list | type(PydanticUndefined)):
-            shown = f"see [{path}{name}](#{_anchor(path + name)})"
+            default_text = f"see [{path}{name}](#{(path + name).replace('.', '').lower()})"
         elif default is PydanticUndefined:
-            shown = "required"
+            default_text = "required"
         else:
-            shown = f"`{_value(default)}`"
-        rows.append(f"| `{name}` | {_cell(_field_text(model, name))} | {shown} |")
+            default_text = "`none`" if default is None else f"`{default}`"
+        rows.append(f"`{name}` | {_cell(_field_text(model, name))} | {default_text}")
         inner += [(f"{path}{name}", m) for m in models]
     title = f"## {path.rstrip('.')}\n" if path else "## The study\n"
     text = " ".join((model.__dict__["__doc__"] or "").split())
-    table = ["| Key | What it is | Default |", "| --- | --- | --- |", *rows, ""]
-    parts = [title, *([text + "\n"] if path and text else []), *table]
+    parts = [title, *([text + "\n"] if path and text else []), *_table("Key | Description | Default", rows)]
     for name, m in inner:
         parts += _sections(f"{name}.", m)
     return parts
-
-
-def _anchor(path: str) -> str:
-    return path.replace(".", "").replace("_", "_").lower()
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -104,7 +129,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _field_text(model: type[BaseModel], name: str) -> str:
-    """The text that stands under the field in the source; else that of its section; and what may be chosen."""
+    """The string below the field in the source, or the docstring of its section, and the allowed values."""
     field = model.model_fields[name]
     text = _under(model, name) or " ".join(inner.__dict__["__doc__"] or "" for inner in _models(field.annotation))
     choices = [repr(a) for part in _literals(field.annotation) for a in get_args(part)]
@@ -112,7 +137,7 @@ def _field_text(model: type[BaseModel], name: str) -> str:
 
 
 def _under(owner: type, name: str) -> str:
-    """A field's text: the string that follows it in the class."""
+    """The description of a field: the string that follows it in the class."""
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(owner))).body[0].body
     for this, following in itertools.pairwise(body):
         named = isinstance(this, ast.AnnAssign) and isinstance(this.target, ast.Name) and this.target.id == name
@@ -124,11 +149,7 @@ def _under(owner: type, name: str) -> str:
 def _literals(annotation: Any) -> list[Any]:
     if getattr(annotation, "__origin__", None) is not None and str(annotation.__origin__) == "typing.Literal":
         return [annotation]
-    return [found for part in get_args(annotation) for found in _literals(part)]
-
-
-def _value(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return [literal for part in get_args(annotation) for literal in _literals(part)]
 
 
 def methods() -> str:
@@ -136,15 +157,14 @@ def methods() -> str:
 
     parts = [
         "# Methods and hyperparameters\n",
-        "As `fedsweep methods` lists them; [Methods](../methods.md) explains.\n",
+        "The same list as `fedsweep methods`. [Methods](../methods.md) explains the methods.\n",
     ]
     for method in METHODS.values():
         parts.append(
             f"## {method.name}\n\n{method.title}; {method.paper}. Protects: {', '.join(method.levels)} level.\n"
         )
-        parts += ["| Hyperparameter | Default | What it is |", "| --- | --- | --- |"]
-        parts += [f"| `{h.name}` | `{h.default}` | {_cell(h.description)} |" for h in method.hyperparameters]
-        parts.append("")
+        rows = [f"`{h.name}` | `{h.default}` | {_cell(h.description)}" for h in method.hyperparameters]
+        parts += _table("Hyperparameter | Default | Description", rows)
     return "\n".join(parts)
 
 
@@ -152,45 +172,53 @@ def python() -> str:
     import fedsweep
     import fedsweep.plugins
 
-    parts = ["# Python\n", f"{_doc(fedsweep)}\n"]
+    parts = ["# Python\n", f"{_without_stability(_doc(fedsweep))}\n", *_stability(fedsweep)]
     for name in fedsweep.__all__:
-        value = getattr(fedsweep, name)
         if name != "__version__":
-            parts.append(_documented(f"fedsweep.{name}", value))
-    parts.append(f"## fedsweep.plugins\n\n{_doc(fedsweep.plugins)}\n")
-    added = ("use", "Method", "Hyperparameter", "learning_rate", "ClientProgram", "ClientRound", "Event", "Run")
-    added = (*added, "head", "data_source", "partition")
-    parts += [_documented(f"fedsweep.plugins.{name}", getattr(fedsweep.plugins, name)) for name in added]
+            parts.append(_documented(f"fedsweep.{name}", getattr(fedsweep, name)))
+    parts.append(f"## fedsweep.plugins\n\n{_without_stability(_doc(fedsweep.plugins))}\n")
+    parts += [_documented(f"fedsweep.plugins.{name}", getattr(fedsweep.plugins, name)) for name in PLUGIN_NAMES]
     return "\n".join(parts)
+
+
+def _stability(package: ModuleType) -> list[str]:
+    """How stable each public module is, from the paragraph of its docstring that starts with "Stability:"."""
+    modules = [package, *(import_module(f"{package.__name__}.{m.name}") for m in iter_modules(package.__path__))]
+    stated = {module.__name__: STABILITY.search(_doc(module)) for module in modules}
+    rows = [f"`{name}` | {_cell(paragraph[1])}" for name, paragraph in stated.items() if paragraph]
+    return ["## Stability\n", *_table("Module | Stability", rows)] if rows else []
+
+
+def _without_stability(text: str) -> str:
+    return STABILITY.sub("", text).strip()
 
 
 def _documented(name: str, value: Any) -> str:
     if not inspect.isclass(value):
         return f"## {name}\n\n```python\n{name.rpartition('.')[2]}{_signature(value)}\n```\n\n{_doc(value)}\n"
     if issubclass(value, BaseModel):
-        return f"## {name}\n\nA study as [Study keys](study.md) describes it; `Study.model_validate(dict)` makes one.\n"
+        return f"## {name}\n\nA study, with the [study keys](study.md) as fields. `Study.model_validate(dict)` creates one.\n"
     public = {name: member for name, member in vars(value).items() if not name.startswith("_")}
-    rows = [f"| `{n}` | {_cell(_doc(m.fget))} |" for n, m in public.items() if isinstance(m, property)]
+    rows = [f"`{n}` | {_cell(_doc(m.fget))}" for n, m in public.items() if isinstance(m, property)]
     rows += [
-        f"| `{n}({', '.join(_takes(m))})` | {_cell(_doc(m))} |" for n, m in public.items() if inspect.isfunction(m)
+        f"`{n}({', '.join(_parameters(m))})` | {_cell(_doc(m))}" for n, m in public.items() if inspect.isfunction(m)
     ]
     fields = [name for name in getattr(value, "__dataclass_fields__", {}) if not name.startswith("_")]
-    rows += [f"| `{attribute}` | {_cell(_under(value, attribute))} |" for attribute in fields]
-    table = "\n".join(["| | |", "| --- | --- |", *rows, ""]) if rows else ""
+    rows += [f"`{attribute}` | {_cell(_under(value, attribute))}" for attribute in fields]
+    table = "\n".join(_table("Member | Description", rows)) if rows else ""
     return f"## {name}\n\n{_doc(value)}\n\n{table}"
 
 
-def _takes(method: Any) -> list[str]:
+def _parameters(method: Any) -> list[str]:
     return [name for name in inspect.signature(method).parameters if name != "self"]
 
 
 def _signature(value: Any) -> str:
-    text = []
-    for parameter in inspect.signature(value).parameters.values():
-        default = parameter.default
-        shown = "" if default is inspect.Parameter.empty else f" = {'…' if callable(default) else repr(default)}"
-        text.append(f"{parameter.name}{shown}")
-    return f"({', '.join(text)})"
+    parameters = []
+    for name, parameter in inspect.signature(value).parameters.items():
+        default = "…" if callable(parameter.default) else repr(parameter.default)
+        parameters.append(name if parameter.default is inspect.Parameter.empty else f"{name}={default}")
+    return f"({', '.join(parameters)})"
 
 
 def _doc(value: Any) -> str:

@@ -40,6 +40,15 @@ def test_the_site_has_every_page_and_fetches_nothing(site):
         assert not [url for url in fetched if "rel" not in url and "canonical" not in url], page.name
 
 
+def test_formulas_and_the_diagram_are_part_of_the_pages(site):
+    privacy, architecture = ((site / f"{name}.html").read_text() for name in ("privacy", "architecture"))
+    assert privacy.count("<math") > 20
+    assert "$$" not in privacy
+    assert "\\(" not in privacy
+    assert '<svg xmlns="http://www.w3.org/2000/svg" class="fs-diagram"' in architecture
+    assert (site / "search" / "search_index.js").exists(), "search on pages opened from disk"
+
+
 def test_the_reference_in_the_repository_is_of_this_code():
     """It is read there, too, without the site: `make docs` writes it."""
     made = runpy.run_path(str(DOCS / "reference.py"))["pages"]()
@@ -129,16 +138,16 @@ def test_the_notebook_runs(tmp_path, monkeypatch, no_ray):
     assert names["model"].state == "done"
 
 
-def test_the_readme_leads_to_the_words_it_uses():
+def test_the_readme_is_short_and_links_the_terms_it_uses():
     text = (REPOSITORY / "README.md").read_text()
+    assert len(text.split()) <= 700
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    for word in ("lanes?", "packs?", "cells?", "ways?", "buys"):
+    glossary = (DOCS / "glossary.md").read_text()
+    for word, term in {"lanes?": "Lane", "packs?": "Pack", "cells?": "Cell", "strategy": "Strategy", "actual eps": "Actual eps"}.items():
         first = re.search(rf"\b{word}\b", prose)
-        assert prose[first.start() - 1] == "[", (
-            f"{word} is used before it is linked: {prose[first.start() - 60 :][:90]}"
-        )
+        assert prose[first.start() - 1] == "[", f"{word} is used before it is linked: {prose[first.start() - 60 :][:90]}"
         assert prose[first.end() :].startswith("](docs/glossary.md)"), word
-        assert f"**{word.removesuffix('s?').capitalize()}" in (DOCS / "glossary.md").read_text()
+        assert f"**{term}.**" in glossary
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert links
     for link in links:

@@ -348,7 +348,7 @@ def test_what_the_page_says_of_samples_users_and_fednew():
     """docs/privacy.md: what secret samples hide, what secret participation saves, what DP-FedNew as released buys."""
     text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
     adamw = plan_of(small.trial(small.problem(), "dp-fedadamw", {}, rounds=70, epsilon=1.0), [2500] * 20)
-    assert f"buys 1 with secret samples and {adamw.unsampled['local']:.0f} without" in text
+    assert f"an actual ε of 1 with secret samples and {adamw.unsampled['local']:.0f} without" in text
 
     def users(share):
         privacy = {"level": "user", "release": "secure-aggregation", "adjacency": "zero-out"}

@@ -1,4 +1,4 @@
-"""A plug-in: one method, one head of data, one way to deal it out. docs/write-a-method.md goes through it line by line.
+"""A plug-in with one method, one data source and one partition. docs/write-a-method.md explains it.
 
 fedsweep check-method examples/plugin/heavy_ball.py:DPHeavyBall --twin examples/plugin/heavy_ball.py:twin
 fedsweep --import examples/plugin/heavy_ball.py run examples/plugin/study.yaml --results results/heavy-ball
@@ -31,7 +31,7 @@ class DPHeavyBall(Method):
     paper = "Polyak 1964"
     hyperparameters = (
         learning_rate(0.5),
-        Hyperparameter("momentum", 0.5, "share of the last step that is taken again", low=0, high=1, open_high=True),
+        Hyperparameter("momentum", 0.5, "fraction of the last step that is repeated", low=0, high=1, open_high=True),
     )
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
@@ -43,14 +43,14 @@ class DPHeavyBall(Method):
 
 
 def twin(W, G, t, state, *, learning_rate, momentum):
-    """The same step for one model, in NumPy: what the method is held against."""
+    """The same step for one model in NumPy, which the method is compared with."""
     state["velocity"] = momentum * state.get("velocity", 0.0) - learning_rate * G
     return W + state["velocity"]
 
 
 @data_source("two-moons")
 def two_moons(parameter: str) -> dict[str, np.ndarray]:
-    """`two-moons:ROWS`: two half circles, one class each, and what a linear head needs to tell them apart."""
+    """`two-moons:ROWS`: two half circles, one per class, with products that make them linearly separable."""
     rows = int(parameter or 600)
     rng = np.random.default_rng(0)
     label = np.arange(rows) % 2
@@ -69,6 +69,6 @@ def two_moons(parameter: str) -> dict[str, np.ndarray]:
 
 @partition("by-first-feature")
 def by_first_feature(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
-    """Clients hold neighbouring slices of the first feature, all of about the same size."""
+    """Each client holds one range of the first feature; all clients have about the same size."""
     order = np.argsort(data.x_train[:, 0], kind="stable")
     return list(np.array_split(order, spec.clients))

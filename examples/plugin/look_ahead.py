@@ -1,4 +1,4 @@
-"""A plug-in whose clients do something else than release one gradient; docs/write-a-method.md goes through it.
+"""A plug-in whose clients release more than one gradient per round. docs/write-a-method.md explains it.
 
 fedsweep check-method examples/plugin/look_ahead.py:DPLookAhead
 """
@@ -21,7 +21,7 @@ from fedsweep.plugins import (
 
 
 class LookAhead(ClientProgram):
-    """A second gradient, where a step along the first would lead."""
+    """Release a second gradient, at the point that a step along the first one reaches."""
 
     name = "look ahead"
     hypers = ("look_ahead",)
@@ -34,10 +34,10 @@ class LookAhead(ClientProgram):
 class DPLookAhead(Method):
     name = "dp-look-ahead"
     title = "DP-LookAhead"
-    paper = "an example of the documentation"
+    paper = "an example in the documentation"
     hyperparameters = (
         learning_rate(0.5),
-        Hyperparameter("look_ahead", 0.1, "length of the step that is not kept", low=0),
+        Hyperparameter("look_ahead", 0.1, "length of the look-ahead step", low=0),
     )
 
     def program(self, hypers: Hypers, level: str = "record") -> ClientProgram:
