@@ -112,7 +112,7 @@ def test_only_the_cells_that_changed_are_computed_again(tmp_path, monkeypatch):
     following._next = 0.0
     found, _ = following.current()
     assert computed == [8, 8]
-    assert found["studies"] == serving.page.read([str(tmp_path)])
+    assert found["studies"] == serving.html.read([str(tmp_path)])
 
 
 def test_what_failed_and_was_run_again_is_a_change(tmp_path):
@@ -130,13 +130,13 @@ def test_it_rests_longer_than_it_works(tmp_path, monkeypatch):
     reported.write(tmp_path)
     clock = {"now": 100.0}
     monkeypatch.setattr(serving.time, "monotonic", lambda: clock["now"])
-    read = serving.page.read
+    read = serving.html.read
 
     def slowly(results, memory):
         clock["now"] += 10.0
         return read(results, memory)
 
-    monkeypatch.setattr(serving.page, "read", slowly)
+    monkeypatch.setattr(serving.html, "read", slowly)
     following = serving.Following(str(tmp_path))
     following._seen = None  # as if the ledger had changed at once
     clock["now"] += 89.0

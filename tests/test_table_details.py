@@ -52,9 +52,9 @@ def test_a_finished_study_is_shown_without_reservations(tmp_path):
     whole = tmp_path
     write_finished(whole)
     build(whole)
-    assert "No configuration" not in caption(whole, "accuracy")
+    assert "Every search trial" not in caption(whole, "accuracy")
     assert "DP-FedGD has after round 20 at the same" in caption(whole, "rounds-to-95")
-    assert "validation is 4.00 above test on average (-0.50 to 8.50)" in caption(whole, "selection")
+    assert "validation is 4.00 above test (-0.50 to 8.50)" in caption(whole, "selection")
     assert lines(whole, "selection")[3][1:3] == ["the same", "learning_rate = 0.1"]
     found = frame(whole, "selection")
     assert found["same"].all()
@@ -162,8 +162,8 @@ def test_a_p_is_shown_with_four_digits(p, shown):
 def test_five_percent_are_not_below_five_percent(tmp_path):
     cell, *_ = cell_of(tmp_path, {"dp-fedgd": [50.0, 51.0]})
     for p, bold in ((0.05, False), (0.0499, True)):
-        over_seeds = differences._line(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[4]
-        over_rows = mcnemar._line(cell, mcnemar.Comparison(3, 1, 4), p)[5]
+        over_seeds = differences._row(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[4]
+        over_rows = mcnemar._row(cell, mcnemar.Comparison(3, 1, 4), p)[5]
         assert [isinstance(text, render.Bold) for text in (over_seeds, over_rows)] == [bold, bold]
 
 
@@ -189,15 +189,15 @@ WORSE = {1: [50.0, 50.1, 50.2], 8: [49.5, 49.6, 49.7]}
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (INSIDE, "one seed chose it, and overrated it on the validation rows"),
-        ([(0.1, 40.0), (1.0, 44.0), (10.0, 40.0)], "its search did not find what the smaller budget's found"),
-        ([(0.1, 40.0), (1.0, 46.0), (10.0, 47.0)], "its winner sits on an edge of what was tried (learning_rate ↑)"),
+        (INSIDE, "it was chosen on one seed, which overrated it on the validation rows"),
+        ([(0.1, 40.0), (1.0, 44.0), (10.0, 40.0)], "its search found nothing as good as the smaller budget's"),
+        ([(0.1, 40.0), (1.0, 46.0), (10.0, 47.0)], "its winner lies on an edge of the search space (learning_rate ↑)"),
     ],
 )
 def test_why_a_larger_budget_did_worse(tmp_path, found, why):
     """By half a percent on every seed."""
     write_budgets(tmp_path, {1: INSIDE, 8: found}, WORSE)
-    warning = "DP-FedGD at ε = 8 did worse than at ε = 1 by 0.50, more than its seeds explain"
+    warning = "DP-FedGD at ε = 8 is 0.50 worse than at ε = 1, a significant difference over the seeds"
     assert f"{warning}: {why}." in caption(tmp_path, "accuracy")
 
 
@@ -206,7 +206,7 @@ def test_why_a_larger_budget_did_worse(tmp_path, found, why):
 )
 def test_nothing_is_said_of_a_larger_budget_that_did_no_worse(tmp_path, larger):
     write_budgets(tmp_path, {1: INSIDE, 8: INSIDE}, {1: WORSE[1], 8: larger})
-    assert "did worse" not in caption(tmp_path, "accuracy")
+    assert "worse than" not in caption(tmp_path, "accuracy")
 
 
 # ---- partition and noise
@@ -235,22 +235,22 @@ def test_the_spread_of_a_study_is_split_in_a_table(tmp_path):
     """40, 42 and 50, 53: means 41 and 51.5, so within is 6.5 / 2 and between 4 * 5.25^2 = 110.25; the partition's
     variance is (110.25 - 3.25) / 2. Of all four it is 116.75 / 3."""
     write_partitions(tmp_path, {1: [(42, 40.0), (7, 42.0)], 2: [(3, 50.0), (4, 53.0)]})
-    assert lines(tmp_path, "partitions")[0] == ["Method", "Partitions", "Runs", "All", "Partition", "Noise"]
+    assert lines(tmp_path, "partitions")[0] == ["Method", "Partitions", "Runs", "Total", "Partition", "Noise"]
     assert lines(tmp_path, "partitions")[2] == ["DP-FedGD", "2", "4", "6.24", "7.31", "1.80"]
-    assert "here none has" not in caption(tmp_path, "partitions")
+    assert "no partition has several runs" not in caption(tmp_path, "partitions")
     found = frame(tmp_path, "partitions").iloc[0]
     assert (found["partitions"], found["runs"]) == (2, 4)
     deviations = [math.sqrt(116.75 / 3), math.sqrt(53.5), math.sqrt(3.25)]
     assert found[["total_std", "partition_std", "noise_std"]].tolist() == pytest.approx(deviations)
     best = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"][f"{SETTING} / DP-FedGD / eps 1"]
     assert best["partition_seed"] == {42: 1, 7: 1, 3: 2, 4: 2}
-    assert "over 4 seeds (42, 7, 3, 4), over 2 partitions" in caption(tmp_path, "accuracy")
+    assert "over 4 seeds (42, 7, 3, 4) and 2 partitions" in caption(tmp_path, "accuracy")
 
 
 def test_one_run_a_partition_cannot_be_split(tmp_path):
     write_partitions(tmp_path / "two", {1: [(42, 40.0)], 2: [(7, 43.0)]})
     assert lines(tmp_path / "two", "partitions")[2] == ["DP-FedGD", "2", "2", "2.12", "–", "–"]
-    assert "here none has" in caption(tmp_path / "two", "partitions")
+    assert "no partition has several runs" in caption(tmp_path / "two", "partitions")
     found = frame(tmp_path / "two", "partitions").iloc[0]
     assert found["total_std"] == pytest.approx(3 / math.sqrt(2))
     assert found[["partition_std", "noise_std"]].isna().all()
@@ -290,7 +290,7 @@ def test_what_clients_measured_is_shown_as_means(tmp_path):
     assert lines(tmp_path, "privacy")[2][-3:] == ["21.0", "0.0123", "6.79"]
     found = frame(tmp_path, "privacy").iloc[0]
     assert found["clipped_share"] == 21.0
-    assert "Over all cells" not in caption(tmp_path, "selection"), "there is only one"
+    assert "over all cells" not in caption(tmp_path, "selection"), "there is only one"
 
 
 def test_a_client_that_takes_its_own_noise_off(tmp_path):
@@ -301,7 +301,7 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
             writer.confirm(method, 1, {"learning_rate": 0.1}, LOW, epsilon_secure=1.0)
     build(tmp_path)
     worth = epsilon_of(mu_of(1, 1e-5) * math.sqrt(4 / 3), 1e-5)
-    said = caption(tmp_path, "privacy").partition("to one of 4 a claimed 1 is worth ")[2].split(". ")[0]
+    said = caption(tmp_path, "privacy").partition("against one of 4 clients a claimed ε of 1 is an actual ε of ")[2].split(". ")[0]
     assert worth <= float(said.rstrip(".")) < worth + 2e-3
     differs = frame(tmp_path, "differences").iloc[0]
     assert (differs["difference"], differs["p"]) == (0.0, 1.0), "the same scores"
@@ -310,7 +310,7 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
 
 @pytest.mark.parametrize(
     ("clients", "epsilon", "confirmed", "told"),
-    [(2, 1, True, "to one of 2 a claimed 1"), (1, 1, True, ""), (2, math.inf, True, ""), (2, 1, False, "")],
+    [(2, 1, True, "against one of 2 clients a claimed ε of 1"), (1, 1, True, ""), (2, math.inf, True, ""), (2, 1, False, "")],
 )
 def test_what_a_client_sees_is_told_where_there_are_others_and_a_budget(tmp_path, clients, epsilon, confirmed, told):
     """A single client has no other's noise; without a budget there is nothing to lose, without a run nothing known."""
@@ -321,7 +321,7 @@ def test_what_a_client_sees_is_told_where_there_are_others_and_a_budget(tmp_path
             writer.confirm("dp-fedgd", epsilon, {}, LOW, epsilon_secure=epsilon)
     build(tmp_path)
     text = caption(tmp_path, "privacy")
-    assert ("can take its own noise off" in text) == bool(told)
+    assert ("can subtract its own noise" in text) == bool(told)
     assert told in text
 
 
@@ -376,7 +376,7 @@ def test_unknown_validation_rows_count_as_one(tmp_path):
 def test_validation_may_be_a_little_above_test(tmp_path):
     cell_of(tmp_path, {"dp-fedgd": [49.5, 49.5], "dp-fedadam": [49.0, 50.0]})
     build(tmp_path)
-    assert "Over all cells validation is 0.50 above test on average (0.50 to 0.50)" in caption(tmp_path, "selection")
+    assert "over all cells, validation is 0.50 above test (0.50 to 0.50)" in caption(tmp_path, "selection")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_what_has_not_run_is_nothing_and_not_zero(tmp_path):
     assert seconds.loc["DP-FedAdam", ["confirm_seconds", "search_seconds"]].isna().all()
     page = (tmp_path / "tables" / "README.md").read_text()
     assert "Study: By hand." in page
-    assert "5 trials have ended." in page
+    assert "5 trials have finished." in page
     assert "## All tables" in page
     assert "private search" not in page
 
@@ -560,7 +560,7 @@ def test_of_a_private_search_only_the_winner_is_shown(private):
     (entry,) = yaml.safe_load(best)["cells"].values()
     assert (entry["seeds"], entry["test_accuracy"]) == ([], 50.0)
     assert entry["hyperparameters"] == {"learning_rate": 1.0}
-    assert "the one run that is published, with secret noise" in caption(private, "accuracy")
+    assert "the single published run, with secret noise" in caption(private, "accuracy")
     assert "rows together" not in caption(private, "privacy"), "there is one"
     with Ledger.read(private) as ledger:
         results = Results.read(ledger)
@@ -628,11 +628,11 @@ def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
     write_both_ways(tmp_path, methods_of_study, scores)
     for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
         assert (
-            "What 'centred, size-weighted' brings: +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
+            "Effect of 'centred, size-weighted': +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
         )
-        assert "Second order against first, plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
-        then = "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00, which the seeds cannot tell"
-        assert f"Second order against first, centred, size-weighted: at ε = 1 {then} from nothing." in text
+        assert "Second-order against first-order methods, without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
+        then = "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00 (not significant"
+        assert f"Second-order against first-order methods, centred, size-weighted: at ε = 1 {then} over the seeds)." in text
 
 
 def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
@@ -647,9 +647,9 @@ def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
         ("dp-fedadam", "DP-FedAdam, size-weighted"): [60.0, 61.0],
     }
     write_both_ways(tmp_path, [*methods_of_study, {"dp-fedgd": own}, {"dp-fedadam": {"aggregate": "size"}}], scores)
-    besides = "clip 4 in place of 10 and another grid for DP-FedGD, size-weighted"
+    besides = "clip 4 instead of 10 and another grid for DP-FedGD, size-weighted"
     gains = "+15.00 on average over 2 methods (+10.00 to +20.00)"
-    assert f"What 'size-weighted' with {besides} brings: {gains} at ε = 1." in caption(tmp_path, "accuracy")
+    assert f"Effect of 'size-weighted', with {besides}: {gains} at ε = 1." in caption(tmp_path, "accuracy")
 
 
 def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
@@ -664,11 +664,11 @@ def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
     methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fednew": own}]
     write_both_ways(tmp_path, methods_of_study, scores)
     text = caption(tmp_path, "accuracy")
-    assert "What 'size-weighted' brings: +10.00 at ε = 1." in text
-    level = "DP-FedSOFIM is level with DP-FedGD, which the seeds cannot tell from nothing"
-    assert f"Second order against first, plainly: at ε = 1 {level}." in text
+    assert "Effect of 'size-weighted': +10.00 at ε = 1." in text
+    level = "DP-FedSOFIM is level with DP-FedGD (not significant over the seeds)"
+    assert f"Second-order against first-order methods, without options: at ε = 1 {level}." in text
     ahead = "DP-FedNew, size-weighted is ahead of DP-FedGD, size-weighted by 0.50"
-    assert f"Second order against first, size-weighted: at ε = 1 {ahead}." in text
+    assert f"Second-order against first-order methods, size-weighted: at ε = 1 {ahead}." in text
 
 
 def test_the_best_of_several_need_a_wider_lead(tmp_path):
@@ -685,7 +685,7 @@ def test_the_best_of_several_need_a_wider_lead(tmp_path):
     write_both_ways(tmp_path, methods_of_study, scores)
     text = caption(tmp_path, "accuracy")
     assert (
-        "plainly: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12, which the seeds cannot tell from nothing." in text
+        "without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12 (not significant over the seeds)." in text
     )
     assert "size-weighted: at ε = 1 DP-FedSOFIM, size-weighted is ahead of DP-FedGD, size-weighted by 2.12." in text
 
@@ -694,8 +694,8 @@ def test_where_no_method_runs_both_ways_nothing_is_said_of_it(tmp_path):
     own = {"aggregate": "size"}
     scores = {("dp-fedgd", "DP-FedGD"): [40.0, 41.0], ("dp-fedsofim", "DP-FedSOFIM, size-weighted"): [44.5, 45.5]}
     write_both_ways(tmp_path, ["dp-fedgd", {"dp-fedsofim": own}], scores)
-    assert "brings" not in caption(tmp_path, "accuracy")
-    assert "Second order" not in caption(tmp_path, "accuracy")
+    assert "Effect of" not in caption(tmp_path, "accuracy")
+    assert "Second-order" not in caption(tmp_path, "accuracy")
 
 
 def test_what_may_not_lead_is_not_the_first_to_come_close_either(tmp_path):

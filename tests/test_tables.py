@@ -120,7 +120,7 @@ def test_many_evaluations_are_thinned_in_print_and_whole_in_csv(tmp_path):
         writer.confirm("dp-fedgd", 1, {}, {42: every_round, 7: every_round})
     build(tmp_path)
     assert lines(tmp_path, "accuracy")[0] == ["Method", *(str(t) for t in range(2, LAST + 1, 2))]
-    assert "the CSV file has them all" in caption(tmp_path, "accuracy")
+    assert "the CSV file has all of them" in caption(tmp_path, "accuracy")
     assert len(frame(tmp_path, "accuracy")) == LAST
 
 
@@ -166,7 +166,7 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(tmp_path):
     ]
     for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
         assert "The study is unfinished: at least 10 trials are missing." in text
-    assert "seed 7 has not ended" in caption(tmp_path, "accuracy")
+    assert "seed 7 is not finished" in caption(tmp_path, "accuracy")
     trials = [line[5] for line in lines(tmp_path, "hyperparameters") if line[1]]
     assert trials == ["Trials", "3", "2 of 3", "1 of 2", "1 of 2"]
     assert [line[3] for line in lines(tmp_path, "mcnemar") if line[1]] == ["n01", "–", "–"]
@@ -204,7 +204,7 @@ def test_a_cell_in_which_everything_diverged_is_finished_and_named(tmp_path):
         )
     build(tmp_path)
     assert lines(tmp_path, "accuracy")[-1] == ["DP-FedGD", "–", "–"]
-    assert "No configuration ran to its end: DP-FedGD at ε = 1." in caption(tmp_path, "accuracy")
+    assert "Every search trial diverged or failed: DP-FedGD at ε = 1." in caption(tmp_path, "accuracy")
     assert "unfinished" not in caption(tmp_path, "accuracy")
     assert lines(tmp_path, "hyperparameters")[-1] == ["DP-FedGD", "–", "–", "–", "–", "2", "1 / 1", "–"]
     assert not (tmp_path / "tables" / "mcnemar.md").exists()  # one method: nothing to compare
@@ -225,7 +225,7 @@ def test_hyperparameters_name_the_winner_its_stage_its_edges_and_what_was_lost(t
         fine = [({"learning_rate": 0.5}, 30.0), ({"learning_rate": 1.0}, 50.0), ({"learning_rate": 0.7}, "failed")]
         writer.search("dp-fedgd", 1, {"coarse": coarse, "fine": fine})
     build(tmp_path)
-    assert lines(tmp_path, "hyperparameters")[0][3:] == ["Found in", "On edge", "Trials", "Lost", "Within 1 s.e."]
+    assert lines(tmp_path, "hyperparameters")[0][3:] == ["Found in", "On edge", "Trials", "Diverged / failed", "Within 1 s.e."]
     assert lines(tmp_path, "hyperparameters")[2] == [
         *("DP-FedGD", "learning_rate = 1", "50.00", "coarse and fine"),
         *("learning_rate ↑ (fine)", "6", "1 / 1", "2"),  # 10 was tried and diverged: 1 is no outer edge
@@ -296,8 +296,8 @@ def test_two_ways_stand_side_by_side(tmp_path):
     assert lines(tmp_path, "hyperparameters")[3][4] == "optuna"
     # each way is measured against the same way's DP-FedGD: 0.95 * 41.5 and 0.95 * 50.5
     assert lines(tmp_path, "rounds-to-95")[1:3] == [
-        ["accuracy to reach (%)", "grid", "39.42"],
-        ["accuracy to reach (%)", "optuna", "47.97"],
+        ["target accuracy (%)", "grid", "39.42"],
+        ["target accuracy (%)", "optuna", "47.97"],
     ]
     cells = yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"]
     assert list(cells) == [
@@ -319,7 +319,7 @@ def test_rounds_to_95_percent(finished):
     """0.95 * 41.5 = 39.425: DP-FedGD is there at 20 with 41.5, DP-FedAdam at 10 with 40."""
     assert lines(finished, "rounds-to-95") == [
         ["Method", "ε = 1", "ε = 8"],
-        ["accuracy to reach (%)", "39.42", "39.42"],
+        ["target accuracy (%)", "39.42", "39.42"],
         ["DP-FedGD", "20", "20"],
         ["DP-FedAdam", "**10**", "**10**"],
     ]
@@ -397,7 +397,7 @@ def test_all_that_cannot_be_told_from_the_best_are_marked(tmp_path):
     write_seeds(tmp_path, {"dp-fedgd": A, "dp-fedadam": B, "dp-fedyogi": C})
     column = [line[2] for line in lines(tmp_path, "accuracy")[2:]]
     assert column == ["**51.00 ± 1.58**", "**50.90 ± 0.96**", "41.20 ± 1.30"]
-    assert "all that the seeds cannot tell from it" in caption(tmp_path, "accuracy")
+    assert "all that do not differ significantly from it" in caption(tmp_path, "accuracy")
 
 
 def test_differences_agree_with_scipy(tmp_path):
@@ -439,7 +439,8 @@ def test_a_larger_budget_that_did_worse_is_pointed_out_with_its_reason(tmp_path)
             writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, {k: {LAST: score + k / 10} for k in (1, 2, 3)})
     build(tmp_path)
     warning = (
-        "DP-FedGD at ε = 8 did worse than at ε = 1 by 10.00, more than its seeds explain: its winner sits on an edge"
+        "DP-FedGD at ε = 8 is 10.00 worse than at ε = 1, a significant difference over the seeds: its winner lies on an "
+        "edge"
     )
     assert warning in caption(tmp_path, "accuracy")
     assert warning in (tmp_path / "tables" / "README.md").read_text()
@@ -606,8 +607,8 @@ def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
     build(tmp_path)
     table = lines(tmp_path, "privacy")
     shown = dict(zip(table[0], table[2], strict=True))
-    assert shown["ε actual, local"] == "1.5"
-    assert shown["ε actual, secure aggregation"] == "0.6"
+    assert shown["Actual ε, local"] == "1.5"
+    assert shown["Actual ε, secure aggregation"] == "0.6"
     assert shown["Claim holds for"] == "secure aggregation"
     together = epsilon_of(mu_of(1.5, 1e-5) * math.sqrt(3 + 2), 1e-5)
     found = frame(tmp_path, "privacy")
@@ -625,9 +626,9 @@ def test_what_samples_are_credited_with_is_shown(tmp_path):
             writer.confirm(method, 1, {}, LOW, epsilon_local=1.0, epsilon_secure=0.5, epsilon_unsampled=unsampled)
     build(tmp_path)
     table = lines(tmp_path, "privacy")
-    assert table[0][1:5] == ["ε claimed", "ε actual, local", "ε actual, secure aggregation", "ε unsampled"]
+    assert table[0][1:5] == ["Claimed ε", "Actual ε, local", "Actual ε, secure aggregation", "Actual ε, samples known"]
     assert [line[4] for line in table[2:]] == ["1", "7.25"]
-    assert "knows which rows were sampled" in caption(tmp_path, "privacy")
+    assert "knows which rows or users were sampled" in caption(tmp_path, "privacy")
 
 
 @pytest.mark.parametrize("release", ["local", "secure-aggregation"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, short_name, unfinished
-from orchestrator.report.tables.differences import counts, difference, tied_for_best
+from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
 from orchestrator.report.tables.tuning import edges
 from orchestrator.results.winners import CellResult, Results
 
@@ -35,7 +35,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
 def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
     objective, at = results.study.judged_by, f"At {budget(epsilon)}"
     unit = objective.unit.strip(" ()")
-    cells = [cell for cell in results.of(setting, epsilon) if counts(cell)]
+    cells = [cell for cell in results.of(setting, epsilon) if can_lead(cell)]
     if not cells:
         return {"epsilon": epsilon, "text": f"{at} no method has been confirmed with every seed yet.", "winner": None}
     order = sorted(cells, key=lambda cell: objective.cost(cell.curve[cell.last].mean))

@@ -1,4 +1,4 @@
-"""The result tables, from the ledger alone: built again they are the same, byte for byte."""
+"""The result tables, built from the ledger alone: the same ledger gives the same files, byte for byte."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "partitions": partitions,
     "privacy": privacy,
 }
-"""By the name of their files (what a study is judged by gives the first its name); one that does not apply to the study
-is None."""
+"""By file name, except that the first file is named after the objective. A builder returns None if its table does not
+apply to the study."""
 
 
 def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
-    """Write tables/, timing/ and best.yaml into a result folder; the paths of all files written."""
+    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written."""
     results = Results.read(ledger)
     tables, endings = folder / "tables", render.endings(results.settings)
     written: list[Path] = []
@@ -51,7 +51,7 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
         ("seeds", frames.seeds(ledger, results)),
         ("trade-off", trade_offs(results)),
     ):
-        repeatable = frame.drop(columns="seconds", errors="ignore")  # which differ from run to run; timing/ has them
+        repeatable = frame.drop(columns="seconds", errors="ignore")  # not reproducible: in timing/ only
         written.append(render.write_text(tables / f"{name}.csv", render.frame_to_csv(repeatable)))
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
     written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
@@ -61,7 +61,7 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
 
 
 def _remove_outdated(tables: Path, stems: Iterable[str], written: list[Path]) -> None:
-    """A study that has grown from one setting to several leaves files behind that do not say which one they show."""
+    """Remove the files of a study with one setting after it has grown to several, whose files carry the setting."""
     for stem in stems:
         for ending in ("md", "csv", "tex"):
             path = tables / f"{stem}.{ending}"

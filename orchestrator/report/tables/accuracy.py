@@ -1,9 +1,10 @@
-"""Test accuracy, or what else a study is judged by: by round, after the last one, and how many rounds it took."""
+"""The test score: by round, after the last round, and the number of rounds needed to come close to the baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pandas as pd
@@ -13,15 +14,14 @@ from orchestrator.report.tables.common import (
     NAMES,
     bold_best,
     budget,
+    cell_table,
     mean_and_std,
-    name_columns,
-    named_rows,
     names,
     short_name,
     spread,
     unfinished,
 )
-from orchestrator.report.tables.differences import counts, difference, tied_for_best
+from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.tuning import edges
 from orchestrator.results.winners import CellResult, Results
@@ -37,146 +37,152 @@ ROUNDS = Objective("rounds", "rounds", "Rounds", form=".0f")
 def accuracy(results: Results, setting: str) -> Table:
     """Form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
     objective, cells, evaluated = results.study.judged_by, results.of(setting), _evaluated_rounds(results)
-    shown = _thinned(evaluated)
+    printed = _thinned(evaluated)
     groups = []
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
-        columns = [_column(mine, [t] * len(mine)) for t in shown]
-        groups.append(Group(budget(epsilon), named_rows(results, mine, zip(*columns, strict=True))))
-    caption = [f"{objective.final}{objective.unit} by federated round, for each privacy budget ε: {spread(results)}."]
-    caption.append(f"Bold, per ε and round: {_best(results)}.")
-    if len(shown) < len(evaluated):
-        caption.append("Not every evaluated round is shown; the CSV file has them all.")
+        columns = [_column(mine, [t] * len(mine)) for t in printed]
+        groups.append((budget(epsilon), zip(mine, zip(*columns, strict=True), strict=True)))
+    caption = [
+        f"{objective.final}{objective.unit} by federated round at each privacy budget ε: {spread(results)}.",
+        f"Bold, per ε and round: {_bold_rule(results)}.",
+    ]
+    if len(printed) < len(evaluated):
+        caption.append("Not every evaluated round is shown; the CSV file has all of them.")
     records = [
         {**names(cell), "round": t, "mean": score.mean, "std": score.std, "seeds": score.seeds}
         for cell in cells
         for t, score in cell.curve.items()
     ]
-    return Table(
-        title=f"{objective.final} by round: {setting}",
-        summary=f"{objective.final} of every method, round by round, at every privacy budget.",
-        caption=" ".join([*caption, *_notes(results, setting), *unfinished(cells)]),
-        columns=[*name_columns(results), *(str(t) for t in shown)],
-        align="l" * len(name_columns(results)) + "r" * len(shown),
+    return cell_table(
+        results,
+        setting,
+        title=f"{objective.final} by round",
+        summary=f"{objective.final} of every method by round, at every privacy budget.",
+        caption=[*caption, *_notes(results, setting), *unfinished(cells)],
+        columns=[str(t) for t in printed],
+        align="r" * len(printed),
         groups=groups,
         data=pd.DataFrame(records, columns=[*NAMES, "round", "mean", "std", "seeds"]),
     )
 
 
 def final_accuracy(results: Results, setting: str) -> Table:
-    """The last round alone, methods by budgets: the table to look at first."""
-    objective, cells = results.study.judged_by, results.of(setting)
+    """The last round, methods by budgets: the table to look at first."""
+    objective = results.study.judged_by
     by_budget = [results.of(setting, epsilon) for epsilon in results.study.epsilons]
     columns = [_column(mine, [cell.last for cell in mine]) for mine in by_budget]
-    lasts = sorted({cell.last for cell in cells})
+    lasts = sorted({cell.last for cell in results.of(setting)})
     when = f"after round {lasts[0]}" if len(lasts) == 1 else "after each method's last round"
-    caption = f"{objective.final}{objective.unit} {when}: {spread(results)}. Bold, per ε: {_best(results)}."
-    return Table(
-        title=f"{objective.final} {when}: {setting}",
+    caption = f"{objective.final}{objective.unit} {when}: {spread(results)}. Bold, per ε: {_bold_rule(results)}."
+    return cell_table(
+        results,
+        setting,
+        title=f"{objective.final} {when}",
         summary="",
-        caption=" ".join([caption, *_notes(results, setting)]),
-        columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
-        align="l" * len(name_columns(results)) + "r" * len(columns),
-        groups=[Group("", named_rows(results, by_budget[0], zip(*columns, strict=True)))],
+        caption=[caption, *_notes(results, setting)],
+        columns=[budget(epsilon) for epsilon in results.study.epsilons],
+        align="r" * len(columns),
+        groups=[("", zip(by_budget[0], zip(*columns, strict=True), strict=True))],
         data=pd.DataFrame(),
     )
 
 
 def rounds_to_95(results: Results, setting: str) -> Table | None:
-    """How soon a method is about as good as the plain one ends up; None if the plain one is not in the study, or where
-    a share of its score means nothing."""
+    """How soon a method comes close to the baseline's final accuracy. None without the baseline, or where the objective
+    is not accuracy: a share of a loss means nothing."""
     baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
     if baseline is None or results.study.judged_by is not ACCURACY:
         return None
-    strategies = [strategy.name for strategy in results.study.strategies]
-    plain = [cell for cell in results.of(setting) if cell.method == baseline]
-    lasts = sorted({cell.last for cell in plain})
+    epsilons, cells = results.study.epsilons, results.of(setting)
+    baselines = [cell for cell in cells if cell.method == baseline]
+    lasts = sorted({cell.last for cell in baselines})
     when = f"after round {lasts[0]}" if len(lasts) == 1 else "after its last round"
     targets: dict[tuple[float, str], float] = {
-        (cell.epsilon, cell.strategy): SHARE * cell.curve[cell.last].mean for cell in plain if cell.complete(cell.last)
+        (cell.epsilon, cell.strategy): SHARE * cell.curve[cell.last].mean
+        for cell in baselines
+        if cell.complete(cell.last)
     }
     columns, records = [], []
-    for epsilon in results.study.epsilons:
+    for epsilon in epsilons:
         mine = results.of(setting, epsilon)
         firsts = [_first_round(cell, targets.get((epsilon, cell.strategy))) for cell in mine]
-        leading = [t if counts(cell) else None for cell, t in zip(mine, firsts, strict=True)]
+        leading = [t if can_lead(cell) else None for cell, t in zip(mine, firsts, strict=True)]
         columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], leading, ROUNDS))
         records += [
             {**names(cell), "target": targets.get((epsilon, cell.strategy)), "round": t}
             for cell, t in zip(mine, firsts, strict=True)
         ]
-    goals = []
-    for strategy in strategies:
-        texts = [
-            f"{targets[epsilon, strategy]:.2f}" if (epsilon, strategy) in targets else NOTHING
-            for epsilon in results.study.epsilons
-        ]
-        goals.append(["accuracy to reach (%)", *([strategy] if results.several_strategies else []), *texts])
-    cells = results.of(setting)
+    target_rows = []
+    for strategy in (strategy.name for strategy in results.study.strategies):
+        texts = [f"{t:.2f}" if (t := targets.get((epsilon, strategy))) is not None else NOTHING for epsilon in epsilons]
+        target_rows.append(["target accuracy (%)", *([strategy] if results.several_strategies else []), *texts])
+    every = results.study.evaluate_every
     caption = (
         f"First evaluated round at which a method's mean test accuracy reaches {SHARE:.0%} of the mean that "
-        f"{baseline.shown} has {when} at the same ε; {NOTHING}: never. Accuracy is evaluated every "
-        f"{results.study.evaluate_every} rounds, so the true number may be lower by up to that. "
-        "The fewest rounds per ε are bold."
+        f"{baseline.shown} has {when} at the same ε; {NOTHING}: never. Accuracy is evaluated every {every} rounds, so "
+        f"the exact round may be up to {every} rounds earlier. Bold: the fewest rounds per ε."
     )
-    first_rows = named_rows(results, results.of(setting, results.study.epsilons[0]), zip(*columns, strict=True))
-    return Table(
-        title=f"Rounds to {SHARE:.0%} of {baseline.shown}'s final accuracy: {setting}",
-        summary=f"How many rounds each method needs to come close to where {baseline.shown} ends.",
-        caption=" ".join([caption, *unfinished(cells)]),
-        columns=[*name_columns(results), *(budget(epsilon) for epsilon in results.study.epsilons)],
-        align="l" * len(name_columns(results)) + "r" * len(columns),
-        groups=[Group("", goals), Group("", first_rows)],
+    table = cell_table(
+        results,
+        setting,
+        title=f"Rounds to {SHARE:.0%} of {baseline.shown}'s final accuracy",
+        summary=f"How many rounds each method needs to reach {SHARE:.0%} of {baseline.shown}'s final accuracy.",
+        caption=[caption, *unfinished(cells)],
+        columns=[budget(epsilon) for epsilon in epsilons],
+        align="r" * len(columns),
+        groups=[("", zip(results.of(setting, epsilons[0]), zip(*columns, strict=True), strict=True))],
         data=pd.DataFrame(records, columns=[*NAMES, "target", "round"]).astype({"round": "Int64"}),
     )
+    return replace(table, groups=[Group("", target_rows), *table.groups])
 
 
 def _notes(results: Results, setting: str) -> list[str]:
     return [
         *_seed_notes(results, results.of(setting)),
-        *option_effects.in_words(results, setting),
+        *option_effects.sentences(results, setting),
         *not_monotone(results, setting),
     ]
 
 
-def _best(results: Results) -> str:
-    """What stands in bold, in words."""
+def _bold_rule(results: Results) -> str:
     if len(results.study.seeds.confirm) == 1:
         return "the best score, and all that print the same"
     return (
-        "the best mean, and all that the seeds cannot tell from it (paired t-test at 5%, Holm's correction over the "
-        "methods)"
+        "the best mean, and all that do not differ significantly from it (paired t-test over the seeds at 5%, Holm's "
+        "correction over the methods)"
     )
 
 
 def not_monotone(results: Results, setting: str) -> list[str]:
-    """More noise should not help: where a larger budget did worse than a smaller one by more than its seeds explain,
-    and what the ledger knows of it."""
-    objective, found = results.study.judged_by, []
+    """Larger budgets that score significantly worse than smaller ones, which less noise does not explain, and why."""
+    objective, sentences = results.study.judged_by, []
     for method in results.study.methods:
         for strategy in results.study.strategies:
-            cells = [c for c in results.of(setting) if c.method == method and c.strategy == strategy.name and counts(c)]
+            cells = [
+                c for c in results.of(setting) if c.method == method and c.strategy == strategy.name and can_lead(c)
+            ]
             for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
                 gap = difference(small, large)
                 if gap and gap.clear and objective.cost(gap.mean) < 0:
-                    found.append(
-                        f"{short_name(large, results)} did worse than at {budget(small.epsilon)} by "
-                        f"{objective.shown(abs(gap.mean))}, more than its seeds explain: {_why(small, large)}."
+                    sentences.append(
+                        f"{short_name(large, results)} is {objective.shown(abs(gap.mean))} worse than at "
+                        f"{budget(small.epsilon)}, a significant difference over the seeds: {_why(small, large)}."
                     )
-    return found
+    return sentences
 
 
 def _why(small: CellResult, large: CellResult) -> str:
-    """Why the search at the larger budget missed what the one at the smaller budget found."""
+    """Why the search at the larger budget chose a worse configuration."""
     edge = edges(large)
     if edge:
-        return f"its winner sits on an edge of what was tried ({', '.join(edge)})"
+        return f"its winner lies on an edge of the search space ({', '.join(edge)})"
     better, worse = small.search.choice, large.search.choice
     if better and worse and large.objective.cost(better.score) < large.objective.cost(worse.score):
-        return "its search did not find what the smaller budget's found"
+        return "its search found nothing as good as the smaller budget's"
     if worse and worse.contender.keys[1:] == ():
-        return "one seed chose it, and overrated it on the validation rows"
-    return "on the validation rows it was not behind, so the two sets of rows disagree"
+        return "it was chosen on one seed, which overrated it on the validation rows"
+    return "on the validation rows it was not worse, so validation and test rows disagree"
 
 
 def _evaluated_rounds(results: Results) -> list[int]:
@@ -186,21 +192,21 @@ def _evaluated_rounds(results: Results) -> list[int]:
 
 
 def _thinned(rounds: list[int]) -> list[int]:
-    """Few enough to print, evenly, the last among them."""
+    """Few enough to print, evenly spaced, with the last."""
     step = math.ceil(len(rounds) / MAX_ROUND_COLUMNS)
     return rounds[::-1][::step][::-1]
 
 
 def _column(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[str]:
-    """Every cell after a round of its own. A mean over fewer seeds may flatter its method, and so does too little
-    noise: neither is ever in bold, nor is what runs as released."""
+    """The score of every cell after its round. Means over fewer seeds, cells with too little noise for their claim and
+    methods run as released are never bold."""
     texts = []
     for cell, t in zip(cells, rounds, strict=True):
         score = cell.curve.get(t)
         mark = "" if cell.complete(t) else " †"
         texts.append(NOTHING if score is None else mean_and_std(score, cell.objective) + mark)
-    marked = tied_for_best(cells, rounds) if cells else []
-    return [Bold(text) if best else text for text, best in zip(texts, marked, strict=True)]
+    bold = tied_for_best(cells, rounds) if cells else []
+    return [Bold(text) if best else text for text, best in zip(texts, bold, strict=True)]
 
 
 def _first_round(cell: CellResult, target: float | None) -> int | None:
@@ -219,12 +225,12 @@ def _seed_notes(results: Results, cells: Sequence[CellResult]) -> list[str]:
             if row.state != "done"
         ]
         if cell.confirm:
-            lost += [f"seed {seed} has not ended" for seed in cell.seeds if seed not in cell.confirm]
+            lost += [f"seed {seed} is not finished" for seed in cell.seeds if seed not in cell.confirm]
         if lost:
             short.append(f"{short_name(cell, results)}: {', '.join(lost)}")
         if cell.search.choice is None and cell.search.states and not cell.missing:
             without.append(short_name(cell, results))
-    notes = [f"† Over fewer seeds, and never bold ({'; '.join(short)})."] if short else []
+    notes = [f"† Mean over fewer seeds, never bold ({'; '.join(short)})."] if short else []
     if without:
-        notes.append(f"No configuration ran to its end: {', '.join(without)}.")
+        notes.append(f"Every search trial diverged or failed: {', '.join(without)}.")
     return notes

@@ -1,4 +1,4 @@
-"""best.yaml: every winner with all it takes to train it again."""
+"""best.yaml: every winner, with everything needed to train it again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
 
 HEADER = """\
-# The chosen configuration of every cell. To train one again, to the last bit:
+# The chosen configuration of every cell. To reproduce a confirm run exactly:
 #   fedsweep train --from best.yaml --cell "NAME" --seed SEED
 """
 PRIVATE_HEADER = """\
-# The chosen configuration of every cell. To train one with noise of its own, which costs its epsilon once more:
+# The chosen configuration of every cell. To train one with fresh noise, which spends its epsilon once more:
 #   fedsweep train --from best.yaml --cell "NAME" --secret-noise
 """
 
@@ -32,7 +32,7 @@ def page(results: Results) -> str:
 
 
 def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
-    """The chosen configurations by cell, as `page` wrote them."""
+    """The chosen configurations by cell name."""
     try:
         content = yaml.safe_load(read_text(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -43,7 +43,7 @@ def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
 
 
 def _entry(cell: CellResult) -> dict[str, Any]:
-    """From a confirm trial as it was run, not from the study: this is what the score below belongs to."""
+    """Taken from a confirm trial, not from the study, because the scores belong to that trial."""
     trial = next(iter(cell.confirm.values())).trial
     problem = trial.problem
     return {
@@ -71,7 +71,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
 
 
 def _scores(cell: CellResult) -> dict[str, Any]:
-    """What it was chosen by and what became of it; without the seed of a run whose noise is secret."""
+    """Validation and test scores; secret seeds are left out."""
     metric, choice = cell.objective.metric, cell.search.choice
     scores = {seed: row.score(metric) for seed, row in cell.confirm.items()}
     return {
@@ -82,13 +82,13 @@ def _scores(cell: CellResult) -> dict[str, Any]:
 
 
 def _partition_seed(cell: CellResult) -> int | dict[int, int]:
-    """One for all, or by the seed of the run."""
-    found = {seed: row.trial.problem.partition.seed for seed, row in cell.confirm.items()}
-    return found if len(set(found.values())) > 1 else next(iter(found.values()))
+    """One for all runs, or by the seed of the run."""
+    seeds = {seed: row.trial.problem.partition.seed for seed, row in cell.confirm.items()}
+    return seeds if len(set(seeds.values())) > 1 else next(iter(seeds.values()))
 
 
 def _partition_text(spec: PartitionSpec) -> str:
-    """What `partition.parse` reads; with all digits of the parameter where the usual text has fewer."""
+    """Parsed by `partition.parse` to the same spec: with all digits of the parameter if the usual text has fewer."""
     text = partition.show(spec)
     exact = partition.parse(text, clients=spec.clients, seed=spec.seed) == spec
     return text if exact else f"{spec.kind}:{spec.parameter!r}"

@@ -1,19 +1,23 @@
-"""What several tables say in the same words."""
+"""What several tables share: the names of cells, how scores are printed, and the layout with one row per cell."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from orchestrator.report.tables.render import Bold
+import pandas as pd
+
+from orchestrator.report.tables.render import Bold, Group, Table
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.study.objective import Objective
 
 NAMES = ("setting", "epsilon", "method", "search")
-"""The columns that say which cell a line of a CSV file is about."""
+"""The CSV columns that name a cell."""
 
 LOST = ("diverged", "failed")
 """How a trial can end before its last round."""
+
+CellRow = tuple[CellResult, Sequence[str]]
 
 
 def names(cell: CellResult) -> dict[str, str | float]:
@@ -21,26 +25,46 @@ def names(cell: CellResult) -> dict[str, str | float]:
     return dict(zip(NAMES, values, strict=True))
 
 
-def name_columns(results: Results) -> list[str]:
-    """The way of searching is named only where there is more than one."""
-    return ["Method", "Search"] if results.several_strategies else ["Method"]
-
-
-def named_rows(results: Results, cells: Sequence[CellResult], rows: Iterable[Sequence[str]]) -> list[list[str]]:
-    return [
-        [cell.method.shown, *([cell.strategy] if results.several_strategies else []), *row]
-        for cell, row in zip(cells, rows, strict=True)
-    ]
+def method_name(cell: CellResult, results: Results) -> str:
+    """With the search strategy, if the study has several."""
+    return f"{cell.method.shown} ({cell.strategy})" if results.several_strategies else cell.method.shown
 
 
 def short_name(cell: CellResult, results: Results) -> str:
     """A cell within its setting, for notes."""
-    strategy = f" ({cell.strategy})" if results.several_strategies else ""
-    return f"{cell.method.shown}{strategy} at {budget(cell.epsilon)}"
+    return f"{method_name(cell, results)} at {budget(cell.epsilon)}"
 
 
 def budget(epsilon: float) -> str:
     return "ε = ∞" if math.isinf(epsilon) else f"ε = {epsilon:g}"
+
+
+def cell_table(
+    results: Results,
+    setting: str,
+    *,
+    title: str,
+    summary: str,
+    caption: Iterable[str],
+    columns: Sequence[str],
+    align: str,
+    groups: Iterable[tuple[str, Iterable[CellRow]]],
+    data: pd.DataFrame,
+) -> Table:
+    """A table with one row per cell; the first columns name the method and, if there are several, the strategy."""
+    several = results.several_strategies
+    return Table(
+        title=f"{title}: {setting}",
+        summary=summary,
+        caption=" ".join(caption),
+        columns=["Method", *(["Search"] if several else []), *columns],
+        align="l" * (1 + several) + align,
+        groups=[
+            Group(heading, [[cell.method.shown, *([cell.strategy] if several else []), *row] for cell, row in rows])
+            for heading, rows in groups
+        ],
+        data=data,
+    )
 
 
 def mean_and_std(score: Score, objective: Objective) -> str:
@@ -49,32 +73,31 @@ def mean_and_std(score: Score, objective: Objective) -> str:
 
 
 def spread(results: Results) -> str:
-    """What stands on either side of ±."""
-    seeds = results.study.seeds.confirm
+    """What the two numbers around ± are."""
+    seeds, partition = results.study.seeds.confirm, results.study.seeds.partition
     if results.study.private:
-        return "the one run that is published, with secret noise"
+        return "the single published run, with secret noise"
     if len(seeds) == 1:
         return f"a single seed ({seeds[0]})"
-    dealt = results.study.seeds.partition
-    over = "" if isinstance(dealt, int) else ", each with a partition of its own"
-    if isinstance(dealt, list):
-        over = f", over {min(len(dealt), len(seeds))} partitions"
+    over = "" if isinstance(partition, int) else ", each with its own partition"
+    if isinstance(partition, list):
+        over = f" and {min(len(partition), len(seeds))} partitions"
     shown = ", ".join(map(str, seeds))
     return f"mean ± sample standard deviation (ddof = 1) over {len(seeds)} seeds ({shown}){over}"
 
 
 def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
-    """The best of the values that are there, and all that print the same."""
+    """The best value and all that print the same, if there are at least two to compare."""
     rounded = [None if value is None else float(objective.shown(value)) for value in values]
-    there = [value for value in rounded if value is not None]
-    if len(there) < 2:
+    known = [value for value in rounded if value is not None]
+    if len(known) < 2:
         return list(texts)
-    best = min(there, key=objective.cost)
+    best = min(known, key=objective.cost)
     return [Bold(text) if value == best else text for text, value in zip(texts, rounded, strict=True)]
 
 
 def unfinished(cells: Iterable[CellResult]) -> list[str]:
-    """A sentence, if there is something left to run."""
+    """A sentence, if trials are still to run."""
     left = [cell for cell in cells if cell.missing]
     count = sum(cell.missing for cell in left)
     if not count:

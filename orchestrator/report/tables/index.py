@@ -1,4 +1,4 @@
-"""tables/README.md: where to begin."""
+"""tables/README.md: the final scores and an index of all tables."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from orchestrator.report.tables.common import LOST, unfinished
 from orchestrator.report.tables.render import Table, markdown_rows, markdown_text
 from orchestrator.results.winners import Results
 
-ELSEWHERE = """\
-The CSV files hold the same numbers unrounded, one observation per line; [trials.csv](trials.csv) has every trial with
-its hyperparameters and how it ended, [seeds.csv](seeds.csv) every confirm run round by round,
-[trade-off.csv](trade-off.csv) how well anyone could tell whether a record was there. The LaTeX files are for
-`\\input` in a document with `\\usepackage{booktabs}`. The chosen configurations are in [best.yaml](../best.yaml), ready
-for `fedsweep train --from`; seconds per round are in [timing](../timing/). All of this is computed from the ledger, and
+FILES = """\
+The CSV files hold the same numbers unrounded, one observation per line. [trials.csv](trials.csv) lists every trial with
+its hyperparameters and its state, [seeds.csv](seeds.csv) every confirm run by round, and
+[trade-off.csv](trade-off.csv) the error rates of the best test for the presence of a record. The LaTeX files are for
+`\\input` in a document with `\\usepackage{booktabs}`. [best.yaml](../best.yaml) holds the chosen configurations for
+`fedsweep train --from`, and [timing](../timing/) the seconds per round. Everything is computed from the ledger;
 `fedsweep tables` builds it again.
 """
-PUBLISHED = """\
-This is a private search: what stands in tables/, figures/, timing/, report.html and best.yaml is of the winners alone
-and may be published, at the price that the privacy table prints as ε with search. The ledger and the log hold every
-run, its score and the secret that all noise follows from: show them to nobody. The CSV files hold the same numbers as
-the tables unrounded; the chosen configurations are in [best.yaml](../best.yaml). `fedsweep tables` builds it all again.
+PRIVATE_FILES = """\
+This is a private search: tables/, figures/, timing/, report.html and best.yaml contain only the winners. They
+may be published, at the cost that the privacy table prints as ε with search. The ledger and the log contain every run,
+its score and the secret seed of all noise: keep them private. The CSV files hold the same numbers as the tables, unrounded.
+[best.yaml](../best.yaml) holds the chosen configurations. `fedsweep tables` builds everything again.
 """
-SEARCHED = """\
-- Every cell is **searched** on a validation split; the best configurations may meet again there, on fresh seeds
-  (**contest**); the winner is then trained anew with several seeds and judged on the test set (**confirm**), which the
-  search never sees.
+SEARCH = """\
+- Every cell is **searched** on a validation split. The best configurations may be compared again on fresh seeds
+  (**contest**). The winner is then trained with several other seeds and evaluated on the test set (**confirm**), which
+  the search never uses.
 """
-SEARCHED_PRIVATELY = """\
-- Every cell is **searched** on a validation split, with noisy scores; the winner itself is then judged on the test set
-  (**confirm**), which the search never sees.
+PRIVATE_SEARCH = """\
+- Every cell is **searched** on a validation split, with noisy scores. The winner itself is then evaluated on the test
+  set (**confirm**), which the search never uses.
 """
-WORDS = f"""\
-- **ε** is the privacy budget: the smaller, the more private, and the more noise. ε = ∞ is training without noise.
+TERMS = """\
+- **ε** is the privacy budget: a smaller ε means more privacy and more noise. ε = ∞ is training without noise.
 - A **cell** is one method at one budget in one setting (data, backbone, partition of the data over the clients).
-{SEARCHED}\
-- A trial can end as *done*, *diverged* (its weights became infinite), or *failed* (it could not run).
+{search}\
+- A trial ends as *done*, *diverged* (its weights became infinite), or *failed* (it could not run).
 """
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A table that has been written."""
+    """A written table."""
 
     setting: str
     stem: str
@@ -56,7 +56,7 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
         parts.append(f"Study: {markdown_text(results.study.description)}\n")
     parts.append(f"{_progress(results)}\n")
     if results.settings:
-        parts.append(f"## {results.study.judged_by.final}, at the end\n")
+        parts.append(f"## {results.study.judged_by.final} after the last round\n")
     for setting in results.settings:
         final = final_accuracy(results, setting)
         parts.append(f"### {markdown_text(setting)}\n\n{markdown_text(final.caption)}\n\n{markdown_rows(final)}")
@@ -65,9 +65,8 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
     for setting in results.settings:
         lines = [_line(entry) for entry in entries if entry.setting == setting]
         parts.append(f"### {markdown_text(setting)}\n\n{''.join(lines)}")
-    parts.append(PUBLISHED if results.study.private else ELSEWHERE)
-    words = WORDS.replace(SEARCHED, SEARCHED_PRIVATELY) if results.study.private else WORDS
-    parts.append(f"## Words\n\n{words}")
+    files, search = (PRIVATE_FILES, PRIVATE_SEARCH) if results.study.private else (FILES, SEARCH)
+    parts += [files, f"## Terms\n\n{TERMS.format(search=search)}"]
     return "\n".join(parts)
 
 
@@ -78,9 +77,9 @@ def _line(entry: Entry) -> str:
 
 def _progress(results: Results) -> str:
     ended = results.states.total()
-    lost = [f"{results.states[state]} {state}" for state in LOST if results.states[state]]
-    what = f"of {len(results.cells)} winners are known" if results.study.private else "trials have ended"
-    counted = f"{ended} {what}{' (' + ', '.join(lost) + ')' if lost else ''}."
+    lost = ", ".join(f"{results.states[state]} {state}" for state in LOST if results.states[state])
+    what = f"of {len(results.cells)} winners are known" if results.study.private else "trials have finished"
+    counted = f"{ended} {what}{f' ({lost})' if lost else ''}."
     if not results.cells:
         return f"{counted} Nothing has been started yet."
     return " ".join([counted, *(unfinished(results.cells) or ["The study is finished."])])

@@ -1,4 +1,5 @@
-"""Where a study runs methods both plainly and in a way of their own, centred say: what that brings, in words."""
+"""Sentences about methods that a study runs both plainly and with options, such as centred features: the gain from the
+options, and how second-order methods compare with first-order ones."""
 
 from __future__ import annotations
 
@@ -6,57 +7,59 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from orchestrator.report.tables.common import budget
-from orchestrator.report.tables.differences import counts, difference
+from orchestrator.report.tables.differences import can_lead, difference
 from orchestrator.results.winners import CellResult, Results
 from trainables.methods import METHODS
 
-PLAIN = ""
+Pair = tuple[CellResult, CellResult]
+"""A cell with options and its plain counterpart."""
 
 
-def in_words(results: Results, setting: str) -> list[str]:
-    """For every such way a sentence on what it brings, and on whether second order leads: plainly, and in that way."""
-    found: list[str] = []
-    for search in results.study.strategies:
-        by_option: dict[str, list[CellResult]] = {}
+def sentences(results: Results, setting: str) -> list[str]:
+    """For every set of options its effect, then the best second-order against the best first-order method, plainly and
+    with each set of options."""
+    texts: list[str] = []
+    for strategy in results.study.strategies:
+        by_options: dict[str, list[CellResult]] = {}
         for cell in results.of(setting):
-            if cell.strategy == search.name and counts(cell):
-                by_option.setdefault(", ".join(cell.method.own_options), []).append(cell)
-        plain = by_option.pop(PLAIN, [])
-        pairs = {strategy: paired for strategy, cells in by_option.items() if (paired := _pairs(cells, plain))}
+            if cell.strategy == strategy.name and can_lead(cell):
+                by_options.setdefault(", ".join(cell.method.own_options), []).append(cell)
+        plain = by_options.pop("", [])
+        pairs = {options: paired for options, cells in by_options.items() if (paired := _pairs(cells, plain))}
         if not pairs:
             continue
-        named = f" ({search.name})" if results.several_strategies else ""
+        named = f" ({strategy.name})" if results.several_strategies else ""
         clip = results.study.privacy.clip
-        found += [
-            f"What '{strategy}'{_besides(both, clip)} brings{named}: {_gains(both)}."
-            for strategy, both in pairs.items()
+        texts += [
+            f"Effect of '{options}'{named}{_other_changes(both, clip)}: {_gains(both)}."
+            for options, both in pairs.items()
         ]
-        duels = {"plainly": _duels(plain), **{strategy: _duels(by_option[strategy]) for strategy in pairs}}
-        found += [f"Second order against first, {strategy}{named}: {text}." for strategy, text in duels.items() if text]
-    return found
-
-
-Pair = tuple[CellResult, CellResult]
+        duels = {"without options": _duels(plain), **{options: _duels(by_options[options]) for options in pairs}}
+        texts += [
+            f"Second-order against first-order methods, {which}{named}: {text}."
+            for which, text in duels.items()
+            if text
+        ]
+    return texts
 
 
 def _pairs(cells: Sequence[CellResult], plain: Sequence[CellResult]) -> list[Pair]:
-    """The same variant of a method at the same budget in its own way and plainly."""
-    other = {_variant(cell): cell for cell in plain}
-    return [(cell, other[key]) for cell in cells if (key := _variant(cell)) in other]
+    counterparts = {_variant(cell): cell for cell in plain}
+    return [(cell, counterparts[key]) for cell in cells if (key := _variant(cell)) in counterparts]
 
 
 def _variant(cell: CellResult) -> tuple[float, str, str, int | None]:
     return cell.epsilon, cell.method.name, str(sorted(cell.method.fixed.items())), cell.method.rounds
 
 
-def _besides(pairs: Sequence[Pair], clip: float) -> str:
-    """What else sets the two apart: the way is not to be praised for it."""
+def _other_changes(pairs: Sequence[Pair], clip: float) -> str:
+    """What else differs within the pairs, so that the effect is not attributed to the options alone."""
     clips = {(own.method.clip or clip, other.method.clip or clip) for own, other in pairs}
     grids = dict.fromkeys(own.method.shown for own, other in pairs if own.method.space() != other.method.space())
-    texts = [f"clip {now:g} in place of {before:g}" for now, before in sorted(clips) if now != before]
+    texts = [f"clip {now:g} instead of {before:g}" for now, before in sorted(clips) if now != before]
     if grids:
-        texts.append(f"another grid for {', '.join(grids)}")
-    return f" with {' and '.join(texts)}" if texts else ""
+        texts.append(f"another grid for {'; '.join(grids)}")
+    return f", with {' and '.join(texts)}" if texts else ""
 
 
 def _gains(pairs: Sequence[Pair]) -> str:
@@ -73,14 +76,14 @@ def _gains(pairs: Sequence[Pair]) -> str:
 
 
 def _duels(cells: Sequence[CellResult]) -> str:
-    """The best method of second order against the best of first, at every budget."""
+    """The best second-order method against the best first-order method, at every budget."""
     texts = []
     for epsilon in dict.fromkeys(cell.epsilon for cell in cells):
         here = [cell for cell in cells if cell.epsilon == epsilon]
         second = [cell for cell in here if METHODS[cell.method.name].second_order]
         first = [cell for cell in here if not METHODS[cell.method.name].second_order]
         if first and second:
-            # both were picked by these scores: as wide as if each had met each
+            # both were selected by these scores, so the interval is corrected for all pairs
             text = _duel(_best(second), _best(first), len(first) * len(second))
             texts.append(f"at {budget(epsilon)} {text}")
     return "; ".join(texts)
@@ -94,7 +97,7 @@ def _duel(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
     text = f"{ours.method.shown} is {place} {theirs.method.shown} by {by}"
     if by == objective.shown(0.0):
         text = f"{ours.method.shown} is level with {theirs.method.shown}"
-    return text if gap.clear else f"{text}, which the seeds cannot tell from nothing"
+    return text if gap.clear else f"{text} (not significant over the seeds)"
 
 
 def _best(cells: Sequence[CellResult]) -> CellResult:

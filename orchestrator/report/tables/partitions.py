@@ -1,4 +1,4 @@
-"""How much of the spread between runs comes from who holds which rows, and how much from the noise."""
+"""How much of the standard deviation between runs is due to the partition, and how much to the noise."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import fmean, stdev
 
 import pandas as pd
 
-from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
-from orchestrator.report.tables.render import NOTHING, Group, Table
+from orchestrator.report.tables.common import NAMES, budget, cell_table, names, unfinished
+from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.results.winners import CellResult, Results
 
 
 @dataclass(frozen=True)
 class Split:
-    """Standard deviations: of all runs, between partitions, and between runs of one partition."""
+    """Standard deviations over all runs, between partitions, and between runs that share a partition."""
 
     total: float
     partition: float
@@ -24,8 +24,8 @@ class Split:
 
 
 def split(by_partition: Mapping[int, Sequence[float]]) -> Split | None:
-    """By the analysis of variance of one random factor, for groups of any sizes; None where no partition has two runs,
-    or there is only one."""
+    """Analysis of variance with one random factor and groups of any size; None with one partition, or if no partition
+    has two runs."""
     groups = [list(values) for values in by_partition.values()]
     everything = [value for group in groups for value in group]
     n, k = len(everything), len(groups)
@@ -39,30 +39,31 @@ def split(by_partition: Mapping[int, Sequence[float]]) -> Split | None:
 
 
 def partitions(results: Results, setting: str) -> Table | None:
-    """None where all runs share one partition, or only one is shown."""
+    """None where all runs share one partition, or where only one run may be shown."""
     if isinstance(results.study.seeds.partition, int) or results.study.private:
         return None
     objective, cells = results.study.judged_by, results.of(setting)
     found = {id(cell): split(_by_partition(cell)) for cell in cells}
-    groups = [
-        Group(budget(epsilon), named_rows(results, mine, [_row(cell, found[id(cell)]) for cell in mine]))
-        for epsilon in results.study.epsilons
-        if (mine := results.of(setting, epsilon))
-    ]
     caption = (
-        f"Sample standard deviation of the {objective.final.lower()}{objective.unit} after the last round, of all "
-        "confirm runs, and what of it comes from the partition of the rows over the clients and what from the noise "
+        f"Sample standard deviation of the {objective.final.lower()}{objective.unit} after the last round over all "
+        "confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
         "(analysis of variance with the partition as a random factor)."
     )
     if not any(found.values()):
-        caption += " They can be told apart only where some partition has several runs, and here none has."
-    return Table(
-        title=f"Spread by partition and noise: {setting}",
-        summary="How much of the spread between runs is due to who holds which rows.",
-        caption=" ".join([caption, *unfinished(cells)]),
-        columns=[*name_columns(results), "Partitions", "Runs", "All", "Partition", "Noise"],
-        align="l" * len(name_columns(results)) + "rrrrr",
-        groups=groups,
+        caption += " The parts are unknown here, because no partition has several runs."
+    return cell_table(
+        results,
+        setting,
+        title="Standard deviation due to partition and noise",
+        summary="How much of the standard deviation between runs is due to the partition.",
+        caption=[caption, *unfinished(cells)],
+        columns=["Partitions", "Runs", "Total", "Partition", "Noise"],
+        align="rrrrr",
+        groups=[
+            (budget(epsilon), [(cell, _row(cell, found[id(cell)])) for cell in mine])
+            for epsilon in results.study.epsilons
+            if (mine := results.of(setting, epsilon))
+        ],
         data=pd.DataFrame(
             [_record(cell, found[id(cell)]) for cell in cells],
             columns=[*NAMES, "partitions", "runs", "total_std", "partition_std", "noise_std"],
@@ -71,7 +72,7 @@ def partitions(results: Results, setting: str) -> Table | None:
 
 
 def _by_partition(cell: CellResult) -> dict[int, list[float]]:
-    """Final scores, by the seed of the partition."""
+    """Final scores by partition seed."""
     found: dict[int, list[float]] = {}
     for seed, score in cell.scores_at(cell.last).items():
         found.setdefault(cell.confirm[seed].trial.problem.partition.seed, []).append(score)

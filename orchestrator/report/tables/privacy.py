@@ -1,4 +1,4 @@
-"""What was promised and what the noise really buys."""
+"""The claimed ε of every run next to its actual ε, and the trade-off curves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pandas as pd
 
-from orchestrator.report.tables.common import NAMES, budget, name_columns, named_rows, names, unfinished
-from orchestrator.report.tables.render import NOTHING, Group, Table
+from orchestrator.report.tables.common import NAMES, budget, cell_table, names, unfinished
+from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.results.ledger import Row
 from orchestrator.results.winners import CellResult, Results, actual_epsilon
 from orchestrator.search.private_search import price, price_of_all
@@ -20,105 +20,90 @@ from trainables.privacy.gaussian import epsilon_of, least_false_negatives, mu_of
 from trainables.privacy.plan import large_delta
 from trainables.privacy.private_selection import all_released
 
-WHOSE = {
+PROTECTED = {
     "record": ("one record of one client", "per-example gradients"),
     "user": ("one client with all its records", "clients' updates"),
 }
 _UP = Context(prec=4, rounding=ROUND_CEILING)
 HEADINGS = {
-    "epsilon_claimed": "ε claimed",
-    "epsilon_local": "ε actual, local",
-    "epsilon_secure": "ε actual, secure aggregation",
-    "epsilon_unsampled": "ε unsampled",
+    "epsilon_claimed": "Claimed ε",
+    "epsilon_local": "Actual ε, local",
+    "epsilon_secure": "Actual ε, secure aggregation",
+    "epsilon_unsampled": "Actual ε, samples known",
 }
 EPSILONS = tuple(HEADINGS)
 NOT_PUBLISHED = (
-    "ε with search is what all runs of a row, those of its search and all seeds, would cost together, composed, "
-    "had each had noise of its own. "
-    "The account holds for one training run alone, published alone. The search and the other seeds are not in it, "
-    "and runs that share a seed share their noise: of two of them, seen together, nothing stays private. "
-    "Whoever knows the seed, which these tables print, can take the noise off: of what is to stay private, keep it."
+    "ε with search composes all runs of a row, those of its search and all seeds, as if each had independent noise. "
+    "The account covers one training run, published alone: neither the search nor the other seeds. "
+    "Runs with the same seed share their noise, so two of them published together have no privacy. "
+    "Anyone who knows the seed, which these tables print, can remove the noise: keep seeds secret where the data are "
+    "private."
 )
-HOW = {
+CLIPPING = {
     "plain": "clipped",
-    "automatic": "clipped (automatically: short ones are stretched)",
-    "adaptive": "clipped (adaptively: after the first round to the private median of their lengths)",
+    "automatic": "clipped automatically (short ones are scaled up)",
+    "adaptive": "clipped adaptively (after the first round to the private median of their norms)",
 }
 FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 
 
 def privacy(results: Results, setting: str) -> Table:
-    sampled = any(_is_sampled(cell) for cell in results.of(setting))
+    cells, stated = results.of(setting), results.study.privacy
+    sampled = any(_is_sampled(cell) for cell in cells)
     shown = EPSILONS if sampled else EPSILONS[:3]
+    protected, clipped = PROTECTED[stated.level]
+    caption = [
+        f"The claim is (ε, {stated.delta:g})-differential privacy for {protected}, adjacency {stated.adjacency}, "
+        f"against an observer of the {stated.release} release; {clipped} are {CLIPPING[stated.clipping]} to l2 norm "
+        f"{_clips(results)}.",
+        "Actual ε is what the added noise guarantees against an observer of every client's release (local), or of "
+        "their sum only (secure aggregation), rounded up.",
+        "The claim holds where actual ε does not exceed it; ≤ marks an upper bound.",
+        "μ is the claim in Gaussian differential privacy.",
+        "Clipped: share of the gradients that clipping shortened. "
+        "Signal and Noise: l2 norms of the clients' mean clipped gradient and of their mean noise. "
+        "These three are means over evaluated rounds and seeds.",
+        _published(results, cells) if results.study.private else NOT_PUBLISHED,
+        *_to_a_client(results, cells),
+        *_large_delta(results, setting),
+    ]
+    if sampled:
+        caption.append(
+            f"{HEADINGS['epsilon_unsampled']}: actual ε in the claim's release model against an observer who knows "
+            "which rows or users were sampled; it differs only where some are sampled."
+        )
     groups = []
     for epsilon in results.study.epsilons:
-        cells = results.of(setting, epsilon)
-        heading = f"{budget(epsilon)} (μ = {mu_of(epsilon, results.study.privacy.delta):.4g})"
-        groups.append(
-            Group(
-                budget(epsilon) if math.isinf(epsilon) else heading,
-                named_rows(results, cells, [_row(cell, shown, results.study) for cell in cells]),
-            )
-        )
-    settings, cells = results.study.privacy, results.of(setting)
-    protected, bounded = WHOSE[settings.level]
-    caption = (
-        f"The claim is (ε, {settings.delta:g})-differential privacy for {protected}, adjacency "
-        f"{settings.adjacency}, as seen by one who sees the {settings.release} release; {bounded} are "
-        f"{HOW[settings.clipping]} to l2 norm {_clips(results)}. "
-        "ε actual is what the noise really added is worth to one who sees every "
-        "client's own release (local), and to one who sees only their sum (secure aggregation); it is rounded up. "
-        "The claim holds where ε actual does not exceed it; ≤ stands where only a bound can be proven. "
-        "μ is the claim in Gaussian differential privacy. "
-        "Clipped: share of the gradients that clipping shortened. "
-        "Signal and noise: l2 norms of the clients' mean clipped gradient and of their mean noise. These three are "
-        "means over evaluated rounds and seeds. "
-    )
-    caption += _published(results, cells) if results.study.private else NOT_PUBLISHED
-    caption += _to_a_client(results, cells) + _too_large_a_delta(results, setting)
-    if sampled:
-        caption += (
-            " ε unsampled is the actual ε in the claim's own release model to one who knows which rows were sampled, "
-            "or which users; it differs only where some are."
-        )
-    return Table(
-        title=f"ε claimed and ε actual: {setting}",
-        summary="The privacy that was claimed for every run beside the privacy that its noise buys.",
-        caption=" ".join([caption, *unfinished(cells)]),
+        mu = "" if math.isinf(epsilon) else f" (μ = {mu_of(epsilon, stated.delta):.4g})"
+        rows = [(cell, _row(cell, shown, results.study)) for cell in results.of(setting, epsilon)]
+        groups.append((f"{budget(epsilon)}{mu}", rows))
+    return cell_table(
+        results,
+        setting,
+        title="Claimed and actual ε",
+        summary="The claimed ε of every run next to the actual ε of its noise.",
+        caption=[*caption, *unfinished(cells)],
         columns=[
-            *name_columns(results),
             *(HEADINGS[name] for name in shown),
             *("ε with search", "Claim holds for", "Clipped (%)", "Signal", "Noise"),
         ],
-        align="l" * len(name_columns(results)) + "r" * len(shown) + "rlrrr",
+        align="r" * len(shown) + "rlrrr",
         groups=groups,
         data=pd.DataFrame(
             [_record(cell, results.study) for cell in cells],
             columns=[
                 *NAMES,
-                "delta",
-                "clip",
-                "clipping",
-                "release",
-                "adjacency",
-                "level",
-                "center",
-                "aggregate",
-                *EPSILONS,
-                "epsilon_with_search",
-                "mu",
-                "rho_zcdp",
-                *MEASURED,
-                "claim_holds_for",
+                *("delta", "clip", "clipping", "release", "adjacency", "level", "center", "aggregate"),
+                *(*EPSILONS, "epsilon_with_search", "mu", "rho_zcdp", *MEASURED, "claim_holds_for"),
             ],
         ),
     )
 
 
 def with_search(cell: CellResult, study: Study) -> float:
-    """What all runs of the cell cost together, seen in the study's release model, had each had noise of its own; of a
-    private search, what its winner costs. Not said of methods that sample: their price is no single mu."""
+    """The ε of all runs of the cell together, in the study's release model, if each had independent noise; of a private
+    search, the ε of publishing its winner. nan for methods that sample, whose account is not a single mu."""
     rows = list(cell.confirm.values())
     if not rows or _is_sampled(cell):
         return math.nan
@@ -131,7 +116,7 @@ def with_search(cell: CellResult, study: Study) -> float:
 
 
 def _other_units(rows: Sequence[Row]) -> dict[str, float]:
-    """The worst run as mu-GDP and as rho-zCDP, mu^2 / 2; not for secret samples, which have neither."""
+    """The worst run as mu-GDP and as rho-zCDP, mu^2 / 2; nan with secret samples, which have neither."""
     worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
     if any(row.epsilon_unsampled != actual_epsilon(row) for row in rows):
         return {"mu": math.nan, "rho_zcdp": math.nan}
@@ -148,34 +133,36 @@ def _clips(results: Results) -> str:
 
 
 def _published(results: Results, cells: Sequence[CellResult]) -> str:
-    """What publishing a private search costs, a row of it or all."""
-    study, here = results.study, [cell for cell in cells if cell.confirm]
-    runs = study.search.private.runs
+    """The cost of publishing a private search, one row of it or all."""
+    study, confirmed = results.study, [cell for cell in cells if cell.confirm]
     text = (
-        f"ε with search is what it costs to publish the winner of a row's search: one of a {runs} number of runs, "
-        "which stays secret, with its configuration, its noisy score and its weights. This table and all others in "
-        "this folder may be published at that price; the ledger and the log beside them may not. Clipped, signal and "
-        "noise are not private, so they are not shown. The test rows are taken to be nobody's."
+        f"ε with search is the cost of publishing the winner of a row's search with its configuration, noisy score and "
+        f"weights; the number of runs ({study.search.private.runs} distribution) stays secret. All tables in this "
+        "folder may be published at that cost; the ledger and the log may not. Clipped, Signal and Noise are not "
+        "protected by the noise and therefore not shown. The test rows are assumed to be public."
     )
-    if len(here) < 2:
+    if len(confirmed) < 2:
         return text
     total = price_of_all(
-        [(max(map(actual_epsilon, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in here], study
+        [(max(map(actual_epsilon, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in confirmed],
+        study,
     )
-    return f"{text} All {len(here)} rows together, for they are about the same records, cost ε = {_rounded_up(total)}."
+    return (
+        f"{text} All {len(confirmed)} rows together cost ε = {_rounded_up(total)}, because they use the same records."
+    )
 
 
-def _too_large_a_delta(results: Results, setting: str) -> str:
+def _large_delta(results: Results, setting: str) -> list[str]:
     stated, count = results.study.privacy, results.facts.get(f"protected:{setting}")
     if count is None or all(math.isinf(epsilon) for epsilon in results.study.epsilons):
-        return ""
+        return []
     note = large_delta(stated.delta, stated.level, count)
-    return f" {note[0].upper()}{note[1:]}." if note else ""
+    return [f"{note[0].upper()}{note[1:]}."] if note else []
 
 
 def trade_offs(results: Results) -> pd.DataFrame:
-    """The trade-off curve of every row: how often one who guesses whether a record is there must miss it, given how
-    often a false alarm is raised. Not for secret samples, whose curve is no single mu's."""
+    """The trade-off curve of every cell: the lowest false negative rate of any test for the presence of a record, by
+    its false positive rate. Not for secret samples, whose curve does not follow from a single mu."""
     lines = []
     for cell in results.cells:
         mu = _other_units(list(cell.confirm.values()))["mu"] if cell.confirm else math.nan
@@ -184,27 +171,27 @@ def trade_offs(results: Results) -> pd.DataFrame:
                 {
                     **names(cell),
                     "mu": mu,
-                    "false_positives": alarms,
-                    "false_negatives": least_false_negatives(mu, alarms),
+                    "false_positives": rate,
+                    "false_negatives": least_false_negatives(mu, rate),
                 }
-                for alarms in FALSE_POSITIVES
+                for rate in FALSE_POSITIVES
             ]
     return pd.DataFrame(lines, columns=[*NAMES, "mu", "false_positives", "false_negatives"])
 
 
-def _to_a_client(results: Results, cells: Sequence[CellResult]) -> str:
-    """A sentence on what a client sees that takes its own noise off the sum."""
+def _to_a_client(results: Results, cells: Sequence[CellResult]) -> list[str]:
+    """A sentence on the ε against a client, which can subtract its own noise from the sum."""
     stated = results.study.privacy
     counts = [row.trial.problem.partition.clients for cell in cells for row in cell.confirm.values()]
     budgets = [epsilon for epsilon in results.study.epsilons if not math.isinf(epsilon)]
     if stated.release == "local" or not budgets or min(counts, default=1) < 2:
-        return ""
+        return []
     clients, claimed = min(counts), budgets[0]
-    found = epsilon_of(mu_of(claimed, stated.delta) * math.sqrt(clients / (clients - 1)), stated.delta)
-    return (
-        f" A client can take its own noise off the sum: to one of {clients} a claimed {claimed:g} is worth "
-        f"{_rounded_up(found)}."
-    )
+    actual = epsilon_of(mu_of(claimed, stated.delta) * math.sqrt(clients / (clients - 1)), stated.delta)
+    return [
+        "A client can subtract its own noise from the sum: against one of "
+        f"{clients} clients a claimed ε of {claimed:g} is an actual ε of {_rounded_up(actual)}."
+    ]
 
 
 def _record(cell: CellResult, study: Study) -> dict[str, object]:
@@ -245,7 +232,7 @@ def _row(cell: CellResult, shown: Sequence[str], study: Study) -> list[str]:
 
 
 def _numbers(rows: list[Row]) -> dict[str, float]:
-    """Of epsilons the worst over the seeds, of what was measured the mean."""
+    """The largest epsilons and the mean measurements over the seeds."""
     found = {name: max(getattr(row, name) for row in rows) for name in EPSILONS}
     for name in MEASURED:
         values = [value for row in rows for value in row.metrics.get(name, {}).values() if math.isfinite(value)]
@@ -261,5 +248,5 @@ def _holds(numbers: dict[str, float]) -> str:
 
 
 def _rounded_up(epsilon: float) -> str:
-    """A rounded epsilon may say too much privacy was spent, never too little."""
+    """To four digits, never below the true value."""
     return "∞" if math.isinf(epsilon) else f"{_UP.create_decimal(Decimal(repr(epsilon))).normalize():f}"

@@ -1,7 +1,7 @@
 """A table and its three forms: Markdown to read, CSV to compute with, LaTeX to print.
 
-What a table says is plain text. Each form escapes it in its own way, so a name from a study file is shown as it is and
-can neither end a cell nor become markup, nor a formula where a spreadsheet opens the CSV.
+The contents of a table are plain text, which each form escapes. A name from a study file appears unchanged; it cannot
+end a cell, become markup, or become a formula when a spreadsheet opens the CSV.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTHING = "–"
 
 
 class Bold(str):
-    """Text of a cell that stands out."""
+    """Text of a cell that is printed bold."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Table:
     caption: str
     columns: Sequence[str]
     align: str
-    """A letter per column: l, r, or p for longer text, which LaTeX breaks into lines."""
+    """One letter per column: l, r, or p for longer text that LaTeX may wrap."""
     groups: Sequence[Group]
     data: pd.DataFrame
     """The same numbers, unrounded, one observation per row: what the CSV file holds."""
@@ -50,7 +50,7 @@ class Table:
 
 _MARKDOWN = re.compile(
     r"[\\`*\[\]|~$]"
-    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # within a word an underscore is only that
+    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # an underscore within a word is not markup
     r"|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?<=[A-Za-z]:)/(?=/)"
 )
 
@@ -64,7 +64,7 @@ def to_markdown(table: Table) -> str:
 
 
 def markdown_rows(table: Table) -> str:
-    """The table alone, its columns aligned for those who read the file as it is."""
+    """The table without title and caption, aligned for reading as plain text."""
     blank = [""] * (len(table.columns) - 1)
     lines = [[markdown_text(column) for column in table.columns]]
     for group in table.groups:
@@ -92,7 +92,7 @@ LATEX = {
     **{character: f"\\{character}" for character in "{}$&#_%"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
-    **{character: f"{{{character}}}" for character in "[]*"},  # which mean something after a line break
+    **{character: f"{{{character}}}" for character in "[]*"},  # these are syntax after a line break
     **{"±": r"$\pm$", "–": "--", "ε": r"$\varepsilon$", "μ": r"$\mu$", "δ": r"$\delta$", "χ": r"$\chi$", "²": "$^2$"},
     **{"θ": r"$\theta$", "‖": r"$\Vert$", "−": "$-$"},
     **{"∞": r"$\infty$", "†": r"$\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≤": r"$\leq$"},
@@ -146,7 +146,7 @@ def frame_to_csv(data: pd.DataFrame) -> str:
 
 
 def _csv_cell(value: object) -> object:
-    """Text on one line, and with an apostrophe before it where a spreadsheet would compute it."""
+    """Text on one line, with a leading apostrophe if a spreadsheet would take it for a formula."""
     if not isinstance(value, str):
         return value
     text = one_line(value)
@@ -154,26 +154,26 @@ def _csv_cell(value: object) -> object:
 
 
 def one_line(text: str) -> str:
-    """Line breaks, control characters and what turns the direction of writing become spaces."""
+    """Replace line breaks, control characters and direction marks by spaces."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def slug(text: str) -> str:
-    """A file name of a-z, 0-9 and hyphens, whatever the text."""
+    """A file name of a-z, 0-9 and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80].strip("-") or "setting"
 
 
 def endings(settings: Sequence[str]) -> dict[str, str]:
-    """What tells the files of several settings apart; nothing where there is one."""
+    """File name suffixes that distinguish several settings; empty for one setting."""
     if len(settings) == 1:
         return {settings[0]: ""}
-    found: dict[str, str] = {}
+    suffixes: dict[str, str] = {}
     for setting in settings:
         ending, number = f"-{slug(setting)}", 2
-        while ending in found.values():
+        while ending in suffixes.values():
             ending, number = f"-{slug(setting)}-{number}", number + 1
-        found[setting] = ending
-    return found
+        suffixes[setting] = ending
+    return suffixes
 
 
 def write_table(table: Table, folder: Path, stem: str) -> list[Path]:
@@ -182,7 +182,7 @@ def write_table(table: Table, folder: Path, stem: str) -> list[Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """All of it or nothing: a reader never meets half a table."""
+    """Write atomically, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

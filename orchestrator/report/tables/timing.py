@@ -1,4 +1,4 @@
-"""Seconds per round. They depend on the machine and the day, so they are kept apart from the other tables."""
+"""Seconds per round. They differ between runs and machines, so they are kept apart from the reproducible tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seconds_per_round(results: Results) -> Table:
             cells = [cell for cell in results.of(setting) if cell.method == method]
             confirm = [row.seconds / row.rounds for cell in cells for row in cell.confirm.values() if row.rounds]
             search = [seconds for cell in cells for seconds in cell.search.seconds]
-            rows.append([method.shown, _shown(confirm), str(len(confirm)), _shown(search), str(len(search))])
+            rows.append([method.shown, _mean(confirm), str(len(confirm)), _mean(search), str(len(search))])
             records.append(
                 {
                     **{"setting": setting, "method": method.shown},
@@ -33,9 +33,9 @@ def seconds_per_round(results: Results) -> Table:
         title="Seconds per round",
         summary="How long a round of one trial takes.",
         caption=(
-            "Mean seconds of one trial's round, over all budgets. Trials run side by side in packs: a trial's seconds "
-            "are its share of its pack's, so they fall as packs grow (confirm packs are small) and are less than the "
-            "trial would take alone. They depend on the machine."
+            "Mean seconds per round of one trial, over all budgets. Trials are computed in packs, and a trial's "
+            "seconds are its share of its pack's. They fall as packs grow (confirm packs are small), are less than a "
+            "trial takes alone, and depend on the machine."
         ),
         columns=["Method", "Confirm (s)", "Trials", "Search (s)", "Trials"],
         align="lrrrr",
@@ -44,5 +44,5 @@ def seconds_per_round(results: Results) -> Table:
     )
 
 
-def _shown(seconds: list[float]) -> str:
+def _mean(seconds: list[float]) -> str:
     return f"{fmean(seconds):.3g}" if seconds else NOTHING

@@ -1,10 +1,10 @@
-"""What the search chose, and how one way of searching compares with another."""
+"""What the search chose, and how search strategies compare."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -14,14 +14,13 @@ from orchestrator.report.tables.common import (
     NAMES,
     bold_best,
     budget,
+    cell_table,
     mean_and_std,
-    name_columns,
-    named_rows,
     names,
     spread,
     unfinished,
 )
-from orchestrator.report.tables.render import NOTHING, Group, Table
+from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.study.objective import ACCURACY
 from orchestrator.study.settings import Study
@@ -30,193 +29,195 @@ from trainables.spec import HyperValue
 
 
 def hyperparameters(results: Results, setting: str) -> Table:
-    """Form of table 2 of the DP-FedSOFIM paper, with what was chosen in the place of what was searched."""
-    zoom = results.study.search.refine == "zoom" and "grid" in results.study.search.strategies
-    headings = ["Chosen", _validation(results), "Found in", "On edge", *(["Extended"] if zoom else [])]
-    headings += ["Trials", "Lost", "Within 1 s.e."]
-    if results.study.private:  # of which nothing is shown but the winner
-        headings = ["Chosen", _validation(results), "On edge"]
-    groups = []
-    for epsilon in results.study.epsilons:
-        cells = results.of(setting, epsilon)
-        groups.append(Group(budget(epsilon), named_rows(results, cells, [_row(results, cell, zoom) for cell in cells])))
-    frame = pd.DataFrame([_record(results, cell) for cell in results.of(setting)])
-    return Table(
-        title=f"Chosen hyperparameters: {setting}",
-        summary="Which configuration won the search of every method, and how clear a win it was.",
-        caption=_caption(results, setting, zoom),
-        columns=[*name_columns(results), *headings],
-        align="l" * len(name_columns(results)) + ("prp" if results.study.private else "prlp" + "p" * zoom + "rrr"),
-        groups=groups,
-        data=frame if results.study.private else frame.astype({"within_standard_error": "Int64"}),
+    """Form of table 2 of the DP-FedSOFIM paper, with the chosen values instead of the searched ones."""
+    study, cells = results.study, results.of(setting)
+    zoom = study.search.refine == "zoom" and "grid" in study.search.strategies
+    columns = {"Chosen": "p", _validation(results): "r", "Found in": "l", "On edge": "p"}
+    columns |= {"Extended": "p"} if zoom else {}
+    columns |= {"Trials": "r", "Diverged / failed": "r", "Within 1 s.e.": "r"}
+    if study.private:
+        columns = {"Chosen": "p", _validation(results): "r", "On edge": "p"}
+    frame = pd.DataFrame([_record(results, cell) for cell in cells])
+    return cell_table(
+        results,
+        setting,
+        title="Chosen hyperparameters",
+        summary="Which configuration won the search of every method, and how many others came close.",
+        caption=[*_caption(results, setting, zoom), *_fixed_values(cells), *unfinished(cells)],
+        columns=list(columns),
+        align="".join(columns.values()),
+        groups=[
+            (budget(epsilon), [(cell, _row(results, cell, zoom)) for cell in results.of(setting, epsilon)])
+            for epsilon in study.epsilons
+        ],
+        data=frame if study.private else frame.astype({"within_standard_error": "Int64"}),
     )
 
 
 def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
-    search, choice, alike = cell.search, cell.search.choice, near(results, cell)
-    tuned = _chosen(cell, tuned=True) or _chosen(cell)
+    search, tied = cell.search, tied_count(results, cell)
     ended = search.states.total()
-    chosen = ", ".join(f"{name} = {shown_value(value)}" for name, value in tuned.items()) or NOTHING
-    edge = (", ".join(edges(cell)) or "none") if choice else NOTHING
+    chosen = configuration_text(cell, search.chosen)
+    edge = (", ".join(edges(cell)) or "none") if search.choice else NOTHING
     if results.study.private:
-        return [chosen, _validated(cell), edge]
+        return [chosen, validation_text(cell), edge]
     return [
         chosen,
-        _validated(cell),
+        validation_text(cell),
         " and ".join(search.found_in) or NOTHING,
         edge,
         *([", ".join(_extended(cell)) or "none"] if zoom else []),
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
         " / ".join(str(search.states[state]) for state in LOST),
-        NOTHING if alike is None else str(alike),
+        NOTHING if tied is None else str(tied),
     ]
 
 
 def _record(results: Results, cell: CellResult) -> dict[str, object]:
-    search = cell.search
+    search, validation = cell.search, validation_score(cell)
     winner = {
         **names(cell),
-        "hyperparameters": json.dumps(_chosen(cell)),
-        f"validation_{cell.objective.metric}": search.choice.score if search.choice else None,
+        "hyperparameters": json.dumps(search.chosen or {}),
+        f"validation_{cell.objective.metric}": validation.mean if validation else None,
     }
     if results.study.private:
         return {**winner, "on_edge": ", ".join(edges(cell)), "grid": search.configurations}
     return {
         **winner,
-        "validation_std": search.choice.spread if search.choice and len(search.choice.contender.keys) > 1 else None,
+        "validation_std": validation.std if validation and validation.seeds > 1 else None,
         "found_in": " and ".join(search.found_in),
         "on_edge": ", ".join(edges(cell)),
         "extended": ", ".join(_extended(cell)),
         "configurations": search.configurations,
         "trials": search.trials,
         **{state: search.states[state] for state in ("done", *LOST)},
-        "within_standard_error": near(results, cell),
+        "within_standard_error": tied_count(results, cell),
     }
 
 
-def _caption(results: Results, setting: str, zoom: bool) -> str:
-    study, cells = results.study, results.of(setting)
-    rows = results.facts.get(f"validation_rows:{setting}")
+def _caption(results: Results, setting: str, zoom: bool) -> list[str]:
+    study, rows = results.study, results.facts.get(f"validation_rows:{setting}")
     edge = "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond"
     if study.private:
-        return " ".join([*_private_rules(study, rows), f"{edge}.", *_fixed_values(cells), *unfinished(cells)])
-    caption = [*_rules(study), f"{edge}; (fine): only of the fine grid, and the coarse one went further."]
+        return [
+            f"Configurations were drawn at random from the grid, each run with independent noise; their number "
+            f"({study.search.private.runs} distribution) stays secret. The best accuracy with Gaussian noise on "
+            f"{f'{rows} validation rows' if rows else 'the validation rows'} won (Validation: that noisy score); "
+            "nothing else about the other runs is shown.",
+            f"{edge}.",
+        ]
+    caption = [*_rules(study), f"{edge}; (fine): on an edge of the fine grid only, inside the coarse one."]
     if zoom:
-        caption.append("Extended: where zooming went on beyond an edge of the coarse grid.")
+        caption.append("Extended: how far the zoom went beyond the coarse grid.")
     caption.append(
-        "Trials: of the whole search, all seeds counted; a configuration that is in both grids, with as many rounds, "
-        "runs once. "
-        "Lost: how many of them diverged / failed."
+        "Trials: all trials of the search, over all seeds; a configuration in both grids with the same number of "
+        "rounds runs once."
     )
     if "halving" in study.search.strategies:
         caption.append(
-            "halving: rungs below the last ended after a part of the rounds, and the best of each ran again on the "
-            "next; only the last, where they run to the end, is compared."
+            "halving: the best configurations of each rung run again on the next one with more rounds; only the last "
+            "rung, with all rounds, is compared."
         )
-    caption += _told_apart(study, rows)
-    return " ".join([*caption, *_fixed_values(cells), *unfinished(cells)])
-
-
-def _private_rules(study: Study, rows: int | None) -> list[str]:
-    judged = f"{rows} validation rows" if rows else "validation rows"
-    return [
-        f"Configurations were drawn at random from the grid, a {study.search.private.runs} number of them that stays "
-        "secret, each run with noise of its own. The best share of right answers, with Gaussian noise, on "
-        f"{judged} won (Validation: that noisy score), and nothing else is shown of the others."
-    ]
+    return [*caption, *_tied_rules(study, rows)]
 
 
 def _fixed_values(cells: Sequence[CellResult]) -> list[str]:
-    fixed = {cell.method.shown: _untuned(cell) for cell in cells if cell.search.chosen and _chosen(cell, tuned=True)}
-    texts = [
-        f"{method}: {', '.join(f'{name} = {shown_value(value)}' for name, value in values.items())}"
-        for method, values in fixed.items()
-        if values
-    ]
+    by_method = {}
+    for cell in cells:
+        chosen, tuned = cell.search.chosen or {}, _tuned(cell, cell.search.chosen or {})
+        if tuned:
+            by_method[cell.method.shown] = {name: value for name, value in chosen.items() if name not in tuned}
+    texts = [f"{method}: {_assignments(values)}" for method, values in by_method.items() if values]
     return [f"Not tuned: {'; '.join(texts)}."] if texts else []
 
 
 def _rules(study: Study) -> list[str]:
-    """How winners are picked, in words."""
+    """How winners are chosen."""
     title, found = study.judged_by.title, study.judged_by.found
     seeds, contest = study.seeds, study.seeds.contest
-    ties = "ties go to the lower validation loss, then to the earlier place in the grid."
-    several = len(study.search.select) > 1
     rules = []
     for select in study.search.select:
-        name = f"{select}: " if several else ""
+        name = f"{select}: " if len(study.search.select) > 1 else ""
         if select == "single" or len(seeds.search) == 1:
-            text = f"the best {title} {found} after the last round of its search trial (seed {seeds.search[0]})"
+            text = f"the best {title} {found} after the last round (search seed {seeds.search[0]})"
         else:
-            text = f"the best mean {title} {found} after the last round of its search trials ({_seeds(seeds.search)})"
+            text = f"the best mean {title} {found} after the last round (search {_seeds(seeds.search)})"
         if select == "contest" and contest:
             rules.append(
-                f"{name}The {study.search.contenders} configurations with {text} met again with {_seeds(contest)} and "
-                "as many rounds as confirm has, judged on the same rows. The best mean won; among those within one "
-                "paired standard error of it the smallest spread over the seeds, then the better in the search. "
-                "Validation: mean and sample standard deviation of the winner in that contest."
+                f"{name}The {study.search.contenders} configurations with {text} were compared in a contest on the "
+                f"same rows, with {_seeds(contest)} and the number of rounds of confirm. The best mean won; among "
+                "means within one paired standard error of it, the smallest standard deviation over seeds won, then "
+                "the better search score. Validation: the winner's mean and sample standard deviation in the contest."
             )
         else:
-            rules.append(f"{name}The configuration with {text}; {ties}")
+            rules.append(
+                f"{name}The configuration with {text} won; ties go to the lower validation loss, then to the earlier "
+                "place in the grid."
+            )
     return rules
 
 
-def _told_apart(study: Study, rows: int | None) -> list[str]:
-    """What the last column counts."""
+def _tied_rules(study: Study, rows: int | None) -> list[str]:
+    """What "Within 1 s.e." counts."""
     paired = "contest" in study.search.select and len(study.seeds.contest or study.seeds.search) > 1
-    found = []
+    rules = []
     if paired:
-        found.append(
-            "Within 1 s.e.: configurations, the winner among them, whose mean lies within one paired standard error of "
-            "the best one's over the seeds that decided."
+        rules.append(
+            "Within 1 s.e.: configurations, including the winner, whose mean is within one paired standard error of "
+            "the best mean over the seeds that decided."
         )
     if "single" in study.search.select or not paired:
         if study.judged_by is not ACCURACY:
-            found.append("Within 1 s.e. is told for a single seed only where accuracy is the objective.")
+            rules.append("Within 1 s.e. is shown for a single seed only where accuracy is the objective.")
         else:
-            found.append(
-                f"Within 1 s.e.{' (single)' if paired else ''}: configurations, the winner among them, whose "
-                "validation accuracy is at most one standard error "
-                + (
-                    f"of a share of {rows} rows below the winner's."
-                    if rows
-                    else "below the winner's (row count unknown)."
-                )
+            error = f"(binomial, {rows} rows)" if rows else "(binomial, unknown number of rows)"
+            rules.append(
+                f"Within 1 s.e.{' (single)' if paired else ''}: configurations, including the winner, whose validation "
+                f"accuracy is at most one standard error {error} below the winner's."
             )
-    return found
+    return rules
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def _validated(cell: CellResult) -> str:
-    choice = cell.search.choice
-    if choice is None:
-        return NOTHING
-    seeds = len(choice.contender.keys)
-    return mean_and_std(Score(choice.score, choice.spread if seeds > 1 else math.nan, seeds), cell.objective)
-
-
 def _validation(results: Results) -> str:
     return f"Validation{results.study.judged_by.unit}"
 
 
-def _chosen(cell: CellResult, *, tuned: bool = False) -> dict[str, HyperValue]:
-    """The winner's hyperparameters: all, or those of which more than one value was tried."""
-    chosen = cell.search.chosen or {}
-    return {name: value for name, value in chosen.items() if not tuned or len(cell.search.tried.get(name, ())) > 1}
+def validation_score(cell: CellResult) -> Score | None:
+    """The winner's, over the seeds that decided."""
+    choice = cell.search.choice
+    if choice is None:
+        return None
+    seeds = len(choice.contender.keys)
+    return Score(choice.score, choice.spread if seeds > 1 else math.nan, seeds)
 
 
-def _untuned(cell: CellResult) -> dict[str, HyperValue]:
-    tuned = _chosen(cell, tuned=True)
-    return {name: value for name, value in _chosen(cell).items() if name not in tuned}
+def validation_text(cell: CellResult) -> str:
+    score = validation_score(cell)
+    return NOTHING if score is None else mean_and_std(score, cell.objective)
+
+
+def _tuned(cell: CellResult, configuration: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """The hyperparameters for which more than one value was tried."""
+    return {name: value for name, value in configuration.items() if len(cell.search.tried.get(name, ())) > 1}
+
+
+def configuration_text(cell: CellResult, configuration: Mapping[str, HyperValue] | None) -> str:
+    """The tuned values; all values if none was tuned."""
+    return _assignments(_tuned(cell, configuration) or configuration) if configuration else NOTHING
+
+
+def _assignments(values: Mapping[str, HyperValue]) -> str:
+    return ", ".join(f"{name} = {shown_value(value)}" for name, value in values.items())
 
 
 def edges(cell: CellResult) -> list[str]:
-    """Values with nothing tried beyond them; those at the end of the fine grid alone are marked as such."""
+    """Chosen values with nothing tried beyond them, in any stage or, marked (fine), in the stages after the first."""
     found, fine = [], _refined(cell)
-    for name, value in _chosen(cell, tuned=True).items():
+    for name, value in _tuned(cell, cell.search.chosen or {}).items():
         for axis, mark in ((cell.search.tried[name], ""), (fine.get(name, ()), " (fine)")):
             if value in axis and search_spaces.on_edge(axis, value):
                 found.append(f"{name} {'↑' if float(value) == max(float(v) for v in axis) else '↓'}{mark}")
@@ -225,7 +226,7 @@ def edges(cell: CellResult) -> list[str]:
 
 
 def _extended(cell: CellResult) -> list[str]:
-    """Axes that the fine grid carried on beyond the coarse one, and how far."""
+    """Axes on which the fine grid goes beyond the coarse one, and how far."""
     found, fine = [], _refined(cell)
     for name, axis in cell.search.axes.get("coarse", {}).items():
         beyond = fine.get(name, ())
@@ -246,15 +247,15 @@ def _refined(cell: CellResult) -> dict[str, Axis]:
     return {name: tuple(dict.fromkeys(v for axes in stages for v in axes.get(name, ()))) for name in names}
 
 
-def near(results: Results, cell: CellResult) -> int | None:
-    """Configurations that cannot be told from the winner; None where that takes a number of rows that nobody knows."""
+def tied_count(results: Results, cell: CellResult) -> int | None:
+    """Configurations within one standard error of the best; None if that needs an unknown number of validation rows."""
     choice = cell.search.choice
     known = f"validation_rows:{cell.setting}" in results.facts
     return choice.within_standard_error if choice and (known or len(choice.contender.keys) > 1) else None
 
 
 def shown_value(value: HyperValue) -> str:
-    """As a person would type it; what a sampler drew is cut to six digits (best.yaml has them all)."""
+    """As a person would type it; long floats are cut to six digits (best.yaml has all)."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, float):
@@ -263,52 +264,46 @@ def shown_value(value: HyperValue) -> str:
     return short if float(short) == value or len(repr(value)) > 12 else repr(value)
 
 
-# ---- ways of searching
-
-
 def search_strategies(results: Results, setting: str) -> Table | None:
-    """None where the study searches in one way only."""
+    """None where the study has a single search strategy."""
     if not results.several_strategies:
         return None
     objective = results.study.judged_by
     groups, records = [], []
     for epsilon in results.study.epsilons:
-        rows: list[list[str]] = []
+        rows = []
         for method in results.study.methods:
             cells = [cell for cell in results.of(setting, epsilon) if cell.method == method]
-            choices = [cell.search.choice for cell in cells]
             tests = [cell.curve[cell.last] if cell.complete(cell.last) else None for cell in cells]
-            test = [score.mean if score else None for score in tests]
-            columns = [
-                [str(cell.search.trials) for cell in cells],
-                [str(cell.search.trial_rounds) for cell in cells],
-                [_validated(cell) for cell in cells],
-                bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], test, objective),
-            ]
-            rows += named_rows(results, cells, zip(*columns, strict=True))
-            records += [
-                {
-                    **names(cell),
-                    "trials": cell.search.trials,
-                    "trial_rounds": cell.search.trial_rounds,
-                    f"validation_{objective.metric}": choice.score if choice else None,
-                    "test_mean": score.mean if score else None,
-                    "test_std": score.std if score else None,
-                }
-                for cell, choice, score in zip(cells, choices, tests, strict=True)
-            ]
-        groups.append(Group(budget(epsilon), rows))
+            means = [score.mean if score else None for score in tests]
+            shown = bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], means, objective)
+            for cell, test, text in zip(cells, tests, shown, strict=True):
+                search, validation = cell.search, validation_score(cell)
+                rows.append((cell, [str(search.trials), str(search.trial_rounds), validation_text(cell), text]))
+                records.append(
+                    {
+                        **names(cell),
+                        "trials": search.trials,
+                        "trial_rounds": search.trial_rounds,
+                        f"validation_{objective.metric}": validation.mean if validation else None,
+                        "test_mean": test.mean if test else None,
+                        "test_std": test.std if test else None,
+                    }
+                )
+        groups.append((budget(epsilon), rows))
     caption = (
-        f"The same methods and budgets, searched in each way: validation {objective.title} of the winner, and its test "
-        f"{objective.title} after the last round, {spread(results)}. The better test score of each method is bold; "
-        "validation scores of different ways are not of the same seeds and rounds, and do not compare."
+        f"The same methods and budgets with each search strategy: validation {objective.title} of the winner, and its "
+        f"test {objective.title} after the last round, {spread(results)}. Bold: the best test score of each method. "
+        "Validation scores of different strategies come from different seeds and rounds and are not comparable."
     )
-    return Table(
-        title=f"Ways of searching compared: {setting}",
-        summary="What each way of searching found for every method, and with how many trials and rounds of them.",
-        caption=" ".join([caption, *unfinished(results.of(setting))]),
-        columns=[*name_columns(results), "Trials", "Trial-rounds", _validation(results), f"Test{objective.unit}"],
-        align="llrrrr",
+    return cell_table(
+        results,
+        setting,
+        title="Search strategies compared",
+        summary="What each search strategy found for every method, and how many trials and rounds it took.",
+        caption=[caption, *unfinished(results.of(setting))],
+        columns=["Trials", "Trial-rounds", _validation(results), f"Test{objective.unit}"],
+        align="rrrr",
         groups=groups,
         data=pd.DataFrame(
             records,
