@@ -1,13 +1,16 @@
-"""fedsweep from Python: run a study, look at its results as data frames, train one model.
+"""fedsweep from Python: run a study, read its results as data frames, train one model.
 
     import fedsweep
 
     results = fedsweep.run_study("quickstart", results="results/quickstart")
-    results.cells          # a pandas DataFrame: one line a cell
+    results.cells          # a pandas DataFrame with one row per cell
     model = fedsweep.train("features.npz", method="dp-fedgd", epsilon=1, hyperparameters={"learning_rate": 2})
     model.weights, model.account
 
-Everything that the commands do, with the same words; what is wrong with an argument is a `UserError` of one sentence.
+Functions take the options of the commands under the same names. An invalid argument raises `UserError` with one
+sentence that names it.
+
+Stability: public; names in `__all__` change only with an entry in the changelog.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +25,7 @@ from trainables.errors import UserError
 
 try:
     __version__ = version("fedsweep")
-except PackageNotFoundError:  # run from a folder that nobody has installed
+except PackageNotFoundError:  # not installed
     __version__ = "unknown"
 
 __all__ = [

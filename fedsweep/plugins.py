@@ -1,8 +1,9 @@
-"""What a plug-in needs: the base of a method, and decorators for heads, data sources and partitions.
+"""The plug-in interface: the base class of methods, and decorators for heads, data sources and partitions.
 
-A program loads one with `use`, as the commands do with --import.
+`use` loads a plug-in, as the option --import does. A study refers to heads, sources and partitions by their registered
+name and a parameter: `model: wide:64`, `source: sensors:2024`, `partitions: [by-size:2]`.
 
-A study names them by the word given here: `model: wide:64`, `source: sensors:2024`, `partitions: [by-size:2]`.
+Stability: provisional. Names stay; the hooks of `Method` may gain optional arguments in minor releases.
 """
 
 from __future__ import annotations
@@ -59,32 +60,32 @@ Partitioner = Callable[[FeatureSet, PartitionSpec], list[Rows]]
 
 
 def head(name: str) -> Callable[[Head], Head]:
-    """Adds a model: called with what stands behind the colon, the number of features and of classes."""
-    return _adder(name, models.HEADS, {form.partition(":")[0] for form in models.FORMS}, "head")
+    """Register a model. The function gets the text after the colon and the numbers of features and classes."""
+    return _register(name, models.HEADS, {form.partition(":")[0] for form in models.FORMS}, "head")
 
 
 def data_source(name: str) -> Callable[[Source], Source]:
-    """Adds a data source: called with what stands behind the colon, it returns the arrays of a feature file."""
-    return _adder(name, features.PLUGIN_SOURCES, {"synthetic", "synthetic-frozen", "simulated"}, "data source")
+    """Register a data source. The function gets the text after the colon and returns the arrays of a feature file."""
+    return _register(name, features.PLUGIN_SOURCES, {"synthetic", "synthetic-frozen", "simulated"}, "data source")
 
 
 def partition(name: str) -> Callable[[Partitioner], Partitioner]:
-    """Adds a partition: called with the data and the settings (parameter, clients, seed), it returns the train rows of
-    every client. Every row goes to exactly one of them."""
-    return _adder(
+    """Register a partition. The function gets the data and a `PartitionSpec` (parameter, clients, seed) and returns the
+    train rows of every client; each row belongs to exactly one client."""
+    return _register(
         name, partitions.PLUGIN_PARTITIONS, {form.partition(":")[0] for form in partitions.FORMS}, "partition"
     )
 
 
-def _adder(name: str, known: dict[str, Any], taken: set[str], what: str) -> Callable[[Any], Any]:
-    if not name or ":" in name or name in taken:
-        raise UserError(f"a {what} cannot be called {name!r}: the name is taken, empty or has a colon")
+def _register(name: str, known: dict[str, Any], reserved: set[str], what: str) -> Callable[[Any], Any]:
+    if not name or ":" in name or name in reserved:
+        raise UserError(f"a {what} cannot be called {name!r}: the name is reserved, empty or contains a colon")
 
-    def add(made: Any) -> Any:
-        before = known.get(name)
-        if before is not None and before.__module__ != made.__module__:
-            raise UserError(f"a {what} {name!r} is there already, in {before.__module__}")
-        known[name] = made
-        return made
+    def add(function: Any) -> Any:
+        existing = known.get(name)
+        if existing is not None and existing.__module__ != function.__module__:
+            raise UserError(f"a {what} {name!r} already exists, in {existing.__module__}")
+        known[name] = function
+        return function
 
     return add

@@ -1,4 +1,7 @@
-"""The results of a study as pandas data frames."""
+"""The results of a study as pandas data frames.
+
+Stability: public. Properties of `Results` are stable; data frames may gain columns.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from orchestrator.study.settings import Study
 
 
 class Results:
-    """A result folder. The frames are read when they are asked for, anew each time: a sweep may be running."""
+    """A results folder. Every property is read again on access, because a sweep may be running."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = str(folder)
-        self.status  # noqa: B018  a folder without results is refused here, not at the first look
+        self.status  # noqa: B018  raise now if the folder has no results
 
     def __repr__(self) -> str:
         status = self.status
@@ -29,13 +32,13 @@ class Results:
 
     @property
     def study(self) -> Study:
-        """The study as last run."""
+        """The study as it was last run."""
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return tables.Results.read(ledger).study
 
     @property
     def status(self) -> dict[str, Any]:
-        """How far it has come, as `fedsweep status --json` says it."""
+        """Progress, as printed by `fedsweep status --json`."""
         return standing.read(self.folder)
 
     @property
@@ -44,35 +47,35 @@ class Results:
 
     @property
     def trials(self) -> pd.DataFrame:
-        """Every trial that has ended: its cell, stage, seed, hyperparameters, state, scores and privacy account."""
+        """One row per finished trial: cell, stage, seed, hyperparameters, state, scores and privacy account."""
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.trials(ledger, tables.Results.read(ledger))
 
     @property
     def configurations(self) -> pd.DataFrame:
-        """The same by everything except the seed: how many seeds ended, and the mean and spread of their scores."""
+        """One row per configuration and stage: number of finished seeds, mean and standard deviation of the scores."""
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.configurations(frames.trials(ledger, tables.Results.read(ledger)))
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """Every trial round by round, a column a metric."""
+        """One row per trial and evaluated round, one column per metric."""
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.rounds(ledger, tables.Results.read(ledger))
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Every cell: its search, its test score over the seeds (mean, sample standard deviation), the actual eps."""
+        """One row per cell: search, test score over the seeds (mean, sample standard deviation), actual eps."""
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.cells(tables.Results.read(ledger))
 
     @property
     def winners(self) -> pd.DataFrame:
-        """The chosen hyperparameters of every cell that has a winner."""
+        """One row per cell with a winner: its hyperparameters."""
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
             return frames.winners(tables.Results.read(ledger))
 
 
 def load_results(folder: str | Path) -> Results:
-    """The results in a folder or at a URL, finished or not; `UserError` where there are none."""
+    """Open the results in a folder or at a URL, finished or not; raises `UserError` if there are none."""
     return Results(folder)

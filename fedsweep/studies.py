@@ -1,4 +1,7 @@
-"""Studies from Python."""
+"""Run and plan studies from Python.
+
+Stability: public. `run_study` and `plan_study` are stable; the fields of the returned plan may grow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ StudyLike = str | Path | Mapping[str, Any] | Study
 
 
 class Quiet(View):
-    """Says nothing."""
+    """Shows no progress."""
 
     def say(self, sentence: str) -> None:
         pass
@@ -30,13 +33,13 @@ def run_study(
     resources: Mapping[str, Any] | None = None,
     view: View | None = None,
 ) -> Results:
-    """Run what is missing of a study and return its results; run again, it does nothing but return them.
+    """Run a study and return its results. Finished trials are not repeated.
 
     `study`: a file, the name of a packaged study, a dict with the keys of a study file, or a `Study`.
-    `results`: the folder or URL to keep them in; default: results/NAME.
-    `address`: of a Ray cluster to run on; default: a local Ray, started here and ended with the call.
-    `resources`: instead of the study's own, for this run; never changes a result.
-    `view`: who is told of progress; default: nobody (`LineView` of orchestrator.execution.progress prints lines).
+    `results`: results folder or URL; default: results/NAME.
+    `address`: address of a Ray cluster; default: a local Ray that runs until the call returns.
+    `resources`: overrides of the study's resource settings for this run; resources never change results.
+    `view`: receives progress; default: none (`LineView` of orchestrator.execution.progress prints lines).
     """
     loaded, text = read_study(study)
     folder = str(results or Path("results") / loaded.name)
@@ -46,12 +49,12 @@ def run_study(
 
 
 def plan_study(study: StudyLike) -> planning.Plan:
-    """What a study would run: trials and packs by stage, about how long and how much memory. Runs nothing."""
+    """Plan a study without running it: trials and packs by stage, estimated time and memory."""
     return planning.plan(read_study(study)[0])
 
 
 def read_study(study: StudyLike) -> tuple[Study, str]:
-    """A study however it is given, and its text."""
+    """The study and its YAML text, from any of the accepted forms."""
     if isinstance(study, Study):
         return study, reading.as_text(study)
     if isinstance(study, Mapping):

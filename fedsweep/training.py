@@ -1,4 +1,7 @@
-"""One model from Python: trained weights, how they did, and what they cost in privacy."""
+"""Train one model from Python: weights, metrics and privacy account.
+
+Stability: public. `train` may gain options; the fields of `Model` and `Account` are stable.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from trainables.spec import HyperValue
 
 @dataclass(frozen=True)
 class Account:
-    """The privacy of a run."""
+    """The privacy account of a training run."""
 
     claimed: float
     """The requested eps."""
@@ -36,45 +39,45 @@ class Account:
 
 @dataclass(frozen=True)
 class Model:
-    """A training run that has ended."""
+    """The outcome of a training run."""
 
     state: str
-    """done, or diverged."""
+    """done or diverged"""
     weights: NDArray[np.float32] | None
-    """As the head lays them out: of a linear head (features + 1) x classes, the last row added to every row's score.
-    None where the run diverged."""
+    """In the layout of the model; for a linear head (features + 1) x classes, the last row being the bias. None if the
+    run diverged."""
     metrics: Mapping[str, Mapping[int, float]]
-    """By name and round: accuracy, loss, train_loss, …"""
+    """accuracy, loss, train_loss, ... by round."""
     account: Account
     hyperparameters: Mapping[str, HyperValue]
     seconds_per_round: float
     key: str | None
-    """Names everything that can change this result; None of a run with secret noise."""
+    """Hash of everything that can change the result; None for a run with secret noise."""
     _saved: SavedModel | None = field(repr=False)
 
     @property
     def accuracy(self) -> float | None:
-        """After the last round, in percent; None where labels are no classes."""
-        found = self.metrics.get("accuracy") or {}
-        return found[max(found)] if found else None
+        """After the last round, in percent; None if the labels are not classes."""
+        by_round = self.metrics.get("accuracy") or {}
+        return by_round[max(by_round)] if by_round else None
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The likeliest class of every row of features, as they came."""
-        return self._kept().predict(x)
+        """The most likely class of every row of features, which need no preprocessing."""
+        return self._require_saved().predict(x)
 
     def save(self, path: str | Path) -> None:
-        """Keep it in an .npz file, with where it is from and its account, as `fedsweep train --save` does; `fedsweep
-        predict` reads it."""
-        self._kept().save(Path(path))
+        """Save the model with its provenance and privacy account, as `fedsweep train --save` does. `load_model` and
+        `fedsweep predict` read the file."""
+        self._require_saved().save(Path(path))
 
-    def _kept(self) -> SavedModel:
+    def _require_saved(self) -> SavedModel:
         if self._saved is None:
             raise UserError(f"the run ended as {self.state!r}: there is no model")
         return self._saved
 
 
 def load_model(path: str | Path) -> SavedModel:
-    """A model that `save`, or `fedsweep train --save`, has kept: its weights, `predict`, `scores` and `provenance`."""
+    """Load a model saved by `Model.save` or `fedsweep train --save`: weights, `predict`, `scores` and `provenance`."""
     return SavedModel.load(Path(path))
 
 
@@ -103,7 +106,7 @@ def _with_options(
 
 @_with_options(TrainingOptions)
 def train(data: Data, /, options: TrainingOptions) -> Model:
-    """Train one federation. The keyword arguments are the fields of `TrainingOptions`, which are also the options of
+    """Train one model. The keyword arguments are the fields of `TrainingOptions`, which are also the options of
     `fedsweep train`; state the budget as `epsilon` or as `mu`.
 
     `data`: a feature file, the name of a built-in data set, or a mapping with the arrays x_train, y_train, x_test,

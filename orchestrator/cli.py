@@ -62,7 +62,7 @@ def options(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Load a plug-in, by module or .py file; may be repeated and stand anywhere in the command.",
+            help="Load a plug-in, by module name or .py file; repeatable, at any position in the command.",
         ),
     ] = None,
 ) -> None:
@@ -70,18 +70,18 @@ def options(
         raise typer.Exit(0)
 
 
-# typer carries its own click and exports few of its names: BadParameter > UsageError > ClickException
+# typer bundles click and does not export ClickException: BadParameter > UsageError > ClickException
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def main() -> None:
     try:
-        arguments, asked_for = _plugins_apart(sys.argv[1:])
+        arguments, plugin_names = _split_imports(sys.argv[1:])
         if arguments == ["--version"]:
             sys.stdout.write(f"fedsweep {metadata.version('fedsweep')}\n")
             sys.exit(0)
         if arguments and not any(argument in ("-h", "--help") for argument in arguments):
-            _load_plugins(asked_for)
+            _load_plugins(plugin_names)
         code = app(args=arguments or ["--help"], standalone_mode=False)
     except UserError as error:
         _fail(str(error))
@@ -94,26 +94,26 @@ def main() -> None:
         sys.exit(code or 0)
 
 
-def _plugins_apart(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """`--import MODULE` may stand anywhere; plug-ins are loaded before anything else is looked at."""
-    rest, found = [], []
+def _split_imports(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separate `--import MODULE` from the other arguments: plug-ins are loaded before the command is parsed."""
+    others, imports = [], []
     words = iter(arguments)
     for word in words:
         if word == "--import":
-            found.append(next(words, ""))
+            imports.append(next(words, ""))
         elif word.startswith("--import="):
-            found.append(word.removeprefix("--import="))
+            imports.append(word.removeprefix("--import="))
         else:
-            rest.append(word)
-    return rest, found
+            others.append(word)
+    return others, imports
 
 
-def _load_plugins(asked_for: list[str]) -> None:
-    if not asked_for and not os.environ.get("FEDSWEEP_IMPORT") and not metadata.entry_points(group="fedsweep.plugins"):
-        return  # the usual case, in which a mistake on the command line should not cost an import of Ray
+def _load_plugins(names: list[str]) -> None:
+    if not names and not os.environ.get("FEDSWEEP_IMPORT") and not metadata.entry_points(group="fedsweep.plugins"):
+        return  # the common case: avoid slow imports
     from trainables import plugins
 
-    for name in asked_for:
+    for name in names:
         if not name:
             raise UserError("--import names no module")
         plugins.use(name)

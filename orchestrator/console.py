@@ -1,4 +1,4 @@
-"""What people and programs read: JSON on standard output, everything else on standard error."""
+"""Output of the commands: JSON to standard output, messages to standard error."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-# a command that is told may be copied: no line is broken, and brackets in a path are brackets
+# printed commands can be copied: lines are not wrapped, and brackets in paths are not markup
 stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def emit_json(value: Any) -> None:
-    """One line of JSON, which is the last line of standard output. What is infinite is the string "inf"."""
+    """Print one line of JSON, the last line of standard output. Infinite values become the string "inf"."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
@@ -33,5 +33,5 @@ def _plain(value: Any) -> Any:
 
 
 def number(value: float) -> str:
-    """For people: short, and `inf` where it is."""
+    """Format a number with four significant digits."""
     return f"{value:.4g}"

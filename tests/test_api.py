@@ -352,7 +352,7 @@ def test_doctor(fedsweep):
 
 
 def test_doctor_finds_what_is_missing(fedsweep, monkeypatch):
-    monkeypatch.setattr("orchestrator.commands.doctor.LEAST_MEMORY", 1 << 60)
+    monkeypatch.setattr("orchestrator.commands.doctor.REQUIRED_MEMORY", 1 << 60)
     code, out, _ = fedsweep("doctor")
     assert code == 1
     assert "PROBLEM: memory" in out

@@ -329,7 +329,9 @@ def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally, f
             wait_until(lambda: "once more to stop now" in chaos.log(folder), "it has understood")
         tally.add("driver, Ctrl-C", "coarse")
         assert driver.end() == 130
-        assert f"stopped before the end; nothing finished is lost. To go on: fedsweep resume {folder}" in driver.said
+        assert (
+            f"stopped before the end; finished trials are saved. To continue: fedsweep resume {folder}" in driver.said
+        )
         assert driver.left_behind() == []
         assert 0 < chaos.started(folder) == len(chaos.ledger(folder)[0]) < 21
     with Driver.resume(folder) as driver:
@@ -487,7 +489,7 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
     with Driver.run(folder, POISONED, poison=poisoned_key(), victim=victim) as driver:
         assert driver.end() == 1, driver.said
         tally.add(f"poison, kills its {victim}", "coarse")
-        assert f"1 trials failed; fedsweep status {folder} says why" in driver.said
+        assert f"1 trials failed; for the reasons: fedsweep status {folder}" in driver.said
         assert driver.left_behind() == []
     rows, _ = chaos.ledger(folder)
     states = {row.trial.hyperparameters["learning_rate"]: row.state for row in rows.values() if row.trial.rounds == 10}

@@ -128,4 +128,4 @@ def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
             running.notify_recorded(1)
         assert not (tmp_path / "results" / CANCEL).exists()
     code, _, err = fedsweep("cancel", where)
-    assert (code, f"nobody runs the study in {where}" in err) == (2, True)
+    assert (code, f"no sweep is running in {where}" in err) == (2, True)

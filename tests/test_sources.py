@@ -352,7 +352,7 @@ def test_a_feature_file_says_where_it_comes_from(cache, tmp_path, monkeypatch, f
     assert path.read_bytes() == first
     code, out, _ = fedsweep("data", "verify", "--json")
     assert code == 0
-    assert json.loads(out)[0]["sound"] is True
+    assert json.loads(out)[0]["valid"] is True
 
 
 def test_a_changed_feature_file_is_found_out(cache, tmp_path, monkeypatch, fedsweep):

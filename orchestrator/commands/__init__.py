@@ -1,1 +1,1 @@
-"""The commands, one small file each. Heavy imports are inside: a mistake on the command line should not cost them."""
+"""One file per command. Heavy modules are imported inside functions, so that help and bad options are fast."""

@@ -8,39 +8,39 @@ from typing import Any
 import typer
 
 from orchestrator.commands.options import Folder, Json
-from orchestrator.commands.sweep import say_if_unfinished
+from orchestrator.commands.sweep import warn_if_unfinished
 from orchestrator.console import emit_json
 from orchestrator.study.objective import OBJECTIVES, Objective
 from trainables import plugins
 
 
 def best(folder: Folder, json: Json = False) -> None:
-    """Print the chosen configuration of every cell."""
+    """Print the winning configuration of every cell."""
     from orchestrator.execution.study_run import chosen_cells
 
     cells = chosen_cells(folder)
-    say_if_unfinished(folder)
+    warn_if_unfinished(folder)
     if json:
         emit_json(cells)
         return
-    for cell, chosen in cells.items():
-        values = ", ".join(f"{name}={value}" for name, value in chosen["hyperparameters"].items())
-        typer.echo(f"{cell}\n    {values}\n    {_scores(chosen)}")
+    for cell, winner in cells.items():
+        values = ", ".join(f"{name}={value}" for name, value in winner["hyperparameters"].items())
+        typer.echo(f"{cell}\n    {values}\n    {_scores(winner)}")
     if cells:
-        again = f"fedsweep train --from {folder}/best.yaml --cell NAME --seed 42{plugins.import_options()}"
-        typer.echo(f"\nto train one again: {again}")
+        command = f"fedsweep train --from {folder}/best.yaml --cell NAME --seed 42{plugins.import_options()}"
+        typer.echo(f"\nto retrain one: {command}")
 
 
-def _scores(chosen: dict[str, Any]) -> str:
-    """What it was chosen by, and what became of it."""
-    found = []
+def _scores(winner: dict[str, Any]) -> str:
+    """Validation scores, then test scores."""
+    scores = []
     for split in ("validation", "test"):
-        for name, value in chosen.items():
+        for name, value in winner.items():
             if name.startswith(f"{split}_") and name.removeprefix(f"{split}_") in OBJECTIVES:
                 objective = OBJECTIVES[name.removeprefix(f"{split}_")]
                 values = list(value.values()) if isinstance(value, dict) else [value]
-                found.append(f"{split} {objective.short} {_mean([v for v in values if v is not None], objective)}")
-    return ", ".join(found)
+                scores.append(f"{split} {objective.short} {_mean([v for v in values if v is not None], objective)}")
+    return ", ".join(scores)
 
 
 def _mean(values: list[float], objective: Objective) -> str:

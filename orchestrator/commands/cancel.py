@@ -8,13 +8,13 @@ from trainables import plugins
 
 
 def cancel(folder: Folder) -> None:
-    """Ask whoever runs a study, on whatever machine, to finish the packs in flight and end. `resume` goes on."""
+    """Stop a running sweep, on whichever machine it runs, after its current packs; `resume` continues it."""
     from orchestrator.results import status
     from orchestrator.results.locations import results_location
     from trainables.errors import UserError
 
-    holder = status.read(folder)["running"]
-    if holder is None:
-        raise UserError(f"nobody runs the study in {folder}")
+    runner = status.read(folder)["running"]
+    if runner is None:
+        raise UserError(f"no sweep is running in {folder}")
     results_location(folder).request_stop()
-    stderr.print(f"{holder} was asked to stop; to go on later: fedsweep resume {folder}{plugins.import_options()}")
+    stderr.print(f"{runner} was asked to stop; to continue later: fedsweep resume {folder}{plugins.import_options()}")

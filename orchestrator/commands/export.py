@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Folder
-from orchestrator.commands.sweep import say_if_unfinished
+from orchestrator.commands.sweep import warn_if_unfinished
 from trainables.errors import UserError
 
 
@@ -26,25 +26,25 @@ def export(
     folder: Folder,
     to: Annotated[
         Format,
-        typer.Option("--to", help="parquet: every trial by round and a data card, to test tuners on; or another tool."),
+        typer.Option("--to", help="parquet writes every trial by round and a data card, for benchmarking tuners."),
     ] = Format.PARQUET,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write; default: DIR/export, or a folder in it.")
+        Path | None, typer.Option(metavar="DIR", help="Output folder.  [default: DIR/export, or a folder in it]")
     ] = None,
 ) -> None:
-    """Hand the trials of a result folder to other tools, from its ledger; also while the sweep runs."""
+    """Export the trials of a results folder to files or other tools; also while the sweep runs."""
     from orchestrator.report.benchmark.export import write_export
     from orchestrator.report.export import export as write
     from orchestrator.results.ledger import Ledger
     from orchestrator.results.locations import results_location
 
     if "://" in folder and (out is None or to is Format.PARQUET):
-        raise UserError(f"{folder} is a URL; --to {to.value} writes beside a folder on this machine")
+        raise UserError(f"{folder} is a URL; --to {to.value} needs a local results folder")
     if to is Format.PARQUET:
         for path in write_export(Path(folder), out or Path(folder) / "export"):
             typer.echo(path)
         return
-    say_if_unfinished(folder)
+    warn_if_unfinished(folder)
     with results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
         for written in write(ledger, to.value, out or Path(folder) / "export" / to.value):
             typer.echo(written)

@@ -13,17 +13,17 @@ from trainables.errors import UserError
 
 
 def lookup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table that `fedsweep export` wrote.")],
-    method: Annotated[str, typer.Option(help="A method of the table, or its label.")],
-    epsilon: Annotated[float, typer.Option(help="A privacy budget of the table.")],
-    setting: Annotated[str | None, typer.Option(help="Data, backbone and partition; default: the only one.")] = None,
-    split: Annotated[str, typer.Option(help="validation or test.")] = "validation",
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Table written by `fedsweep export`.")],
+    method: Annotated[str, typer.Option(help="Method of the table, or its label.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of the table.")],
+    setting: Annotated[str | None, typer.Option(help="Data, backbone and partition.  [default: the only one]")] = None,
+    split: Annotated[str, typer.Option(help="Rows of the scores: validation or test.")] = "validation",
     hyperparameters: Hyperparameters = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed to average over; repeatable; default: all.")] = None,
-    best: Annotated[int, typer.Option(help="How many configurations to show.")] = 5,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed to average over; repeatable.  [default: all]")] = None,
+    best: Annotated[int, typer.Option(help="Number of configurations to show.")] = 5,
     json: Json = False,
 ) -> None:
-    """Look training runs up in an exported table: a configuration's accuracy by round, or the best ones."""
+    """Look up training runs in an exported table: the score by round of a configuration, or the best ones."""
     from orchestrator.report.benchmark.lookup import Task
 
     task = Task.load(file, method, epsilon, setting=setting, split=split, seeds=seed)
@@ -31,23 +31,23 @@ def lookup(
     unknown = [name for name in wanted if name not in task.axes]
     if unknown:
         raise UserError(f"--set {unknown[0]} is not searched over in the table; it has: {', '.join(task.axes)}")
-    found: list[dict[str, Any]] = []
-    for each in task.configurations:
-        curve = task.curve(each)
-        if curve and all(each.get(name) == value for name, value in wanted.items()):
-            found.append({"configuration": {name: each.get(name) for name in task.axes}, task.metric: curve})
-    if not found:
+    runs: list[dict[str, Any]] = []
+    for configuration in task.configurations:
+        curve = task.curve(configuration)
+        if curve and all(configuration.get(name) == value for name, value in wanted.items()):
+            runs.append({"configuration": {name: configuration.get(name) for name in task.axes}, task.metric: curve})
+    if not runs:
         raise UserError(f"no run of {method} has {', '.join(f'{n} = {v}' for n, v in wanted.items())}")
-    found.sort(key=lambda entry: (task.was_cut(entry["configuration"]), -_last(entry[task.metric])))
+    runs.sort(key=lambda entry: (task.was_cut(entry["configuration"]), -_last(entry[task.metric])))
     if json:
-        emit_json({"method": method, "epsilon": epsilon, "split": split, "runs": found})
+        emit_json({"method": method, "epsilon": epsilon, "split": split, "runs": runs})
         return
-    for entry in found[:best]:
+    for entry in runs[:best]:
         values = ", ".join(f"{name}={value}" for name, value in entry["configuration"].items())
         by_round = "  ".join(f"{t}: {value:.2f}" for t, value in entry[task.metric].items())
         typer.echo(f"{values}\n    {by_round}")
-    if len(found) > best:
-        typer.echo(f"and {len(found) - best} more")
+    if len(runs) > best:
+        typer.echo(f"and {len(runs) - best} more")
 
 
 def _last(curve: dict[int, float]) -> float:

@@ -11,12 +11,12 @@ from trainables import plugins
 
 
 def merge(
-    parts: Annotated[list[str], typer.Argument(metavar="DIR...", help="Result folders of one study, or their URLs.")],
-    results: Annotated[str, typer.Option(metavar="DIR", help="The folder, or its URL, that gets all their rows.")],
+    parts: Annotated[list[str], typer.Argument(metavar="DIR...", help="Results folders of one study, or their URLs.")],
+    results: Annotated[str, typer.Option(metavar="DIR", help="Folder or URL for the merged results.")],
 ) -> None:
-    """Put parts of a study that were run apart (run --shard) together, and write the tables. `resume` does the rest."""
-    from orchestrator.execution.merging import merge as put_together
+    """Merge results of one study that ran in parts (`run --shard`) and write its tables; `resume` runs the rest."""
+    from orchestrator.execution.merging import merge as merge_folders
 
-    put_together(parts, results)
-    to_go_on = f"fedsweep resume {results}{plugins.import_options()}"
-    stderr.print(f"{len(parts)} result folders are merged into {results}; what is missing: {to_go_on}")
+    merge_folders(parts, results)
+    command = f"fedsweep resume {results}{plugins.import_options()}"
+    stderr.print(f"{len(parts)} results folders were merged into {results}; to run missing trials: {command}")

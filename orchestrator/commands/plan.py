@@ -14,23 +14,23 @@ def plan(
     study: StudyName = "quickstart",
     address: Annotated[
         str | None,
-        typer.Option(help="On the Ray cluster at this address (auto or HOST:PORT); default: here."),
+        typer.Option(help="Plan for the Ray cluster at this address (auto or HOST:PORT).  [default: this machine]"),
     ] = None,
     resource: Resources = None,
     json: Json = False,
 ) -> None:
-    """Say what a study would run, in how many packs, and about how long it would take. Runs nothing."""
+    """Show what a study would run: trials, packs, memory and estimated time. Runs nothing."""
     from orchestrator.execution import planning
     from orchestrator.study import reading
 
     loaded, text = reading.load(study)
     loaded = loaded.model_copy(update={"resources": reading.changed_resources(loaded.resources, resource or [])})
     with reading.pointing(text, study):
-        found = planning.plan(loaded, _nodes(address) if address else None)
+        planned = planning.plan(loaded, _nodes(address) if address else None)
     if json:
-        emit_json(found.as_dict())
+        emit_json(planned.as_dict())
     else:
-        typer.echo(found.as_text())
+        typer.echo(planned.as_text())
 
 
 def _nodes(address: str) -> list[dict[str, float]]:

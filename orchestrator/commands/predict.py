@@ -13,12 +13,14 @@ from trainables.errors import UserError
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL.npz", help="A model that `fedsweep train --save` kept.")],
-    data: Annotated[Path, typer.Argument(metavar="FEATURES.npz", help="Its x_test is predicted; y_test is optional.")],
-    output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where the predictions go, a line for every row.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL.npz", help="Model saved by `fedsweep train --save`.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="FEATURES.npz", help="Feature file with x_test and, optionally, y_test.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
     json: Json = False,
 ) -> None:
-    """Predict the classes of the test rows of a feature file, and say how often that is right where it has labels."""
+    """Predict the classes of the test rows of a feature file; print the accuracy if it has labels."""
     import numpy as np
 
     from trainables.data import features
@@ -26,7 +28,7 @@ def predict(
 
     saved = SavedModel.load(model)
     if output.exists():
-        raise UserError(f"--output {output} is there already; choose another name")
+        raise UserError(f"--output {output} already exists; choose another name")
     rows, labels = features.rows_to_predict(str(data))
     predicted = saved.predict(rows)
     np.savetxt(output, predicted, fmt="%d", header="class", comments="")
@@ -35,6 +37,7 @@ def predict(
     if json:
         emit_json({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance})
         return
-    right = "" if accuracy is None else f", {accuracy:.2f}% of them as labelled"
-    typer.echo(f"{len(predicted)} rows predicted in {output}{right}")
+    typer.echo(f"{len(predicted)} predictions written to {output}")
+    if accuracy is not None:
+        typer.echo(f"accuracy: {accuracy:.2f}%")
     typer.echo(f"the model was trained at epsilon {number(float(epsilon))}, delta {saved.provenance['delta']:g}")

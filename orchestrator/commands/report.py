@@ -13,13 +13,13 @@ from orchestrator.commands.options import Folder
 def report(
     folder: Folder,
     other: Annotated[
-        str | None, typer.Argument(metavar="[DIR2]", help="A second result folder, to compare the first with.")
+        str | None, typer.Argument(metavar="[DIR2]", help="Second results folder, to compare with the first.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it; default: report.html in DIR.")
+        Path | None, typer.Option(metavar="FILE", help="Output file.  [default: DIR/report.html]")
     ] = None,
 ) -> None:
-    """Write report.html: all results of a folder on one page that opens offline; of two folders, compared."""
+    """Write an HTML report of one results folder, or a comparison of two. The page works offline."""
     from orchestrator.report.html import write_report
 
     typer.echo(write_report([folder] if other is None else [folder, other], output))

@@ -13,7 +13,7 @@ def resume(
     shard: Shard = None,
     json: Json = False,
 ) -> None:
-    """Go on with the study of a result folder, however it ended."""
+    """Continue the study of a results folder, also after a crash."""
     from orchestrator.commands import sweep
     from orchestrator.execution.study_run import recorded_study
 

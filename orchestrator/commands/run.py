@@ -13,7 +13,7 @@ from orchestrator.commands.options import Address, Json, Resources, Shard, StopA
 def run(
     study: StudyName = "quickstart",
     results: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The result folder or its URL; default: results/NAME.")
+        str | None, typer.Option(metavar="DIR", help="Results folder or URL.  [default: results/NAME]")
     ] = None,
     address: Address = None,
     resource: Resources = None,
@@ -21,7 +21,7 @@ def run(
     shard: Shard = None,
     json: Json = False,
 ) -> None:
-    """Run a study: search every cell, confirm the winners, write the tables. Does only what is missing."""
+    """Run a study: search every cell, confirm the winners, write the tables. Finished trials are not repeated."""
     from orchestrator.commands import sweep
     from orchestrator.study import reading
 

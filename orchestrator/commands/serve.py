@@ -11,16 +11,16 @@ from orchestrator.commands.options import Folder
 
 def serve(
     folder: Folder,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: whichever is free.")] = 8330,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 picks a free one.")] = 8330,
 ) -> None:
-    """Show the report of a result folder in a browser, following the sweep while it runs; on this machine alone."""
+    """Serve the report of a results folder to local browsers, with live updates while the sweep runs."""
     from orchestrator.console import stderr
     from orchestrator.report.html import serving
 
-    with serving.server(folder, port) as running:
-        typer.echo(f"http://{serving.LOOPBACK}:{running.server_address[1]}/")
-        stderr.print("Ctrl-C ends it; the sweep does not mind")
+    with serving.server(folder, port) as http:
+        typer.echo(f"http://{serving.LOOPBACK}:{http.server_address[1]}/")
+        stderr.print("press Ctrl-C to stop; the sweep is not affected")
         try:
-            running.serve_forever()
+            http.serve_forever()
         except KeyboardInterrupt:
             return

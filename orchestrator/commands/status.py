@@ -9,11 +9,11 @@ from orchestrator.console import emit_json
 
 
 def status(folder: Folder, json: Json = False) -> None:
-    """Say how far the study of a result folder has come, also while it runs."""
-    from orchestrator.results import status as standing
+    """Show the progress of the study of a results folder; also while it runs."""
+    from orchestrator.results import status as progress
 
-    found = standing.read(folder)
+    report = progress.read(folder)
     if json:
-        emit_json(found)
+        emit_json(report)
     else:
-        typer.echo(standing.as_text(found))
+        typer.echo(progress.as_text(report))

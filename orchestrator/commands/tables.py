@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 from orchestrator.commands.options import Folder
-from orchestrator.commands.sweep import say_if_unfinished
+from orchestrator.commands.sweep import warn_if_unfinished
 
 
 def tables(folder: Folder) -> None:
-    """Rebuild the tables of a result folder from its ledger."""
+    """Rebuild the tables of a results folder from its ledger."""
     from orchestrator.execution.study_run import rebuild_tables
 
-    say_if_unfinished(folder)
+    warn_if_unfinished(folder)
     for path in rebuild_tables(folder):
         typer.echo(path)

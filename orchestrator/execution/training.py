@@ -1,4 +1,4 @@
-"""One training run, from words to numbers: what `fedsweep train` does, and `fedsweep.train`."""
+"""One training run: the engine of `fedsweep train` and `fedsweep.train`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainables.spec import ENGINE_VERSION
 
 @dataclass(frozen=True)
 class Training:
-    """A run that has been checked in full and can start."""
+    """A fully checked run that can start."""
 
     trial: TrialSpec
     problem: Problem
@@ -47,7 +47,7 @@ class Trained:
     result: LaneResult
     seconds_per_round: float
     weights: NDArray[np.float32] | None
-    """As the model lays them out; None where it diverged."""
+    """In the layout of the model; None if the run diverged."""
 
 
 def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> Training:
@@ -94,7 +94,7 @@ def prepare(
     validation_seed: int = 42,
     **trial: Any,
 ) -> Training:
-    """Everything that can be wrong is found here, before any actor starts."""
+    """Run all checks, before any actor starts."""
     if train_on == "all" and evaluate_on == "validation":
         raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
     content = DataSpec(
@@ -112,8 +112,8 @@ def prepare(
 
 
 def from_best(file: Path | str, cell: str | None, seed: int, source: str | None) -> Training:
-    """A winner of a sweep as the confirm stage trained it, from the sweep's best.yaml."""
-    from orchestrator.report.tables.best import read_best  # brings pandas along, which plain training does without
+    """A winner of a sweep as trained in the confirm stage, from the sweep's best.yaml."""
+    from orchestrator.report.tables.best import read_best  # imports pandas
 
     return from_cells(read_best(file), file, cell, seed, source)
 
@@ -121,7 +121,7 @@ def from_best(file: Path | str, cell: str | None, seed: int, source: str | None)
 def from_cells(
     cells: Mapping[str, Mapping[str, Any]], file: Path | str, cell: str | None, seed: int, source: str | None
 ) -> Training:
-    """The same, from what a best.yaml holds; `file`: where that is from."""
+    """A winner from the content of a best.yaml; `file` is named in errors."""
     if cell is None and len(cells) == 1:
         cell = next(iter(cells))
     if cell is None or cell not in cells:
@@ -130,16 +130,16 @@ def from_cells(
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
         privacy = PrivacySettings(**{name: entry[name] for name in PrivacySettings.model_fields}).check()
-        dealt_by = entry["partition_seed"]
-        if isinstance(dealt_by, dict):
-            if seed not in dealt_by:
-                raise UserError(f"seed = {seed}: the sweep dealt the rows anew for each of its seeds {list(dealt_by)}")
-            dealt_by = dealt_by[seed]
-        dealt = partitions.parse(entry["partition"], clients=entry["clients"], seed=dealt_by)
+        partition_seed = entry["partition_seed"]
+        if isinstance(partition_seed, dict):
+            if seed not in partition_seed:
+                raise UserError(f"seed = {seed}: the sweep has partitions only for the seeds {list(partition_seed)}")
+            partition_seed = partition_seed[seed]
+        partition = partitions.parse(entry["partition"], clients=entry["clients"], seed=partition_seed)
         name = source or entry["data"]
-        loaded = features.load(name, next(iter(entry["seeds"]), seed))  # without any, the data have no seed either
+        loaded = features.load(name, next(iter(entry["seeds"]), seed))  # the fingerprint is of the first seed
         if loaded.fingerprint != entry["fingerprint"]:
-            raise UserError(f"data {name} has other content than the sweep's")
+            raise UserError(f"data {name} differs from the data of the sweep")
         if simulated.drawn_by_seed(name):
             loaded = features.load(name, seed)
         names = (
@@ -155,7 +155,7 @@ def from_cells(
         )
         return prepare(
             loaded,
-            partition=dealt,
+            partition=partition,
             method=entry["method"],
             hyperparameters=chosen,
             privacy=privacy,
@@ -164,11 +164,11 @@ def from_cells(
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:
-        raise UserError(f"cell {cell!r} of {file} is not as a sweep writes it: {error!r}".replace("\n", " ")) from None
+        raise UserError(f"cell {cell!r} of {file} was not written by a sweep: {error!r}".replace("\n", " ")) from None
 
 
 def with_secret_seed(training: Training) -> Training:
-    """The same run with noise that nobody can draw again."""
+    """The same run with a seed from the operating system, so that its noise cannot be reproduced."""
     trial = training.trial.model_copy(update={"seed": secrets.randbelow(2**63)})
     return Training(trial, training.problem, check(trial, training.problem))
 
@@ -180,7 +180,7 @@ def train(
     hosts: int | None = None,
     on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
 ) -> Trained:
-    """Run it on a federation of its own, in the Ray at `address` or a local one."""
+    """Run the training on a new federation, in the Ray cluster at `address` or a local Ray."""
     with connected(address):
         federation = Federation(_size(training, hosts))
         try:
@@ -201,14 +201,13 @@ def train(
 
 
 def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
-    """What came of a run, with where it is from. A secret seed is not in it, nor is what would give it away."""
+    """The trained model with its provenance, which reveals no secret seed."""
     if trained.weights is None:
         raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
     trial, plan, data = training.trial, training.plan, training.problem.data
-    told = trial.model_dump(mode="json", exclude={"seed"} if secret else None)
     last = {name: values[max(values)] for name, values in trained.result.metrics.items() if values}
     provenance = {
-        "trial": told,
+        "trial": trial.model_dump(mode="json", exclude={"seed"} if secret else None),
         "secret_noise": secret,
         "epsilon": {"claimed": trial.privacy.epsilon, "actual": plan.actual_epsilon, "unsampled": plan.unsampled},
         "delta": trial.privacy.delta,
@@ -224,6 +223,6 @@ def _size(training: Training, hosts: int | None) -> FederationSize:
     if resources.get("GPU", 0) >= 1:
         return FederationSize(hosts=1, gpus_per_host=1)
     cpus = max(1, int(resources.get("CPU", 1)))
-    wanted = cpus if hosts is None else hosts
-    in_range(1, cpus, hosts=wanted)
-    return FederationSize(hosts=min(wanted, clients))
+    hosts = cpus if hosts is None else hosts
+    in_range(1, cpus, hosts=hosts)
+    return FederationSize(hosts=min(hosts, clients))
