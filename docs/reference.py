@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -40,7 +40,11 @@ def commands() -> str:
 
     group = typer.main.get_command(app)
     commands = sorted(_leaves("", group))
-    parts = ["# Commands\n", "Every command prints its options with `--help`.\n", *_table("Exit code | Meaning", EXIT_CODES)]
+    parts = [
+        "# Commands\n",
+        "Every command prints its options with `--help`.\n",
+        *_table("Exit code | Meaning", EXIT_CODES),
+    ]
     links = [f"[{name}](#fedsweep-{name.replace(' ', '-')}) | {_first_sentence(command)}" for name, command in commands]
     parts += _table("Command | What it does", links)
     parts.append(f"## fedsweep\n\nOptions of all commands.\n\n{_options(group)}")
@@ -137,7 +141,10 @@ def _field_text(model: type[BaseModel], name: str) -> str:
 
 
 def _under(owner: type, name: str) -> str:
-    """The description of a field: the string that follows it in the class."""
+    """The description of a field: the string in its annotation, or the string that follows it in the class."""
+    for text in getattr(get_type_hints(owner, include_extras=True).get(name), "__metadata__", ()):
+        if isinstance(text, str):
+            return text
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(owner))).body[0].body
     for this, following in itertools.pairwise(body):
         named = isinstance(this, ast.AnnAssign) and isinstance(this.target, ast.Name) and this.target.id == name

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fedsweep import plugins as plugins
 from fedsweep.results import Results, load_results
 from fedsweep.studies import plan_study, run_study
-from fedsweep.training import Account, Model, SavedModel, load_model, train
+from fedsweep.training import Account, Model, SavedModel, TrainingOptions, load_model, train
 from orchestrator.report.benchmark.lookup import Task
 from orchestrator.study.settings import Study
 from trainables.errors import UserError
@@ -35,6 +35,7 @@ __all__ = [
     "SavedModel",
     "Study",
     "Task",
+    "TrainingOptions",
     "UserError",
     "__version__",
     "load_model",

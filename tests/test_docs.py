@@ -143,9 +143,17 @@ def test_the_readme_is_short_and_links_the_terms_it_uses():
     assert len(text.split()) <= 700
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     glossary = (DOCS / "glossary.md").read_text()
-    for word, term in {"lanes?": "Lane", "packs?": "Pack", "cells?": "Cell", "strategy": "Strategy", "actual eps": "Actual eps"}.items():
+    for word, term in {
+        "lanes?": "Lane",
+        "packs?": "Pack",
+        "cells?": "Cell",
+        "strategy": "Strategy",
+        "actual eps": "Actual eps",
+    }.items():
         first = re.search(rf"\b{word}\b", prose)
-        assert prose[first.start() - 1] == "[", f"{word} is used before it is linked: {prose[first.start() - 60 :][:90]}"
+        assert prose[first.start() - 1] == "[", (
+            f"{word} is used before it is linked: {prose[first.start() - 60 :][:90]}"
+        )
         assert prose[first.end() :].startswith("](docs/glossary.md)"), word
         assert f"**{term}.**" in glossary
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)

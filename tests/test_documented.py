@@ -35,7 +35,19 @@ ELSEWHERE = {  # a word of the command, and what runs it
     "precision-cifar10-resnet20": "tests/test_precision.py reads it: it takes minutes, and the paper's features",
 }
 PAGES = (
-    *("first-study", "bring-your-data", "report", "write-a-method", "benchmark", "privacy", "audit", "private-search", "gpu", "data", "clusters"),
+    *(
+        "first-study",
+        "bring-your-data",
+        "report",
+        "write-a-method",
+        "benchmark",
+        "privacy",
+        "audit",
+        "private-search",
+        "gpu",
+        "data",
+        "clusters",
+    ),
     *("install", "studies", "methods", "faults"),
 )
 SMALL = "synthetic-frozen:300,60,6,3"

@@ -301,7 +301,11 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
             writer.confirm(method, 1, {"learning_rate": 0.1}, LOW, epsilon_secure=1.0)
     build(tmp_path)
     worth = epsilon_of(mu_of(1, 1e-5) * math.sqrt(4 / 3), 1e-5)
-    said = caption(tmp_path, "privacy").partition("against one of 4 clients a claimed ε of 1 is an actual ε of ")[2].split(". ")[0]
+    said = (
+        caption(tmp_path, "privacy")
+        .partition("against one of 4 clients a claimed ε of 1 is an actual ε of ")[2]
+        .split(". ")[0]
+    )
     assert worth <= float(said.rstrip(".")) < worth + 2e-3
     differs = frame(tmp_path, "differences").iloc[0]
     assert (differs["difference"], differs["p"]) == (0.0, 1.0), "the same scores"
@@ -310,7 +314,12 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
 
 @pytest.mark.parametrize(
     ("clients", "epsilon", "confirmed", "told"),
-    [(2, 1, True, "against one of 2 clients a claimed ε of 1"), (1, 1, True, ""), (2, math.inf, True, ""), (2, 1, False, "")],
+    [
+        (2, 1, True, "against one of 2 clients a claimed ε of 1"),
+        (1, 1, True, ""),
+        (2, math.inf, True, ""),
+        (2, 1, False, ""),
+    ],
 )
 def test_what_a_client_sees_is_told_where_there_are_others_and_a_budget(tmp_path, clients, epsilon, confirmed, told):
     """A single client has no other's noise; without a budget there is nothing to lose, without a run nothing known."""
@@ -627,12 +636,18 @@ def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
     }
     write_both_ways(tmp_path, methods_of_study, scores)
     for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
+        assert "Effect of 'centred, size-weighted': +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
         assert (
-            "Effect of 'centred, size-weighted': +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
+            "Second-order against first-order methods, without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50."
+            in text
         )
-        assert "Second-order against first-order methods, without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
-        then = "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00 (not significant"
-        assert f"Second-order against first-order methods, centred, size-weighted: at ε = 1 {then} over the seeds)." in text
+        then = (
+            "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00 (not significant"
+        )
+        assert (
+            f"Second-order against first-order methods, centred, size-weighted: at ε = 1 {then} over the seeds)."
+            in text
+        )
 
 
 def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):

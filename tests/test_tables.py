@@ -225,7 +225,13 @@ def test_hyperparameters_name_the_winner_its_stage_its_edges_and_what_was_lost(t
         fine = [({"learning_rate": 0.5}, 30.0), ({"learning_rate": 1.0}, 50.0), ({"learning_rate": 0.7}, "failed")]
         writer.search("dp-fedgd", 1, {"coarse": coarse, "fine": fine})
     build(tmp_path)
-    assert lines(tmp_path, "hyperparameters")[0][3:] == ["Found in", "On edge", "Trials", "Diverged / failed", "Within 1 s.e."]
+    assert lines(tmp_path, "hyperparameters")[0][3:] == [
+        "Found in",
+        "On edge",
+        "Trials",
+        "Diverged / failed",
+        "Within 1 s.e.",
+    ]
     assert lines(tmp_path, "hyperparameters")[2] == [
         *("DP-FedGD", "learning_rate = 1", "50.00", "coarse and fine"),
         *("learning_rate ↑ (fine)", "6", "1 / 1", "2"),  # 10 was tried and diverged: 1 is no outer edge

@@ -178,7 +178,7 @@ def train(
     *,
     address: str | None = None,
     hosts: int | None = None,
-    on_round: Callable[[int, LaneResult], None] = lambda t, result: None,
+    on_round: Callable[[int, LaneResult], None] | None = None,
 ) -> Trained:
     """Run the training on a new federation, in the Ray cluster at `address` or a local Ray."""
     with connected(address):
@@ -188,7 +188,8 @@ def train(
             began, result = time.perf_counter(), LaneResult(training.trial.key)
             for t in range(1, training.trial.rounds + 1):
                 (result,) = federation.advance(t)
-                on_round(t, result)
+                if on_round is not None:
+                    on_round(t, result)
                 if result.state == "diverged":
                     break
             seconds = (time.perf_counter() - began) / max(1, result.rounds)

@@ -66,7 +66,9 @@ class TrainingOptions:
     secret_noise: Annotated[bool, "Draw the seed from the operating system and do not record it."] = False
     hosts: Annotated[int | None, "Number of client hosts (processes).  [default: one per core]"] = None
     address: Annotated[str | None, "Address of a Ray cluster; without it, a local Ray is started."] = None
-    on_round: Annotated[Callable[[int, LaneResult], None], "Called after every round."] = lambda t, result: None
+    on_round: Annotated[
+        Callable[[int, LaneResult], None] | None, "Called after every round with its number and the result so far."
+    ] = None
 
     def privacy(self) -> PrivacySettings:
         """The checked privacy claim."""
