@@ -506,7 +506,9 @@ def test_a_study_without_data_is_left_out(tmp_path, monkeypatch, capsys, nothing
     options = ("run", "--only", "paper-pathmnist-iid", "--work", tmp_path / "work", "--pack", tmp_path / "packed")
     assert reproduce(monkeypatch, *options) == 0
     said = capsys.readouterr().err
-    assert "left out, fedsweep: paper-pathmnist-iid:5: data 'pathmnist-resnet20.npz' is not there; make it with" in said
+    assert (
+        "left out, fedsweep: paper-pathmnist-iid:5: data 'pathmnist-resnet20.npz' does not exist; make it with" in said
+    )
     assert not (tmp_path / "packed").exists()
 
 

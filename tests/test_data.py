@@ -1,4 +1,4 @@
-"""Feature files and built-in sets: what is read is checked, and what is wrong is said in one sentence."""
+"""Feature files and built-in sets: input is validated, and errors are one sentence."""
 
 import io
 import os
@@ -34,8 +34,8 @@ def write(tmp_path):
     return writer
 
 
-def refused(path) -> str:
-    """The one sentence with which a file is refused. It names the file."""
+def error_for(path) -> str:
+    """The error for a file: one sentence that names the file."""
     with pytest.raises(UserError) as caught:
         features.load(str(path))
     sentence = str(caught.value)
@@ -80,26 +80,26 @@ def test_the_fingerprint_is_the_content(write, tmp_path):
 
 
 def test_missing_file(tmp_path):
-    assert "features.npz" in refused(tmp_path / "features.npz")
+    assert "features.npz" in error_for(tmp_path / "features.npz")
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_not_a_file(tmp_path):
     folder = tmp_path / "features"
     folder.mkdir()
-    refused(folder)
+    error_for(folder)
 
 
 def test_truncated_anywhere(write):
-    """Cut at any length, the file is refused; nothing but UserError ever comes out."""
+    """Truncated at any length, the file gives a UserError and no other exception."""
     path = write()
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        refused(path)
+        error_for(path)
 
 
 def test_a_flipped_byte_never_ends_in_a_traceback(write):
-    """Refused, or harmless: checksums find most of it, the checks the rest."""
+    """Either an error or harmless: checksums catch most changes, validation the others."""
     path = write()
     whole = path.read_bytes()
     refusals = 0
@@ -116,7 +116,7 @@ def test_a_flipped_byte_never_ends_in_a_traceback(write):
 
 @pytest.mark.filterwarnings("ignore:Reading")
 def test_an_unreadable_header_never_ends_in_a_traceback(write, tmp_path):
-    """The checksum is right, the array's header is nonsense."""
+    """The checksum is right, but the array's header is malformed."""
     path = tmp_path / "features.npz"
     for header in (
         b"{'descr': (",
@@ -128,22 +128,22 @@ def test_an_unreadable_header_never_ends_in_a_traceback(write, tmp_path):
             for name in features.ARRAYS:
                 padded = header + b" " * (118 - len(header) - 1) + b"\n"
                 archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded)
-        refused(path)
+        error_for(path)
 
 
-def test_empty_text_and_bare_arrays_are_no_archives(tmp_path):
+def test_empty_files_text_and_bare_arrays_are_not_archives(tmp_path):
     path = tmp_path / "features.npz"
     for content in (b"", b"a,b,c\n1,2,3\n", b"PK\x03\x04 but no more"):
         path.write_bytes(content)
-        refused(path)
+        error_for(path)
     buffer = io.BytesIO()
     np.save(buffer, np.ones((3, 3)))
     path.write_bytes(buffer.getvalue())
-    assert "npz" in refused(path)
+    assert "npz" in error_for(path)
 
 
 def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    """A disk that fails, or a file one may not read (root may read all, so the failure is arranged)."""
+    """A failing disk or missing permission; simulated, because root may read every file."""
     path = tmp_path / "features.npz"
     path.write_bytes(b"PK")
     plain_open = io.open
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(io, "open", failing)
     monkeypatch.setattr("builtins.open", failing)
-    refused(path)
+    error_for(path)
 
 
 class Payload:
@@ -170,26 +170,26 @@ class Payload:
 
 @pytest.mark.parametrize("name", ["x_train", "y_train", "client_train"])
 def test_object_arrays_are_refused_and_never_loaded(write, tmp_path, name):
-    trap = tmp_path / "sprung"
+    trap = tmp_path / "created"
     array = np.empty(30, dtype=object)
     array[:] = [Payload(str(trap))] * 30
-    assert "Python objects" in refused(write(**{name: array}))
+    assert "Python objects" in error_for(write(**{name: array}))
     assert not trap.exists()
 
 
 def test_a_bare_pickle_is_never_loaded(tmp_path):
     import pickle
 
-    trap = tmp_path / "sprung"
+    trap = tmp_path / "created"
     path = tmp_path / "features.npz"
     path.write_bytes(pickle.dumps(Payload(str(trap))))
-    refused(path)
+    error_for(path)
     assert not trap.exists()
 
 
 def test_no_code_asks_for_pickles(repository):
-    """Neither NumPy, torch, YAML nor pickle itself is told to build objects from a file. (What a study's driver and its
-    slots say to each other goes through Ray, which is made of pickles.)"""
+    """No code lets NumPy, torch, YAML or pickle build objects from a file. (Messages between driver and slots go
+    through Ray, which pickles them.)"""
     through_ray = ("pickle.loads(report.lanes)", "pickle.loads(order.trials)")
     forbidden = ("allow_pickle=True", "weights_only=False", "yaml.load(", "pickle.load", "joblib", "read_pickle")
     sources = [
@@ -206,8 +206,8 @@ def test_no_code_asks_for_pickles(repository):
 
 
 @pytest.mark.parametrize("name", features.ARRAYS)
-def test_a_lacking_array_is_named(write, name):
-    assert repr(name) in refused(write(**{name: None}))
+def test_a_missing_array_is_named(write, name):
+    assert repr(name) in error_for(write(**{name: None}))
 
 
 @pytest.mark.parametrize(
@@ -244,19 +244,19 @@ def test_bad_arrays_are_named(write, replaced, culprit):
     path = write(**replaced)
     with pytest.raises(UserError, match=culprit):
         features.load(str(path))
-    refused(path)
+    error_for(path)
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_too_large_for_float32_are_refused_quietly(write):
-    assert "row 2" in refused(write(x_train=np.where(np.arange(120).reshape(30, 4) == 8, 1e300, 1.0)))
+def test_numbers_too_large_for_float32_are_refused_without_a_warning(write):
+    assert "row 2" in error_for(write(x_train=np.where(np.arange(120).reshape(30, 4) == 8, 1e300, 1.0)))
 
 
 # ---- synthetic-frozen
 
 
 def test_frozen_is_like_real_features():
-    """Non-negative, norm about 16, badly conditioned, classes of equal size."""
+    """Non-negative, norm about 16, ill-conditioned, classes of equal size."""
     data = features.load("synthetic-frozen:4000,1000,64,10")
     assert data.x_train.shape == (4000, 64)
     assert data.x_test.shape == (1000, 64)
@@ -271,8 +271,8 @@ def test_frozen_is_like_real_features():
 
 
 def test_frozen_default_sizes_and_its_best_linear_probe():
-    """50,000 / 10,000 x 64, 10 classes; a linear probe reaches about 72%. (Least squares on the labels stands in for
-    the probe: within a point or two of the softmax fit, and solved at once.)"""
+    """50,000 / 10,000 x 64, 10 classes; a linear probe reaches about 72%. The probe here is least squares on the
+    labels: within two points of the softmax fit, and solved directly."""
     data = features.load("synthetic-frozen")
     assert data.x_train.shape == (50_000, 64)
     assert data.x_test.shape == (10_000, 64)
@@ -282,7 +282,7 @@ def test_frozen_default_sizes_and_its_best_linear_probe():
     assert 100 * np.mean((test @ W).argmax(axis=1) == data.y_test) == pytest.approx(72, abs=2.5)
 
 
-def test_frozen_is_always_the_same():
+def test_frozen_is_deterministic():
     first, second = (features.load("synthetic-frozen:200,50,8,3") for _ in range(2))
     assert (first.x_train == second.x_train).all()
     assert (first.y_test == second.y_test).all()
@@ -328,7 +328,7 @@ def test_bad_names(name):
 # ---- synthetic(alpha, beta)
 
 
-def test_heterogeneous_has_clients_of_its_own():
+def test_heterogeneous_defines_its_clients():
     data = features.load("synthetic:0.5,0.5")
     assert (data.features, data.classes) == (60, 10)
     assert set(data.client_train) == set(range(30))
@@ -337,7 +337,7 @@ def test_heterogeneous_has_clients_of_its_own():
     assert test_share == pytest.approx(0.1, abs=0.01)
 
 
-def test_heterogeneous_is_always_the_same_and_follows_its_settings():
+def test_heterogeneous_is_deterministic_and_depends_on_its_settings():
     same = [features.load("synthetic:0.5,0.5") for _ in range(2)]
     assert (same[0].x_train == same[1].x_train).all()
     other = features.load("synthetic:1,0.5")
@@ -345,7 +345,7 @@ def test_heterogeneous_is_always_the_same_and_follows_its_settings():
     assert other.x_train.shape != same[0].x_train.shape or (other.x_train != same[0].x_train).any()
 
 
-def test_heterogeneous_spreads_as_beta_says():
+def test_beta_sets_the_spread_of_heterogeneous_inputs():
     """The centre of a client's inputs is B_k + N(0, 1) with B_k ~ N(0, beta): a client's mean over 60 features varies
     between clients with variance about beta + 1/60."""
 
@@ -362,12 +362,12 @@ def test_heterogeneous_spreads_as_beta_says():
 
 def test_validation_split_is_stratified_seeded_and_disjoint():
     data = features.load("synthetic-frozen:1000,100,6,4")
-    held_out = data.validation_rows(0.1, seed=42)
-    assert len(held_out) == len(set(held_out)) == 100
-    assert (np.diff(held_out) > 0).all()
-    assert np.bincount(data.y_train[held_out]).tolist() == [25] * 4
-    assert (held_out == data.validation_rows(0.1, seed=42)).all()
-    assert set(held_out) != set(data.validation_rows(0.1, seed=43))
+    validation_rows = data.validation_rows(0.1, seed=42)
+    assert len(validation_rows) == len(set(validation_rows)) == 100
+    assert (np.diff(validation_rows) > 0).all()
+    assert np.bincount(data.y_train[validation_rows]).tolist() == [25] * 4
+    assert (validation_rows == data.validation_rows(0.1, seed=42)).all()
+    assert set(validation_rows) != set(data.validation_rows(0.1, seed=43))
 
 
 def test_validation_split_of_unequal_classes():
@@ -385,7 +385,7 @@ def test_bad_fractions_are_named(fraction):
         features.load("synthetic-frozen:1000,100,6,4").validation_rows(fraction, 1)
 
 
-def test_a_fraction_that_holds_nothing_out_is_refused():
+def test_a_fraction_without_validation_rows_is_refused():
     with pytest.raises(UserError, match=r"validation_fraction = 0\.001"):
         features.load("synthetic-frozen:100,100,6,4").validation_rows(0.001, 1)
 
@@ -409,6 +409,6 @@ def test_the_shared_files(shared_data, name, train, test, width, classes):
 
 @pytest.mark.data
 def test_images_are_not_features(shared_data):
-    """The sample of raw images has other arrays: refused, not guessed at."""
+    """The sample of raw images lacks the arrays of a feature file."""
     with pytest.raises(UserError):
         features.load(str(shared_data("cifar10-images-sample.npz")))

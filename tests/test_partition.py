@@ -1,4 +1,4 @@
-"""Dealing rows out to clients: the paper's table, and that no row is lost or dealt twice."""
+"""Partitions: the paper's table 14, and every row belongs to exactly one client."""
 
 import re
 
@@ -38,19 +38,19 @@ TABLE_14 = """\
 
 
 def labelled(labels, clients=None) -> FeatureSet:
-    """A data set of which only the labels matter."""
+    """A data set with these labels; features do not matter."""
     y = np.asarray(labels, dtype=np.int64)
     x = np.zeros((len(y), 1), dtype=np.float32)
     return FeatureSet("labels", "labels", x, y, x[:1], y[:1], None if clients is None else np.asarray(clients))
 
 
-def deal(data: FeatureSet, text: str, clients: int, seed: int = 42) -> partition.Partition:
+def divide(data: FeatureSet, text: str, clients: int, seed: int = 42) -> partition.Partition:
     return partition.partition(data, partition.parse(text, clients=clients, seed=seed))
 
 
-def dealt_or_why_not(*given) -> partition.Partition | str:
+def divide_or_error(*arguments) -> partition.Partition | str:
     try:
-        return deal(*given)
+        return divide(*arguments)
     except UserError as error:
         return str(error)
 
@@ -60,20 +60,20 @@ def printed(number: int) -> str:
 
 
 def assert_table_14(data: FeatureSet) -> None:
-    dealt = deal(data, "dirichlet:0.5", 20)
-    counts = dealt.counts(data)
+    divided = divide(data, "dirichlet:0.5", 20)
+    counts = divided.counts(data)
     table = [" ".join([str(c), *map(printed, row), printed(row.sum())]) for c, row in enumerate(counts)]
     assert table == TABLE_14.splitlines()
     assert counts[0].tolist() == [14, 122, 240, 126, 630, 74, 193, 71, 230, 6]
-    assert (min(dealt.sizes), max(dealt.sizes)) == (891, 3498)
-    assert np.std(dealt.sizes) == pytest.approx(779.6, abs=0.05)
+    assert (min(divided.sizes), max(divided.sizes)) == (891, 3498)
+    assert np.std(divided.sizes) == pytest.approx(779.6, abs=0.05)
     divergence = partition.divergence_from_uniform(counts)
     assert divergence.mean() == pytest.approx(0.666, abs=5e-4)
     assert divergence.max() == pytest.approx(1.039, abs=5e-4)
     absent = (counts == 0).sum(axis=1)
     assert absent.mean() == pytest.approx(0.3, abs=0.05)
     assert (absent[4], absent[18], absent.max()) == (2, 2, 2)
-    assert dealt.notes == ()
+    assert divided.notes == ()
 
 
 @pytest.mark.data
@@ -82,7 +82,7 @@ def test_table_14_on_the_real_labels(shared_data):
 
 
 def test_table_14_on_any_balanced_labels():
-    """The counts depend on the class sizes alone, so the table holds without the real file, too."""
+    """The counts depend on the class sizes alone, so the table needs no real file."""
     assert_table_14(labelled(np.arange(50_000) % 10))
 
 
@@ -99,26 +99,26 @@ def test_table_14_on_any_balanced_labels():
     clients=st.integers(1, 30),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_row_is_dealt_exactly_once(labels, text, clients, seed):
+def test_every_row_belongs_to_exactly_one_client(labels, text, clients, seed):
     data = labelled(labels)
     kind, _, k = text.partition(":")
     if kind == "classes" and int(k) * clients < data.classes:
         with pytest.raises(UserError, match=f"{clients} clients of {k} classes cannot hold all {data.classes}"):
-            deal(data, text, clients, seed)
+            divide(data, text, clients, seed)
         return
-    dealt = dealt_or_why_not(data, text, clients, seed)
-    if isinstance(dealt, str):
-        assert re.search(r"leaves client \d+ of \d+ without a row", dealt)
+    divided = divide_or_error(data, text, clients, seed)
+    if isinstance(divided, str):
+        assert re.search(r"leaves client \d+ of \d+ without a row", divided)
         rare = kind == "classes" and min(np.bincount(labels)) < -(-int(k) * clients // data.classes)
-        assert rare or (kind == "dirichlet" and clients > 1), "nobody goes without where there is enough for all"
+        assert rare or (kind == "dirichlet" and clients > 1), "a client is empty only where rows are scarce"
         return
-    assert len(dealt.rows) == clients
-    assert np.sort(np.concatenate(dealt.rows)).tolist() == list(range(len(labels)))
-    assert all((np.diff(rows) > 0).all() for rows in dealt.rows)
-    assert dealt.counts(data).sum(axis=0).tolist() == np.bincount(labels).tolist()
-    assert min(dealt.sizes) >= min(partition.MIN_ROWS, len(labels) // clients), "a client with too few is topped up"
-    again = deal(data, text, clients, seed)
-    assert all((a == b).all() for a, b in zip(dealt.rows, again.rows, strict=True))
+    assert len(divided.rows) == clients
+    assert np.sort(np.concatenate(divided.rows)).tolist() == list(range(len(labels)))
+    assert all((np.diff(rows) > 0).all() for rows in divided.rows)
+    assert divided.counts(data).sum(axis=0).tolist() == np.bincount(labels).tolist()
+    assert min(divided.sizes) >= min(partition.MIN_ROWS, len(labels) // clients), "every client has the minimum"
+    again = divide(data, text, clients, seed)
+    assert all((a == b).all() for a, b in zip(divided.rows, again.rows, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -148,59 +148,61 @@ def test_the_ends_of_every_range(text, clients, seed, culprit):
 
 
 @pytest.mark.parametrize(
-    "dealt", [[], [[0, 1], [2]], [[0, 1, 2, 3]], [[0, 1], [2, 3], []], [[0, 1], [1, 2]], [[0, 1], [2, 4]]]
+    "parts", [[], [[0, 1], [2]], [[0, 1, 2, 3]], [[0, 1], [2, 3], []], [[0, 1], [1, 2]], [[0, 1], [2, 4]]]
 )
-def test_what_a_plugin_deals_is_looked_at(dealt, monkeypatch):
-    """Every row once, to as many clients as there are: otherwise the account by record would be wrong."""
-    monkeypatch.setitem(partition.PLUGIN_PARTITIONS, "odd", lambda data, spec: dealt)
-    with pytest.raises(UserError, match="partition odd: its plug-in must deal each of the 4 train rows to exactly one"):
-        deal(labelled([0, 1, 0, 1]), "odd", 2)
+def test_a_plugin_s_partition_is_validated(parts, monkeypatch):
+    """Every row must belong to exactly one client, or privacy per record would be accounted wrongly."""
+    monkeypatch.setitem(partition.PLUGIN_PARTITIONS, "odd", lambda data, spec: parts)
+    with pytest.raises(
+        UserError, match="partition odd: its plug-in must assign each of the 4 train rows to exactly one"
+    ):
+        divide(labelled([0, 1, 0, 1]), "odd", 2)
     monkeypatch.setitem(partition.PLUGIN_PARTITIONS, "odd", lambda data, spec: [[0, 3], [1, 2]])
-    assert [rows.tolist() for rows in deal(labelled([0, 1, 0, 1]), "odd", 2).rows] == [[0, 3], [1, 2]]
-    assert partition.show(partition.parse("odd:2", clients=2, seed=0)) == "odd:2"
+    assert [rows.tolist() for rows in divide(labelled([0, 1, 0, 1]), "odd", 2).rows] == [[0, 3], [1, 2]]
+    assert partition.to_text(partition.parse("odd:2", clients=2, seed=0)) == "odd:2"
 
 
 def test_only_a_dirichlet_partition_has_an_alpha_to_enlarge():
     few = labelled([0] * 50 + [1])
-    said = dealt_or_why_not(few, "classes:1", 10, 0)
-    assert re.search(r"leaves client \d+ of 10 without a row$", said)
-    said = dealt_or_why_not(labelled([0] * 30 + [1] * 30), "dirichlet:0.001", 30, 0)
-    assert said.endswith("without a row; a larger alpha spreads the rows more evenly")
+    error = divide_or_error(few, "classes:1", 10, 0)
+    assert re.search(r"leaves client \d+ of 10 without a row$", error)
+    error = divide_or_error(labelled([0] * 30 + [1] * 30), "dirichlet:0.001", 30, 0)
+    assert error.endswith("without a row; a larger alpha spreads the rows more evenly")
 
 
 @pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2"])
 def test_the_seed_decides(text):
     data = labelled(np.arange(600) % 5)
-    first, other = deal(data, text, 5, seed=1), deal(data, text, 5, seed=2)
+    first, other = divide(data, text, 5, seed=1), divide(data, text, 5, seed=2)
     assert any(a.tolist() != b.tolist() for a, b in zip(first.rows, other.rows, strict=True))
 
 
-def test_iid_is_even():
+def test_iid_is_balanced():
     data = labelled(np.arange(1003) % 4)
-    dealt = deal(data, "iid", 10)
-    assert sorted(set(dealt.sizes)) == [100, 101]
-    assert partition.divergence_from_uniform(dealt.counts(data)).max() < 0.1
+    divided = divide(data, "iid", 10)
+    assert sorted(set(divided.sizes)) == [100, 101]
+    assert partition.divergence_from_uniform(divided.counts(data)).max() < 0.1
 
 
-def test_classes_gives_each_client_k():
+def test_classes_gives_each_client_k_classes():
     data = labelled(np.arange(1000) % 10)
     for k in (1, 2, 5, 10):
-        counts = deal(data, f"classes:{k}", 20).counts(data)
+        counts = divide(data, f"classes:{k}", 20).counts(data)
         assert ((counts > 0).sum(axis=1) == k).all()
         assert counts.sum(axis=0).tolist() == [100] * 10
 
 
-def test_explicit_is_the_column():
+def test_explicit_follows_the_client_column():
     column = np.array([2, 0, 1, 1, 0, 2, 2, 0])
-    dealt = deal(labelled([0, 1] * 4, column), "explicit", 3)
-    assert [rows.tolist() for rows in dealt.rows] == [[1, 4, 7], [2, 3], [0, 5, 6]]
-    assert dealt.notes == (), "small as they are: the data says who holds what"
+    divided = divide(labelled([0, 1] * 4, column), "explicit", 3)
+    assert [rows.tolist() for rows in divided.rows] == [[1, 4, 7], [2, 3], [0, 5, 6]]
+    assert divided.notes == (), "no top-up: the data set defines the clients"
 
 
-def test_smaller_alpha_is_less_even():
+def test_a_smaller_alpha_is_less_balanced():
     data = labelled(np.arange(20_000) % 10)
     divergence = [
-        partition.divergence_from_uniform(deal(data, f"dirichlet:{alpha}", 10).counts(data)).mean()
+        partition.divergence_from_uniform(divide(data, f"dirichlet:{alpha}", 10).counts(data)).mean()
         for alpha in (0.1, 0.5, 5, 500)
     ]
     assert divergence == sorted(divergence, reverse=True)
@@ -210,18 +212,18 @@ def test_smaller_alpha_is_less_even():
 
 
 def test_top_up_and_its_note():
-    """60 rows of one kind and 2 of another, class by class: the client with 2 is given 8 of the largest's."""
-    dealt = deal(labelled([0] * 60 + [1] * 2), "classes:1", 2)
-    assert sorted(dealt.sizes) == [10, 52]
-    (note,) = dealt.notes
-    poor = dealt.sizes.index(10)
-    assert note == f"client {poor} had 2 rows and was given 8 of client {1 - poor}'s"
+    """60 rows of one class and 2 of another: the client with 2 rows receives 8 from the largest client."""
+    divided = divide(labelled([0] * 60 + [1] * 2), "classes:1", 2)
+    assert sorted(divided.sizes) == [10, 52]
+    (note,) = divided.notes
+    topped_up = divided.sizes.index(10)
+    assert note == f"client {topped_up} had 2 rows and received 8 from client {1 - topped_up}"
 
 
-def test_topping_up_impoverishes_no_one():
-    """Sizes 14, 15 and 1 of 30 rows: all of the 15's surplus does not suffice, so both others must give."""
+def test_top_up_leaves_every_donor_the_minimum():
+    """Sizes 14, 15 and 1 of 30 rows: the surplus of the largest client is not enough, so both others must give."""
     labels = [0] * 14 + [1] * 15 + [2]
-    assert deal(labelled(labels), "classes:1", 3).sizes == (10, 10, 10)
+    assert divide(labelled(labels), "classes:1", 3).sizes == (10, 10, 10)
 
 
 # ---- KL
@@ -236,31 +238,31 @@ def test_divergence_from_uniform():
 # ---- without the validation rows
 
 
-def test_without_takes_the_held_out_rows_from_each():
+def test_without_removes_the_validation_rows_from_each_client():
     of = small.problem(train_on="train", evaluate_on="validation")
-    held_out = of.data.validation_rows(0.1, 42)
-    kept = np.concatenate(of.partition.rows)
-    assert sorted([*kept, *held_out]) == list(range(600))
-    assert (of.x_eval == of.data.x_train[held_out]).all()
-    assert (of.y_eval == of.data.y_train[held_out]).all()
+    validation_rows = of.data.validation_rows(0.1, 42)
+    train_rows = np.concatenate(of.partition.rows)
+    assert sorted([*train_rows, *validation_rows]) == list(range(600))
+    assert (of.x_eval == of.data.x_train[validation_rows]).all()
+    assert (of.y_eval == of.data.y_train[validation_rows]).all()
     whole = small.problem(train_on="all")
-    for mine, all_of_mine in zip(of.partition.rows, whole.partition.rows, strict=True):
-        assert set(mine) == set(all_of_mine) - set(held_out)
+    for rows, all_rows in zip(of.partition.rows, whole.partition.rows, strict=True):
+        assert set(rows) == set(all_rows) - set(validation_rows)
 
 
-def test_train_on_all_uses_every_row_and_is_judged_on_the_test_set():
+def test_train_on_all_uses_every_row_and_evaluates_on_the_test_set():
     of = small.problem()
     assert sum(of.partition.sizes) == 600
     assert (of.x_eval == of.data.x_test).all()
 
 
 def test_a_client_emptied_by_the_validation_split_is_refused():
-    dealt = deal(labelled([0, 1] * 4, [0, 0, 0, 0, 0, 0, 0, 1]), "explicit", 2)
+    divided = divide(labelled([0, 1] * 4, [0, 0, 0, 0, 0, 0, 0, 1]), "explicit", 2)
     with pytest.raises(UserError, match="client 1 has no row left"):
-        dealt.without(np.array([7]))
-    assert dealt.without(np.arange(6)).sizes == (1, 1), "one row is enough"
+        divided.without(np.array([7]))
+    assert divided.without(np.arange(6)).sizes == (1, 1), "one row is enough"
     with pytest.raises(UserError, match="client 0 has no row left"):
-        dealt.without(np.arange(8))
+        divided.without(np.arange(8))
 
 
 # ---- errors
@@ -292,26 +294,25 @@ def test_a_client_emptied_by_the_validation_split_is_refused():
 )
 def test_bad_partitions_are_named(text, clients, sentence):
     with pytest.raises(UserError, match=sentence):
-        deal(labelled(np.arange(100) % 5), text, clients)
+        divide(labelled(np.arange(100) % 5), text, clients)
 
 
 def test_explicit_with_another_number_of_clients():
     with pytest.raises(UserError, match="clients = 3, but data labels names 2"):
-        deal(labelled([0, 1] * 4, [0, 1] * 4), "explicit", 3)
+        divide(labelled([0, 1] * 4, [0, 1] * 4), "explicit", 3)
 
 
 def test_explicit_with_a_gap():
     with pytest.raises(UserError, match="client 1 of 3 without a row"):
-        deal(labelled([0, 1] * 4, [0, 2] * 4), "explicit", 3)
+        divide(labelled([0, 1] * 4, [0, 2] * 4), "explicit", 3)
     with pytest.raises(UserError, match="client 1 of 4 without a row"):
-        deal(labelled([0, 1] * 4, [0, 3] * 4), "explicit", 4)
+        divide(labelled([0, 1] * 4, [0, 3] * 4), "explicit", 4)
 
 
 @pytest.mark.parametrize("text", ["iid", "dirichlet:0.5", "classes:2", "explicit"])
-def test_show_is_what_parse_reads(text):
-    assert partition.show(partition.parse(text, clients=3, seed=1)) == text
+def test_to_text_is_the_inverse_of_parse(text):
+    assert partition.to_text(partition.parse(text, clients=3, seed=1)) == text
 
 
 def test_as_many_clients_as_rows():
-    """Each has one."""
-    assert deal(labelled(np.arange(100) % 5), "iid", 100).sizes == (1,) * 100
+    assert divide(labelled(np.arange(100) % 5), "iid", 100).sizes == (1,) * 100

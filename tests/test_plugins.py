@@ -222,7 +222,7 @@ def test_a_partition_that_loses_or_doubles_rows_is_refused(tmp_path, fault):
     )
     plugins.use(module(tmp_path, "careless", text))
     spec = partition.parse("by-first-feature", clients=5, seed=1)
-    with pytest.raises(UserError, match="must deal each of the 480 train rows to exactly one of 5 clients"):
+    with pytest.raises(UserError, match="must assign each of the 480 train rows to exactly one of 5 clients"):
         partition.partition(features.load("two-moons:600"), spec)
 
 

@@ -86,7 +86,7 @@ def test_the_command(fedsweep, tmp_path):
     with zipfile.ZipFile(tmp_path / "odd.npz", "w") as archive:
         archive.writestr("x_test", b"no array")
     odd = fedsweep("predict", tmp_path / "m.npz", tmp_path / "odd.npz", "--output", tmp_path / "r.csv")
-    assert_one_sentence(odd, "its x_test is no array")
+    assert_one_sentence(odd, "x_test is not an array")
     lacking = fedsweep("predict", tmp_path / "m.npz", tmp_path / "none.npz", "--output", tmp_path / "r.csv")
     assert_one_sentence(lacking, "none.npz lacks the array 'x_test'; it needs x_test")
     again = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")

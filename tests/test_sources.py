@@ -398,7 +398,7 @@ def test_a_file_that_nothing_makes_says_what_to_do(cache, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     code, _, err = fedsweep("plan", "paper-crc5-resnet20")
     assert code == 2
-    assert "data 'crc5-resnet20.npz' is not there, and no published source makes it (colorectal histology" in err
+    assert "data 'crc5-resnet20.npz' does not exist, and no published source has it (colorectal histology" in err
     assert err.strip().endswith("or run PathMNIST: fedsweep data prepare pathmnist-resnet20.")
 
 

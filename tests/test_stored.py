@@ -1,4 +1,4 @@
-"""Data that stay in their file: read a part at a time, they are the same rows, and the same trials come of them."""
+"""Features that stay on disk: reading them in blocks gives the same rows and the same trials."""
 
 import zipfile
 
@@ -16,9 +16,9 @@ ROWS, FEATURES = 300, 7
 
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
-    """Everything is left where it is, and read ten rows at a time."""
+    """Nothing is loaded whole; a block has ten rows."""
     monkeypatch.setattr(stored, "STREAM_FROM_BYTES", 0)
-    monkeypatch.setattr(stored, "BLOCK", 10 * FEATURES * 4)
+    monkeypatch.setattr(stored, "BLOCK_BYTES", 10 * FEATURES * 4)
 
 
 def arrays(kind: str = "float32") -> dict[str, np.ndarray]:
@@ -40,50 +40,49 @@ def test_rows_are_those_of_the_array(tmp_path, kind):
     whole = arrays(kind)["x_train"].astype(np.float32)
     assert (len(x), x.shape, x.nbytes) == (ROWS, whole.shape, whole.nbytes)
     rng = np.random.default_rng(2)
-    mixed = [rng.integers(0, ROWS, 40), np.array([], dtype=np.int64), np.array([ROWS - 1, 0, 0])]
-    for found, rows in zip(x.parts(mixed), mixed, strict=True):
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, whole[rows])
+    requested = [rng.integers(0, ROWS, 40), np.array([], dtype=np.int64), np.array([ROWS - 1, 0, 0])]
+    for part, rows in zip(x.parts(requested), requested, strict=True):
+        assert part.dtype == np.float32
+        np.testing.assert_array_equal(part, whole[rows])
 
 
-def test_only_what_is_wanted_is_read(tmp_path, monkeypatch):
+def test_only_requested_rows_are_read(tmp_path, monkeypatch):
     x = features.load(str(written(tmp_path / "x.npz"))).x_train
-    read, real = [], StoredRows._read
+    reads, read = [], StoredRows._read
 
-    def watched(self, file, low, high):
-        read.append((low, high))
-        return real(self, file, low, high)
+    def recording(self, file, low, high):
+        reads.append((low, high))
+        return read(self, file, low, high)
 
-    monkeypatch.setattr(StoredRows, "_read", watched)
+    monkeypatch.setattr(StoredRows, "_read", recording)
     x.parts([np.array([23, 25]), np.array([27, 101])])
-    assert read == [(23, 28), (101, 102)]
+    assert reads == [(23, 28), (101, 102)]
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_a_study_knows_no_difference(tmp_path, monkeypatch, url):
-    """The same name for the content, the same clients, the same rows to judge by, the same weights to the bit."""
+def test_streamed_data_gives_identical_results(tmp_path, monkeypatch, url):
+    """The same fingerprint, clients, validation rows and, bit for bit, weights."""
     path = written(tmp_path / "x.npz")
-    lying = features.load(f"file://{path}" if url else str(path))
+    streamed = features.load(f"file://{path}" if url else str(path))
     monkeypatch.setattr(stored, "STREAM_FROM_BYTES", 1 << 30)
     whole = features.load(str(path))
     assert isinstance(whole.x_train, np.ndarray)
-    assert isinstance(lying.x_train, StoredRows)
-    assert lying.fingerprint == whole.fingerprint
+    assert isinstance(streamed.x_train, StoredRows)
+    assert streamed.fingerprint == whole.fingerprint
     of = small.problem()
     spec = of.spec.model_copy(
         update={"data": of.spec.data.model_copy(update={"fingerprint": whole.fingerprint}), "model": "softmax"}
     )
-    one, other = Problem.prepare(lying, spec), Problem.prepare(whole, spec)
-    np.testing.assert_array_equal(one.x_eval, other.x_eval)
+    first, second = Problem.prepare(streamed, spec), Problem.prepare(whole, spec)
+    np.testing.assert_array_equal(first.x_eval, second.x_eval)
     for hosts in (1, 2):
-        trials = [small.trial(one, "dp-fedgd", seed=seed) for seed in (1, 2)]
+        trials = [small.trial(first, "dp-fedgd", seed=seed) for seed in (1, 2)]
         np.testing.assert_array_equal(
-            small.weights_after(3, trials, one, hosts)[0], small.weights_after(3, trials, other, hosts)[0]
+            small.weights_after(3, trials, first, hosts)[0], small.weights_after(3, trials, second, hosts)[0]
         )
 
 
-def test_what_cannot_be_read_in_parts_is_read_whole(tmp_path):
-    """Compressed, or stored column by column."""
+def test_compressed_and_column_major_tables_are_read_whole(tmp_path):
     np.savez_compressed(tmp_path / "compressed.npz", **arrays())
     written(tmp_path / "columns.npz", x_train=np.asfortranarray(arrays()["x_train"]))
     for name in ("compressed", "columns"):
@@ -96,14 +95,14 @@ def test_small_tables_are_read_whole(tmp_path, monkeypatch):
     assert isinstance(features.load(str(written(tmp_path / "x.npz"))).x_train, np.ndarray)
 
 
-def test_what_is_wrong_is_said_with_its_row(tmp_path):
+def test_the_row_of_a_bad_value_is_named(tmp_path):
     bad = arrays()["x_train"].copy()
     bad[123, 4] = np.nan
     with pytest.raises(UserError, match="x_train has a value that is nan or infinite in row 123"):
         features.load(str(written(tmp_path / "x.npz", x_train=bad)))
 
 
-def test_a_file_that_changes_meanwhile(tmp_path):
+def test_a_file_that_changes_while_in_use(tmp_path):
     path = written(tmp_path / "x.npz")
     x = features.load(str(path)).x_train
     with path.open("ab") as file:
@@ -115,19 +114,32 @@ def test_a_file_that_changes_meanwhile(tmp_path):
         x[np.array([0])]
 
 
-def test_an_archive_that_is_cut_off(tmp_path):
+def test_a_file_that_shrinks_while_it_is_validated(tmp_path, monkeypatch):
+    path = written(tmp_path / "x.npz")
+    read_npz = features._read_npz
+
+    def truncate_after_opening(*arguments):
+        arrays = read_npz(*arguments)
+        path.write_bytes(b"")
+        return arrays
+
+    monkeypatch.setattr(features, "_read_npz", truncate_after_opening)
+    with pytest.raises(UserError, match=r"data .*x\.npz cannot be read: "):
+        features.load(str(path))
+
+
+def test_a_truncated_archive(tmp_path):
     path = written(tmp_path / "x.npz")
     path.write_bytes(path.read_bytes()[:-500])
-    with pytest.raises(UserError, match="is not a whole npz archive"):
+    with pytest.raises(UserError, match="is not a complete npz archive"):
         features.load(str(path))
 
 
 def test_a_table_that_claims_to_be_longer_than_its_file(tmp_path):
-    """The header of the array is a lie."""
     path = written(tmp_path / "x.npz")
-    told, lie = (f"'shape': ({rows}, {FEATURES}), }}".encode() for rows in (ROWS, 10 * ROWS))
+    true, false = (f"'shape': ({rows}, {FEATURES}), }}".encode() for rows in (ROWS, 10 * ROWS))
     content = {name: zipfile.ZipFile(path).read(name) for name in zipfile.ZipFile(path).namelist()}
-    content["x_train.npy"] = content["x_train.npy"].replace(told + b" ", lie)
+    content["x_train.npy"] = content["x_train.npy"].replace(true + b" ", false)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in content.items():
             archive.writestr(name, data)
@@ -136,8 +148,8 @@ def test_a_table_that_claims_to_be_longer_than_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["s3://nowhere-at-all/x.npz", "file:///not/there.npz", "nonsense://x/y.npz"])
-def test_urls_that_give_nothing(url, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
+def test_urls_that_cannot_be_read(url, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # no server
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -272,7 +272,7 @@ FOUND_LATER = {
     "data that are not there": (
         changed('["synthetic-frozen:400,100,6,3"]', "\n  - gone.npz"),
         3,
-        "data 'gone.npz' is not there",
+        "data 'gone.npz' was found neither",
     ),
     "more clients than rows": (changed("clients: 4", "clients: 500").replace("iid", "\n  iid"), 4, "clients = 500"),
     "more classes than there are": (changed("[iid]", "\n  - iid\n  - classes:9"), 5, "the data has only 3 classes"),
@@ -443,7 +443,7 @@ def test_data_is_looked_for_in_order(tmp_path, monkeypatch):
         assert study.data[0].source == str(place / "features.npz")
         (place / "features.npz").unlink()
     study = with_data(places[0], "features.npz")
-    sentence = r"data 'features\.npz' is not there: neither beside the study, nor here, nor in "
+    sentence = r"data 'features\.npz' was found neither next to the study, nor in the current folder, nor in "
     with pytest.raises(UserError, match=sentence):
         Blueprint.draw(study)
 

@@ -380,7 +380,7 @@ def _sources(study: Study) -> dict[str, DataSettings]:
     found: dict[str, DataSettings] = {}
     for data in study.data:
         for text in study.partitions:
-            dealt = partition.show(study.partition(text))
+            dealt = partition.to_text(study.partition(text))
             for name in [data.label] if data.label else [data.source, Path(data.source).stem]:
                 found.setdefault(" / ".join(part for part in (name, data.backbone, dealt) if part), data)
     return found

@@ -185,7 +185,7 @@ class Blueprint:
                 if study.private:
                     shown = by_seed["search"][study.seeds.search[0]].model_copy(update={"evaluate_on": "test"})
                     problems[shown.key] = Problem.prepare(draws[study.seeds.search[0]], shown)
-                setting = Setting(label, data.backbone, partition.show(dealt), **by_seed)
+                setting = Setting(label, data.backbone, partition.to_text(dealt), **by_seed)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:  # what cannot be run or priced is found before anything runs

@@ -1,4 +1,4 @@
-"""Frozen features: one npz file or a built-in generator in, checked float32 arrays out."""
+"""Frozen features: loads an npz file, a built-in generator or a plug-in's arrays, and validates them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
-from trainables.data.sources.catalogue import GIVEN, recipe
+from trainables.data.sources.catalogue import UNPUBLISHED, recipe
 from trainables.data.sources.fetching import data_folder
 from trainables.data.stored import StoredRows, open_file, stream_if_large
 from trainables.errors import UserError, in_range
@@ -27,7 +27,7 @@ from trainables.urls import as_user_error
 
 Rows = NDArray[np.int64]
 
-# what NumPy and zipfile raise on a file that is cut off or damaged, or that a disk fails to deliver
+# raised by NumPy and zipfile for a truncated or damaged file, or when the disk fails
 READ_ERRORS = (
     OSError,
     EOFError,
@@ -44,13 +44,13 @@ READ_ERRORS = (
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENT_COLUMN = "client_train"
 PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
-"""Plug-ins' data by the word before the colon: arrays, made from what stands behind it."""
-LARGEST_FEATURE = 1e9  # squares and sums of anything larger leave what float32 holds
+"""Data sources of plug-ins by the word before the colon; called with the text after it, they return arrays."""
+LARGEST_FEATURE = 1e9  # sums of squares of larger values overflow float32
 
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """Rows of the train set that judge and are not trained on."""
+    """Rows of the train set that are held out for validation."""
 
     rows: Rows
     x: NDArray[np.float32]
@@ -63,17 +63,17 @@ class FeatureSet:
 
     name: str
     fingerprint: str
-    """Names the content: the file's SHA-256, or the generator with all its settings."""
+    """Identifies the content: the file's SHA-256, or the generator with all its settings."""
     x_train: NDArray[np.float32] | StoredRows
     y_train: NDArray[np.int64]
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
     client_train: NDArray[np.int64] | None = None
-    """Which client a train row belongs to, where the data set says so (the `explicit` partition)."""
+    """The client of every train row, if the data set defines clients (the `explicit` partition)."""
     task: str = ""
-    """The model that the labels were drawn from, where they were; those of `poisson` are counts, not classes."""
+    """The model that simulated labels were drawn from; `poisson` labels are counts, not classes."""
     truth: NDArray[np.float64] | None = None
-    """That model's weights: (features + 1, columns)."""
+    """The weights of that model: (features + 1, columns)."""
 
     @cached_property
     def classes(self) -> int:
@@ -85,24 +85,24 @@ class FeatureSet:
 
     @property
     def clients(self) -> int | None:
-        """How many clients the data set itself names."""
+        """The number of clients that the data set defines."""
         return None if self.client_train is None else int(self.client_train.max()) + 1
 
     def validation_rows(self, fraction: float, seed: int) -> Rows:
-        """The held-out rows of the train set: the same fraction of every class, chosen by the seed, ascending."""
+        """The rows to hold out: the same fraction of every class, drawn with the seed, ascending."""
         in_range(0, 1, "()", validation_fraction=fraction)
         rng = np.random.Generator(np.random.Philox(key=seed))
         chosen = []
         for label in range(self.classes):
             rows = np.flatnonzero(self.y_train == label)
             chosen.append(rng.permutation(rows)[: round(fraction * len(rows))])
-        held_out = np.sort(np.concatenate(chosen))
-        if len(held_out) == 0:
+        validation_rows = np.sort(np.concatenate(chosen))
+        if len(validation_rows) == 0:
             raise UserError(f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}")
-        return held_out
+        return validation_rows
 
     def validation_set(self, fraction: float, seed: int) -> ValidationSet:
-        """What `validation_rows` chooses, with its rows: read once, however many partitions are judged on them."""
+        """The content of `validation_rows`, read once and shared by all partitions."""
         if (fraction, seed) not in self._validation_sets:
             rows = self.validation_rows(fraction, seed)
             self._validation_sets[fraction, seed] = ValidationSet(rows, self.x_train[rows], self.y_train[rows])
@@ -114,61 +114,62 @@ class FeatureSet:
 
 
 def load(name: str, seed: int = 42) -> FeatureSet:
-    """`synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES]`, `synthetic:ALPHA,BETA`, a simulation, or the path or URL of an
-    npz file. Only simulations without a seed of their own look at `seed`."""
+    """Load a built-in set, a simulation, a plug-in's data, or the npz file at a path or URL. `seed` is used only by
+    simulations whose name has no seed."""
     simulation = simulated.parse(name, seed)
     if simulation is not None:
-        found = _checked(name, simulation.fingerprint, simulation.draw(), counts=simulation.task == "poisson")
-        return replace(found, task=simulation.task, truth=simulation.truth)
+        data = _validated(name, simulation.fingerprint, simulation.draw(), counts=simulation.task == "poisson")
+        return replace(data, task=simulation.task, truth=simulation.truth)
     generated = synthetic.generate(name)
     if generated is not None:
-        fingerprint, arrays = generated
-        return _checked(name, fingerprint, arrays)
-    kind = name.partition(":")[0]
+        return _validated(name, *generated)
+    kind, _, parameter = name.partition(":")
     if kind in PLUGIN_SOURCES:
-        return from_arrays(PLUGIN_SOURCES[kind](name.partition(":")[2]), name)
+        return from_arrays(PLUGIN_SOURCES[kind](parameter), name)
     if "://" in name:
         with as_user_error(f"data {name} cannot be read"):
             return _from_file(name)
-    if not os.path.isfile(name):  # unlike Path.is_file, false for a name that no file can have
-        raise UserError(_missing(name))
+    if not os.path.isfile(name):  # unlike Path.is_file, False for a name that no file can have
+        raise UserError(_not_found(name))
     return _from_file(name)
 
 
 def _from_file(source: str) -> FeatureSet:
-    return _checked(Path(source).stem, f"sha256:{_sha256(source)}", _read_npz(source))
+    return _validated(Path(source).stem, f"sha256:{_sha256(source)}", _read_npz(source))
 
 
-def _missing(name: str) -> str:
-    known = recipe(Path(name).stem) if name.endswith(".npz") else None
+def _not_found(name: str) -> str:
+    """The error for a file that does not exist: how to make it, or what was probably meant."""
+    if not name.endswith(".npz"):
+        return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
+    path = Path(name)
+    known = recipe(path.stem)
     if known is not None:
-        return f"data {name!r} is not there; make it with: fedsweep data prepare {known.name}"
-    if name.endswith(".npz") and Path(name).stem in GIVEN:
+        return f"data {name!r} does not exist; make it with: fedsweep data prepare {known.name}"
+    if path.stem in UNPUBLISHED:
         return (
-            f"data {name!r} is not there, and no published source makes it ({GIVEN[Path(name).stem]}); put a file with "
+            f"data {name!r} does not exist, and no published source has it ({UNPUBLISHED[path.stem]}); put a file with "
             f"{', '.join(ARRAYS)} into {data_folder()}, or run PathMNIST: fedsweep data prepare pathmnist-resnet20"
         )
-    if name.endswith(".npz"):
-        folder = Path(name).parent
-        close = difflib.get_close_matches(Path(name).name, [file.name for file in folder.glob("*.npz")], n=1)
-        meant = f"; did you mean {folder / close[0]}?" if close else ""
-        return f"data {name!r} is not there: neither beside the study, nor here, nor in {data_folder()}{meant}"
-    return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
+    close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.npz")], n=1)
+    hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+    return f"data {name!r} was found neither next to the study, nor in the current folder, nor in {data_folder()}{hint}"
 
 
 def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureSet:
-    """Data that a program holds, checked as a file would be."""
+    """Arrays from memory, validated like a file."""
     missing = [key for key in ARRAYS if key not in arrays]
     unknown = [key for key in arrays if key not in (*ARRAYS, CLIENT_COLUMN)]
     if missing or unknown:
-        wanted = f"it needs {', '.join(ARRAYS)} and may have {CLIENT_COLUMN}"
-        raise UserError(f"data {name}: {'lacks' if missing else 'has'} the array {(missing or unknown)[0]!r}; {wanted}")
-    held = {key: np.asarray(value) for key, value in arrays.items()}
+        expected = f"it needs {', '.join(ARRAYS)} and may have {CLIENT_COLUMN}"
+        verb = "lacks" if missing else "has"
+        raise UserError(f"data {name}: {verb} the array {(missing or unknown)[0]!r}; {expected}")
+    converted = {key: np.asarray(value) for key, value in arrays.items()}
     digest = hashlib.sha256()
-    for key, values in sorted(held.items()):
+    for key, values in sorted(converted.items()):
         digest.update(f"{key} {values.dtype.str} {values.shape}".encode())
         digest.update(np.ascontiguousarray(values).tobytes())
-    return _checked(name, f"sha256-arrays:{digest.hexdigest()}", held)
+    return _validated(name, f"sha256-arrays:{digest.hexdigest()}", converted)
 
 
 def _sha256(path: str) -> str:
@@ -180,32 +181,35 @@ def _sha256(path: str) -> str:
 
 
 def rows_to_predict(path: str) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-    """The test rows of a feature file, and their labels where it has any; nothing else need be in it."""
+    """The test rows of a feature file, and their labels if it has them; no other array is needed."""
     if not os.path.isfile(path):
-        return (found := load(path)).x_test, found.y_test
-    arrays = _read_npz(path, needs=("x_test",), may_have="y_test")
-    x = _features(Path(path).stem, "x_test", arrays["x_test"])
-    return x, _labels(Path(path).stem, "y_test", arrays["y_test"], len(x)) if "y_test" in arrays else None
+        data = load(path)
+        return data.x_test, data.y_test
+    arrays = _read_npz(path, needs=("x_test",), optional="y_test")
+    x = _validated_features(Path(path).stem, "x_test", arrays["x_test"])
+    return x, _validated_labels(Path(path).stem, "y_test", arrays["y_test"], len(x)) if "y_test" in arrays else None
 
 
-def _read_npz(path: str, needs: Sequence[str] = ARRAYS, may_have: str = CLIENT_COLUMN) -> dict[str, Any]:
-    """The arrays that are needed, and that one if it is there."""
+def _read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: str = CLIENT_COLUMN) -> dict[str, Any]:
+    """The needed arrays, and the optional one if the file has it."""
     try:
         with open_file(path) as content:
-            file = np.load(content, allow_pickle=False)  # a pickle in a data file could run anything
+            file = np.load(content, allow_pickle=False)  # a pickle could run arbitrary code
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise UserError(f"data file {path} is not an npz archive")
             missing = [name for name in needs if name not in file]
             if missing:
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
-            wanted = [*needs, may_have] if may_have in file else [*needs]
-            assert file.zip is not None  # as long as it is open
-            whole = stream_if_large(path, content, file.zip.getinfo("x_train.npy")) if "x_train" in wanted else None
-            found: dict[str, NDArray | StoredRows] = {name: file[name] for name in wanted[whole is not None :]}
-            for name, array in found.items():
-                if not isinstance(array, np.ndarray):
-                    raise UserError(f"data file {path}: its {name} is no array")
-            return found if whole is None else {ARRAYS[0]: whole, **found}
+            assert file.zip is not None  # None once closed
+            arrays: dict[str, Any] = {}
+            for name in [*needs, optional] if optional in file else needs:
+                streamed = (
+                    stream_if_large(path, content, file.zip.getinfo(f"{name}.npy")) if name == "x_train" else None
+                )
+                arrays[name] = file[name] if streamed is None else streamed
+                if not isinstance(arrays[name], np.ndarray | StoredRows):
+                    raise UserError(f"data file {path}: {name} is not an array")
+            return arrays
     except UserError:
         raise
     except ValueError as error:
@@ -213,26 +217,27 @@ def _read_npz(path: str, needs: Sequence[str] = ARRAYS, may_have: str = CLIENT_C
             raise UserError(f"data file {path} holds Python objects, which are never loaded") from None
         raise UserError(f"data file {path} cannot be read as npz: {error}") from None
     except READ_ERRORS as error:
-        raise UserError(f"data file {path} is not a whole npz archive: {error}") from None
+        raise UserError(f"data file {path} is not a complete npz archive: {error}") from None
 
 
-def _checked(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:
-    """`counts`: labels need not be 0 to classes - 1."""
+def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:
+    """`counts`: labels are counts, which need not be 0 to classes - 1."""
     x_train = arrays["x_train"]
     if isinstance(x_train, StoredRows):
         for first, block in x_train.blocks():
-            _features(name, "x_train", block, first)
+            _validated_features(name, "x_train", block, first)
     else:
-        x_train = _features(name, "x_train", x_train)
-    x_test = _features(name, "x_test", arrays["x_test"])
+        x_train = _validated_features(name, "x_train", x_train)
+    x_test = _validated_features(name, "x_test", arrays["x_test"])
     if x_train.shape[1] != x_test.shape[1]:
         raise UserError(f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}")
-    y_train, y_test = (_labels(name, key, arrays[key], len(x)) for key, x in (("y_train", x_train), ("y_test", x_test)))
+    y_train = _validated_labels(name, "y_train", arrays["y_train"], len(x_train))
+    y_test = _validated_labels(name, "y_test", arrays["y_test"], len(x_test))
     if not counts:
         _check_classes(name, y_train, y_test)
     clients = arrays.get(CLIENT_COLUMN)
     if clients is not None:
-        clients = _labels(name, CLIENT_COLUMN, clients, len(x_train))
+        clients = _validated_labels(name, CLIENT_COLUMN, clients, len(x_train))
     return FeatureSet(name, fingerprint, x_train, y_train, x_test, y_test, clients)
 
 
@@ -251,12 +256,12 @@ def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int
         )
 
 
-def _features(name: str, key: str, x: NDArray, first: int = 0) -> NDArray[np.float32]:
+def _validated_features(name: str, key: str, x: NDArray, first: int = 0) -> NDArray[np.float32]:
     if x.ndim != 2 or 0 in x.shape or x.dtype.kind not in "fiub":
         raise UserError(
             f"data {name}: {key} must be a table of numbers, rows x features, but is {x.dtype} of shape {x.shape}"
         )
-    with np.errstate(over="ignore"):  # too large for float32 is infinite, which is refused below
+    with np.errstate(over="ignore"):  # overflow gives inf, rejected below
         converted = np.ascontiguousarray(x, dtype=np.float32)
     if not np.isfinite(converted).all():
         row = first + int(np.flatnonzero(~np.isfinite(converted).all(axis=1))[0])
@@ -266,7 +271,7 @@ def _features(name: str, key: str, x: NDArray, first: int = 0) -> NDArray[np.flo
     return converted
 
 
-def _labels(name: str, key: str, y: NDArray, rows: int) -> NDArray[np.int64]:
+def _validated_labels(name: str, key: str, y: NDArray, rows: int) -> NDArray[np.int64]:
     if y.shape != (rows,) or y.dtype.kind not in "iu":
         raise UserError(
             f"data {name}: {key} must be {rows} whole numbers, one per row, but is {y.dtype} of shape {y.shape}"

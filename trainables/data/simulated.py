@@ -1,8 +1,8 @@
-"""Simulated estimation problems: data drawn from a generalised linear model whose truth is known.
+"""Simulated estimation problems: data drawn from a generalised linear model with known weights, the truth.
 
-Covariates are independent and uniform on [-1, 1], so that with the constant ||x||^2 <= DIMENSION + 1 and the gradients
-of the logistic and the multinomial model are bounded. The truth depends on the task and the dimension alone: all draws
-estimate the same parameter. A client's rows depend on its number and the seed, not on how many other clients there are.
+Covariates are independent and uniform on [-1, 1]. With the constant, ||x||^2 <= DIMENSION + 1, so the gradients of the
+logistic and the multinomial model are bounded. The truth depends on the task and the dimension alone: all draws
+estimate the same parameter. A client's rows depend on its number and the seed, not on the number of other clients.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TASKS = ("logistic", "multinomial", "poisson")
 SIZES = ("equal", "uniform", "lognormal")
 CLASSES = 3  # of the multinomial task
 TEST_ROWS = 2000
-NORM = 1.5  # of the truth's slopes: predictors of about +-0.9
+NORM = 1.5  # of the slopes: linear predictors are about +-0.9
 INTERCEPT = 0.5
-SPREAD = 0.5  # standard deviation of the logarithm of lognormal sizes
+SPREAD = 0.5  # standard deviation of log(size) for lognormal sizes
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Simulation:
 
     @property
     def truth(self) -> NDArray[np.float64]:
-        """(DIMENSION + 1, columns), the constant's row last: slopes from positive to negative, and for every further
-        column the same, turned by one."""
+        """(DIMENSION + 1, columns), the intercept last. Slopes run from positive to negative; each further column is
+        shifted by one."""
         slopes = np.linspace(1, -1, self.dimension) if self.dimension > 1 else np.ones(1)
         slopes *= NORM / np.linalg.norm(slopes)
         columns = CLASSES - 1 if self.task == "multinomial" else 1
@@ -73,8 +73,8 @@ class Simulation:
         eta = x @ self.truth[:-1] + self.truth[-1]
         if self.task == "poisson":
             return x, rng.poisson(np.exp(eta[:, 0]))
-        odds = np.exp(np.hstack([np.zeros((rows, 1)), eta]))
-        below = np.cumsum(odds, axis=1) / odds.sum(axis=1, keepdims=True)
+        weights = np.exp(np.hstack([np.zeros((rows, 1)), eta]))
+        below = np.cumsum(weights, axis=1) / weights.sum(axis=1, keepdims=True)
         return x, (rng.random((rows, 1)) > below[:, :-1]).sum(axis=1)
 
     def _generator(self, part: str) -> np.random.Generator:
@@ -84,17 +84,17 @@ class Simulation:
 
 
 def parse(name: str, seed: int) -> Simulation | None:
-    """What a name says; without a SEED of its own it is drawn anew for every `seed`. None if it is no simulation."""
+    """The simulation that a name describes, None for any other name. Without SEED in it, `seed` draws the data."""
     kind, _, text = name.partition(":")
     if kind != "simulated":
         return None
     parts = text.split(",")
     if len(parts) not in (5, 6):
         raise UserError(f"data {name!r}: expected {FORM}")
-    task, clients, mean_size, sizes, dimension, *own = parts
+    task, clients, mean_size, sizes, dimension, *given_seed = parts
     one_of(TASKS, **{f"data {name!r}: TASK": task})
     one_of(SIZES, **{f"data {name!r}: SIZES": sizes})
-    numbers = {"CLIENTS": clients, "MEAN_SIZE": mean_size, "DIMENSION": dimension, "SEED": own[0] if own else str(seed)}
+    numbers = {"CLIENTS": clients, "MEAN_SIZE": mean_size, "DIMENSION": dimension, "SEED": (*given_seed, str(seed))[0]}
     for field, value in numbers.items():
         if not value.isdecimal():
             raise UserError(f"data {name!r}: {field} = {value!r} is not a whole number")
@@ -106,5 +106,5 @@ def parse(name: str, seed: int) -> Simulation | None:
 
 
 def drawn_by_seed(name: str) -> bool:
-    """Whether every seed of a study draws data of its own."""
+    """Whether every seed of a study draws its own data: the name has no SEED."""
     return name.startswith("simulated:") and name.count(",") == 4

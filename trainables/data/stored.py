@@ -1,7 +1,7 @@
-"""A table that stays in its file: clients' rows are read where they lie, a block at a time, and never all of them.
+"""Features that stay on disk: clients' rows are read from the file block by block, never the whole table.
 
-For data that are larger than a node's memory. The file is an npz whose arrays are not compressed (`np.savez`), on a
-disk that all nodes see or at a URL.
+For data sets larger than a node's memory. The file is an uncompressed npz (`np.savez`) at a path that all nodes can
+read, or at a URL.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from trainables.errors import UserError
 from trainables.urls import as_user_error, open_filesystem
 
 STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
-"""Tables from this size on are left where they are."""
-BLOCK = 16 << 20
-"""Bytes that are read at a time."""
-LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a member of a zip archive; its name and more come behind
+"""Tables of at least this size are not loaded into memory."""
+BLOCK_BYTES = 16 << 20
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member; ends with the lengths of the name and the extra field
 
 
 def open_file(source: str) -> IO[bytes]:
@@ -37,65 +36,67 @@ def open_file(source: str) -> IO[bytes]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Stands where a float32 array of rows x features would, as far as rows are picked from it."""
+    """Replaces a float32 array (rows, features) where rows are selected by index."""
 
     source: str
     size: int
-    """Of the file when it was checked."""
+    """File size when the data was validated."""
     offset: int
+    """Where the table begins in the file."""
     shape: tuple[int, int]
-    stored: str
-    """The type of the numbers in the file."""
+    dtype: str
+    """Number type in the file."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """As float32."""
+        """Size as float32."""
         return 4 * self.shape[0] * self.shape[1]
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return self.parts([rows])[0]
 
-    def parts(self, wanted: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        """Several clients' rows, in one pass over the file that leaves out what nobody wants."""
-        found = [np.empty((len(rows), self.shape[1]), np.float32) for rows in wanted]
+    def parts(self, clients: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+        """The rows of several clients, in one pass that skips blocks without a requested row."""
+        parts = [np.empty((len(rows), self.shape[1]), np.float32) for rows in clients]
         with as_user_error(f"data {self.source} cannot be read"), open_file(self.source) as file:
             if file.seek(0, os.SEEK_END) != self.size:
                 raise UserError(f"data {self.source} has changed since the study began")
-            for first in range(0, len(self), self._rows_at_once):
-                inside = [np.flatnonzero((rows >= first) & (rows < first + self._rows_at_once)) for rows in wanted]
-                here = np.concatenate([rows[at] for rows, at in zip(wanted, inside, strict=True)])
-                if len(here):
-                    low = int(here.min())
-                    block = self._read(file, low, int(here.max()) + 1)
-                    for out, rows, at in zip(found, wanted, inside, strict=True):
-                        out[at] = block[rows[at] - low]
-        return found
+            for first in range(0, len(self), self._block_rows):
+                inside = [np.flatnonzero((rows >= first) & (rows < first + self._block_rows)) for rows in clients]
+                requested = np.concatenate([rows[at] for rows, at in zip(clients, inside, strict=True)])
+                if len(requested):
+                    low = int(requested.min())
+                    block = self._read(file, low, int(requested.max()) + 1)
+                    for part, rows, at in zip(parts, clients, inside, strict=True):
+                        part[at] = block[rows[at] - low]
+        return parts
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """All of it as it is stored, from which row on."""
-        with open_file(self.source) as file:
-            for first in range(0, len(self), self._rows_at_once):
-                yield first, self._read(file, first, min(len(self), first + self._rows_at_once))
+        """The whole table block by block, in its own number type: (first row, block)."""
+        with as_user_error(f"data {self.source} cannot be read"), open_file(self.source) as file:
+            for first in range(0, len(self), self._block_rows):
+                yield first, self._read(file, first, min(len(self), first + self._block_rows))
 
     @cached_property
     def _row_bytes(self) -> int:
-        return self.shape[1] * np.dtype(self.stored).itemsize
+        return self.shape[1] * np.dtype(self.dtype).itemsize
 
     @cached_property
-    def _rows_at_once(self) -> int:
-        return max(1, BLOCK // self._row_bytes)
+    def _block_rows(self) -> int:
+        return max(1, BLOCK_BYTES // self._row_bytes)
 
     def _read(self, file: IO[bytes], low: int, high: int) -> NDArray[Any]:
         file.seek(self.offset + low * self._row_bytes)
         content = file.read((high - low) * self._row_bytes)
-        return np.frombuffer(content, self.stored).reshape(high - low, self.shape[1])
+        return np.frombuffer(content, self.dtype).reshape(high - low, self.shape[1])
 
 
 def stream_if_large(source: str, file: IO[bytes], info: zipfile.ZipInfo) -> StoredRows | None:
-    """An array of an npz archive, where it is large and can be read in parts."""
+    """A member of an npz archive as `StoredRows`, if it is large and can be read block by block. None also for a
+    malformed array: reading it whole reports what is wrong."""
     if info.file_size < STREAM_FROM_BYTES or info.compress_type != zipfile.ZIP_STORED:
         return None
     size = file.seek(0, os.SEEK_END)
@@ -104,10 +105,8 @@ def stream_if_large(source: str, file: IO[bytes], info: zipfile.ZipInfo) -> Stor
     file.seek(header[-2] + header[-1], os.SEEK_CUR)
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, by_column, kind = read_header(file)
-    if by_column or len(shape) != 2 or kind.kind not in "fiub":
+    shape, fortran_order, dtype = read_header(file)
+    if fortran_order or len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
         return None
-    found = StoredRows(source, size, file.tell(), (int(shape[0]), int(shape[1])), kind.str)
-    if 0 in shape or found.offset + len(found) * found._row_bytes > size:
-        return None  # whoever reads it whole says what is wrong with it
-    return found
+    rows = StoredRows(source, size, file.tell(), (int(shape[0]), int(shape[1])), dtype.str)
+    return rows if rows.offset + len(rows) * rows._row_bytes <= size else None

@@ -1,4 +1,4 @@
-"""Built-in data sets, made from a fixed seed."""
+"""Built-in data sets, generated from a fixed seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arrays = dict[str, NDArray]
 
 
 def generate(name: str) -> tuple[str, Arrays] | None:
-    """The fingerprint and the arrays of a built-in set, or None if the name is none of ours."""
+    """The fingerprint and the arrays of a built-in set; None for any other name."""
     kind, _, text = name.partition(":")
     if kind == "synthetic-frozen":
         sizes = _numbers(name, text) or [50_000, 10_000, 64, 10]
@@ -45,8 +45,8 @@ def _numbers(name: str, text: str) -> list[float]:
 
 
 def frozen(train: int, test: int, features: int, classes: int) -> Arrays:
-    """Like the output of a frozen backbone: non-negative, of norm about 16, badly conditioned, classes that overlap so
-    that the best linear probe on the default sizes reaches about 72%. Stored as float16, as real features are."""
+    """Like the output of a frozen backbone: non-negative, norm about 16, ill-conditioned, overlapping classes. The best
+    linear probe on the default sizes reaches about 72%. float16, like real features."""
     rng = _generator("synthetic-frozen")
     rows = train + test
     labels = np.concatenate([rng.permutation(np.arange(n) % classes) for n in (train, test)])
@@ -60,8 +60,8 @@ def frozen(train: int, test: int, features: int, classes: int) -> Arrays:
 
 
 def heterogeneous(alpha: float, beta: float, clients: int) -> Arrays:
-    """synthetic(alpha, beta) of the FedProx paper: 60 features, 10 classes, every client with its own model (as far
-    from the others' as alpha says) and its own inputs (beta). A tenth of each client's rows is the test set."""
+    """synthetic(alpha, beta) of the FedProx paper: 60 features, 10 classes. alpha controls how much the clients' models
+    differ, beta how much their inputs differ. A tenth of each client's rows goes to the test set."""
     rng = _generator(f"synthetic:{alpha:g},{beta:g}")
     features, classes = 60, 10
     deviation = np.arange(1, features + 1) ** -0.6  # covariance j^-1.2

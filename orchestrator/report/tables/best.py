@@ -89,6 +89,6 @@ def _partition_seed(cell: CellResult) -> int | dict[int, int]:
 
 def _partition_text(spec: PartitionSpec) -> str:
     """Parsed by `partition.parse` to the same spec: with all digits of the parameter if the usual text has fewer."""
-    text = partition.show(spec)
+    text = partition.to_text(spec)
     exact = partition.parse(text, clients=spec.clients, seed=spec.seed) == spec
     return text if exact else f"{spec.kind}:{spec.parameter!r}"

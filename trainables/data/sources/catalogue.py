@@ -181,7 +181,7 @@ WEIGHTS = {
 }
 """Trained on CIFAR-100 and published, by backbone."""
 
-GIVEN = {
+UNPUBLISHED = {
     "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20; stands in for PathMNIST",
 }
 """Feature files that studies name and that no published source makes."""
