@@ -1,19 +1,20 @@
-# Two commands on a fresh machine with Python >= 3.11 and make:
-#   make run    makes .venv, installs, runs the quickstart study
-#   make test   makes .venv, installs, checks and tests everything
-#   make fuzz   throws ten thousand bad inputs of every kind at what reads them
-#   make mutants  puts small faults into the code and counts those that the fast tests do not notice
-#   make goldens  says which computed results and which tables have changed, and writes the new ones down
-#   make chaos  kills and damages what a sweep stands on, for three quarters of an hour
-#   make nodes  sweeps over clusters of several nodes on this machine, and to S3
-#   make sums   the tests against oracles once more, with other kernels and other ways of summing
-#   make audits attacks every method under every option
-#   make data   fetches the papers' data and puts them through their backbones
-#   make table3 the main paper's table 3 beside ours
-#   make reproduce  runs the papers' studies and sets them beside the papers: about an hour on a large GPU
-#   make docs   the documentation as a site, in site/
-#   make dist   a wheel and a source archive, tried in empty environments
-#   make peers  the same round through other simulators, each installed beside, and through ours
+# On a machine with Python >= 3.11 and make; every target creates .venv and installs what it needs:
+#   make run        run the quickstart study
+#   make test       lint, type-check and test
+#   make check      lint and type-check only
+#   make fuzz       test all input parsers with ten thousand malformed inputs of each kind
+#   make mutants    insert small faults into the code and count those that the fast tests miss
+#   make goldens    recompute the golden results and tables, and list the changes
+#   make chaos      fault-injection tests (about 45 minutes)
+#   make nodes      tests on clusters of several nodes on this machine, and on S3
+#   make sums       repeat the tests against oracles with other kernels and summation orders
+#   make audits     privacy audits of every method under every option
+#   make data       download the papers' data and extract features
+#   make table3     reproduce table 3 of the main paper
+#   make reproduce  run the papers' studies and compare with the papers (about an hour on a large GPU)
+#   make docs       build the documentation site in site/
+#   make dist       build a wheel and a source archive, and test both in empty environments
+#   make peers      time the same round in other simulators and in fedsweep
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -21,17 +22,16 @@ BIN := .venv/bin
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
-	@echo "the command is $(BIN)/fedsweep; in a shell after '. $(BIN)/activate' it is fedsweep"
+	@echo "run more with $(BIN)/fedsweep, or activate the environment: . $(BIN)/activate"
 
-# Three files at a time, also on two cores: many of them wait for processes of their own.
+# Three workers even on two cores: many tests wait for subprocesses.
 test: check
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# Ten thousand of each kind of what comes from outside.
 fuzz: install
 	FEDSWEEP_FUZZ=10000 $(BIN)/python -m pytest tests/test_fuzz.py -o timeout=0
 
-# Small deliberate faults, and whether the fast tests notice; MUTANTS names modules or folders.
+# MUTANTS: modules or folders to mutate; default: all.
 mutants: install .venv/.mutants
 	$(BIN)/python tests/mutants.py $(MUTANTS)
 
@@ -48,13 +48,13 @@ chaos: install
 nodes: install
 	$(BIN)/python -m pytest -m "nodes"
 
-# How a library adds up a product depends on the processor: these are the other ways that can be forced on this one.
-WAYS := ATEN_CPU_CAPABILITY=default \
+# The summation order of a matrix product depends on the processor; these variables force other orders on this one.
+VARIANTS := ATEN_CPU_CAPABILITY=default \
   $(if $(filter x86_64,$(shell uname -m)),MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 OPENBLAS_CORETYPE=HASWELL,OPENBLAS_CORETYPE=ARMV8)
 ORACLES := $(addprefix tests/test_,methods.py kernel.py clipping.py fednew.py glm.py mlp.py preprocess.py user_level.py)
 sums: install
-	for way in $(WAYS); do \
-	  echo "torch's kernels with $$way" && env FEDSWEEP_KERNEL=torch $$way \
+	for variant in $(VARIANTS); do \
+	  echo "torch kernels with $$variant" && env FEDSWEEP_KERNEL=torch $$variant \
 	    $(BIN)/python -m pytest -q -n 2 -k "twin or loops or definition or hosts or lanes" $(ORACLES) || exit; done
 
 audits: install
@@ -64,12 +64,11 @@ data: install
 	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease \
 	  emnist-balanced-pca100 cifar10-resnet44
 
-# The main paper's table 3 beside ours, with what explains its differences, and nothing else.
 table3: install
 	$(BIN)/fedsweep data prepare cifar10-resnet20
 	$(BIN)/python -m benchmarks.reproduce --only paper-cifar10-resnet20 --only paper-cifar10-as-released \
 	  --work build/table3 --keep results/table3
-	@echo "the table is results/table3/compare/dp-fedsofim-table-3.md, what it comes to findings.md beside it"
+	@echo "table: results/table3/compare/dp-fedsofim-table-3.md; findings: results/table3/compare/findings.md"
 
 reproduce: install
 	$(BIN)/python -m benchmarks.reproduce --page docs/reproduction.md
@@ -87,12 +86,12 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Running needs less than testing: the second kind of install comes on top of the first.
+# Running needs fewer packages than testing: .tests installs on top of .runs.
 install: .venv/.tests
 
 .venv/.runs: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "fedsweep needs Python 3.11 or newer; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	  { echo "fedsweep needs Python 3.11 or newer; choose one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@echo "making .venv"
 	@$(PYTHON) -m venv .venv
 	@tools/install.sh requirements.lock
@@ -102,7 +101,7 @@ install: .venv/.tests
 	@tools/install.sh requirements-dev.lock
 	@touch $@
 
-# Renew the pins: resolve pyproject.toml afresh and write down what was chosen (a "+cpu" build is the same release).
+# Resolve the dependencies again and write the lock files (a "+cpu" build is the same release).
 COMPILE := .venv-lock/bin/pip-compile --quiet --no-emit-index-url --no-emit-find-links --strip-extras --no-annotate --no-header
 lock:
 	$(PYTHON) -m venv .venv-lock
@@ -119,10 +118,9 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 	@echo "the site is in site/index.html"
 
-# A wheel and a source archive, each installed into an environment of its own that runs a study.
 dist: install
 	rm -rf dist && $(BIN)/python -m build --outdir dist .
-	for file in dist/*; do tests/installs_clean.sh $$file; done
+	for file in dist/*; do tests/installs_clean.sh $$file || exit; done
 
 clean:
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache site dist build

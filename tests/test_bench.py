@@ -1,9 +1,11 @@
-"""The parts of `fedsweep bench` that need no Ray, on small problems: they run, and notice a disagreement."""
+"""The parts of `fedsweep bench` that need no Ray, on small problems: they run and detect disagreement."""
 
+import tomllib
 from types import SimpleNamespace
 
 import pytest
 import torch
+from setuptools import find_packages
 
 from orchestrator.bench import machine as bench
 
@@ -13,21 +15,28 @@ def lab():
     return SimpleNamespace(problem=bench.problem_of("synthetic-frozen:400,100,6,3", clients=4))
 
 
-def test_the_closed_form_is_held_against_gradients_in_memory(lab):
-    said = []
-    found = bench._per_example(lab, "cpu", said.append)
-    assert found["per_example_ms"] > 0
-    assert found["per_example_speedup"] > 0
-    assert len(said) == 1
+def test_the_closed_form_is_compared_with_per_example_gradients(lab):
+    messages = []
+    report = bench._per_example(lab, "cpu", messages.append)
+    assert report["per_example_ms"] > 0
+    assert report["per_example_speedup"] > 0
+    assert len(messages) == 1
 
 
-def test_two_ways_that_disagree_are_an_error(lab, monkeypatch):
-    honest = bench.SoftmaxHead.clipped_gradient_sum
+def test_disagreement_is_an_error(lab, monkeypatch):
+    correct = bench.SoftmaxHead.clipped_gradient_sum
 
     def wrong(head, shard, theta, clip, **more):
-        total, diagnostics = honest(head, shard, theta, clip, **more)
+        total, diagnostics = correct(head, shard, theta, clip, **more)
         return total + torch.ones_like(total), diagnostics
 
     monkeypatch.setattr(bench.SoftmaxHead, "clipped_gradient_sum", wrong)
     with pytest.raises(bench.DisagreementError):
         bench._per_example(lab, "cpu", print)
+
+
+def test_the_wheel_contains_the_product_only(repository):
+    """`benchmarks` would be a top-level package with a name that others use too."""
+    settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = find_packages(str(repository), include=settings["include"])
+    assert {name.partition(".")[0] for name in packages} == {"fedsweep", "orchestrator", "trainables", "search_spaces"}
