@@ -1,12 +1,12 @@
-"""Run the papers' studies, set them beside the papers, and collect what is kept in the repository.
+"""Run the papers' studies, compare them with the papers, and collect the files that the repository keeps.
 
-    python -m benchmarks.reproduce                    run all studies whose data are there, compare, collect
-    python -m benchmarks.reproduce run --only NAME --pack DIR    run some, on another machine say; pack what is needed
-    python -m benchmarks.reproduce collect DIR/*.tar.gz          take packed studies in, compare, collect
+    python -m benchmarks.reproduce                               run all studies that have data, compare, collect
+    python -m benchmarks.reproduce run --only NAME --pack DIR    run some, for example elsewhere, and pack them
+    python -m benchmarks.reproduce collect DIR/*.tar.gz          unpack studies, compare, collect
 
-Needs no network: data files are found as studies find them (`fedsweep data prepare`, $FEDSWEEP_DATA). What has run is
-not run again. Collected are tables, figures, chosen values and the comparison, never ledgers or data, together with
-the commands, the commit and the device that made them.
+Needs no network. Data files are located as studies locate them (`fedsweep data prepare`, $FEDSWEEP_DATA). Finished
+trials are not run again. The repository keeps tables, figures, chosen values and the comparison, with the command,
+commit and device that made them; it keeps no ledgers and no data.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ ROOT = Path(__file__).resolve().parent.parent
 STUDIES = {
     "paper-cifar10-resnet20": "tables 3, 7, 14 and 15",
     "paper-cifar10-as-released": "tables 3 and 8, as released and as published",
-    "cifar10-resnet20": "table 3, searched our way",
-    "beyond-cifar10": "at the same budgets: features centred in private, clients weighted by size, a smaller clip",
+    "cifar10-resnet20": "table 3, our search",
+    "beyond-cifar10": "beyond the paper: features centred privately, size-weighted clients, a smaller clip",
     "paper-cifar10-iid": "table 8",
-    "cifar10-iid": "table 8, searched our way",
+    "cifar10-iid": "table 8, our search",
     "paper-cifar10-ablation": "tables 10 and 12",
-    "paper-crc5-resnet20": "in place of table 4",
-    "crc5-resnet20": "in place of table 4, searched our way",
+    "paper-crc5-resnet20": "CRC-5 in place of table 4",
+    "crc5-resnet20": "CRC-5 in place of table 4, our search",
     "paper-adult": "table 8 of the DP-FedNew paper, 100 clients",
-    "adult": "table 8 of the DP-FedNew paper, searched our way",
-    "paper-cifar10-test-tuned": "what tuning on the test rows is worth",
-    "paper-cifar10-per-seed": "table 3 with a partition of its own for every seed",
+    "adult": "table 8 of the DP-FedNew paper, our search",
+    "paper-cifar10-test-tuned": "the effect of tuning on the test rows",
+    "paper-cifar10-per-seed": "table 3 with a new partition for every seed",
     "paper-cifar10-partition-123": "another draw of the partition",
     "paper-cifar10-partition-7": "another draw of the partition",
     "paper-cifar10-vgg16": "tables 5 and 15",
-    "paper-fednew-cifar10-resnet20": "in place of figure 4 of the DP-FedNew paper",
+    "paper-fednew-cifar10-resnet20": "ResNet-20 in place of figure 4 of the DP-FedNew paper",
     "paper-adult-10": "table 8 of the DP-FedNew paper, 10 clients",
     "paper-adult-250": "table 8 of the DP-FedNew paper, 250 clients",
     "paper-adult-500": "table 8 of the DP-FedNew paper, 500 clients",
-    "cifar10-vgg16": "table 5, searched our way",
+    "cifar10-vgg16": "table 5, our search",
     "m-estimation": "error curves of the M-estimation paper",
     "sampled-cifar10-resnet20": "methods that sample rows",
     "paper-heart-disease": "heart disease, four hospitals",
@@ -59,24 +59,20 @@ STUDIES = {
     "paper-fednew-emnist-digits": "table 11 of the DP-FedNew paper",
     "paper-fednew-cifar10": "figure 4 of the DP-FedNew paper",
 }
-"""The most wanted first: with --seconds the last ones may have to wait."""
-MISSING = ("is not there", "is neither a file nor a built-in set")
-"""How a study says that its data are missing."""
+"""By importance: --seconds may leave out the last ones."""
+NOT_COMPARED = ("beyond-cifar10",)
+"""Studies without a counterpart in a paper."""
 KEPT = ("tables/*.md", "tables/*.csv", "figures/*.png", "best.yaml", "study.yaml")
-NOT_KEPT = ("trials.csv",)  # every trial of a search is many megabytes, and what a ledger is for
-BEYOND = ("beyond-cifar10",)
-"""What no paper has: kept, but not set beside one."""
-SECONDS = "Seconds are those of the commands, from their start to the last table, added up where a study was resumed."
+NOT_KEPT = ("trials.csv",)  # many megabytes
 PACKED = ("ledger.sqlite", "study.yaml", "made.json")
+SECONDS = "Seconds are the wall-clock time of the commands, including the tables, summed over resumed runs."
 DATA_PATH = re.compile(r"/[^\s'\"`]*/([\w.-]+\.npz)")
-"""Where a data file lay on the machine is nobody's business."""
+"""Where a data file was on the machine; only its name is kept."""
 
 
 def main() -> int:
     options = _options()
-    failed = False
-    if options.what in ("all", "run"):
-        failed = _run_all(options)
+    failed = options.what in ("all", "run") and _run_all(options)
     if options.what in ("all", "collect"):
         for file in options.packed:
             with tarfile.open(file) as archive:
@@ -86,16 +82,16 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run the papers' studies and set them beside the papers.")
+    parser = argparse.ArgumentParser(description="Run the papers' studies and compare them with the papers.")
     parser.add_argument("what", nargs="?", choices=("all", "run", "collect"), default="all")
-    parser.add_argument("packed", nargs="*", type=Path, help="collect: packed studies to take in first")
+    parser.add_argument("packed", nargs="*", type=Path, help="collect: packed studies to unpack first")
     parser.add_argument("--only", action="append", choices=STUDIES, help="a study; may be repeated")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further study after so many")
-    parser.add_argument("--pack", type=Path, help="put every finished study into a .tar.gz of this folder")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "reproduction", help="where ledgers go")
-    parser.add_argument("--keep", type=Path, default=ROOT / "results" / "reproduction", help="what is to be committed")
-    parser.add_argument("--page", type=Path, help="also write the page of the documentation here")
-    parser.add_argument("--commit", default="", help="where there is no git: the commit that runs")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further study after this time")
+    parser.add_argument("--pack", type=Path, help="folder for a .tar.gz of every finished study")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "reproduction", help="folder for ledgers")
+    parser.add_argument("--keep", type=Path, default=ROOT / "results" / "reproduction", help="folder to commit")
+    parser.add_argument("--page", type=Path, help="where to write the summary for the documentation")
+    parser.add_argument("--commit", default="", help="the commit that runs, where there is no git")
     return parser.parse_args()
 
 
@@ -108,28 +104,27 @@ def _run_all(options: argparse.Namespace) -> bool:
     start, failed = time.monotonic(), False
     for name in options.only or STUDIES:
         if time.monotonic() - start > options.seconds:
-            _say(f"{name}: not begun, {options.seconds:g} s are over")
-            continue
-        came_to = _run(name, options.work / name, made)
-        failed |= came_to == "failed"
-        _say(f"{name}: {came_to} ({time.monotonic() - start:.0f} s so far)")
-        if options.pack and came_to == "done":
+            outcome = f"not started, {options.seconds:g} s have passed"
+        elif missing := _missing_data(name):
+            outcome = f"skipped, {missing}"
+        else:
+            outcome = _run(name, options.work / name, made)
+        failed |= outcome == "failed"
+        _log(f"{name}: {outcome} ({time.monotonic() - start:.0f} s so far)")
+        if options.pack and outcome == "done":
             options.pack.mkdir(parents=True, exist_ok=True)
             with tarfile.open(options.pack / f"{name}.tar.gz", "w:gz") as archive:
-                for each in PACKED:
-                    archive.add(options.work / name / each, arcname=f"{name}/{each}")
+                for file in PACKED:
+                    archive.add(options.work / name / file, arcname=f"{name}/{file}")
     return failed
 
 
 def _run(name: str, folder: Path, made: dict[str, Any]) -> str:
-    """Run a study to its end, unless its data are not there. What made it is written beside its ledger, once."""
+    """Run a study to its end and record next to its ledger, once, what made it."""
     start = time.monotonic()
-    done = _fedsweep("run", name, "--results", folder, "--json", check=False)
-    sentence = (done.stderr.strip().splitlines() or [""])[-1]
-    if done.returncode == 2 and any(words in sentence for words in MISSING):  # said before anything starts
-        return f"left out, {sentence}"
-    if done.returncode != 0:
-        _say(done.stderr[-3000:])
+    process = _fedsweep("run", name, "--results", folder, "--json", check=False)
+    if process.returncode != 0:
+        _log(process.stderr[-3000:])
         return "failed"
     record = {"command": f"fedsweep run {name}", "seconds": round(time.monotonic() - start, 1), **made}
     if not (folder / "made.json").is_file():
@@ -137,15 +132,28 @@ def _run(name: str, folder: Path, made: dict[str, Any]) -> str:
     return "done"
 
 
+def _missing_data(name: str) -> str:
+    """Which data file a study lacks and how to make it; empty if it has all."""
+    from orchestrator.study import reading
+    from trainables.data.sources.catalogue import recipe
+
+    study, _ = reading.load(name)
+    missing = [data.source for data in study.data if data.source.endswith(".npz") and not Path(data.source).is_file()]
+    for file in missing:
+        if recipe(Path(file).stem) is not None:
+            return f"needs {file}, which `fedsweep data prepare {Path(file).stem}` downloads and computes"
+    return f"needs {missing[0]}, which no command makes" if missing else ""
+
+
 def _fedsweep(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     program = "from orchestrator.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, env=environment
     )
-    if check and done.returncode != 0:
-        raise SystemExit(f"fedsweep {' '.join(map(str, arguments))} failed:\n{done.stderr}")
-    return done
+    if check and process.returncode != 0:
+        raise SystemExit(f"fedsweep {' '.join(map(str, arguments))} failed:\n{process.stderr}")
+    return process
 
 
 def _commit() -> str:
@@ -175,44 +183,40 @@ def _versions() -> dict[str, str]:
 
 
 def _collect(work: Path, keep: Path, page: Path | None) -> None:
-    """All of it is rebuilt from the ledgers."""
-    record: dict[str, Any] = {"command": "python -m benchmarks.reproduce collect", "commit": _commit()}
-    there = [name for name in STUDIES if (work / name / "ledger.sqlite").is_file()]
-    if not there:
+    """Rebuild everything from the ledgers. Kept studies without a ledger here stay as they are."""
+    names = [name for name in STUDIES if (work / name / "ledger.sqlite").is_file()]
+    if not names:
         raise SystemExit(f"no study has been run in {work}")
-    for name in there:
+    made = {name: _made(work / name) for name in names}
+    for name in names:
         _fedsweep("tables", work / name)
         _fedsweep("figures", work / name)
-    made = {name: _made(work / name) for name in there}
-    left = {name: _why_left(name) for name in STUDIES if name not in there}
-    beside = [work / name for name in there if name not in BEYOND]
-    compared = (*beside, "--to", work / "compare", "--made", _sentence(made, left))
-    _fedsweep("compare", *compared, *(("--page", page) if page else ()))
-    for name in (*there, "compare"):  # what others made of data that are not here stays
         shutil.rmtree(keep / name, ignore_errors=True)
-    for folder in [work / name for name in there]:
-        for pattern in KEPT:
-            for path in sorted(path for path in folder.glob(pattern) if path.name not in NOT_KEPT):
-                _copy(path, keep / folder.name / path.relative_to(folder))
-        _without_dead_links(keep / folder.name / "tables" / "README.md")
-        (keep / folder.name / "made.json").write_text(json.dumps(made[folder.name], indent=1) + "\n")
-    for path in sorted((work / "compare").iterdir()):
-        _copy(path, keep / "compare" / path.name)
-    (keep / "compare" / "made.json").write_text(json.dumps({**record, "studies": there}, indent=1) + "\n")
-    (keep / "README.md").write_text(_readme(made, left), encoding="utf-8")
+        for path in (path for pattern in KEPT for path in sorted((work / name).glob(pattern))):
+            if path.name not in NOT_KEPT:
+                _copy(path, keep / name / path.relative_to(work / name))
+        _unlink_missing(keep / name / "tables" / "README.md")
+        (keep / name / "made.json").write_text(json.dumps(made[name], indent=1) + "\n")
+    compared = [work / name for name in names if name not in NOT_COMPARED]
+    shutil.rmtree(keep / "compare", ignore_errors=True)
+    summary = ("--page", page, "--made", _made_text(made, os.path.relpath(keep, page.parent))) if page else ()
+    _fedsweep("compare", *compared, "--to", keep / "compare", *summary)
+    record = {"command": "python -m benchmarks.reproduce collect", "commit": _commit(), "studies": names}
+    (keep / "compare" / "made.json").write_text(json.dumps(record, indent=1) + "\n")
+    (keep / "README.md").write_text(_readme(made), encoding="utf-8")
 
 
-def _without_dead_links(page: Path) -> None:
-    """Not all that a study's page points to is kept."""
+def _unlink_missing(page: Path) -> None:
+    """Turn links to files that are not kept into text."""
 
-    def link(found: re.Match[str]) -> str:
-        return found[0] if (page.parent / found[2]).exists() else found[1]
+    def link(match: re.Match[str]) -> str:
+        return match[0] if (page.parent / match[2]).exists() else match[1]
 
     page.write_text(re.sub(r"\[([^]]+)\]\(([^)]+)\)", link, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _made(folder: Path) -> dict[str, Any]:
-    """What made a study. One that was resumed took as long as all its sessions."""
+    """What made a study, with the time of all its sessions if it was resumed."""
     from orchestrator.results.ledger import Ledger
 
     made = json.loads((folder / "made.json").read_text())
@@ -229,46 +233,38 @@ def _copy(path: Path, target: Path) -> None:
         target.write_text(DATA_PATH.sub(r"\1", path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def _why_left(name: str) -> str:
-    from orchestrator.study import reading
-    from trainables.data.sources.catalogue import recipe
-
-    study, _ = reading.load(name)
-    wanted = [data.source for data in study.data if data.source.endswith(".npz") and not Path(data.source).is_file()]
-    known = [file for file in wanted if recipe(Path(file).stem) is not None]
-    if known:
-        return f"needs {known[0]}, which `fedsweep data prepare {Path(known[0]).stem}` makes where there is a network"
-    return f"needs {wanted[0]}, which no command makes" if wanted else "its data are there, and it was not asked for"
-
-
-def _sentence(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
-    devices = " and ".join(dict.fromkeys(f"{each['device']} at commit {each['commit']}" for each in made.values()))
+def _made_text(made: dict[str, dict[str, Any]], keep: str) -> str:
+    devices = " and ".join(dict.fromkeys(each["device"] for each in made.values()))
     seconds = sum(each["seconds"] for each in made.values())
     count = "One study" if len(made) == 1 else f"{len(made)} studies"
-    text = f"{count} ran in {seconds:.0f} s on {devices}. {SECONDS}"
-    return "\n".join([text, "\nNot run here:\n", *(f"- {name}: {why}" for name, why in left.items())]) if left else text
+    left = len(STUDIES) - len(made)
+    skipped = f" {left} were not run, most for lack of their data." if left else ""
+    return (
+        f"{count} took {seconds:.0f} s in total on {devices}.{skipped} [The list of studies]({keep}/README.md) has the "
+        "command, time, device and commit of each, and the missing data file of those that were not run."
+    )
 
 
-def _readme(made: dict[str, dict[str, Any]], left: dict[str, str]) -> str:
+def _readme(made: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "# What the papers' studies come to here\n",
-        "Made by `python -m benchmarks.reproduce run` and `collect`; no number in the tables is typed.",
-        f"[Beside the papers](compare/README.md), [findings](compare/findings.md), and by study. {SECONDS}\n",
-        "| study | for | made by | seconds | on | commit |\n|---|---|---|---|---|---|",
+        "# Results of the papers' studies\n",
+        "Made by `python -m benchmarks.reproduce run` and `collect`; no number is typed by hand. See also",
+        "[the comparison with the papers](compare/README.md) and [the findings](compare/findings.md).",
+        f"{SECONDS}\n",
+        "| study | content | command | seconds | device | commit |\n|---|---|---|---|---|---|",
     ]
-    for name, what in STUDIES.items():
+    for name, content in STUDIES.items():
         if name in made:
             each = made[name]
-            how = f"`{each['command']}` | {each['seconds']:.0f} | {each['device']} | {each['commit']}"
-            lines.append(f"| [{name}]({name}/tables/README.md) | {what} | {how} |")
+            row = f"`{each['command']}` | {each['seconds']:.0f} | {each['device']} | {each['commit']}"
+            lines.append(f"| [{name}]({name}/tables/README.md) | {content} | {row} |")
         else:
-            lines.append(f"| {name} | {what} | not run here: {left[name]} | | | |")
+            lines.append(f"| {name} | {content} | not run: {_missing_data(name) or 'not requested'} | | | |")
     return "\n".join(lines) + "\n"
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -477,7 +477,7 @@ def nothing_prepared(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch, nothing_prepared):
-    """From a packed study: tables, figures, values, comparison and what made them; no ledger, no places of data."""
+    """From a packed study: tables, figures, values, comparison and what made them; no ledger, no data paths."""
     shutil.copytree(folder, tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "made.json").write_text(
         json.dumps({"command": "fedsweep run x", "seconds": 3, "device": "an abacus", "commit": "abc"})
@@ -490,25 +490,20 @@ def test_what_is_kept_of_a_reproduction(folder, tmp_path, monkeypatch, nothing_p
     assert reproduce(monkeypatch, "collect", tmp_path / "packed.tar.gz", *places) == 0
     readme = (keep / "README.md").read_text(encoding="utf-8")
     assert "| `fedsweep run x` | 3 | an abacus | abc |" in readme
-    assert (
-        "not run here: needs pathmnist-resnet20.npz, which `fedsweep data prepare pathmnist-resnet20` makes" in readme
-    )
+    assert "not run: needs pathmnist-resnet20.npz, which `fedsweep data prepare pathmnist-resnet20` downloads" in readme
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "One study ran in 3 s on an abacus at commit abc. Seconds are" in page
-    assert "\n- paper-pathmnist-iid: needs pathmnist-resnet20.npz, which" in page, "what was not run is a list"
+    assert "One study took 3 s in total on an abacus." in page
+    assert "[The list of studies](keep/README.md)" in page
     assert (keep / "compare" / "findings.md").is_file()
     assert (keep / "paper-cifar10-resnet20" / "figures" / "score-by-round.png").is_file()
     assert not list(keep.rglob("*.sqlite*"))
     assert "data: cifar10-resnet20.npz" in (keep / "paper-cifar10-resnet20" / "best.yaml").read_text(encoding="utf-8")
 
 
-def test_a_study_without_data_is_left_out(tmp_path, monkeypatch, capsys, nothing_prepared):
+def test_a_study_without_data_is_skipped(tmp_path, monkeypatch, capsys, nothing_prepared):
     options = ("run", "--only", "paper-pathmnist-iid", "--work", tmp_path / "work", "--pack", tmp_path / "packed")
     assert reproduce(monkeypatch, *options) == 0
-    said = capsys.readouterr().err
-    assert (
-        "left out, fedsweep: paper-pathmnist-iid:5: data 'pathmnist-resnet20.npz' does not exist; make it with" in said
-    )
+    assert "skipped, needs pathmnist-resnet20.npz, which `fedsweep data prepare" in capsys.readouterr().err
     assert not (tmp_path / "packed").exists()
 
 

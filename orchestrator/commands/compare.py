@@ -13,10 +13,12 @@ def compare(
         list[Path], typer.Argument(metavar="DIR...", help="Results folders, or folders of results folders.")
     ],
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder.  [default: DIR/compare]")] = None,
-    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write everything to one page.")] = None,
-    made: Annotated[str, typer.Option(help="Sentence for that page that says how the results were made.")] = "",
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a summary with links to the details.")
+    ] = None,
+    made: Annotated[str, typer.Option(help="How the results were made, for the summary.")] = "",
 ) -> None:
-    """Compare results with the papers' tables: every entry, the difference, the actual eps, and findings in words."""
+    """Compare results with the papers' tables: every entry, the difference, the actual eps, and the findings."""
     from orchestrator.reproduction import write_comparison
 
     for path in write_comparison(folders, to or folders[0] / "compare", page, made):
