@@ -179,10 +179,10 @@ def test_too_little_damping_is_refused():
     with pytest.raises(UserError) as caught:
         plan(hypers, sizes=[300, 33])
     assert str(caught.value) == (
-        "alpha = 0.01 and rho = 0.02 must add up to more than hessian_clip / |D_i| = 0.030303, "
-        "for the smallest client has 33 rows"
+        "alpha = 0.01 and rho = 0.02 must add up to more than hessian_clip / |D_i| = 0.030303; "
+        "the smallest client has 33 rows"
     )
-    with pytest.raises(UserError, match=r"for the smallest client has 4 rows$"):
+    with pytest.raises(UserError, match=r"the smallest client has 4 rows$"):
         plan({"alpha": 0.125, "rho": 0.125}, sizes=[4])  # just as much is too little
     with pytest.raises(UserError, match=r"^sum_clip = 0.9 is below clip = 1"):
         plan({"as_released": True, "sum_clip": 0.9})

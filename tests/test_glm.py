@@ -21,7 +21,7 @@ from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import DataSpec, ProblemSpec
 from trainables.methods import METHODS
 from trainables.methods.base import Run
-from trainables.methods.dp_fednewton import solved
+from trainables.methods.dp_fednewton import solve
 from trainables.models.shard import Shard
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import PrivacySettings
@@ -303,9 +303,9 @@ def test_solving_mends_the_hessian():
     """Symmetric, eigenvalues -1 and 3 raised to 0.5 and 3: (1, 1) is the eigenvector of 3, (1, -1) that of -1."""
     H = torch.tensor([[1.0, 3.0], [1.0, 1.0]])
     smallest = torch.tensor([0.5])
-    torch.testing.assert_close(solved(H, torch.tensor([3.0, 3.0]), smallest), torch.tensor([1.0, 1.0]))
-    torch.testing.assert_close(solved(H, torch.tensor([1.0, -1.0]), smallest), torch.tensor([2.0, -2.0]))
-    assert solved(H / 0, torch.tensor([1.0, 1.0]), smallest).isnan().all()
+    torch.testing.assert_close(solve(H, torch.tensor([3.0, 3.0]), smallest), torch.tensor([1.0, 1.0]))
+    torch.testing.assert_close(solve(H, torch.tensor([1.0, -1.0]), smallest), torch.tensor([2.0, -2.0]))
+    assert solve(H / 0, torch.tensor([1.0, 1.0]), smallest).isnan().all()
 
 
 def test_without_noise_newton_finds_the_maximum():

@@ -1,13 +1,16 @@
-"""DP-BandMF: gradients from some clients at a time, in turn, with noise that later rounds take back in part.
+"""DP-BandMF: clients take turns, and the noise is correlated across rounds by a banded matrix factorisation.
 
-Round t adds z_t + d_1 z_(t-1) + ... + d_(p-1) z_(t-p+1) to a client's sum, z being noise of its own for every round and
-d the series of sqrt(1 - x): of all rounds so far, added up, most of the noise then cancels (Kalinin et al. 2025; banded
-factorisations are Choquette-Choo et al. 2023's). What is released is a factorisation of the gradients: with D the band
-of the d and C its inverse, D (C gradients + z). A record shows in its client's turns alone, `every` rounds apart;
-columns of C that lie apart overlap little, and that is what makes it cheap. Where a client is in every round nothing
-beats noise of its own every round (docs/privacy.md), which is `bands: 1`.
+    round t:  client i releases (g_i + z_t + d_1 z_{t-1} + ... + d_{p-1} z_{t-p+1}) / |D_i|;  theta <- theta - eta G
 
-All clients answer in all rounds, those whose turn it is not with noise alone: so a sum holds everybody's.
+g_i is the sum of clipped gradients if it is the client's turn (every `every` rounds), else 0; z_t is fresh noise of
+round t; d_j are the coefficients of sqrt(1 - x), which are negative for j > 0, so that most of the noise cancels in the
+sum of all rounds (Kalinin et al. 2025; banded factorisations: Choquette-Choo et al. 2023).
+
+With D the banded matrix of the d_j and C its inverse, the releases are D (C g + z). A record affects g only in its
+client's turns. Columns of C that are `every` rounds apart overlap little, which keeps the sensitivity of C g low. If
+every client is in every round, independent noise is optimal (docs/privacy.md): `bands: 1`.
+
+All clients release something in all rounds, noise alone if it is not their turn, so a sum has the noise of all.
 """
 
 from __future__ import annotations
@@ -32,20 +35,21 @@ from trainables.privacy.plan import Event, Level
 
 
 def band(bands: int) -> list[float]:
-    """The series of sqrt(1 - x), as far as it goes."""
-    found = [1.0]
+    """d_0 = 1, d_1, ..., d_{bands-1}: the power series of sqrt(1 - x)."""
+    d = [1.0]
     for j in range(1, bands):
-        found.append(found[-1] * (2 * j - 3) / (2 * j))
-    return found
+        d.append(d[-1] * (2 * j - 3) / (2 * j))
+    return d
 
 
 @lru_cache(maxsize=256)
 def sensitivity(rounds: int, every: int, bands: int) -> float:
-    """How far one record moves C times the gradients, if it moves each round's of its client's turns by at most 1: the
-    most that any client's turns allow. All d but the first are negative, so C has no negative entries: columns never
-    work against each other, and a record that always moves the same way moves the most. That of the client whose turn
-    comes first, for the others' moves are the same later, and cut off sooner."""
-    from scipy.signal import lfilter  # a second of imports that a client host never needs
+    """l2 sensitivity of C g for a record that changes g by at most 1 in each of its client's turns.
+
+    The maximum is ||C u||, u the indicator of the turns of the first client. All entries of C are non-negative, since
+    all d_j but d_0 are negative; so changes in the same direction in all turns are the worst case. For other clients
+    the same vector starts later and is cut off earlier."""
+    from scipy.signal import lfilter  # takes a second to import, and client hosts do not need it
 
     turns = np.zeros(rounds)
     turns[::every] = 1
@@ -54,7 +58,7 @@ def sensitivity(rounds: int, every: int, bands: int) -> float:
 
 @dataclass(frozen=True)
 class BandedGradient(ClientProgram):
-    """The gradient, if it is the client's turn, with this round's noise and part of that of those before."""
+    """The gradient if it is the client's turn, plus correlated noise."""
 
     every: int
     bands: int
@@ -64,7 +68,7 @@ class BandedGradient(ClientProgram):
         return f"gradient every {self.every} rounds, noise in {self.bands} bands"
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        # the mean over all clients is then that of those whose turn it is
+        # the factor `every` makes the mean over all clients that of the clients whose turn it is
         total = client.clipped_gradient_sum(theta) * client.turn_mask(self.every) * self.every
         for back, factor in enumerate(band(self.bands)[: client.t]):
             total = total + client.noise("banded", t=client.t - back, factor=factor * self.every)
@@ -78,11 +82,11 @@ class DPBandMF(Method):
     hyperparameters = (
         learning_rate(0.1),
         Hyperparameter(
-            "every", 5, "rounds from one turn of a client to its next; 1: all are in every round; with fewer clients "
-            "than that, some rounds are noise alone", low=1, integer=True, high=10**4, shared=True,
+            "every", 5, "rounds from one turn of a client to the next; 1: all clients in every round; if there are "
+            "fewer clients than that, some rounds are noise alone", low=1, integer=True, high=10**4, shared=True,
         ),
         Hyperparameter(
-            "bands", 0, "rounds that a noise is felt in; 0: as many as `every`; 1: in its own alone", low=0,
+            "bands", 0, "rounds that share a noise; 0: as many as `every`; 1: independent noise", low=0,
             integer=True, high=10**4, shared=True,
         ),
     )  # fmt: skip

@@ -1,10 +1,13 @@
-"""DP-FedFC: once, a noisy covariance of clipped features; then theta - eta (Cov + gamma I)^-1 G.
+"""DP-FedFC: gradient descent preconditioned with a noisy covariance of the features, released once.
 
-The covariance is a release like any other: features are clipped to `feature_clip`, it gets `covariance_share` of the
-budget (of mu squared), and its noise shrinks with |D_i| as the gradients' does. At user level the clients precondition
-their own gradients, clip the outcome and add noise to it.
-`as_released`: features are not clipped, the covariance is not accounted, its noise does not shrink with |D_i|. How much
-noise the authors added there is not known; here it is what a bound of 1 would need at the gradients' multiplier.
+    before round 1:  clients release A_i = (sum of x x^T + noise) / |D_i|, every x clipped to `feature_clip`;  A = mean
+    every round:     theta <- theta - eta (A + gamma I)^-1 G
+
+A spends `covariance_share` of the budget (of mu squared). At user level clients apply (A + gamma I)^-1 to their own
+mean gradient, clip the result and add noise.
+
+`as_released`: features are not clipped, A is not accounted, and its noise does not shrink with |D_i|. The authors'
+noise level for A is unknown; here it is that of sensitivity 1 at the gradients' noise multiplier.
 """
 
 from __future__ import annotations
@@ -28,24 +31,27 @@ from trainables.methods.base import (
     learning_rate,
 )
 from trainables.models import Model
+from trainables.models.curvature import symmetric_eigh
 from trainables.models.lanes import in_fixed_blocks
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import LEVELS, Event, Level
 
 
-def preconditioned(
+def precondition(
     values: torch.Tensor, vectors: torch.Tensor, gamma: torch.Tensor, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """(V diag(values) V^T + gamma I)^-1 applied to a gradient, feature by feature."""
+    """(A + gamma I)^-1 times the gradient as a (features, classes) matrix; A = V diag(values) V^T."""
     matrix = gradient.view(*gradient.shape[:-1], values.shape[-1], -1)
     damped = (values + gamma).unsqueeze(-1)
-    if gradient.dim() > 2:  # of several clients at once
+    if gradient.dim() > 2:  # several clients at once
         return (vectors @ ((vectors.mT @ matrix) / damped)).flatten(-2)
     return in_fixed_blocks(lambda v, m, d: v @ ((v.mT @ m) / d), vectors, matrix, damped).flatten(-2)
 
 
 @dataclass(frozen=True)
 class CovarianceThenGradient(ClientProgram):
+    """Record level: A_i once, then one noisy gradient a round."""
+
     feature_clip: float
     prepares = True
 
@@ -79,12 +85,12 @@ class UserCovariance(CovarianceThenGradient):
         return f"covariance of a user's features clipped to {self.feature_clip!r}, then preconditioned gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
-        gram = client.shard.gram(self.feature_clip) / client.size.squeeze(2)  # of norm at most the bound squared
+        gram = client.shard.gram(self.feature_clip) / client.size.squeeze(2)  # Frobenius norm <= feature_clip^2
         return gram.unsqueeze(1) + client.distinct_noise("covariance", gram.shape[1])
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        sent, gamma = client.broadcast, client.hypers["gamma"]
-        direction = preconditioned(sent["values"], sent["vectors"], gamma, client.gradient_mean(theta))
+        values, vectors = client.broadcast["values"], client.broadcast["vectors"]
+        direction = precondition(values, vectors, client.hypers["gamma"], client.gradient_mean(theta))
         return clip_norm(direction, client.clip) + client.noise("gradient")
 
 
@@ -96,24 +102,24 @@ COVARIANCE = (
     Hyperparameter(
         "covariance_share",
         0.1,
-        "the covariance's part of the budget, of mu squared",
+        "the covariance's share of the budget (of mu squared)",
         low=0,
         high=1,
         open_low=True,
         open_high=True,
     ),
 )
-"""What methods with a noisy covariance have in common."""
+"""The hyperparameters of methods that release a noisy covariance."""
 
 
-def priced(run: Run) -> tuple[Event, ...]:
-    """A gradient a round, and a covariance once."""
+def covariance_events(run: Run) -> tuple[Event, ...]:
+    """One gradient a round, and one covariance."""
     share, bound = float(run.hypers["covariance_share"]), float(run.hypers["feature_clip"])
-    # ||x x^T||_F = ||x||^2, and two such matrices are at most sqrt(2) of that apart
-    moves = bound**2 * (math.sqrt(2) if run.privacy.adjacency == "replace-one" else 1.0)
+    # ||x x^T||_F = ||x||^2, and two such matrices are at most sqrt(2) times that apart
+    sensitivity = bound**2 * (math.sqrt(2) if run.privacy.adjacency == "replace-one" else 1.0)
     return (
         Event("gradient", run.rounds, run.privacy.sensitivity, share=1 - share),
-        Event("covariance", 1, moves, share=share),
+        Event("covariance", 1, sensitivity, share=share),
     )
 
 
@@ -126,7 +132,7 @@ class DPFedFC(Method):
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]] = (
         learning_rate(0.3),
         *COVARIANCE,
-        as_released("features not clipped, the covariance not accounted and its noise the same for all |D_i|"),
+        as_released("no clipping of features, no account of the covariance, the same noise for all |D_i|"),
     )
 
     def accepts(self, model: Model) -> bool:
@@ -141,28 +147,24 @@ class DPFedFC(Method):
     def releases(self, run: Run) -> tuple[Event, ...]:
         privacy, hypers = run.privacy, run.hypers
         if hypers["as_released"] and privacy.level == "user":
-            raise UserError("as_released = True: dp-fedfc was released for record level alone")
+            raise UserError("as_released = True: the released dp-fedfc protects record level only")
         if hypers["as_released"]:
             return (
                 Event("gradient", run.rounds, privacy.sensitivity),
                 Event("covariance", 1, math.inf, calibrated_for=privacy.adjacency_factor * math.sqrt(run.rounds)),
             )
-        return priced(run)
+        return covariance_events(run)
 
     def receive(self, prepared: torch.Tensor, which: torch.Tensor, state: State, hypers: Hypers) -> None:
-        """Noise can make the mean asymmetric and indefinite; mending that is post-processing and costs nothing."""
+        """Noise can make A asymmetric and indefinite. Its repair is post-processing and costs no privacy."""
         side = math.isqrt(prepared.shape[1])
-        covariance = prepared.view(-1, side, side)
-        finite = torch.isfinite(covariance).all(dim=2).all(dim=1).view(-1, 1, 1)  # eigh would stop the whole pack
-        usable = torch.where(finite, (covariance + covariance.mT) / 2, torch.eye(side).to(covariance))
-        values, vectors = torch.linalg.eigh(usable)
-        values = torch.where(finite.squeeze(2), values.clamp(min=0), math.nan)
-        state["values"], state["vectors"] = values[which], vectors[which]
+        values, vectors = symmetric_eigh(prepared.view(-1, side, side))
+        state["values"], state["vectors"] = values.clamp(min=0)[which], vectors[which]
 
     def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
         return {name: state[name] for name in ("values", "vectors")} if hypers["level"] == "user" else {}
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        if hypers["level"] == "record":  # users have done it themselves
-            G = preconditioned(state["values"], state["vectors"], hypers["gamma"], G)
+        if hypers["level"] == "record":  # at user level the clients have done it
+            G = precondition(state["values"], state["vectors"], hypers["gamma"], G)
         return theta - hypers["learning_rate"] * G

@@ -1,4 +1,8 @@
-"""DP-FedHybrid: a start by FedAvg, from where FedSGD goes on: one noisy gradient a round."""
+"""DP-FedHybrid: rounds of DP-FedAvg, then DP-FedSGD from there.
+
+first `fedavg_rounds` rounds:  theta <- theta + mean update after K local steps
+later rounds:                  theta <- theta - eta G,  G = mean noisy gradient
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-FedNew: the clients' own damped Newton directions, held together by ADMM; only d numbers a round are sent."""
+"""DP-FedNew: damped Newton directions of the clients, coupled by ADMM (see `fednew`). H_i is the clipped Hessian."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class HessianUpdate(PrimalUpdate):
     curvature = "the Hessian"
 
     def solve(self, client: ClientRound, theta: torch.Tensor, right: torch.Tensor, bound: float) -> torch.Tensor:
-        """One lane at a time: its arithmetic does not depend on its neighbours, and one Hessian is in memory."""
-        found = torch.empty_like(right)
+        """One lane at a time: a lane does not depend on the others, and memory holds one Hessian."""
+        solutions = torch.empty_like(right)
         classes = right.shape[-1] // client.shard.x.shape[2]
         gamma = (client.hypers["alpha"] + client.hypers["rho"]).double()
         for lane, weights in enumerate(theta):
             hessian = (clipped_hessian_sum(client.shard, weights, bound) / client.size).double()
             hessian.diagonal(dim1=1, dim2=2).add_(gamma[lane])
-            factor, _ = torch.linalg.cholesky_ex(hessian)  # raises nothing where a lane has diverged
+            factor, _ = torch.linalg.cholesky_ex(hessian)  # does not raise if a lane has diverged
             solution = torch.cholesky_solve(by_class(right[:, lane], classes).double().unsqueeze(2), factor)
-            found[:, lane] = by_row(solution.squeeze(2), classes)
-        return found
+            solutions[:, lane] = by_row(solution.squeeze(2), classes)
+        return solutions
 
 
 class DPFedNew(FedNewMethod):

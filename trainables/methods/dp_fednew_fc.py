@@ -1,6 +1,6 @@
-"""DP-FedNew-FC: DP-FedNew with the covariance of the features in the Hessian's place, I kron mean of x x^T.
+"""DP-FedNew-FC: DP-FedNew with the feature covariance in place of the Hessian, H_i = I kron (mean of x x^T).
 
-It depends on no weights: one factorisation serves all lanes and rounds.
+H_i does not depend on the weights, so one eigendecomposition serves all lanes and rounds.
 """
 
 from __future__ import annotations

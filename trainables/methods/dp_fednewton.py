@@ -1,8 +1,11 @@
-"""DP-FedNewton: a start by FedAvg, then the mean of the clients' own Newton steps; one such step is what it is for.
+"""DP-FedNewton: rounds of FedAvg, then rounds (usually one) that average the clients' own Newton steps.
 
-A client's step is -H^-1 g with a noisy gradient and a noisy Hessian, per-example Hessians clipped in Frobenius norm.
-Both are priced as releases of their own: what is sent is computed from them alone. Since it bends the client's own
-noise, the other clients' noise is given no credit for hiding it.
+    first `fedavg_rounds` rounds:  DP-FedAvg
+    later rounds:  client i releases -H_i^-1 g_i;  theta <- theta + mean
+
+g_i is the client's noisy gradient and H_i its noisy Hessian, with per-example Hessians clipped in Frobenius norm. Both
+are accounted as releases, and the Newton step is computed from them alone. It transforms the client's own noise, so
+secure aggregation gets no credit.
 """
 
 from __future__ import annotations
@@ -15,20 +18,19 @@ from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hyperparameter, Hypers, Run, State
 from trainables.methods.fedavg_start import FedAvgStart, FedAvgStartMethod, share
 from trainables.models import Model
+from trainables.models.curvature import symmetric_eigh
 from trainables.models.glm import GLM
 from trainables.privacy.plan import Event, Level
 
 
-def solved(H: torch.Tensor, g: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
-    """H^-1 g, after H has been made symmetric and its eigenvalues at least `smallest`: noise can make it indefinite,
-    and mending what was released costs nothing. Not a number where H is not one: eigh would stop the whole pack."""
-    finite = torch.isfinite(H).all(dim=-1).all(dim=-1)[..., None, None]
-    usable = torch.where(finite, (H + H.mT) / 2, torch.eye(H.shape[-1]).to(H))
-    values, vectors = torch.linalg.eigh(usable)
-    inverse = torch.where(finite.squeeze(-1), 1 / torch.maximum(values, smallest), math.nan)
-    # sums, not products of matrices, which might round by the number of lanes
-    turned = (vectors * g.unsqueeze(-1)).sum(-2) * inverse
-    return (vectors * turned.unsqueeze(-2)).sum(-1)
+def solve(H: torch.Tensor, g: torch.Tensor, smallest: torch.Tensor) -> torch.Tensor:
+    """H^-1 g with H made symmetric and its eigenvalues raised to `smallest`; NaN where H is not finite.
+
+    Noise can make H indefinite. Its repair is post-processing and costs no privacy."""
+    values, vectors = symmetric_eigh(H)
+    # sums, not matrix products, whose rounding may depend on the number of lanes
+    rotated = (vectors * g.unsqueeze(-1)).sum(-2) * (1 / torch.maximum(values, smallest))
+    return (vectors * rotated.unsqueeze(-2)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class FedAvgThenNewton(FedAvgStart):
         total = cast(GLM, client.model).clipped_hessian_sum(client.shard, theta, bound)
         noise = client.noise("hessian", size=side * side).unflatten(-1, (side, side))
         H = ((total + noise) / client.size.unsqueeze(-1)).to(theta)
-        return -solved(H, g, client.hypers["smallest_eigenvalue"])
+        return -solve(H, g, client.hypers["smallest_eigenvalue"])
 
 
 class DPFedNewton(FedAvgStartMethod):
@@ -53,10 +55,10 @@ class DPFedNewton(FedAvgStartMethod):
     second_order = True
     hyperparameters = (
         *FedAvgStartMethod.start_hyperparameters,
-        share("hessian_share", 0.5, "the Hessians' part of what FedAvg leaves of the budget, of mu squared"),
+        share("hessian_share", 0.5, "the Hessians' share of the budget that FedAvg leaves (of mu squared)"),
         Hyperparameter("hessian_clip", 1.0, "Frobenius bound on a per-example Hessian", low=0, open_low=True),
         Hyperparameter(
-            "smallest_eigenvalue", 0.01, "what a noisy Hessian's eigenvalues are raised to", low=0, open_low=True
+            "smallest_eigenvalue", 0.01, "lower bound on the eigenvalues of a noisy Hessian", low=0, open_low=True
         ),
     )
 
@@ -69,13 +71,15 @@ class DPFedNewton(FedAvgStartMethod):
     def releases(self, run: Run) -> tuple[Event, ...]:
         start = self.start_event(run)
         rounds = run.rounds - int(run.hypers["fedavg_rounds"])
-        left, of_hessians = 1 - start.share, float(run.hypers["hessian_share"])
-        # Hessians are positive semi-definite, so two of them are at most sqrt(2) of their bound apart
-        moves = float(run.hypers["hessian_clip"]) * (math.sqrt(2) if run.privacy.adjacency == "replace-one" else 1.0)
+        left, hessian_share = 1 - start.share, float(run.hypers["hessian_share"])
+        # Hessians are positive semi-definite, so two of them are at most sqrt(2) times their bound apart
+        sensitivity = float(run.hypers["hessian_clip"]) * (
+            math.sqrt(2) if run.privacy.adjacency == "replace-one" else 1.0
+        )
         return (
             start,
-            Event("gradient", rounds, run.privacy.sensitivity, share=left * (1 - of_hessians), aggregated=False),
-            Event("hessian", rounds, moves, share=left * of_hessians, aggregated=False),
+            Event("gradient", rounds, run.privacy.sensitivity, share=left * (1 - hessian_share), aggregated=False),
+            Event("hessian", rounds, sensitivity, share=left * hessian_share, aggregated=False),
         )
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:

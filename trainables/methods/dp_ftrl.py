@@ -1,12 +1,14 @@
-"""DP-FTRL: theta_0 - eta (sum of gradients so far) / t, the sums noised through a binary tree.
+"""DP-FTRL: follow the regularised leader with noisy prefix sums.
 
-Honest mode: one noise per tree node that some prefix uses. With full participation a record is under every node, so a
-node of m leaves moves by m times what one gradient moves by, and the sensitivity is that of all used nodes together.
-`noise: independent`: noise of its own every round, for all T of them. With every record in every round no tree does
-better: the best factorisation of any such workload is diagonal, a schedule of noises over rounds, and for the last
-weights it is the even one (docs/privacy.md has the proof). At 70 rounds prefix sums through the tree have seven times
-the squared error.
-`as_released`: independent noise too, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
+    theta_t = theta_0 - eta (G_1 + ... + G_t) / t
+
+`noise: tree` (as published): prefix sums get their noise through a binary tree, one draw per node that some prefix
+uses. With full participation a record is in every round, so it changes the sum of a node with m leaves by m times the
+sensitivity s of one gradient. All used nodes are one release of sensitivity s sqrt(sum of m^2).
+`noise: independent`: fresh noise every round, accounted for all T rounds. If every record is in every round no tree is
+better: the optimal factorisation of such a workload is diagonal, and for the last iterate it has equal noise in all
+rounds (docs/privacy.md has the proof). At 70 rounds, prefix sums through the tree have 7 times its squared error.
+`as_released`: independent noise, calibrated as if only ceil(log2 T) + 1 of the T rounds were released.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from trainables.privacy.plan import Event, Level
 
 
 def prefix_nodes(t: int) -> Iterator[tuple[int, int]]:
-    """The tree nodes whose sum is the prefix 1..t: (last leaf, level), a node of level j having 2^j leaves."""
+    """The tree nodes that add up to the prefix 1..t, as (last leaf, level); a node of level j has 2^j leaves."""
     end = 0
     for level in reversed(range(t.bit_length())):
         if t >> level & 1:
@@ -40,7 +42,7 @@ def prefix_nodes(t: int) -> Iterator[tuple[int, int]]:
 
 
 def used_nodes(rounds: int, restart_every: int) -> set[tuple[int, int, int]]:
-    """(tree, last leaf, level) of every node that a prefix of some round uses."""
+    """(tree, last leaf, level) of every node used by some prefix."""
     span = restart_every or rounds
     return {
         ((t - 1) // span, end, level) for t in range(1, rounds + 1) for end, level in prefix_nodes((t - 1) % span + 1)
@@ -49,7 +51,7 @@ def used_nodes(rounds: int, restart_every: int) -> set[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class TreeGradient(ClientProgram):
-    """The gradient of a round with the difference of two prefixes' noises: the releases add up to noisy prefixes."""
+    """A round's gradient plus noise(prefix t) - noise(prefix t - 1): the releases add up to noisy prefixes."""
 
     restart_every: int
 
@@ -75,16 +77,16 @@ class DPFTRL(Method):
     hyperparameters = (
         learning_rate(5.0),
         Hyperparameter(
-            "restart_every", 0, "rounds after which a new tree begins; 0: one tree", low=0, integer=True, shared=True
+            "restart_every", 0, "rounds per tree; 0: one tree for all rounds", low=0, integer=True, shared=True
         ),
         Hyperparameter(
             "noise",
             "tree",
-            "tree, as published, or independent from round to round",
+            "tree (as published) or independent in every round",
             choices=("tree", "independent"),
             shared=True,
         ),
-        as_released("noise for ceil(log2 T) + 1 releases although all T are released"),
+        as_released("noise for ceil(log2 T) + 1 releases, although there are T"),
     )
 
     def program(self, hypers: Hypers, level: Level = "record") -> ClientProgram:
@@ -92,14 +94,14 @@ class DPFTRL(Method):
         return super().program(hypers, level) if independent else TreeGradient(int(hypers["restart_every"]))
 
     def releases(self, run: Run) -> tuple[Event, ...]:
-        moves = run.privacy.sensitivity
+        sensitivity = run.privacy.sensitivity
         if run.hypers["as_released"]:
             factor = math.sqrt((math.ceil(math.log2(run.rounds)) + 1) / run.rounds) if run.rounds > 1 else 1.0
-            return (Event("gradient", run.rounds, moves, calibrated_for=moves * factor),)
+            return (Event("gradient", run.rounds, sensitivity, calibrated_for=sensitivity * factor),)
         if run.hypers["noise"] == "independent":
-            return (Event("gradient", run.rounds, moves),)
+            return (Event("gradient", run.rounds, sensitivity),)
         nodes = used_nodes(run.rounds, int(run.hypers["restart_every"]))
-        return (Event("tree", 1, moves * math.sqrt(sum(4**level for _, _, level in nodes))),)
+        return (Event("tree", 1, sensitivity * math.sqrt(sum(4**level for _, _, level in nodes))),)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"theta_0": theta.clone(), "sum": torch.zeros_like(theta)}

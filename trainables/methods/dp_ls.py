@@ -1,13 +1,15 @@
-"""DP-LS: private least squares in one round; with more rounds, Newton steps with the same Hessian.
+"""DP-LS: private least squares in one round; in further rounds, Newton steps with the same Hessian bound.
 
-Once, every client releases the sum of x x^T over clipped rows with noise; in round 1 its noisy gradient at zero
-weights. That gradient is the cross moments of rows and labels, x (1/c - y)^T, so -(Gram + gamma I)^-1 of it is the
-least-squares fit of the labels less 1/c. At zero weights the Hessian of the softmax loss is Gram / c (but for a
-direction that changes no prediction), so c times that fit is a Newton step from zero, which is what is taken: both
-classify alike. In further rounds gradients at the new weights are met with Gram / 2, which is no less than the Hessian
-anywhere (Bohning 1992): without noise and clipping a step of length 1 never makes the loss worse.
+    before round 1:  clients release A_i = (sum of x x^T over clipped rows + noise) / |D_i|;  A = mean
+    round 1:         theta = -eta c (A + gamma I)^-1 G,            G = mean noisy gradient at zero weights
+    round t > 1:     theta <- theta - 2 eta (A + gamma I)^-1 G,    G = mean noisy gradient at theta
 
-`rounds: 1` is plain least squares: nothing is released but two noisy sums, and all of the budget goes into them.
+Round 1 is least squares: with c classes the gradient at zero weights is x (1/c - y)^T, so -(A + gamma I)^-1 G is the
+least-squares fit of y - 1/c. It is also a Newton step: at zero weights the Hessian of the softmax loss is A / c, up to
+a direction that changes no prediction, hence the factor c. Later rounds use A / 2, which bounds the Hessian at every
+theta (Bohning 1992): without noise and clipping a step with eta = 1 never increases the loss.
+
+With `rounds: 1` clients release only two noisy sums, which share the whole budget.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, ClientRound, Hypers, Run, State, learning_rate
-from trainables.methods.dp_fedfc import COVARIANCE, CovarianceThenGradient, DPFedFC, preconditioned, priced
+from trainables.methods.dp_fedfc import COVARIANCE, CovarianceThenGradient, DPFedFC, covariance_events, precondition
 from trainables.privacy.plan import Event, Level
 
 
@@ -41,8 +43,8 @@ class DPLS(DPFedFC):
         return LeastSquares(float(hypers["feature_clip"]))
 
     def releases(self, run: Run) -> tuple[Event, ...]:
-        return priced(run)
+        return covariance_events(run)
 
     def step(self, t: int, theta: torch.Tensor, G: torch.Tensor, state: State, hypers: Hypers) -> torch.Tensor:
-        step = hypers["learning_rate"] * preconditioned(state["values"], state["vectors"], hypers["gamma"], G)
+        step = hypers["learning_rate"] * precondition(state["values"], state["vectors"], hypers["gamma"], G)
         return -hypers["model"].classes * step if t == 1 else theta - 2 * step

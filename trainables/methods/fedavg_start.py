@@ -1,4 +1,4 @@
-"""Methods that start with rounds of FedAvg and then refine what it found: two stages, two parts of the budget."""
+"""Two-stage methods: rounds of FedAvg, then rounds that refine the result. Each stage has its share of the budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainables.privacy.plan import Event
 
 @dataclass(frozen=True)
 class FedAvgStart(LocalSteps):
-    """In the first rounds the client's local steps, in the later ones what `refine` says."""
+    """Local steps in the first `start_rounds` rounds, `refine` in the later ones."""
 
     start_rounds: int
 
@@ -25,11 +25,11 @@ class FedAvgStart(LocalSteps):
     @property
     @abstractmethod
     def refinement(self) -> str:
-        """What the clients release afterwards."""
+        """Names the release of the second stage, as part of the program's name."""
 
     @abstractmethod
     def refine(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
-        """A client's release in a round of the second stage."""
+        """The client's release in a round of the second stage."""
 
     def gradient(self, client: ClientRound, y: torch.Tensor, step: int) -> torch.Tensor:
         return self.noisy_gradient(client, y, step, purpose="start")
@@ -39,7 +39,7 @@ class FedAvgStart(LocalSteps):
 
 
 def share(name: str, default: float, description: str) -> Hyperparameter:
-    """A part of the budget, of mu squared."""
+    """A share of the budget (of mu squared)."""
     return Hyperparameter(name, default, description, low=0, high=1, open_low=True, open_high=True)
 
 
@@ -50,13 +50,13 @@ class FedAvgStartMethod(Method):
         ),
         replace(LOCAL_STEPS, default=50, description="K, noisy steps of a client in a round of FedAvg"),
         client_learning_rate(1.0),
-        share("fedavg_share", 0.5, "the part of the budget, of mu squared, that the rounds of FedAvg spend"),
+        share("fedavg_share", 0.5, "share of the budget (of mu squared) for the rounds of FedAvg"),
     )
 
     def start_event(self, run: Run) -> Event:
-        """Every local step is a release, and beyond the first of a round no other client's noise hides it."""
+        """Every local step is a release; secure aggregation hides it only if it is the round's only step."""
         rounds, steps = int(run.hypers["fedavg_rounds"]), int(run.hypers["local_steps"])
         if rounds >= run.rounds:
             raise UserError(f"fedavg_rounds = {rounds} leaves none of {run.rounds} rounds for the second stage")
-        spent = float(run.hypers["fedavg_share"])
-        return Event("start", rounds * steps, run.privacy.sensitivity, share=spent, aggregated=steps == 1)
+        share = float(run.hypers["fedavg_share"])
+        return Event("start", rounds * steps, run.privacy.sensitivity, share=share, aggregated=steps == 1)

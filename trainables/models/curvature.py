@@ -37,6 +37,16 @@ def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torc
     return blocks.view(clients, c, c, q, q).transpose(2, 3).reshape(clients, c * q, c * q)
 
 
+def symmetric_eigh(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues and eigenvectors of (M + M^T) / 2 for every matrix M.
+
+    Where M is not finite the eigenvalues are NaN: `eigh` would raise and stop all lanes."""
+    finite = torch.isfinite(matrices).all(dim=-1).all(dim=-1)[..., None, None]
+    symmetric = torch.where(finite, (matrices + matrices.mT) / 2, torch.eye(matrices.shape[-1]).to(matrices))
+    values, vectors = torch.linalg.eigh(symmetric)
+    return torch.where(finite.squeeze(-1), values, torch.nan), vectors
+
+
 def pairs_of(classes: int) -> torch.Tensor:
     """(e_k - e_l)(e_k - e_l)^T of every pair of classes, flat."""
     unit = torch.eye(classes)
