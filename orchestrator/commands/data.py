@@ -74,7 +74,7 @@ def prepare(
     from trainables.data.sources import preparing
 
     for name in names:  # refuse unknown names before any download
-        preparing.known(name)
+        preparing.find_recipe(name)
     for name in names:
         with _progress(DownloadColumn()) as download, _progress(MofNCompleteColumn()) as extraction:
             options = preparing.Options(tuple(given or ()), to, device, batch, weights, download, extraction)
@@ -121,7 +121,7 @@ def verify(
     for file in [] if paths else [*sources, *catalogue.WEIGHTS.values()]:
         path = fetching.cache_folder() / "sources" / file.name
         if path.is_file():
-            problem = fetching.wrong(path, file.checksum)
+            problem = fetching.checksum_error(path, file.checksum)
             finding = problem or ("checksum matches" if file.checksum else "no published checksum")
             rows.append({"path": path, "valid": not problem, "finding": finding})
     if json:

@@ -17,34 +17,34 @@ BACKBONES: dict[str, Callable[[int], torch.nn.Module]] = {
     **{f"resnet{6 * blocks + 2}": partial(ResNet, blocks) for blocks in (3, 5, 7, 9)},
     "vgg16": VGG16,
 }
-"""By name: a network for so many classes, untrained. `penultimate` of each gives the features."""
+"""Untrained networks by name, called with the number of classes. `penultimate` gives the features."""
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-"""What the main paper's program normalises every image by, whatever the backbone was trained on."""
-CIFAR_SIZE = 32  # pixels, what these networks were made for
+"""The main paper's code normalises all images with these values, whatever the backbone was trained on."""
+CIFAR_SIZE = 32  # pixels, the input size of these networks
 
 
 def load(name: str, weights: Path) -> torch.nn.Module:
-    """A backbone with weights that were trained elsewhere: a plain state dict, never a pickled object."""
+    """A backbone with trained weights from a plain state dict, never from a pickled object."""
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         classes = len(next(reversed(state.values())))
         network = BACKBONES[name](classes)
         network.load_state_dict(state)
-    except Exception as error:  # torch raises whatever a damaged or foreign file leads to
+    except Exception as error:  # torch raises many types for a damaged file or other weights
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"weights {weights} are not those of a {name}: {reason}") from None
     return network.eval()
 
 
 def from_timm(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A pretrained model of timm (the extra `timm`), without its last layer, and how it wants its images."""
+    """A pretrained timm model (extra `timm`) without its last layer, and its input configuration."""
     try:
         import timm
     except ImportError:
         raise UserError(f"backbone 'timm.{name}' needs timm; install it with: pip install 'fedsweep[timm]'") from None
     try:
         network = timm.create_model(name, pretrained=True, num_classes=0)
-    except Exception as error:  # an unknown name, or no network
-        raise UserError(f"timm cannot make {name!r}: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # unknown name, or no network connection
+        raise UserError(f"timm cannot create {name!r}: {' '.join(str(error).split())[:200]}") from None
     return network.eval(), timm.data.resolve_model_data_config(network)

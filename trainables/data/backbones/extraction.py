@@ -1,4 +1,4 @@
-"""Images through a frozen network, piece by piece; what is done is kept, so that an interrupted extraction goes on."""
+"""Extracts features with a frozen network. Finished pieces are saved, so an interrupted extraction resumes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch import Tensor
 
 from trainables.errors import UserError, in_range, one_of
 
-PIECE = 2_000  # images between two savings
-
-Extractor = Callable[[Tensor], Tensor]
+PIECE = 2_000  # images per saved file
 
 
 def device_of(name: str) -> torch.device:
@@ -26,56 +24,44 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def normalised(images: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Rows x height x width x channels of bytes as a batch for a network; what is grey is repeated over channels."""
-    x = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float() / 255
+def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Bytes (rows, height, width, channels) as input of a network; a grey channel is repeated three times."""
+    x = images.permute(0, 3, 1, 2).float() / 255
     if x.shape[1] == 1:
         x = x.expand(-1, 3, -1, -1)
-    return (x - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
+    means, stds = (torch.tensor(values, device=x.device).view(1, 3, 1, 1) for values in (mean, std))
+    return (x - means) / stds
 
 
 def extract(
     images: NDArray[np.uint8],
     network: torch.nn.Module,
-    prepare: Callable[[NDArray[np.uint8]], Tensor],
+    to_input: Callable[[NDArray[np.uint8]], Tensor],
     *,
-    kept: Path,
+    folder: Path,
     identity: str,
     device: str = "auto",
     batch: int = 500,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> NDArray[np.float16]:
-    """Features of all images as float16. Pieces lie in `kept` under names that hold `identity`, which names everything
-    that can change them: pieces of another extraction are never taken for ours."""
+    """Features of all images as float16. Pieces are saved in `folder`, named by a hash of their images and `identity`.
+    `identity` must name everything else that can change them, so that pieces are reused only by the same extraction."""
     in_range(1, 100_000, batch=batch)
-    where = device_of(device)
-    network = network.to(where).eval()
-    penultimate = getattr(network, "penultimate", network)  # timm's come without their last layer
-    kept.mkdir(parents=True, exist_ok=True)
+    torch_device = device_of(device)
+    network = network.to(torch_device).eval()
+    penultimate = getattr(network, "penultimate", network)  # timm models come without their last layer
+    folder.mkdir(parents=True, exist_ok=True)
     pieces = []
     for start in range(0, len(images), PIECE):
         rows = images[start : start + PIECE]
         name = hashlib.sha256(f"{identity}:{start}:{hashlib.sha256(rows.tobytes()).hexdigest()}".encode()).hexdigest()
-        path = kept / f"{name[:32]}.npy"
+        path = folder / f"{name[:32]}.npy"
         if not path.is_file():
             temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-            with temporary.open("wb") as file:
-                np.save(file, _features(rows, prepare, penultimate, where, batch))
+            with temporary.open("wb") as file, torch.inference_mode():
+                batches = (to_input(rows[i : i + batch]).to(torch_device) for i in range(0, len(rows), batch))
+                np.save(file, torch.cat([penultimate(x).half().cpu() for x in batches]).numpy())
             os.replace(temporary, path)
         pieces.append(np.load(path, allow_pickle=False))
         progress(start + len(rows), len(images))
     return np.concatenate(pieces)
-
-
-@torch.inference_mode()
-def _features(
-    rows: NDArray[np.uint8],
-    prepare: Callable[[NDArray[np.uint8]], Tensor],
-    penultimate: Extractor,
-    where: torch.device,
-    batch: int,
-) -> NDArray[np.float16]:
-    found = [
-        penultimate(prepare(rows[start : start + batch]).to(where)).half().cpu() for start in range(0, len(rows), batch)
-    ]
-    return torch.cat(found).numpy()

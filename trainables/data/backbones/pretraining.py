@@ -1,4 +1,4 @@
-"""Training a backbone from scratch: SGD with momentum, a cosine schedule, shifted and mirrored pictures."""
+"""Trains a backbone from scratch: SGD with momentum, a cosine schedule, shifted and mirrored images."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far the training is."""
+    """Progress of the training."""
 
     number: int
     loss: float
     accuracy: float
-    """On the test pictures, in percent."""
+    """On the test images, in percent."""
 
 
 def pretrain(
@@ -56,13 +56,13 @@ def pretrain(
     device: str = "auto",
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Epoch:
-    """Train on `x_train`, watch `x_test`, write a plain state dict. After every epoch all that is needed to go on lies
-    in a file beside the target; the same call goes on from there."""
+    """Train on `x_train`, evaluate on `x_test` and write a plain state dict. After every epoch a checkpoint is
+    written next to the target, from which the same call resumes."""
     one_of(backbones.BACKBONES, backbone=name)
-    where = device_of(device)
+    torch_device = device_of(device)
     torch.manual_seed(schedule.seed)
     classes = int(arrays["y_train"].max()) + 1
-    network = backbones.BACKBONES[name](classes).to(where)
+    network = backbones.BACKBONES[name](classes).to(torch_device)
     optimizer = torch.optim.SGD(
         network.parameters(),
         lr=schedule.learning_rate,
@@ -74,15 +74,14 @@ def pretrain(
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     checkpoint = target.with_name(f"{target.name}.training")
     state: dict[str, Any] = {"network": network, "optimizer": optimizer, "rate": rate}
-    start = _taken_up(checkpoint, state, f"{name}:{schedule}", where)
-    x, y = (torch.from_numpy(arrays[key]).to(where) for key in ("x_train", "y_train"))
+    identity = f"{name}:{schedule}"
+    start = _restore(checkpoint, state, identity, torch_device)
+    x, y = (torch.from_numpy(arrays[key]).to(torch_device) for key in ("x_train", "y_train"))
     epoch = Epoch(start, float("nan"), float("nan"))
     for number in range(start + 1, schedule.epochs + 1):
         loss = _epoch(network, optimizer, rate, x, y.long(), schedule, number)
-        epoch = Epoch(number, loss, accuracy(network, arrays["x_test"], arrays["y_test"], where))
-        _save(
-            {"for": f"{name}:{schedule}", "epoch": number, **{k: v.state_dict() for k, v in state.items()}}, checkpoint
-        )
+        epoch = Epoch(number, loss, accuracy(network, arrays["x_test"], arrays["y_test"], torch_device))
+        _save({"for": identity, "epoch": number, **{k: v.state_dict() for k, v in state.items()}}, checkpoint)
         on_epoch(epoch)
     _save({key: value.cpu() for key, value in network.state_dict().items()}, target)
     checkpoint.unlink(missing_ok=True)
@@ -98,16 +97,16 @@ def _epoch(
     schedule: Schedule,
     number: int,
 ) -> float:
-    """The order of the pictures and their shifts follow from the seed and the epoch alone."""
+    """The order of the images and their shifts depend only on the seed and the epoch."""
     network.train()
     generator = torch.Generator().manual_seed(schedule.seed * 1_000_003 + number)
     order = torch.randperm(len(y), generator=generator)
     total = 0.0
     for rows in order.split(schedule.batch):
-        if len(rows) < 2:  # batch normalisation needs company
+        if len(rows) < 2:  # batch normalisation needs two rows
             continue
-        pictures = _varied(_normalised(x[rows.to(x.device)]), generator)
-        loss = functional.cross_entropy(network(pictures), y[rows.to(y.device)])
+        batch = _augmented(normalised(x[rows.to(x.device)], CIFAR100_MEAN, CIFAR100_STD), generator)
+        loss = functional.cross_entropy(network(batch), y[rows.to(y.device)])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -116,15 +115,8 @@ def _epoch(
     return total / len(y)
 
 
-def _normalised(images: Tensor) -> Tensor:
-    x = images.permute(0, 3, 1, 2).float() / 255
-    x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
-    mean, std = (torch.tensor(value, device=x.device).view(1, 3, 1, 1) for value in (CIFAR100_MEAN, CIFAR100_STD))
-    return (x - mean) / std
-
-
-def _varied(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Every picture shifted by up to four pixels and mirrored half of the time."""
+def _augmented(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Images shifted by up to four pixels, half of them mirrored."""
     count, _, height, width = x.shape
     padded = functional.pad(x, [SHIFT] * 4)
     down, right = torch.randint(0, 2 * SHIFT + 1, (2, count, 1), generator=generator).to(x.device)
@@ -137,21 +129,24 @@ def _varied(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @torch.inference_mode()
-def accuracy(network: torch.nn.Module, images: NDArray[np.uint8], labels: NDArray, where: torch.device) -> float:
+def accuracy(network: torch.nn.Module, images: NDArray[np.uint8], labels: NDArray, torch_device: torch.device) -> float:
+    """In percent."""
     network.eval()
-    right = 0
+    correct = 0
     for start in range(0, len(labels), 1000):
-        pictures = normalised(images[start : start + 1000], CIFAR100_MEAN, CIFAR100_STD).to(where)
-        right += int((network(pictures).argmax(1).cpu().numpy() == labels[start : start + 1000]).sum())
-    return 100 * right / len(labels)
+        rows = torch.from_numpy(np.ascontiguousarray(images[start : start + 1000]))
+        predicted = network(normalised(rows, CIFAR100_MEAN, CIFAR100_STD).to(torch_device)).argmax(1)
+        correct += int((predicted.cpu().numpy() == labels[start : start + 1000]).sum())
+    return 100 * correct / len(labels)
 
 
-def _taken_up(checkpoint: Path, state: dict[str, Any], identity: str, where: torch.device) -> int:
+def _restore(checkpoint: Path, state: dict[str, Any], identity: str, torch_device: torch.device) -> int:
+    """Load the checkpoint, if there is one; the number of epochs it has."""
     if not checkpoint.is_file():
         return 0
-    saved = torch.load(checkpoint, map_location=where, weights_only=True)
+    saved = torch.load(checkpoint, map_location=torch_device, weights_only=True)
     if saved["for"] != identity:
-        raise UserError(f"{checkpoint} belongs to a training with other settings; delete it to begin anew")
+        raise UserError(f"{checkpoint} belongs to a training with other settings; delete it to start again")
     for name, part in state.items():
         part.load_state_dict(saved[name])
     return saved["epoch"]

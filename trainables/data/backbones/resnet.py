@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -21,9 +21,9 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        around = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         inner = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-        return torch.relu(inner + around)
+        return torch.relu(inner + shortcut)
 
 
 class ResNet(nn.Module):
@@ -43,7 +43,7 @@ class ResNet(nn.Module):
         return nn.Sequential(Block(channels, out, stride), *(Block(out, out, 1) for _ in range(blocks - 1)))
 
     def penultimate(self, x: Tensor) -> Tensor:
-        """64 a picture."""
+        """64 features per image."""
         x = torch.relu(self.bn1(self.conv1(x)))
         return self.layer3(self.layer2(self.layer1(x))).mean(dim=(2, 3))
 

@@ -8,7 +8,7 @@ CHANNELS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 5
 
 
 class VGG16(nn.Module):
-    """Layers are named as in published state dicts; `penultimate` is what heads are trained on."""
+    """Layers are named as in published state dicts; `penultimate` gives the features for the heads."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class VGG16(nn.Module):
         )
 
     def penultimate(self, x: Tensor) -> Tensor:
-        """512 a picture of 32 x 32: what comes before the classifier."""
+        """512 features per image of 32 x 32, the input of the classifier."""
         return self.features(x).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Data from where its makers publish it: catalogue, fetching, reading of their formats, feature files."""
+"""Data sets from where they are published: catalogue, downloads, readers of their formats, feature files."""

@@ -1,7 +1,7 @@
-"""What can be had from where, by which checksum, and which feature files are made of it.
+"""The published data sets with their URLs and checksums, and the feature files made from them.
 
-Checksums are those the makers (or the libraries that carry the data) publish. A file without one is fetched from an
-address whose content cannot change, or is judged by its content when it is read.
+Checksums are published by the authors, or by libraries that distribute the data. A file without one either has a URL
+whose content cannot change, or its content is checked after reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class File:
     name: str
     url: str
     checksum: str = ""
-    """`md5:…`, `sha256:…`, or `sha256-prefix:…` where the file's own name is all there is to go by."""
+    """`md5:…`, `sha256:…`, or `sha256-prefix:…` if only the first digits are known, from the file's name."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class Source:
 
     name: str
     format: str
-    """Which reader of `formats` it takes."""
+    """The reader in `formats`."""
     files: tuple[File, ...]
     about: str
     content: str = ""
-    """SHA-256 of what the reader makes of it, for files without a published checksum."""
+    """SHA-256 of the arrays, for files without a published checksum."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A feature file and how it is made."""
+    """How a feature file is made."""
 
     name: str
     source: str
     backbone: str = ""
-    """What images go through: a network, or pcaN. Without one the source's own numbers are the features."""
+    """What turns images into features: a network, or pcaN. Empty: the features are the source's own numbers."""
 
 
 KRIZ = "https://www.cs.toronto.edu/~kriz"
@@ -164,7 +164,7 @@ _SOURCES = (
                 "dataset_creation_scripts/train_test_split.csv",
             ),
         ),
-        "TCGA-BRCA as FLamby has it, six regions, each a client; the label is whether death was observed",
+        "TCGA-BRCA as in FLamby, six regions, each a client; the label is whether death was observed",
     ),
 )
 SOURCES = {source.name: source for source in _SOURCES}
@@ -179,22 +179,22 @@ WEIGHTS = {
         ("vgg16", "vgg", "vgg16_bn-7d8c4031"),
     )
 }
-"""Trained on CIFAR-100 and published, by backbone."""
+"""Published weights by backbone, trained on CIFAR-100."""
 
 UNPUBLISHED = {
-    "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20; stands in for PathMNIST",
+    "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20; a substitute for PathMNIST",
 }
-"""Feature files that studies name and that no published source makes."""
+"""Feature files that studies use but that cannot be made from a published source."""
 
 IMAGES = ("cifar", "medmnist", "idx", "emnist")
 """Formats that hold images."""
 
 
 def recipe(name: str) -> Recipe | None:
-    """How a feature file of this name is made: SOURCE or SOURCE-BACKBONE; None if nothing here can make it."""
+    """The recipe of a feature file, SOURCE or SOURCE-BACKBONE; None for an unknown name."""
     if name == "adult-a9a":
         return Recipe(name, "adult")
-    if name in SOURCES and SOURCES[name].format not in ("cifar",):
+    if name in SOURCES and SOURCES[name].format != "cifar":
         return Recipe(name, name)
     for source in SOURCES:
         backbone = name.removeprefix(f"{source}-")
@@ -205,18 +205,19 @@ def recipe(name: str) -> Recipe | None:
 
 
 def is_timm(backbone: str) -> bool:
-    """A model of the library timm is written timm.NAME, so that it can be part of a file's name."""
+    """Whether a backbone is a model of the timm library, written timm.NAME."""
     return backbone.startswith("timm.") and len(backbone) > len("timm.")
 
 
 def components(backbone: str) -> int | None:
-    """pcaN stands for the first N principal components of the train pixels; None if it is no such name."""
+    """N of pcaN, the first N principal components of the train pixels; None for any other name."""
     count = backbone.removeprefix("pca")
     return int(count) if backbone.startswith("pca") and count.isdecimal() and 0 < int(count) <= 784 else None
 
 
 def recipes() -> list[Recipe]:
-    """Those that the papers' studies use or that stand for themselves; any SOURCE-BACKBONE can be made."""
+    """The feature files that are listed: those of the packaged studies, and one for each source. Any other
+    SOURCE-BACKBONE can be made, too."""
     names = ["cifar10-resnet20", "cifar10-vgg16", "pathmnist-resnet20", "pathmnist-vgg16"]
     names += [
         "mnist",
@@ -229,5 +230,4 @@ def recipes() -> list[Recipe]:
         "tcga-brca",
     ]
     names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
-    found = [recipe(name) for name in names]
-    return [each for each in found if each is not None]
+    return [known for name in names if (known := recipe(name)) is not None]

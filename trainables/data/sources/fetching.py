@@ -1,6 +1,6 @@
-"""Getting the files of a source: from where the user has them, from the cache, or from the network.
+"""Finds the files of a source: among the user's files, in the cache, or on the network.
 
-A download goes on where it was cut off, and becomes a file of the cache only once its checksum is right.
+An interrupted download resumes where it stopped. A file enters the cache only if its checksum is right.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 from trainables.data.sources.catalogue import File
 from trainables.errors import UserError
 
-CHUNK = 1 << 16  # what is lost of a download that breaks off
+CHUNK = 1 << 16  # at most this much is lost when a download is interrupted
 ATTEMPTS = 3
 TIMEOUT_S = 30.0
 
 Progress = Callable[[str, int, int | None], None]
-"""Told of every piece: the file's name, bytes so far, bytes in all if known."""
+"""Called after every chunk: the file's name, bytes so far, total bytes if known."""
 
 
 def cache_folder() -> Path:
-    """$FEDSWEEP_CACHE, or the user's cache."""
+    """$FEDSWEEP_CACHE, or fedsweep in the user's cache folder."""
     chosen = os.environ.get("FEDSWEEP_CACHE")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
 
 
 def data_folder() -> Path:
-    """Where feature files are written and found: $FEDSWEEP_DATA, or a folder of the cache."""
+    """The folder of feature files: $FEDSWEEP_DATA, or data in the cache folder."""
     chosen = os.environ.get("FEDSWEEP_DATA")
     return Path(chosen) if chosen else cache_folder() / "data"
 
@@ -39,32 +39,32 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def wrong(path: Path, checksum: str) -> str:
-    """What is wrong with a file, or nothing."""
+def checksum_error(path: Path, checksum: str) -> str:
+    """How a file differs from its checksum; empty if it does not."""
     kind, _, expected = checksum.partition(":")
     if not checksum:
         return ""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "md5" if kind == "md5" else "sha256").hexdigest()
-    right = found.startswith(expected) if kind == "sha256-prefix" else found == expected
-    return "" if right else f"its {kind.removesuffix('-prefix')} is {found}, not {expected}"
+        actual = hashlib.file_digest(file, "md5" if kind == "md5" else "sha256").hexdigest()
+    matches = actual.startswith(expected) if kind == "sha256-prefix" else actual == expected
+    return "" if matches else f"its {kind.removesuffix('-prefix')} is {actual}, not {expected}"
 
 
-def fetch(file: File, given: Sequence[Path] = (), progress: Progress | None = None) -> Path:
-    """The path of the file, whole and checked. `given`: files and folders of the user's, which are never written."""
-    for place in given:
-        path = place / file.name if place.is_dir() else place
+def fetch(file: File, local: Sequence[Path] = (), progress: Progress | None = None) -> Path:
+    """The path of the complete and verified file. `local`: files and folders of the user, which are only read."""
+    for entry in local:
+        path = entry / file.name if entry.is_dir() else entry
         if path.is_file() and path.name == file.name:
-            return _checked(path, file)
+            return _verified(path, file)
     cached = cache_folder() / "sources" / file.name
     if cached.is_file():
-        return _checked(cached, file, "; delete it, and the same command fetches it again")
+        return _verified(cached, file, "; delete it, then the same command downloads it again")
     return _download(file, cached, progress or (lambda *_: None))
 
 
-def _checked(path: Path, file: File, advice: str = "") -> Path:
+def _verified(path: Path, file: File, advice: str = "") -> Path:
     try:
-        problem = wrong(path, file.checksum)
+        problem = checksum_error(path, file.checksum)
     except OSError as error:
         raise UserError(f"file {path} cannot be read: {error.strerror}") from None
     if problem:
@@ -73,47 +73,53 @@ def _checked(path: Path, file: File, advice: str = "") -> Path:
 
 
 def _download(file: File, target: Path, progress: Progress) -> Path:
-    import pooch  # it and requests take their time to import
+    import pooch  # slow to import, like requests
     import requests
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cache folder {target.parent} cannot be made: {error.strerror}") from None
+        raise UserError(f"cache folder {target.parent} cannot be created: {error.strerror}") from None
     known = None if file.checksum.startswith("sha256-prefix") else file.checksum or None
     pooch.get_logger().setLevel("ERROR")
     part = target.with_name(f"{target.name}.part")
     try:
         pooch.retrieve(
-            file.url, known, fname=target.name, path=target.parent, downloader=_Resuming(part, file.name, progress)
+            file.url,
+            known,
+            fname=target.name,
+            path=target.parent,
+            downloader=_ResumingDownloader(part, file.name, progress),
         )
     except ValueError as error:
         if "hash" not in str(error):
             raise
-        raise UserError(f"what {file.url} sends is not the published {file.name}: its checksum differs") from None
-    except _CutOffError as error:
-        raise UserError(f"{file.url} broke off after {error}; the same command goes on from there") from None
+        raise UserError(f"{file.url} is not the published {file.name}: its checksum differs") from None
+    except _InterruptedError as error:
+        raise UserError(
+            f"the download of {file.url} was interrupted after {error}; the same command resumes it"
+        ) from None
     except requests.RequestException as error:
         reason = f"status {error.response.status_code}" if error.response is not None else "no connection"
         raise UserError(
-            f"{file.url} cannot be fetched ({reason}); get {file.name} where there is a network "
-            f"({file.checksum or 'it has no published checksum'}) and give its folder with --from"
+            f"{file.url} cannot be downloaded ({reason}); get {file.name} on a machine with a network "
+            f"({file.checksum or 'it has no published checksum'}) and pass its folder with --from"
         ) from None
     except OSError as error:
         raise UserError(f"file {target} cannot be written: {error.strerror or error}") from None
-    problem = wrong(target, file.checksum)
+    problem = checksum_error(target, file.checksum)
     if problem:
         target.unlink()
-        raise UserError(f"what {file.url} sends is not the published {file.name}: {problem}")
+        raise UserError(f"{file.url} is not the published {file.name}: {problem}")
     return target
 
 
-class _CutOffError(Exception):
-    """How far a download came."""
+class _InterruptedError(Exception):
+    """The message says how much was downloaded."""
 
 
-class _Resuming:
-    """A downloader for pooch that keeps what it has got in a .part file beside the target."""
+class _ResumingDownloader:
+    """A downloader for pooch that keeps what it has in a .part file next to the target."""
 
     def __init__(self, part: Path, name: str, progress: Progress) -> None:
         self.part, self.name, self.progress = part, name, progress
@@ -125,35 +131,36 @@ class _Resuming:
             try:
                 self._fetch(url)
                 break
-            except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ConnectionError, _CutOffError):
-                got = self.part.stat().st_size if self.part.exists() else 0
-                if attempt < ATTEMPTS and got:
-                    continue
-                if got:
-                    raise _CutOffError(f"{got:,} bytes") from None
-                raise
+            except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ConnectionError, _InterruptedError):
+                size = self._size()
+                if not size:
+                    raise
+                if attempt == ATTEMPTS:
+                    raise _InterruptedError(f"{size:,} bytes") from None
         os.replace(self.part, output_file)
+
+    def _size(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
 
     def _fetch(self, url: str) -> None:
         import requests
 
-        start = self.part.stat().st_size if self.part.exists() else 0
+        start = self._size()
         headers = {"Range": f"bytes={start}-", "Accept-Encoding": "identity"} if start else {}
         with requests.get(url, stream=True, timeout=TIMEOUT_S, headers=headers) as response:
-            if response.status_code == 416:  # all of it is there, or another file than now: the checksum will tell
+            if response.status_code == 416:  # complete, or the remote file has changed: the checksum decides
                 return
             response.raise_for_status()
-            goes_on = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
-                f"bytes {start}-"
-            )
-            start = start if goes_on else 0
+            content_range = response.headers.get("Content-Range", "")
+            resumes = response.status_code == 206 and content_range.startswith(f"bytes {start}-")
+            start = start if resumes else 0
             length = response.headers.get("Content-Length")
             total = start + int(length) if length is not None and "Content-Encoding" not in response.headers else None
-            with self.part.open("ab" if goes_on else "wb") as out:
+            with self.part.open("ab" if resumes else "wb") as out:
                 done = start
                 for chunk in response.iter_content(CHUNK):
                     out.write(chunk)
                     done += len(chunk)
                     self.progress(self.name, done, total)
         if total is not None and done < total:
-            raise _CutOffError(f"{done:,} of {total:,} bytes")
+            raise _InterruptedError(f"{done:,} of {total:,} bytes")

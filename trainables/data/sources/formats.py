@@ -1,10 +1,11 @@
-"""The makers' formats, read with suspicion: named members only, never unpacked to disk, never more than is expected,
-no pickle beyond plain containers and NumPy arrays."""
+"""Readers of published formats. Files are not trusted: only named members are read, nothing is unpacked to disk, sizes
+are limited, and pickles may hold only plain containers and NumPy arrays."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
 import struct
 import tarfile
@@ -19,63 +20,60 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trainables.data.features import ARRAYS, READ_ERRORS
+from trainables.data.features import READ_ERRORS
 from trainables.data.sources.catalogue import Source
 from trainables.errors import UserError
 
-LARGEST_MEMBER = 1 << 30  # no file of the catalogue has a larger one
+LARGEST_MEMBER = 1 << 30  # bytes; larger than any in the catalogue
 Arrays = dict[str, NDArray]
 Paths = Mapping[str, Path]
-"""The files of a source by their names."""
+"""The files of a source by name."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A source as arrays: `x_train`, `y_train`, `x_test`, `y_test`, for natural partitions `client_train`. Images are
-    uint8, rows x height x width x channels."""
+    """A source as arrays: `x_train`, `y_train`, `x_test`, `y_test`, `client_train` if it defines clients. Images are
+    uint8 of shape (rows, height, width, channels)."""
 
     arrays: Arrays
     notes: tuple[str, ...] = ()
-    """What a user of the features should know of how they were made."""
+    """What users of the features should know about how they were made."""
 
 
 def read(source: Source, paths: Paths) -> Raw:
-    format = source.format
     try:
-        if format == "emnist":
+        if source.format == "emnist":
             return _emnist(paths, source.name.removeprefix("emnist-"))
-        return _READERS[format](paths)
+        return _READERS[source.format](paths)
     except (*READ_ERRORS, ValueError, pickle.UnpicklingError, tarfile.TarError, IndexError, TypeError) as error:
-        shown = ", ".join(str(path) for path in paths.values())
-        raise UserError(f"{shown} cannot be read as {format}: {error}") from None
+        names = ", ".join(str(path) for path in paths.values())
+        raise UserError(f"{names} cannot be read as {source.format}: {error}") from None
 
 
 # ---- archives
 
 
-def tar_members(path: Path, wanted: list[str]) -> dict[str, bytes]:
-    """Regular files of these very names; whatever else the archive holds is never touched."""
-    found: dict[str, bytes] = {}
+def tar_members(path: Path, names: list[str]) -> dict[str, bytes]:
+    """Regular files with these names; no other member is read."""
     with tarfile.open(path, "r:*") as archive:
-        for member in archive:
-            if member.name in wanted and member.isreg():
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    found[member.name] = _limited(stream, member.size, member.name)
-    return _all_there(found, wanted, path)
+        members = {}
+        for info in archive:
+            if info.name in names and info.isreg() and (stream := archive.extractfile(info)) is not None:
+                members[info.name] = _read_member(stream, info.size, info.name)
+    return _require(members, names, path)
 
 
-def zip_members(path: Path, wanted: list[str]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def zip_members(path: Path, names: list[str]) -> dict[str, bytes]:
     with zipfile.ZipFile(path) as archive:
+        members = {}
         for info in archive.infolist():
-            if info.filename in wanted:
+            if info.filename in names:
                 with archive.open(info) as stream:
-                    found[info.filename] = _limited(stream, info.file_size, info.filename)
-    return _all_there(found, wanted, path)
+                    members[info.filename] = _read_member(stream, info.file_size, info.filename)
+    return _require(members, names, path)
 
 
-def _limited(stream: IO[bytes], size: int, name: str) -> bytes:
+def _read_member(stream: IO[bytes], size: int, name: str) -> bytes:
     if size > LARGEST_MEMBER:
         raise ValueError(f"member {name} claims {size:,} bytes")
     content = stream.read(size + 1)
@@ -84,15 +82,15 @@ def _limited(stream: IO[bytes], size: int, name: str) -> bytes:
     return content
 
 
-def _all_there(found: dict[str, bytes], wanted: list[str], path: Path) -> dict[str, bytes]:
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise ValueError(f"{path.name} holds no file {missing[0]}")
-    return found
+def _require(members: dict[str, bytes], names: list[str], path: Path) -> dict[str, bytes]:
+    for name in names:
+        if name not in members:
+            raise ValueError(f"{path.name} holds no file {name}")
+    return members
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """CIFAR's batches are pickles, and a pickle can run anything: this one knows arrays and plain containers."""
+    """CIFAR's batches are pickles, which can run arbitrary code: only arrays and plain containers are allowed."""
 
     ALLOWED = frozenset(
         {
@@ -100,13 +98,13 @@ class _PlainUnpickler(pickle.Unpickler):
             ("numpy._core.multiarray", "_reconstruct"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
-            ("_codecs", "encode"),  # how Python 3 writes bytes for Python 2
+            ("_codecs", "encode"),  # bytes that Python 3 pickled for Python 2
         }
     )
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"a pickle in it asks for {module}.{name}, which is never loaded")
+            raise pickle.UnpicklingError(f"a pickle in it asks for {module}.{name}, which is not allowed")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -136,46 +134,45 @@ def _medmnist(paths: Paths) -> Raw:
     (path,) = paths.values()
     with np.load(path, allow_pickle=False) as file:
         arrays = {}
-        for part in ("train", "test"):  # their `val` is left aside: ours is cut from the train rows
+        for part in ("train", "test"):  # `val` is not used: validation rows come from the train rows
             images, labels = file[f"{part}_images"], file[f"{part}_labels"]
             if labels.ndim == 2 and labels.shape[1] != 1:
                 raise ValueError("it has several labels per image")
             arrays[f"x_{part}"] = images if images.ndim == 4 else images[..., None]
             arrays[f"y_{part}"] = labels.reshape(len(images)).astype(np.uint8)
-    return Raw(arrays, ("MedMNIST's own validation split is left aside: the held-out rows come from the train rows.",))
+    return Raw(arrays, ("MedMNIST's own validation split is not used: the validation rows come from the train rows.",))
 
 
-def idx(content: bytes) -> NDArray[np.uint8]:
-    """The format of MNIST: two zero bytes, the type (8: unsigned bytes), the number of dimensions, their sizes."""
+def parse_idx(content: bytes) -> NDArray[np.uint8]:
+    """MNIST's format: two zero bytes, the type (8: unsigned bytes), the number of dimensions, their sizes."""
     zero, kind, dimensions = struct.unpack(">HBB", content[:4])
     if zero != 0 or kind != 8 or not 1 <= dimensions <= 3:
-        raise ValueError("it does not begin as an idx file of bytes does")
+        raise ValueError("it has no idx header for bytes")
     shape = struct.unpack(f">{dimensions}I", content[4 : 4 + 4 * dimensions])
     body = content[4 + 4 * dimensions :]
-    if len(body) != np.prod([int(size) for size in shape]):
-        raise ValueError(f"it announces {shape} bytes and holds {len(body)}")
+    if len(body) != math.prod(shape):
+        raise ValueError(f"its header says {shape} bytes, but it has {len(body)}")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-def gunzipped(content: bytes, name: str) -> bytes:
+def gunzip(content: bytes, name: str) -> bytes:
     try:
         with gzip.open(io.BytesIO(content)) as stream:
-            found = stream.read(LARGEST_MEMBER + 1)
+            unzipped = stream.read(LARGEST_MEMBER + 1)
     except (EOFError, zlib.error) as error:
-        raise ValueError(f"{name} is cut off or damaged: {error}") from None
-    if len(found) > LARGEST_MEMBER:
+        raise ValueError(f"{name} is truncated or damaged: {error}") from None
+    if len(unzipped) > LARGEST_MEMBER:
         raise ValueError(f"{name} is larger than any file of the catalogue")
-    return found
+    return unzipped
 
 
 def _idx_files(paths: Paths) -> Raw:
-    contents = [idx(gunzipped(path.read_bytes(), name)) for name, path in paths.items()]
-    x_train, y_train, x_test, y_test = contents
+    x_train, y_train, x_test, y_test = (parse_idx(gunzip(path.read_bytes(), name)) for name, path in paths.items())
     return Raw({"x_train": x_train[..., None], "y_train": y_train, "x_test": x_test[..., None], "y_test": y_test})
 
 
 def _emnist(paths: Paths, split: str) -> Raw:
-    """One split of the archive; images are stored transposed."""
+    """One split of the archive. Its images are transposed."""
     (path,) = paths.values()
     names = [
         f"gzip/emnist-{split}-{part}-{what}-ubyte.gz"
@@ -183,16 +180,16 @@ def _emnist(paths: Paths, split: str) -> Raw:
         for what in ("images-idx3", "labels-idx1")
     ]
     members = zip_members(path, names)
-    x_train, y_train, x_test, y_test = (idx(gunzipped(members[name], name)) for name in names)
-    upright = (np.ascontiguousarray(x.transpose(0, 2, 1))[..., None] for x in (x_train, x_test))
-    return Raw(dict(zip(ARRAYS, (next(upright), y_train, next(upright), y_test), strict=True)))
+    x_train, y_train, x_test, y_test = (parse_idx(gunzip(members[name], name)) for name in names)
+    x_train, x_test = (np.ascontiguousarray(x.transpose(0, 2, 1))[..., None] for x in (x_train, x_test))
+    return Raw({"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test})
 
 
 # ---- tables
 
 
 def _libsvm(paths: Paths) -> Raw:
-    """`LABEL INDEX:VALUE …` by line, indices from 1, labels -1 and +1; features and labels small enough for bytes."""
+    """Lines `LABEL INDEX:VALUE …` with indices from 1, labels -1 and +1, and values that fit into a byte."""
     rows = [_libsvm_rows(path) for path in paths.values()]
     features = max(index for entries, _ in rows for row in entries for index, _ in row)
     arrays: Arrays = {}
@@ -219,15 +216,15 @@ def _libsvm_rows(path: Path) -> tuple[list[list[tuple[int, int]]], list[int]]:
 
 
 HEART_COLUMNS = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
-"""Those that all four hospitals have; slope, ca and thal are missing nearly everywhere but in Cleveland."""
+"""The columns of all four hospitals; slope, ca and thal are mostly missing outside Cleveland."""
 HEART_SCALE = {"age": 100.0, "trestbps": 200.0, "chol": 600.0, "thalach": 220.0, "oldpeak": 6.0}
-"""Divisors known beforehand, so that scaling looks at no patient."""
+"""Constant divisors, so that scaling does not depend on patients."""
 HEART_TRAIN = 0.66
 SPLIT_SEED = 42
 
 
 def _heart(paths: Paths) -> Raw:
-    """One client per hospital; a row with a missing value is left out; the label is whether there is disease."""
+    """One client per hospital. Rows with missing values are dropped. The label is whether there is disease."""
     parts: dict[str, list[NDArray]] = {}
     rng = np.random.Generator(np.random.Philox(key=SPLIT_SEED))
     for client, path in enumerate(paths.values()):
@@ -235,52 +232,53 @@ def _heart(paths: Paths) -> Raw:
         if table.shape[1] != 14:
             raise ValueError(f"{path.name} has {table.shape[1]} columns, not 14")
         table = table.drop(columns=[10, 11, 12]).dropna()
-        known = dict(zip(HEART_COLUMNS, (table[column].to_numpy(np.float64) for column in range(10)), strict=True))
-        columns = [known[name] / HEART_SCALE.get(name, 1.0) for name in known if name not in ("cp", "restecg")]
-        columns += [(known["cp"] == kind).astype(float) for kind in (2, 3, 4)]
-        columns += [(known["restecg"] == kind).astype(float) for kind in (1, 2)]
+        by_name = dict(zip(HEART_COLUMNS, (table[column].to_numpy(np.float64) for column in range(10)), strict=True))
+        columns = [by_name[name] / HEART_SCALE.get(name, 1.0) for name in by_name if name not in ("cp", "restecg")]
+        columns += [(by_name["cp"] == kind).astype(float) for kind in (2, 3, 4)]
+        columns += [(by_name["restecg"] == kind).astype(float) for kind in (1, 2)]
         x, y = np.stack(columns, axis=1).astype(np.float32), (table[13].to_numpy() > 0).astype(np.uint8)
         _split(parts, x, y, client, _train_rows(y, HEART_TRAIN, rng))
     notes = (
-        "66% of every hospital's rows, by label, are its train rows (our own draw: FLamby's comes from scikit-learn).",
-        "Numbers are divided by constants known beforehand, not by statistics of the patients.",
+        "66% of every hospital's rows of each label are train rows (drawn here; FLamby draws with scikit-learn).",
+        "Features are divided by constants, not by statistics of the patients.",
     )
     return Raw({name: np.concatenate(arrays) for name, arrays in parts.items()}, notes)
 
 
 def _tcga(paths: Paths) -> Raw:
-    """FLamby's table: patient, 39 covariates, E (death observed), T (days); its own split, one client per region."""
+    """FLamby's table: patient, 39 covariates, E (death observed), T (days). One client per region, FLamby's split."""
     table, folds = (pd.read_csv(path) for path in paths.values())
     if table.shape[1] != 42 or list(table.columns[[0, 40, 41]]) != ["pid", "E", "T"]:
-        raise ValueError("brca.csv is not of the form pid, 39 covariates, E, T")
+        raise ValueError("brca.csv does not have the columns pid, 39 covariates, E, T")
     joined = table.merge(folds[["pid", "fold2"]], on="pid", validate="one_to_one")
     if len(joined) != len(table):
         raise ValueError(f"{len(table) - len(joined)} patients of brca.csv are in no fold")
     parts: dict[str, list[NDArray]] = {}
     part, region = joined["fold2"].str.split("_").str[0], joined["fold2"].str.split("_").str[1].astype(int)
     for client in sorted(region.unique()):
-        mine = joined[region == client]
-        x = mine[table.columns[1:40]].to_numpy(np.float32)
-        y = mine["E"].to_numpy().astype(np.uint8)
+        rows = joined[region == client]
+        x = rows[table.columns[1:40]].to_numpy(np.float32)
+        y = rows["E"].to_numpy().astype(np.uint8)
         _split(parts, x, y, int(client), (part[region == client] == "train").to_numpy())
     note = "Survival is reduced to whether death was observed: the times T are not used, and no Cox model is fitted."
     return Raw({name: np.concatenate(arrays) for name, arrays in parts.items()}, (note,))
 
 
-def _train_rows(y: NDArray, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+def _train_rows(y: NDArray, fraction: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """A mask with this fraction of every label."""
     chosen = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
-        chosen[rows[: round(share * len(rows))]] = True
+        chosen[rows[: round(fraction * len(rows))]] = True
     return chosen
 
 
 def _split(parts: dict[str, list[NDArray]], x: NDArray, y: NDArray, client: int, train: NDArray[np.bool_]) -> None:
+    """Append a client's rows to the train and the test arrays."""
     clients = np.full(len(y), client, dtype=np.uint8)
-    for name, rows in (("x_train", x[train]), ("y_train", y[train]), ("client_train", clients[train])):
-        parts.setdefault(name, []).append(rows)
-    for name, rows in (("x_test", x[~train]), ("y_test", y[~train]), ("client_test", clients[~train])):
-        parts.setdefault(name, []).append(rows)
+    for part, mask in (("train", train), ("test", ~train)):
+        for name, values in (("x", x), ("y", y), ("client", clients)):
+            parts.setdefault(f"{name}_{part}", []).append(values[mask])
 
 
 _READERS: dict[str, Callable[[Paths], Raw]] = {

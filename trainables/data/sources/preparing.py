@@ -1,4 +1,4 @@
-"""Making a feature file out of a source, with its provenance inside; and telling whether one is what it says."""
+"""Makes feature files from sources, with their provenance inside, and verifies them."""
 
 from __future__ import annotations
 
@@ -30,58 +30,60 @@ from trainables.data.sources.catalogue import (
 from trainables.errors import UserError
 
 PROVENANCE = "provenance"
-FORMAT = 1  # of the provenance
+FORMAT = 1  # version of the provenance
 
 
-def _silent(name: str, done: int, total: int | None) -> None:
+def _no_progress(name: str, done: int, total: int | None) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class Options:
-    given: tuple[Path, ...] = ()
-    """Files and folders the user has already."""
+    local: tuple[Path, ...] = ()
+    """Files and folders that the user already has."""
     to: Path | None = None
     device: str = "auto"
     batch: int = 500
     weights: Path | None = None
-    """A state dict for the backbone, in place of the published one."""
-    fetched: fetching.Progress = _silent
-    extracted: fetching.Progress = _silent
+    """A state dict for the backbone that replaces the published one."""
+    on_download: fetching.Progress = _no_progress
+    on_extract: fetching.Progress = _no_progress
 
 
-def known(name: str) -> Recipe:
-    """The recipe of a feature file, or a sentence that says what there is."""
-    found = recipe(name.removesuffix(".npz"))
-    if found is None:
-        shown = ", ".join(each.name for each in recipes())
-        raise UserError(f"nothing here can make data {name!r}; choose one of: {shown}, or any SOURCE-BACKBONE of these")
-    return found
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a feature file; raises with a list of names if there is none."""
+    known = recipe(name.removesuffix(".npz"))
+    if known is None:
+        names = ", ".join(each.name for each in recipes())
+        raise UserError(f"data {name!r} has no recipe; choose one of: {names}, or any SOURCE-BACKBONE of these")
+    return known
 
 
 def prepare(name: str, options: Options) -> Path:
-    """The path of the feature file, made unless it is there."""
-    wanted = known(name)
-    target = (options.to or fetching.data_folder()) / f"{wanted.name}.npz"
+    """The path of the feature file, which is made if it does not exist."""
+    chosen = find_recipe(name)
+    target = (options.to or fetching.data_folder()) / f"{chosen.name}.npz"
     if target.is_file():
         return target
-    source = SOURCES[wanted.source]
-    paths = {file.name: fetching.fetch(file, options.given, options.fetched) for file in source.files}
-    weights = _weights(wanted, options)
+    source = SOURCES[chosen.source]
+    paths = {file.name: fetching.fetch(file, options.local, options.on_download) for file in source.files}
+    weights = _weights(chosen, options)
     raw = formats.read(source, paths)
     if source.content and digest(raw.arrays) != source.content:
-        raise UserError(f"the files of {source.name} do not hold the published rows: their content's checksum differs")
+        raise UserError(
+            f"the files of {source.name} do not hold the published rows: the checksum of their content differs"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        arrays, how = _features(wanted, raw.arrays, source.format, weights, target, options)
+        arrays, details = _features(chosen, raw.arrays, source.format, weights, target, options)
         provenance = {
             "format": FORMAT,
-            "name": wanted.name,
+            "name": chosen.name,
             "source": source.name,
             "files": {
                 name: {"url": _url(source.files, name), "sha256": fetching.sha256(path)} for name, path in paths.items()
             },
-            **how,
+            **details,
             "notes": list(raw.notes),
             "content": f"sha256:{digest(arrays)}",
         }
@@ -92,17 +94,17 @@ def prepare(name: str, options: Options) -> Path:
 
 
 def digest(arrays: Mapping[str, NDArray]) -> str:
-    """SHA-256 of what arrays hold, whatever file they come from."""
-    found = hashlib.sha256()
+    """SHA-256 of the arrays' names, types, shapes and values."""
+    content = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
-        found.update(f"{name}:{array.dtype.str}:{array.shape}:".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        content.update(f"{name}:{array.dtype.str}:{array.shape}:".encode())
+        content.update(np.ascontiguousarray(array).tobytes())
+    return content.hexdigest()
 
 
 def provenance_of(path: Path) -> dict[str, Any] | None:
-    """What a feature file says of where it comes from; None if it says nothing. Whether it is true is checked."""
+    """The provenance inside a feature file; None if it has none. Raises if its content does not match."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if PROVENANCE not in file:
@@ -116,31 +118,31 @@ def provenance_of(path: Path) -> dict[str, Any] | None:
     return stated
 
 
-def _weights(wanted: Recipe, options: Options) -> Path | None:
-    if wanted.backbone not in WEIGHTS:
+def _weights(chosen: Recipe, options: Options) -> Path | None:
+    if chosen.backbone not in WEIGHTS:
         return None
     if options.weights is not None:
         if not options.weights.is_file():
             raise UserError(f"weights {options.weights} is not a file")
         return options.weights
-    return fetching.fetch(WEIGHTS[wanted.backbone], options.given, options.fetched)
+    return fetching.fetch(WEIGHTS[chosen.backbone], options.local, options.on_download)
 
 
 def _features(
-    wanted: Recipe, arrays: formats.Arrays, format: str, weights: Path | None, target: Path, options: Options
+    chosen: Recipe, arrays: formats.Arrays, format: str, weights: Path | None, target: Path, options: Options
 ) -> tuple[formats.Arrays, dict[str, Any]]:
-    """The arrays of the feature file, and how they were made."""
+    """The arrays of the feature file, and the part of its provenance that says how they were made."""
     if format not in IMAGES:
         return arrays, {"features": "as published"}
-    if not wanted.backbone:
+    if not chosen.backbone:
         flat = {
             name: (array.reshape(len(array), -1) / np.float32(255)).astype(np.float16) if array.ndim > 2 else array
             for name, array in arrays.items()
         }
         return flat, {"features": "pixels / 255"}
-    count = components(wanted.backbone)
+    count = components(chosen.backbone)
     if count is not None:
-        return _principal(arrays, count), {
+        return _principal_components(arrays, count), {
             "features": f"the first {count} principal components of the train pixels / 255"
         }
     import torch
@@ -149,54 +151,63 @@ def _features(
     from trainables.data.backbones.extraction import extract, normalised
 
     if weights is not None:
-        network = backbones.load(wanted.backbone, weights)
+        network = backbones.load(chosen.backbone, weights)
         mean, std = backbones.CIFAR10_MEAN, backbones.CIFAR10_STD
-        size = backbones.CIFAR_SIZE  # smaller pictures are stretched: VGG-16 halves them five times
-        how: dict[str, Any] = {"weights": f"sha256:{fetching.sha256(weights)}", "mean": list(mean), "std": list(std)}
+        size = backbones.CIFAR_SIZE  # smaller images are enlarged: VGG-16 halves them five times
+        details: dict[str, Any] = {
+            "weights": f"sha256:{fetching.sha256(weights)}",
+            "mean": list(mean),
+            "std": list(std),
+        }
         if arrays["x_train"].shape[1] != size:
-            how["input_size"] = size
+            details["input_size"] = size
     else:
-        network, config = backbones.from_timm(wanted.backbone.removeprefix("timm."))
+        network, config = backbones.from_timm(chosen.backbone.removeprefix("timm."))
         mean, std = config["mean"], config["std"]
         size = config["input_size"][-1]
-        how = {"weights": "timm's pretrained", "mean": list(mean), "std": list(std), "input_size": size}
+        details = {"weights": "timm's pretrained", "mean": list(mean), "std": list(std), "input_size": size}
 
-    def ready(images: NDArray[np.uint8]) -> torch.Tensor:
-        x = normalised(images, mean, std)
-        same = x.shape[-1] == size
-        return x if same else torch.nn.functional.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
+    def to_input(images: NDArray[np.uint8]) -> torch.Tensor:
+        x = normalised(torch.from_numpy(np.ascontiguousarray(images)), mean, std)
+        if x.shape[-1] == size:
+            return x
+        return torch.nn.functional.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
 
-    kept = target.with_name(f"{target.stem}.partial")
-    identity = json.dumps([wanted.backbone, how])
-    done = dict(arrays)
+    folder = target.with_name(f"{target.stem}.partial")
+    identity = json.dumps([chosen.backbone, details])
+    features = dict(arrays)
     for part in ("train", "test"):
-        images = arrays[f"x_{part}"]
-        done[f"x_{part}"] = extract(
-            images,
+        features[f"x_{part}"] = extract(
+            arrays[f"x_{part}"],
             network,
-            ready,
-            kept=kept,
+            to_input,
+            folder=folder,
             identity=identity,
             device=options.device,
             batch=options.batch,
-            progress=partial(options.extracted, part),
+            progress=partial(options.on_extract, part),
         )
-    return done, {"features": f"before the last layer of {wanted.backbone}, float16", "torch": torch.__version__, **how}
+    return features, {
+        "features": f"before the last layer of {chosen.backbone}, float16",
+        "torch": torch.__version__,
+        **details,
+    }
 
 
-def _principal(arrays: formats.Arrays, count: int) -> formats.Arrays:
-    """Centred and turned by what the train rows say, which no privacy account covers."""
+def _principal_components(arrays: formats.Arrays, count: int) -> formats.Arrays:
+    """Projections on the first principal components of the train rows; no privacy account covers them."""
     flat = {name: arrays[name].reshape(len(arrays[name]), -1) / np.float32(255) for name in ("x_train", "x_test")}
     centre = flat["x_train"].mean(axis=0, dtype=np.float64)
     centred = {name: x - centre for name, x in flat.items()}
     _, vectors = np.linalg.eigh(centred["x_train"].T @ centred["x_train"])
-    turned = vectors[:, ::-1][:, :count]
-    turned = turned * np.sign(turned[np.abs(turned).argmax(axis=0), np.arange(count)])  # whichever way it was solved
-    return {**arrays, **{name: (x @ turned).astype(np.float16) for name, x in centred.items()}}
+    directions = vectors[:, ::-1][:, :count]
+    largest = directions[np.abs(directions).argmax(axis=0), np.arange(count)]
+    directions = directions * np.sign(largest)  # eigenvectors have no sign: make each one's largest entry positive
+    return {**arrays, **{name: (x @ directions).astype(np.float16) for name, x in centred.items()}}
 
 
 def _write(target: Path, arrays: Mapping[str, NDArray]) -> None:
-    """All of it or nothing; the pieces of an extraction go once the whole is there."""
+    """Write atomically, then delete the pieces of the extraction."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
