@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -49,6 +50,25 @@ def test_formulas_and_the_diagram_are_part_of_the_pages(site):
     assert (site / "search" / "search_index.js").exists(), "search on pages opened from disk"
 
 
+def test_search_works_on_pages_opened_from_disk(site, tmp_path):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if not shutil.which("chromedriver"):
+        pytest.skip("chromedriver is missing: apt-get install chromium chromium-driver")
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"):
+        options.add_argument(flag)
+    service = webdriver.chrome.service.Service(shutil.which("chromedriver"))
+    with webdriver.Chrome(options=options, service=service) as browser:
+        browser.get((site / "index.html").as_uri())
+        browser.find_element("css selector", "label[for=__search]").click()
+        browser.find_element("css selector", ".md-search__input").send_keys("secure aggregation")
+        wait = WebDriverWait(browser, 30)
+        titles = wait.until(lambda b: [e.text for e in b.find_elements("css selector", ".md-search-result__item h1")])
+        assert "Privacy" in titles
+
+
 def test_the_reference_in_the_repository_is_of_this_code():
     """It is read there, too, without the site: `make docs` writes it."""
     made = runpy.run_path(str(DOCS / "reference.py"))["pages"]()
@@ -91,6 +111,13 @@ def test_the_first_study_is_one():
     (text,) = blocks(DOCS / "first-study.md", "yaml")
     blueprint = Blueprint.draw(parse(text, "mine.yaml", REPOSITORY))
     assert len(blueprint.cells) == 4
+
+
+def test_the_study_page_shows_the_defaults():
+    (text,) = blocks(DOCS / "studies.md", "yaml")
+    required, _, _ = text.partition("# everything below shows the defaults")
+    shown, defaults = (parse(part, "shown.yaml", REPOSITORY).model_dump() for part in (text, required))
+    assert {**shown, "compare_to": None} == {**defaults, "compare_to": None}
 
 
 def test_the_page_on_methods_shows_the_example_itself():
