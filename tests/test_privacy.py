@@ -513,7 +513,7 @@ def test_delta_above_one_in_n_is_named():
 
 def test_delta_is_compared_with_the_number_of_those_protected():
     assert large_delta(1e-4, "record", 10_000) is None, "just allowed"
-    said = "delta = {} is above 1/N = {}, of {}: too much for a claim of privacy"
+    said = "delta = {} is above 1/N = {}, with {}: too large for a privacy claim"
     assert large_delta(1.5e-4, "record", 10_000) == said.format("0.00015", "0.0001", "10000 records")
     assert large_delta(0.1, "user", 20) == said.format("0.1", "0.05", "20 users")
     assert delta_note(PrivacySettings(epsilon=1.0, delta=1.5e-4), [5000, 5000]) == large_delta(1.5e-4, "record", 10_000)

@@ -1,8 +1,10 @@
-"""The Gaussian mechanism in closed form (Balle and Wang 2018; mu-GDP of Dong, Roth and Su).
+"""The Gaussian mechanism in closed form (Balle and Wang 2018; mu-GDP of Dong, Roth and Su 2022).
 
-Any number of Gaussian releases compose into one number, mu: sqrt of the sum of (sensitivity / std)^2.
-The pair (eps, delta) follows from mu through delta(eps; mu) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
-Everything is done in logarithms, so it holds for eps from 1e-3 to 1e3 and delta down to 1e-12 and beyond.
+    mu = sqrt(sum over releases of (sensitivity / std)^2)
+    delta(eps; mu) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)
+
+Phi is the standard normal distribution function. Everything is computed in logarithms, which is accurate for eps from
+1e-3 to 1e3 and delta below 1e-12.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ GAUSS = ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9))
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """log delta(eps; mu); -inf when the mechanism is eps-DP to the last bit."""
+    """log delta(eps; mu); -inf if delta is 0 in float64."""
     if mu == 0:
         return -math.inf
     if math.isinf(mu):
@@ -27,30 +29,30 @@ def log_delta(epsilon: float, mu: float) -> float:
         return _log_delta_of_small(epsilon, mu)
     first = float(special.log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
-    if second >= first:  # the difference is below what float64 can tell from nothing
+    if second >= first:  # float64 cannot tell the difference from 0
         return -math.inf
     return first + math.log(-math.expm1(second - first))
 
 
 def _log_delta_of_small(epsilon: float, mu: float) -> float:
-    """Where both terms are nearly one number, and how their difference rounds is the processor's affair.
+    """For small mu, where the two terms nearly cancel and the result would depend on the processor's rounding.
 
-    With R = Phi / phi the difference is phi(a) (R(a) - R(a - mu)) at a = mu/2 - eps/mu, and R' = 1 + x R is nowhere
-    negative: its integral, by three points of Gauss, has no difference in it."""
+    With R = Phi / phi and a = mu/2 - eps/mu,  delta = phi(a) (R(a) - R(a - mu)) = phi(a) times the integral of
+    R'(x) = 1 + x R(x) over [a - mu, a]. R' >= 0, so three-point Gauss quadrature adds without cancellation."""
     a = mu / 2 - epsilon / mu
     inside = math.fsum(weight * _slope(a - mu * (1 - point) / 2) for point, weight in GAUSS) * mu / 2
     return -a * a / 2 - math.log(2 * math.pi) / 2 + math.log(inside) if inside > 0 else -math.inf
 
 
 def _slope(x: float) -> float:
-    """1 + x R(x)"""
+    """R'(x) = 1 + x R(x), R = Phi / phi."""
     if x < -1000:
         return (1 - 3 / x / x) / x / x
     return 1 + x * math.sqrt(math.pi / 2) * float(special.erfcx(-x / math.sqrt(2)))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The smallest eps for which mu-GDP is (eps, delta)-DP; rounded up, never down."""
+    """The smallest eps for which mu-GDP implies (eps, delta)-DP, rounded up."""
     in_range(0, 1, "()", delta=delta)
     in_range(0, math.inf, mu=mu)
     target = math.log(delta)
@@ -63,13 +65,15 @@ def epsilon_of(mu: float, delta: float) -> float:
         high *= 2
     root = _root(lambda e: max(log_delta(e, mu), -1e6) - target, 0.0, high)
     step = 1e-15
-    while log_delta(root, mu) > target:  # small steps alone would never end where delta drowns in rounding
+    while (
+        log_delta(root, mu) > target
+    ):  # growing steps: fixed small ones might never end where rounding dominates delta
         root, step = math.nextafter(root * (1 + step), math.inf), min(2 * step, 0.5)
     return root
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu that is (eps, delta)-DP; rounded down, never up. An infinite eps gives an infinite mu."""
+    """The largest mu for which mu-GDP implies (eps, delta)-DP, rounded down; infinite if eps is."""
     in_range(0, 1, "()", delta=delta)
     in_range(0, math.inf, "(]", epsilon=epsilon)
     if math.isinf(epsilon):
@@ -88,20 +92,20 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def least_false_negatives(mu: float, false_positives: float) -> float:
-    """The trade-off curve: a test that takes one data set for its neighbour with this probability misses the neighbour
-    with at least that one."""
+    """The trade-off curve of mu-GDP: the smallest false-negative rate of any test that tells two neighbouring data sets
+    apart with this false-positive rate, Phi(Phi^-1(1 - alpha) - mu)."""
     in_range(0, 1, false_positives=false_positives)
     return float(special.ndtr(special.ndtri(1 - false_positives) - mu))
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import brentq  # half a second of imports that a client host never needs
+    from scipy.optimize import brentq  # takes 0.5 s to import, and client hosts do not need it
 
     return float(brentq(function, low, high, xtol=1e-15, rtol=1e-14))
 
 
 def budget(epsilon: float | None, mu: float | None, delta: float) -> float:
-    """The eps of a budget that was stated as one or as the other."""
+    """The eps of a budget given as epsilon or as mu."""
     if mu is not None:
         if epsilon is not None:
             raise UserError(f"epsilon = {epsilon:g} and mu = {mu:g} state the budget twice")

@@ -1,8 +1,7 @@
-"""Noise that is addressed, not drawn.
+"""Noise as a pure function of its address (seed, client, round, step, purpose).
 
-The standard normal vector at an address is a pure function of it: whichever process asks, in whichever order, after
-however many restarts, the bits are the same. The address is hashed into the key of Philox, a counter-based generator.
-It holds nothing of the lane, so all trials of a seed see common noise, as a search with one fixed seed implies.
+The address is hashed into the key of Philox, a counter-based generator. Every process gets the same bits, in any order
+and after any restart. The lane is not part of the address, so all trials with the same seed use the same noise.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-PERSON = b"fedsweep-noise"  # BLAKE2b's word for what it is used for
-SERVER = -1  # the "client" of what the server draws, the initial weights for example
+PERSON = b"fedsweep-noise"  # BLAKE2b personalisation
+SERVER = -1  # the client number of server-side draws, e.g. initial weights
 
 
-class _Reused(threading.local):
-    """A generator that is set to one key after another: making one anew takes ten times as long."""
+class _ReusedGenerator(threading.local):
+    """One generator per thread, re-keyed for every address: creating a new one takes ten times as long."""
 
     def __init__(self) -> None:
         self._philox = np.random.Philox(key=0)
-        self._state = self._philox.state  # as it is before the first number
+        self._state = self._philox.state  # before the first draw
         self._generator = np.random.Generator(self._philox)
 
     def at(self, key: bytes) -> np.random.Generator:
@@ -33,7 +32,7 @@ class _Reused(threading.local):
         return self._generator
 
 
-_REUSED = _Reused()
+_REUSED = _ReusedGenerator()
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Address:
     purpose: str
 
     def generator(self) -> np.random.Generator:
-        """The generator that belongs to this address and to no other. To be used at once: the next address takes the
-        same one over."""
+        """The generator of this address. Use it at once: the next call re-keys the same object."""
         packed = struct.pack("<4q", self.seed, self.client, self.round, self.step) + self.purpose.encode()
         return _REUSED.at(hashlib.blake2b(packed, digest_size=16, person=PERSON).digest())
 

@@ -1,18 +1,18 @@
-"""What choosing the best of many private runs costs.
+"""The privacy cost of selecting the best of many private runs.
 
-Three prices, for runs that are each (eps, delta)-DP by a Gaussian mechanism and have noise of their own:
+Each run is mu-GDP, with independent noise. Three accounts:
 
-* all of them are released (or all their scores are seen): composition, mu times the root of their number;
-* only the best is, of a secret and random number of runs K, geometric with mean m, each with a configuration drawn
-  from a fixed set and a score that is private too: the privacy profile of Koskela, Redberg and Wang 2024,
-      eps' = e + 2 min_h log(exp(h) + (m - 1) delta(h)),   delta(e) = delta / m,
-  with delta(.) the profile of one run;
-* the same by Renyi divergences, Papernot and Steinke 2022, through dp-accounting: mostly a little more, and a
-  cross-check. It also knows other distributions of K, and several such searches together.
+1. All runs (or all their scores) are released: composition, mu sqrt(number of runs).
+2. Only the best of K runs is released. K is random and secret, geometric with mean m; every run draws its configuration
+   from a fixed set and has a private score (Koskela, Redberg and Wang 2024):
+       eps' = e + 2 min_h log(exp(h) + (m - 1) delta(h)),   e such that delta(e) = delta / m,
+   with delta(.) the privacy profile of one run.
+3. The same by Renyi divergences (Papernot and Steinke 2022), computed by dp-accounting. It is usually slightly looser
+   and serves as a cross-check; it also covers other distributions of K, and several searches together.
 
-A run's score is part of what it releases: the share of validation rows that are right, with Gaussian noise. A record
-either trains or validates. One that trains moves the score only through the weights, which are private already; one
-that validates moves nothing else. So a run with its score is as private as the weaker of the two.
+The score of a run is released too: the fraction of correct validation rows plus Gaussian noise. A record is either a
+train row or a validation row. A train row affects the score only through the private weights, a validation row affects
+only the score. So a run with its score is mu-GDP with the larger mu of the two.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
 
 
 def all_released(mu: float, runs: float, delta: float) -> float:
-    """eps of so many runs of mu-GDP, every one of them seen."""
+    """eps of releasing all of `runs` runs, each mu-GDP (account 1)."""
     return epsilon_of(mu * math.sqrt(runs), delta)
 
 
 def best_released(mu: float, mean: float, delta: float) -> float:
-    """eps of the best of a geometric number of runs of mu-GDP, by the privacy profile."""
+    """eps of the best of a geometric number of mu-GDP runs (account 2)."""
     in_range(1, 1e9, mean=mean)
     if math.isinf(mu):
         return math.inf
@@ -44,13 +44,13 @@ def best_released(mu: float, mean: float, delta: float) -> float:
     def second(h: float) -> float:
         return float(np.logaddexp(h, math.log(mean - 1) + log_delta(h, mu))) if mean > 1 else h
 
-    # falls, then rises with h; beyond `first` delta(h) hardly counts any more
+    # decreases, then increases in h; beyond `first` delta(h) is negligible
     found = minimize_scalar(second, bounds=(0.0, first), method="bounded", options={"xatol": 1e-9})
     return first + 2 * min(second(float(found.x)), second(0.0))
 
 
 def best_released_by_renyi(mu: float, mean: float, delta: float, shape: float = 1) -> float:
-    """The same by Renyi divergences: always valid too, mostly a little more."""
+    """The same by Renyi divergences (account 3): also valid, usually slightly larger."""
     return _by_renyi([(mu, mean)], delta, shape)
 
 
@@ -65,13 +65,13 @@ def _by_renyi(searches: Sequence[tuple[float, float]], delta: float, shape: floa
 
 
 def base_for(epsilon: float, mean: float, delta: float) -> float:
-    """The eps at which every run must be trained for the best of them to be (eps, delta)-DP; rounded down."""
+    """The eps of each run for which the best of them is (eps, delta)-DP; rounded down."""
     low, high = 0.0, mu_of(epsilon, delta)
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if best_released(middle, mean, delta) <= epsilon else (low, middle)
     base = epsilon_of(low, delta)
-    while base > 0 and best_released(mu_of(base, delta), mean, delta) > epsilon:  # what rounding has added
+    while base > 0 and best_released(mu_of(base, delta), mean, delta) > epsilon:  # undo rounding errors
         base *= 1 - 1e-12
     return base
 
@@ -81,10 +81,10 @@ def base_for(epsilon: float, mean: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Runs:
-    """A distribution of the number of runs: never none, and any number is possible."""
+    """A distribution of K, the number of runs, on 1, 2, 3, ..."""
 
     shape: float
-    """As dp-accounting (and Papernot and Steinke) number the truncated negative binomial ones."""
+    """Shape of the truncated negative binomial distribution, as in dp-accounting and Papernot and Steinke."""
     sample: Callable[[np.random.Generator, float], Any]
 
     def draw(self, mean: float, seed: int) -> int:
@@ -92,7 +92,7 @@ class Runs:
 
 
 def _logarithmic(generator: np.random.Generator, mean: float) -> Any:
-    """P(k) proportional to (1 - g)^k / k, with the g for which (1/g - 1) / log(1/g) is the mean."""
+    """P(K = k) proportional to (1 - g)^k / k, with g such that (1/g - 1) / log(1/g) is the mean."""
     from scipy.optimize import brentq
 
     if mean <= 1:
@@ -108,7 +108,7 @@ RUNS = {
 
 
 def private_search(mu: float, mean: float, delta: float, runs: str) -> float:
-    """eps of the best of so many runs of mu-GDP: by the tighter of the accounts that hold."""
+    """eps of the best of K mu-GDP runs, by the tightest valid account; `mean` of K, `runs` names its distribution."""
     in_range(1, 1e9, mean=mean)
     if math.isinf(mu):
         return math.inf
@@ -122,7 +122,7 @@ def private_search(mu: float, mean: float, delta: float, runs: str) -> float:
 
 
 def private_searches(searches: Sequence[tuple[float, float]], delta: float, runs: str) -> float:
-    """eps of several such searches about the same records, each given as mu of a run and mean number of runs."""
+    """eps of several such searches on the same records, each given as (mu of one run, mean number of runs)."""
     if any(math.isinf(mu) for mu, _ in searches):
         return math.inf
     several = [(mu, mean) for mu, mean in searches if mu > 0]
@@ -132,13 +132,13 @@ def private_searches(searches: Sequence[tuple[float, float]], delta: float, runs
 
 
 def score_std(epsilon: float, delta: float, rows: int, part: float) -> float:
-    """Standard deviation of the noise on a share of so many rows that are right, one of which moves it by at most
-    1 / rows: then the score is worth `part` of the mu that is claimed for the run."""
+    """Standard deviation of the noise on the fraction of correct rows, whose sensitivity is 1 / rows, such that the
+    score is (part mu)-GDP, with mu the one claimed for the run."""
     return 0.0 if math.isinf(epsilon) else 1 / (rows * part * mu_of(epsilon, delta))
 
 
 def with_score(actual: float, claimed: float, delta: float, part: float) -> float:
-    """mu of a run that costs eps `actual` together with a score made for `claimed`: a record is in one of them."""
+    """mu of a run of eps `actual` with a score calibrated for `claimed`: every record affects only one of them."""
     if math.isinf(actual) or math.isinf(claimed):
         return math.inf
     return max(mu_of(actual, delta) if actual > 0 else 0.0, part * mu_of(claimed, delta))

@@ -1,6 +1,6 @@
-"""Releases over secret Poisson samples of the records, priced by dp-accounting's privacy loss distributions.
+"""The account of releases over secret Poisson samples, by dp-accounting's privacy loss distributions.
 
-Its discretisation is pessimistic: an eps from here is an upper bound.
+Its discretisation is pessimistic: the eps is an upper bound.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-GRID = 1e-3  # of the privacy loss, at most; ten times finer changes eps in the fourth digit and takes ten times as long
-GRID_PER_LOSS = 0.2  # of what one release loses, at most: else what its discretisation adds counts in many releases
-LEAST_SAMPLED_DELTA = 1e-12  # below that the tails that are cut off count for more than delta
-CLOSE = 1e-3  # how far above the least noise, as a ratio, a calibration may end
+GRID = 1e-3  # largest step of the discretised loss; a tenth of it changes eps in the 4th digit, 10 times slower
+GRID_PER_LOSS = 0.2  # largest step relative to one release's loss: discretisation errors add up over many releases
+LEAST_SAMPLED_DELTA = 1e-12  # below this the truncated tails exceed delta
+CLOSE = 1e-3  # relative tolerance of a calibration above the least noise
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sampled:
 
 @lru_cache(maxsize=4096)
 def epsilon_of(releases: tuple[Sampled, ...], adjacency: str, delta: float) -> float:
-    """What all releases together cost."""
+    """eps of all releases together."""
     if any(release.multiplier == 0 for release in releases):
         return math.inf
     from dp_accounting import dp_event, privacy_accountant
@@ -45,14 +45,14 @@ def epsilon_of(releases: tuple[Sampled, ...], adjacency: str, delta: float) -> f
 
 
 def grid_for(releases: Sequence[Sampled]) -> float:
-    """A grid as fine as the losses: that of one release has a standard deviation of about rate / multiplier. A power
-    of two below it, so that slightly different noise is priced on the same grid."""
+    """The step of the discretised loss. One release's loss has a standard deviation of about rate / multiplier; the
+    step is a power of two below its share, so that slightly different noise is accounted on the same grid."""
     finest = min([GRID, *(GRID_PER_LOSS * r.rate / r.multiplier for r in releases if r.rate < 1)])
     return 2.0 ** math.floor(math.log2(finest))
 
 
 def scaled_to(epsilon: float, releases: Sequence[Sampled], adjacency: str, delta: float) -> float:
-    """By how much the releases' noise must be scaled, up or down, to cost at most eps; hardly more than the least."""
+    """The factor of all noise multipliers for which the releases cost at most eps, within CLOSE of the smallest one."""
     unit = releases[0].multiplier
     relative = tuple(replace(r, multiplier=r.multiplier / unit) for r in releases)
     return _scaled_to(epsilon, relative, adjacency, delta) / unit
