@@ -124,10 +124,10 @@ def test_a_script_that_is_not_ours_does_not_run(page):
     page.get_log("browser")  # which says that it was stopped
 
 
-def test_words_come_first(page):
-    assert find(page, "main section h2").text == "In words"
+def test_the_summary_comes_first(page):
+    assert find(page, "main section h2").text == "Summary"
     assert "At ε = 8" in find(page, "#summary").text
-    assert "What to distrust" in find(page, "#summary .distrust").text
+    assert "Caveats" in find(page, "#summary .caveats").text
 
 
 def column(page, table, number):
@@ -190,7 +190,7 @@ def test_charts_are_walked_by_keyboard(page):
     assert "round 10" in first
     chart.send_keys(Keys.ARROW_RIGHT)
     assert "round 20" in find(page, "#tip").text
-    assert "round 20" in find(page, "#said").get_attribute("textContent"), "and a screen reader hears it"
+    assert "round 20" in find(page, "#announcement").get_attribute("textContent"), "and a screen reader hears it"
     chart.send_keys(Keys.ESCAPE)
     assert find(page, "#tip").get_attribute("hidden") is not None
 
@@ -221,9 +221,9 @@ def test_every_single_trace_on_demand(page):
 
 
 def test_the_band_says_what_it_is(page):
-    assert "the band is one standard deviation between seeds" in find(page, "#curves").text
+    assert "the band is one standard deviation over seeds" in find(page, "#curves").text
     find(page, "#choice-curve-band option[value=error]").click()
-    assert "the band is one standard error of the mean over seeds" in find(page, "#curves").text
+    assert "the band is one standard error of the mean" in find(page, "#curves").text
     find(page, "#choice-curve-band option[value=none]").click()
     until(page, "return document.querySelectorAll('#curves .chart svg').length === 2")
     assert page.find_elements(By.CSS_SELECTOR, "#curves .band") == []
@@ -294,7 +294,7 @@ function ground(e) {
 }
 const poor = [];
 for (const e of document.querySelectorAll("body *")) {
-  if (!e.checkVisibility() || e.closest("#said, #tip, .skip, noscript, script, [aria-pressed=false]")) continue;
+  if (!e.checkVisibility() || e.closest("#announcement, #tip, .skip, noscript, script, [aria-pressed=false]")) continue;
   if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
   const style = getComputedStyle(e), drawn = e instanceof SVGElement;
   const value = drawn && e.classList.contains("value");
@@ -355,7 +355,7 @@ def test_the_page_follows_a_sweep(chromium, served):
     url, folder = served
     page = opened(chromium, url)
     assert "not finished" in find(page, "#top").text
-    assert "updates by itself" in find(page, "#top").text
+    assert "updates automatically" in find(page, "#top").text
     assert "Best so far on the validation rows" in find(page, "#summary").text
     find(page, "#choice-curve-band option[value=error]").click()
     page.execute_script("document.activeElement.blur()")

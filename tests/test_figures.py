@@ -144,7 +144,7 @@ def test_bands_are_the_deviations_of_the_tables_and_say_so(tmp_path):
     figure = drawn(tmp_path)["score-by-round"]
     band = figure.axes[0].collections[0].get_paths()[0].get_extents()
     assert band.height == pytest.approx(2 * 35 / 2**0.5)
-    assert figure._supxlabel.get_text() == "Band: ± one standard deviation between 2 seeds"
+    assert figure._supxlabel.get_text() == "Band: ± one standard deviation over 2 seeds"
 
 
 def test_a_figure_per_setting_where_there_are_several_budgets(tmp_path):

@@ -12,7 +12,7 @@ import reported
 from handmade_ledgers import SETTING, row, study, writing
 
 from orchestrator.report import html
-from orchestrator.report.html import data, document, words
+from orchestrator.report.html import data, document, findings_text
 from orchestrator.report.html.configurations import Configuration, grouped, varied
 from orchestrator.report.html.data import as_json, gather
 from orchestrator.report.html.importance import importance
@@ -91,7 +91,7 @@ def test_a_study_that_has_not_begun(tmp_path):
         pass
     found = read(tmp_path)
     assert found["cells"] == []
-    assert found["words"] == []
+    assert found["findings"] == []
     assert document.page(document.content([found]))
 
 
@@ -240,29 +240,29 @@ def two_methods(tmp_path, gd, adam, seeds=(1, 2, 3), **changes):
 def test_a_clear_lead(tmp_path):
     """Differences 10, 10.5 and 11: mean 10.5, std 0.5, t(0.975, 2) = 4.3027, so 10.5 ± 4.3027 * 0.5 / sqrt 3."""
     found = two_methods(tmp_path, {k: {20: 50.0 + k} for k in (1, 2, 3)}, {k: {20: 59.5 + 1.5 * k} for k in (1, 2, 3)})
-    (part,) = words.summary(found)
+    (part,) = findings_text.summary(found)
     assert part["heading"] == SETTING
     assert part["sentences"][0]["text"] == (
-        "At ε = 8 DP-FedAdam leads with 62.50 ± 1.50 %, 10.50 higher than DP-FedGD (9.26 to 11.74), "
-        "which is clearly behind."
+        "At ε = 8 DP-FedAdam leads with 62.50 ± 1.50 %, 10.50 higher than DP-FedGD (9.26 to 11.74); "
+        "the difference is significant."
     )
 
 
 def test_a_lead_that_is_none(tmp_path):
     found = two_methods(tmp_path, {1: {20: 50.0}, 2: {20: 60.0}, 3: {20: 55.0}}, {k: {20: 56.0} for k in (1, 2, 3)})
-    (part,) = words.summary(found)
-    assert part["sentences"][0]["text"].endswith("; the two cannot be told apart by 3 seeds.")
+    (part,) = findings_text.summary(found)
+    assert part["sentences"][0]["text"].endswith("; the difference is not significant over 3 seeds.")
 
 
 def test_a_single_seed_tells_nothing_apart(tmp_path):
     found = two_methods(tmp_path, {1: {20: 50.0}}, {1: {20: 90.0}}, seeds=(1,))
-    assert "; the two cannot be told apart by 1 seed." in words.summary(found)[0]["sentences"][0]["text"]
-    assert "Winners were confirmed with 1 seed only." in words.distrust(found)
+    assert "; the difference is not significant over 1 seed." in findings_text.summary(found)[0]["sentences"][0]["text"]
+    assert "Winners were confirmed with 1 seed only." in findings_text.caveats(found)
 
 
 def test_more_comparisons_need_wider_intervals(tmp_path):
     found = two_methods(tmp_path, CURVES, {k: {20: 50.0 + k} for k in (1, 2, 3)})
-    one, three = (words.difference(*found.cells, comparisons=n) for n in (1, 3))
+    one, three = (findings_text.difference(*found.cells, comparisons=n) for n in (1, 3))
     assert three.high - three.low > one.high - one.low
     assert three.mean == one.mean == 10.0
 
@@ -273,32 +273,33 @@ def test_what_does_not_keep_its_claim_cannot_lead(tmp_path):
             writer.search(method, 8, {"coarse": [({"learning_rate": 0.1}, 60.0)]})
             writer.confirm(method, 8, {"learning_rate": 0.1}, {k: {20: score + k} for k in (1, 2, 3)}, **fields)
     found = results(tmp_path)
-    assert "DP-FedGD is alone" in words.summary(found)[0]["sentences"][0]["text"]
-    assert any("DP-FedAdam at ε = 8 does not buy the ε that is claimed" in text for text in words.distrust(found))
+    assert "DP-FedGD is the only method" in findings_text.summary(found)[0]["sentences"][0]["text"]
+    broken = "DP-FedAdam at ε = 8: the actual ε exceeds the claimed ε"
+    assert any(broken in text for text in findings_text.caveats(found))
 
 
-def test_distrust_knows_edges_shared_seeds_and_budgets_that_do_worse(tmp_path):
+def test_caveats_name_edges_shared_seeds_and_budgets_that_do_worse(tmp_path):
     with writing(tmp_path, study(methods=["dp-fedgd"], seeds={"search": 1, "confirm": [1, 2, 3]})) as writer:
         for epsilon, score in ((1, 60.0), (8, 50.0)):
             members = [({"learning_rate": rate}, 40 + 10 * rate) for rate in (0.1, 0.5, 1.0)]
             writer.search("dp-fedgd", epsilon, {"coarse": members})
             writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, {k: {20: score + k / 10} for k in (1, 2, 3)})
-    found = " ".join(words.distrust(results(tmp_path)))
-    assert "In 2 of 2 cells the winner sits on an edge" in found
+    found = " ".join(findings_text.caveats(results(tmp_path)))
+    assert "In 2 of 2 cells the winner lies on an edge" in found
     assert "(learning_rate ↑)" in found
-    assert "DP-FedGD at ε = 8 did worse than at ε = 1 by 10.00" in found
+    assert "DP-FedGD at ε = 8 is 10.00 worse than at ε = 1" in found
     assert "Search and confirm share seed 1," in found
-    assert "Every ε is that of one training run" in found
-    assert "validation and test differ by more than 3 deviations" in found
+    assert "Every ε covers one training run" in found
+    assert "validation and test differ by more than 3 standard deviations" in found
 
 
 def test_an_unfinished_study_says_so(tmp_path):
     with writing(tmp_path, study(methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, 60.0), ({"learning_rate": 1.0}, None)]})
     found = results(tmp_path)
-    assert words.distrust(found)[0].startswith("The study is unfinished: at least ")
-    assert words.summary(found)[0]["sentences"][0]["text"] == (
-        "At ε = 1 no method has been confirmed with every seed yet."
+    assert findings_text.caveats(found)[0].startswith("The study is unfinished: at least ")
+    assert findings_text.summary(found)[0]["sentences"][0]["text"] == (
+        "At ε = 1 no method has finished all confirm seeds yet."
     )
 
 

@@ -102,8 +102,10 @@ def test_only_the_cells_that_changed_are_computed_again(tmp_path, monkeypatch):
     """And the page is what a fresh reader would see."""
     reported.write(tmp_path, finished=False)
     computed = []
-    shown = data._Cell.shown
-    monkeypatch.setattr(data._Cell, "shown", lambda cell, room: computed.append(cell.cell.epsilon) or shown(cell, room))
+    content = data._Cell.content
+    monkeypatch.setattr(
+        data._Cell, "content", lambda cell, limits: computed.append(cell.cell.epsilon) or content(cell, limits)
+    )
     following = serving.Following(str(tmp_path))
     assert sorted(computed) == [1, 1, 8, 8]
     computed.clear()
@@ -138,7 +140,7 @@ def test_it_rests_longer_than_it_works(tmp_path, monkeypatch):
 
     monkeypatch.setattr(serving.html, "read", slowly)
     following = serving.Following(str(tmp_path))
-    following._seen = None  # as if the ledger had changed at once
+    following._read_version = None  # as if the ledger had changed at once
     clock["now"] += 89.0
     following.current()
     assert clock["now"] == 199.0, "90 s of rest for 10 s of work are not over"

@@ -1,1 +1,1 @@
-"""What is shown of it: tables, figures, status, all read from the ledger."""
+"""Tables, figures, the HTML report and exports, all read from the ledger."""

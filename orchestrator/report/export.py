@@ -1,4 +1,4 @@
-"""Results for other tools, from the ledger alone: also while a sweep runs, and again at any time."""
+"""Exports for other tools, from the ledger alone, at any time during or after a sweep."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from trainables.errors import UserError
 
 
 def export(ledger: Ledger, form: str, folder: Path) -> list[str]:
-    """Write what the ledger holds in this form; where it went."""
-    results = Results.read(ledger)
-    return _WRITERS[form](ledger, results, folder)
+    """Export the ledger in this form; return where it was written."""
+    return _WRITERS[form](ledger, Results.read(ledger), folder)
 
 
 # ---- tables
@@ -41,11 +40,11 @@ def _csv(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     return [str(render.write_text(folder / f"{name}.csv", render.frame_to_csv(frame))) for name, frame in written]
 
 
-# ---- trackers of experiments
+# ---- experiment trackers
 
 
 class _Run:
-    """A trial as trackers see it."""
+    """A trial as trackers record it."""
 
     def __init__(self, results: Results, line: dict[str, Any], curve: pd.DataFrame) -> None:
         known = ("reason", "rounds", "accuracy", "loss", "seconds", *frames.TRIAL)
@@ -68,7 +67,7 @@ class _Run:
 
     @property
     def group(self) -> str:
-        """Everything except the seed."""
+        """Cell, stage and hyperparameters: everything except the seed."""
         values = ", ".join(f"{name}={value}" for name, value in self.hyperparameters.items())
         return f"{self.cell} / {self.stage} / {values}"
 
@@ -85,15 +84,15 @@ def _runs(ledger: Ledger, results: Results) -> Iterator[_Run]:
 
 
 def _tensorboard(ledger: Ledger, results: Results, folder: Path) -> list[str]:
-    """A folder a trial, in a folder a cell; what was written before is replaced."""
+    """One folder per trial in one folder per cell; earlier exports are replaced."""
     import shutil
 
     from tensorboardX import SummaryWriter
 
     for run in _runs(ledger, results):
-        place = folder / render.slug(run.cell) / run.name
-        shutil.rmtree(place, ignore_errors=True)
-        with SummaryWriter(str(place)) as writer:
+        log_dir = folder / render.slug(run.cell) / run.name
+        shutil.rmtree(log_dir, ignore_errors=True)
+        with SummaryWriter(str(log_dir)) as writer:
             writer.add_text("configuration", ", ".join(f"{k}={v}" for k, v in run.hyperparameters.items()))
             for t, values in run.curve:
                 for name, value in values.items():
@@ -104,14 +103,14 @@ def _tensorboard(ledger: Ledger, results: Results, folder: Path) -> list[str]:
 def _mlflow(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     mlflow = _module("mlflow")
     mlflow.set_experiment(results.study.name)
-    there = mlflow.search_runs(experiment_names=[results.study.name], output_format="list")
-    known = {tuple(run.data.tags.get(name) for name in ("cell", "search", "stage", "key", "state")) for run in there}
+    exported = mlflow.search_runs(experiment_names=[results.study.name], output_format="list")
+    known = {tuple(run.data.tags.get(name) for name in ("cell", "search", "stage", "key", "state")) for run in exported}
     count = 0
     for run in _runs(ledger, results):
         tags = {"cell": run.cell, "search": run.line["search"], "stage": run.stage, "key": run.key}
         tags |= {"state": run.line["state"], "group": run.group}
         if tuple(tags.values())[:-1] in known:
-            continue  # of an earlier export
+            continue  # exported before
         with mlflow.start_run(run_name=run.name, tags=tags):
             mlflow.log_params({**run.hyperparameters, "seed": run.line["seed"], "epsilon": run.line["epsilon"]})
             for t, values in run.curve:
@@ -135,7 +134,7 @@ def _wandb(ledger: Ledger, results: Results, folder: Path) -> list[str]:
 
 
 def _short(group: str, most: int = 128) -> str:
-    """W&B takes no longer one; what is cut off may be what tells two apart."""
+    """W&B limits the length of group names; a hash keeps shortened names distinct."""
     return group if len(group) <= most else f"{group[: most - 9]} {hashlib.sha256(group.encode()).hexdigest()[:8]}"
 
 
@@ -150,7 +149,7 @@ def _module(name: str) -> Any:
 
 
 def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
-    """One Optuna study a cell, for optuna-dashboard: the configurations of its search and how they scored."""
+    """One Optuna study per cell, for optuna-dashboard: its configurations and their scores."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -192,22 +191,22 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def _distributions(configurations: list[dict[str, Any]], scales: Mapping[str, str]) -> dict[str, Any]:
-    """Of every hyperparameter what was tried, from the least to the most: Optuna's pictures show that range."""
+    """The range of tried values of every hyperparameter, which Optuna's plots show."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     values: dict[str, dict[Any, None]] = {}
     for configuration in configurations:
         for name, value in configuration.items():
             values.setdefault(name, {})[value] = None
-    found: dict[str, Any] = {}
+    distributions: dict[str, Any] = {}
     for name, tried in values.items():
         if any(isinstance(value, bool | str) for value in tried):
-            found[name] = CategoricalDistribution(tuple(tried))
+            distributions[name] = CategoricalDistribution(tuple(tried))
             continue
         low, high = min(tried), max(tried)
         range_of = IntDistribution if all(isinstance(value, int) for value in tried) else FloatDistribution
-        found[name] = range_of(low, high, log=scales.get(name) == "log" and low > 0)
-    return found
+        distributions[name] = range_of(low, high, log=scales.get(name) == "log" and low > 0)
+    return distributions
 
 
 _WRITERS: dict[str, Callable[[Ledger, Results, Path], list[str]]] = {

@@ -1,7 +1,6 @@
-"""Figures, from the ledger alone: the score by round, by privacy budget, and by the number of clients where a study
-varies it. These are the kinds of figure that the papers print.
+"""Figures from the ledger: the score by round, by privacy budget, and by the number of clients if a study varies it.
 
-Drawn again they are the same files, byte for byte: nothing in them depends on the day or the process.
+The same ledger gives the same files, byte for byte: nothing in them depends on the date or the process.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results, Score
 from trainables.data import simulated
 
-if TYPE_CHECKING:  # takes a second to import, and only this command needs it
+if TYPE_CHECKING:  # slow to import, and needed for drawing only
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANEL = (2.9, 2.3)  # inches: with this text two columns can still be read at half the width of a page
+PANEL = (2.9, 2.3)  # inches; two columns stay readable at half a page width
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -36,22 +35,22 @@ STYLE: dict[str, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
-    "legend.handlelength": 3,  # long enough to show what is dashed
-    "text.parse_math": False,  # a name is shown as it is
-    "svg.hashsalt": "fedsweep",  # else its names are random
+    "legend.handlelength": 3,  # long enough to show dashes
+    "text.parse_math": False,  # names are not formulas
+    "svg.hashsalt": "fedsweep",  # reproducible ids
     "svg.fonttype": "none",
 }
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-LEGEND_ENTRY = (0.75, 0.2)  # inches of an entry without its label: the line and the space around it, and the height
-LEGEND_ABOVE = 5  # lines; a taller legend stands beside the panels
-LABEL_LETTERS = 32  # of a line of a label
-TITLE_INCHES = 0.078  # of a letter above a panel
-LOG_FROM = 10.0  # a logarithmic axis of rounds where the methods' numbers of rounds differ by this factor
+LEGEND_ENTRY = (0.75, 0.2)  # inches of an entry without its label: line with padding, height
+LEGEND_ABOVE = 5  # lines; a taller legend is placed to the right of the panels
+LABEL_LETTERS = 32  # letters per line of a label
+TITLE_INCHES = 0.078  # width of a letter of a panel title
+LOG_FROM = 10.0  # use a logarithmic axis if the methods' numbers of rounds differ by this factor
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one pair of axes shows: some cells under a common title."""
+    """The cells drawn in one pair of axes, under a common title."""
 
     title: str
     cells: list[CellResult]
@@ -59,7 +58,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: a pair of axes for every panel."""
+    """A figure with one pair of axes per panel."""
 
     name: str
     panels: list[Panel]
@@ -68,7 +67,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Series:
-    """A method searched in one way: its place in the legend and its look, the same in every panel."""
+    """A method with one search strategy: its legend entry and look, the same in every panel."""
 
     method: str
     strategy: str
@@ -76,7 +75,7 @@ class Series:
     number: int
     variant: int
     spread: float
-    """How far beside its place a point is drawn, from -1 to 1, so that whiskers do not cover each other."""
+    """Horizontal offset of points, from -1 to 1, so that whiskers do not overlap."""
 
     @property
     def look(self) -> dict[str, Any]:
@@ -94,7 +93,7 @@ class Series:
 
 
 def write_figures(folder: Path) -> list[Path]:
-    """Write figures/ into a result folder; the paths of all files written."""
+    """Write figures/ into a results folder; return the paths of all files written."""
     with Ledger.read(folder) as ledger:
         results = Results.read(ledger)
     return [
@@ -105,8 +104,8 @@ def write_figures(folder: Path) -> list[Path]:
 
 
 def drawings(results: Results) -> list[Drawing]:
-    """All figures of a study. By round: a figure for every setting with its budgets side by side, or one for all
-    settings where there is one budget."""
+    """All figures of a study. By round: one figure per setting with a panel per budget, or with a single budget one
+    figure with a panel per setting."""
     found = []
     if len(results.study.epsilons) > 1:
         names = endings(results.settings)
@@ -122,11 +121,11 @@ def drawings(results: Results) -> list[Drawing]:
     return [d for d in [*found, Drawing("score-by-clients", families, _by_clients)] if d.panels]
 
 
-# ---- which cells belong together
+# ---- panels and series
 
 
 def _panels(cells: Sequence[CellResult], title: Callable[[CellResult], str]) -> list[Panel]:
-    """Cells under the same title, in the order of the tables."""
+    """Cells grouped by title, in the order of the tables."""
     found: dict[str, list[CellResult]] = {}
     for cell in cells:
         if cell.curve:
@@ -140,7 +139,7 @@ def _setting(cell: CellResult) -> str:
 
 
 def _family(cell: CellResult) -> str:
-    """A simulation without its number of clients, or any other setting as it is."""
+    """A simulation without its number of clients; any other setting unchanged."""
     simulation = _simulation(cell)
     if simulation is None:
         return cell.setting
@@ -213,7 +212,7 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
 
 @dataclass(frozen=True)
 class _Legend:
-    """Where it stands, and the inches it adds to the figure there."""
+    """Its position, and the inches it adds to the figure."""
 
     place: str
     columns: int
@@ -222,7 +221,7 @@ class _Legend:
 
 
 def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
-    """Above the panels, as many entries beside each other as fit; at their right where it would tower over them."""
+    """Above the panels, in as many columns as fit; to their right if it would be too tall."""
     from matplotlib.textpath import TextPath
 
     longest = max(TextPath((0, 0), one.label, size=STYLE["legend.fontsize"]).get_extents().width for one in series)
@@ -236,7 +235,7 @@ def _legend(series: Sequence[Series], width: float, height: float) -> _Legend:
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Of a logarithmic axis: matplotlib's own labels are formulas, which names must not be taken for."""
+    """Plain numbers on a logarithmic axis: matplotlib's default labels are formulas, whose parsing is off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -245,19 +244,19 @@ def _plain_ticks(axes: Axes) -> None:
 
 
 def _wrapped(title: str, most: int) -> str:
-    """A long name on several lines, cut where the axes end."""
+    """A long name on at most three lines."""
     import textwrap
 
     return "\n".join(textwrap.wrap(title, most)[:3])
 
 
 def _spread_note(results: Results, drawing: Drawing) -> str:
-    """What the bands or whiskers are: the same as ± in the tables."""
+    """What bands and whiskers show: the same as ± in the tables."""
     seeds = len(results.study.seeds.confirm)
     if seeds == 1:
         return "a single seed"
     mark = "Band" if drawing.draw is _by_round else "Whisker"
-    return f"{mark}: ± one standard deviation between {seeds} seeds"
+    return f"{mark}: ± one standard deviation over {seeds} seeds"
 
 
 def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
@@ -266,7 +265,7 @@ def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
     for cell in series.of(panel):
         rounds, scores = list(cell.curve), list(cell.curve.values())
         every = max(1, len(rounds) // 8)
-        offset = (len(rounds) - 1) % every  # the last point has a mark
+        offset = (len(rounds) - 1) % every  # so that the last point has a mark
         axes.plot(
             rounds, [s.mean for s in scores], label=series.label, markersize=4, linewidth=1.3,
             markevery=(offset, every), **series.look,
@@ -287,7 +286,7 @@ def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
 
 
 def _by_epsilon(axes: Axes, panel: Panel, series: Series) -> None:
-    """The last round of every cell, at each budget: steps of equal width, so that every budget can be read."""
+    """The last round of every cell by budget, with equal steps between budgets."""
     epsilons = sorted({cell.epsilon for cell in panel.cells})
     cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=lambda cell: cell.epsilon)
     if cells:
@@ -298,7 +297,7 @@ def _by_epsilon(axes: Axes, panel: Panel, series: Series) -> None:
 
 
 def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
-    """The last round of every cell, over the number of its clients."""
+    """The last round of every cell by number of clients."""
     cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=_clients)
     counts = _counts(panel.cells)
     apart = min(b - a for a, b in pairwise(counts))

@@ -1,1 +1,1 @@
-"""Ledgers as a tabular benchmark: every trial of a search by round, to be looked up without training anything."""
+"""Ledgers as a tabular benchmark: every trial by round, for lookups without training."""

@@ -10,24 +10,23 @@ from orchestrator.report.tables.render import markdown_text
 from orchestrator.results.winners import Results
 from trainables.spec import ENGINE_VERSION
 
-MIND = f"""
-## Mind
+NOTES = f"""
+## Notes
 
-- Rows of `split` validation are a search's; rows of `split` test are the winners' and were never searched on.
-- All runs of a seed share their noise, as a search with a fixed seed does: two configurations on one seed are compared
-  under the same draw.
-- Grids are unions of products, coarse and fine, so not every combination of single values is there.
-- `accuracy` is empty where a run diverged.
-- Private training was simulated on data that are public: that all runs are shown here would spend far more than their ε
-  on data that are not.
+- Rows with `split` validation belong to the search; rows with `split` test belong to the winners.
+- All runs with the same seed share their noise: two configurations on one seed are compared under the same draw.
+- The grid is a union of a coarse and a fine grid, so not every combination of values exists.
+- `accuracy` is empty if a run diverged.
+- Private training was simulated on public data. On private data, publishing all runs would cost far more than the ε of
+  one run.
 
-Query it: `fedsweep lookup {FILE} --method dp-fedgd --epsilon 1`; in Python, and as the objective of a tuner:
-`orchestrator.report.benchmark.lookup.Task`.
+Query the table with `fedsweep lookup {FILE} --method dp-fedgd --epsilon 1`. In Python, or as the objective of a tuner,
+use `orchestrator.report.benchmark.lookup.Task`.
 """
 
 
 def page(results: Results, data: Mapping[str, str], counts: Counter[str], hypers: Mapping[str, bool]) -> str:
-    """`hypers`: by name, whether all values are numbers."""
+    """`hypers`: for each hyperparameter, whether all its values are numbers."""
     study = results.study
     states = {name.removeprefix("state:"): count for name, count in sorted(counts.items()) if name.startswith("state:")}
     seeds = sorted({*study.seeds.search, *study.seeds.contest, *study.seeds.confirm})
@@ -35,8 +34,8 @@ def page(results: Results, data: Mapping[str, str], counts: Counter[str], hypers
         "methods": ", ".join(dict.fromkeys(method.shown for method in study.methods)),
         "ε": ", ".join(f"{epsilon:g}" for epsilon in study.epsilons),
         "settings": "; ".join(results.settings),
-        "seeds that the study names": ", ".join(map(str, seeds)),
-        "ended": ", ".join(f"{count:,} {state}" for state, count in states.items()),
+        "seeds": ", ".join(map(str, seeds)),
+        "trials": ", ".join(f"{count:,} {state}" for state, count in states.items()),
         "data": "; ".join(f"{label} ({fingerprint})" for label, fingerprint in data.items()),
         "engine version": str(ENGINE_VERSION),
     }
@@ -52,8 +51,8 @@ def page(results: Results, data: Mapping[str, str], counts: Counter[str], hypers
         head.append(f"{markdown_text(study.description.strip())}\n")
     head.append(
         f"{counts['trials']:,} training runs, {counts['rows']:,} rows: one per run and evaluated round. Every run "
-        "trained a head with differential privacy over a federation of clients.\n"
+        "trained a head with differential privacy on a federation of clients.\n"
     )
     head += [f"- {name}: {markdown_text(text)}" for name, text in facts.items()]
-    head += ["\n## Columns\n", "| column | type | what |\n|---|---|---|"]
-    return "\n".join([*head, *(f"| {name} | {kind} | {what} |" for name, (kind, what) in columns.items()), MIND])
+    head += ["\n## Columns\n", "| column | type | meaning |\n|---|---|---|"]
+    return "\n".join([*head, *(f"| {name} | {kind} | {what} |" for name, (kind, what) in columns.items()), NOTES])

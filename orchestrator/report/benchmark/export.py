@@ -1,4 +1,4 @@
-"""A ledger as one Parquet table, a row per trial and evaluated round, with a card that says what is in it."""
+"""A ledger as one Parquet table, one row per trial and evaluated round, with a data card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainables.errors import UserError
 
 @dataclass(frozen=True)
 class _Member:
-    """Where a trial belongs."""
+    """The cell and stages of a trial."""
 
     setting: str
     label: str
@@ -31,14 +31,14 @@ class _Member:
 
 
 def write_export(folder: Path, to: Path) -> list[Path]:
-    """Write trials.parquet and its card."""
+    """Write trials.parquet and its data card."""
     with Ledger.read(folder) as ledger:
         results = Results.read(ledger)
         if results.study.private:
-            raise UserError(f"result folder {folder} is of a private search, whose trials are not to be seen")
+            raise UserError(f"results folder {folder} holds a private search, whose trials must not be exported")
         members = _members(ledger, results)
         if not members:
-            raise UserError(f"result folder {folder} has no trial to export")
+            raise UserError(f"results folder {folder} has no trial to export")
         hypers = _hyperparameters(ledger, members)
         schema = pyarrow.schema(
             [(name, getattr(pyarrow, "float64" if kind == "double" else kind)()) for name, (kind, _) in COLUMNS.items()]
@@ -61,7 +61,7 @@ def write_export(folder: Path, to: Path) -> list[Path]:
 
 
 def _members(ledger: Ledger, results: Results) -> dict[str, _Member]:
-    """Every trial that has ended, in the order of cells and stages; one that cells share counts for the first."""
+    """Every trial that has ended, in the order of cells and stages; a trial of several cells belongs to the first."""
     stages, outcomes = ledger.stages(), ledger.outcomes()
     found: dict[str, _Member] = {}
     for cell in results.cells:
@@ -81,7 +81,7 @@ def _chunks(keys: list[str]) -> Iterator[list[str]]:
 
 
 def _hyperparameters(ledger: Ledger, members: Iterable[str]) -> dict[str, bool]:
-    """By name: whether all its values are numbers."""
+    """For each hyperparameter, whether all its values are numbers."""
     found: dict[str, bool] = {}
     for chunk in _chunks(list(members)):
         for row in ledger.rows(chunk).values():

@@ -1,4 +1,4 @@
-"""Asking an exported table what a training run came to, by hand or as the objective of a tuner."""
+"""Lookups of training runs in an exported table, directly or as the objective of a tuner."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METRICS = ("accuracy", "loss")
 
 @dataclass(frozen=True)
 class Task:
-    """One method at one budget in one setting: what a tuner tunes."""
+    """One method at one budget in one setting: the problem of a tuner."""
 
     trials: pd.DataFrame
     metric: str = "accuracy"
     seeds: tuple[int, ...] | None = None
-    """Whose mean a configuration is judged by; None: of all that are there."""
+    """The seeds to average over; None: all."""
 
     @classmethod
     def load(
@@ -41,7 +41,7 @@ class Task:
         metric: str = "accuracy",
         seeds: Sequence[int] | None = None,
     ) -> Task:
-        """`method`: its name, or its label where a method has variants."""
+        """`method`: its name, or its label if it has variants."""
         if metric not in METRICS:
             raise UserError(f"metric = {metric!r} is unknown; choose one of: {', '.join(METRICS)}")
         found = read(file)
@@ -58,12 +58,12 @@ class Task:
 
     @cached_property
     def configurations(self) -> list[dict[str, Any]]:
-        """All that were run, in the table's order."""
+        """All configurations, in the order of the table."""
         return [json.loads(text) for text in dict.fromkeys(self.trials["configuration"])]
 
     @cached_property
     def axes(self) -> dict[str, list[Any]]:
-        """Hyperparameters with more than one value, and their values."""
+        """The values of every hyperparameter that has more than one."""
         names = list(dict.fromkeys(name for found in self.configurations for name in found))
         values = {name: list(dict.fromkeys(found.get(name) for found in self.configurations)) for name in names}
         return {name: _sorted(tried) for name, tried in values.items() if len(tried) > 1}
@@ -79,20 +79,20 @@ class Task:
 
     @cached_property
     def _cut(self) -> set[tuple[Any, ...]]:
-        """Configurations that successive halving never let run to their end."""
+        """Configurations that successive halving stopped early on every seed."""
         done = self.trials[self.trials["state"] == "done"]
         cut = (done["rounds"] < done["of_rounds"]).groupby(done["configuration"]).all()
         return {self._point(json.loads(str(text))) for text in cut.index[cut]}
 
     def was_cut(self, configuration: Mapping[str, Any]) -> bool:
-        """Whether the last point of its curve is no result, for it was to go on."""
+        """Whether its curve ends early, so that its last point is not a final result."""
         return self._point(configuration) in self._cut
 
     def _point(self, configuration: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(configuration.get(name) for name in self.axes)
 
     def curve(self, configuration: Mapping[str, Any]) -> dict[int, float] | None:
-        """The metric by round, mean over seeds; None for a combination that was never run. Only axes count."""
+        """The metric by round, averaged over seeds; None for a combination that was never run. Only the axes matter."""
         unknown = [name for name in configuration if name not in self.axes and f"{HYPER}{name}" not in self.trials]
         if unknown:
             raise UserError(f"hyperparameter {unknown[0]!r} is not in the table; it has: {', '.join(self.axes)}")
@@ -101,8 +101,8 @@ class Task:
     # ---- tuners
 
     def optuna_objective(self, rounds: int | None = None) -> Callable[[optuna.Trial], float]:
-        """For `study.optimize`: axes are categories; a combination that was never run, that diverged or that halving
-        cut is pruned. The rounds are reported as steps, so pruners work."""
+        """For `study.optimize`: axes are categorical. A combination that was never run, diverged, or was stopped by
+        halving is pruned. Rounds are reported as steps, so pruners work."""
 
         def objective(trial: optuna.Trial) -> float:
             import optuna
@@ -122,18 +122,16 @@ class Task:
             if last != last:
                 raise optuna.TrialPruned("it diverged")
             if self.was_cut(chosen) and (rounds is None or rounds > max(curve)):
-                raise optuna.TrialPruned("successive halving ended it")
+                raise optuna.TrialPruned("successive halving stopped it")
             return last
 
         return objective
 
     def tune_trainable(self) -> Callable[[dict[str, Any]], None]:
         """For `tune.Tuner`, with `param_space={"configuration": tune.grid_search(task.configurations)}` or a choice of
-        them: reports the metric round by round."""
-        curves, metric = (
-            {json.dumps(each, sort_keys=True): self.curve(each) for each in self.configurations},
-            self.metric,
-        )
+        them: reports the metric by round."""
+        curves = {json.dumps(each, sort_keys=True): self.curve(each) for each in self.configurations}
+        metric = self.metric
 
         def trainable(config: dict[str, Any]) -> None:
             from ray import tune
@@ -151,7 +149,7 @@ def read(file: Path | str) -> pd.DataFrame:
         raise UserError(f"{file} cannot be read as Parquet: {error}".replace("\n", " ")) from None
     missing = [name for name in COLUMNS if name not in found]
     if missing:
-        raise UserError(f"{file} is not an export of fedsweep: it has no column {missing[0]!r}")
+        raise UserError(f"{file} is not a fedsweep export: it has no column {missing[0]!r}")
     return found
 
 

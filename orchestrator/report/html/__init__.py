@@ -1,4 +1,4 @@
-"""report.html: one page that shows all a ledger holds, in one file that opens anywhere."""
+"""report.html: all results of a ledger in one self-contained page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NAME = "report.html"
 
 
 def write_report(results: Sequence[str], output: Path | None = None) -> str:
-    """Write the page into the (first) result folder, or where it is wanted; where it is."""
+    """Write the page to `output`, by default into the first results folder; return its address."""
     if len(results) > 2:
-        raise UserError(f"{len(results)} result folders are more than the two that can be compared")
+        raise UserError(f"{len(results)} results folders are more than the two that can be compared")
     text = document.page(document.content(read(results)))
     if output is not None:
         return str(write_text(output, text))
@@ -31,8 +31,8 @@ def write_report(results: Sequence[str], output: Path | None = None) -> str:
 
 
 def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
-    """What the page shows of every result folder, under a name that tells them apart. `memory`: of one that is read
-    again and again."""
+    """The page's data for every results folder, under distinct names. `memory` avoids recomputing unchanged cells when
+    a folder is read repeatedly."""
     names = [result.rstrip("/").rpartition("/")[2] or result for result in results]
     if len(set(names)) < len(names):
         names = list(results)

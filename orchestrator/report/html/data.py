@@ -1,5 +1,5 @@
-"""All that the page shows of one study, as plain values for JSON: from the ledger alone, so the same ledger gives the
-same page. What the page cannot hold in full is cut here, and says so."""
+"""The page's data for one study, as plain values for JSON, from the ledger alone: the same ledger gives the same page.
+Configurations, curves and points beyond the size limits are left out here, and the page says how many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import search_spaces
 from orchestrator.report import palette
-from orchestrator.report.html import words
+from orchestrator.report.html import findings_text
 from orchestrator.report.html.configurations import Configuration, grouped, ranked, varied
 from orchestrator.report.html.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
@@ -27,69 +27,69 @@ from orchestrator.study.strategies import SEARCH_STAGES, SearchVariant
 from trainables.data.partition import divergence_from_uniform
 from trainables.spec import ENGINE_VERSION
 
-MOST_BYTES = 4_500_000  # of all that a page shows
+MOST_BYTES = 4_500_000  # of the data of a page
 MOST_CONFIGURATIONS = 30_000  # of a page: about 2 MB
 MOST_POINTS = 200  # of a curve
-TRACES = 20  # configurations of a cell whose validation curves are kept
+TRACES = 20  # configurations of a cell with validation curves
 METRICS = {
     "accuracy": "accuracy (%)",
     "loss": "loss",
     "train_loss": "train loss",
     "squared_error": "squared error",
     "clipped_share": "clipped gradients (%)",
-    "signal_norm": "norm of the signal",
-    "noise_norm": "norm of the noise",
+    "signal_norm": "signal norm",
+    "noise_norm": "noise norm",
 }
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a page has for a cell: configurations, those of them with curves, points of a curve."""
+class Limits:
+    """Size limits of a cell: configurations, configurations with curves, points of a curve."""
 
     configurations: int
     traces: int = TRACES
     points: int = MOST_POINTS
 
     @property
-    def halved(self) -> Room:
-        return Room(self.configurations // 2, max(1, self.traces // 2), max(10, self.points // 2))
+    def halved(self) -> Limits:
+        return Limits(self.configurations // 2, max(1, self.traces // 2), max(10, self.points // 2))
 
 
 class Memory:
-    """For who follows a growing ledger: what a cell showed is not computed again while the cell stays as it is."""
+    """Reuses the data of unchanged cells when a growing ledger is read repeatedly."""
 
     def __init__(self) -> None:
         self.results: Results | None = None
-        self.room: Room | None = None
+        self.limits: Limits | None = None
         self.cells: dict[str, tuple[CellResult, Any]] = {}
 
 
 def gather(
     ledger: Ledger, name: str, running: str | None = None, most: int = MOST_BYTES, memory: Memory | None = None
 ) -> dict[str, Any]:
-    """`name`: what the results are called, where two are compared; `most`: bytes."""
+    """`name`: of the results, when two are compared; `most`: bytes."""
     memory = memory or Memory()
     results = memory.results = Results.read(ledger, memory.results)
-    beside = _plain(_beside_the_cells(ledger, name, running, results))
-    left = most - _size(beside)
-    room = memory.room or Room(MOST_CONFIGURATIONS // max(1, len(results.cells)))
-    while _size(cells := _cells(ledger, results, room, memory)) > left and room.configurations > 1:
-        room = room.halved
-    return {**beside, "cells": cells}
+    common = _plain(_study_data(ledger, name, running, results))
+    left = most - _size(common)
+    limits = memory.limits or Limits(MOST_CONFIGURATIONS // max(1, len(results.cells)))
+    while _size(cells := _cells(ledger, results, limits, memory)) > left and limits.configurations > 1:
+        limits = limits.halved
+    return {**common, "cells": cells}
 
 
-def _cells(ledger: Ledger, results: Results, room: Room, memory: Memory) -> list[Any]:
-    if room != memory.room:
-        memory.cells, memory.room = {}, room
+def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory) -> list[Any]:
+    if limits != memory.limits:
+        memory.cells, memory.limits = {}, limits
     stages, strategies = ledger.stages(), {strategy.name: strategy for strategy in results.study.strategies}
     for cell in results.cells:
         if cell.id not in memory.cells or memory.cells[cell.id][0] is not cell:
-            shown = _Cell(ledger, cell, strategies[cell.strategy], stages, results.study).shown(room)
-            memory.cells[cell.id] = cell, _plain(shown)
+            content = _Cell(ledger, cell, strategies[cell.strategy], stages, results.study).content(limits)
+            memory.cells[cell.id] = cell, _plain(content)
     return [memory.cells[cell.id][1] for cell in results.cells]
 
 
-def _beside_the_cells(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
+def _study_data(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
     study, objective, source = results.study, results.study.judged_by, ledger.study()
     return {
         "name": name,
@@ -114,14 +114,14 @@ def _beside_the_cells(ledger: Ledger, name: str, running: str | None, results: R
         "settings": results.settings,
         "seeds": study.seeds.model_dump(),
         "status": _status(ledger, name, running, results),
-        "words": words.summary(results),
-        "distrust": words.distrust(results),
+        "findings": findings_text.summary(results),
+        "caveats": findings_text.caveats(results),
         "tables": _tables(results),
-        "partitions": [] if study.private else _partitions(ledger),  # which tell labels
+        "partitions": [] if study.private else _partitions(ledger),  # class counts are not private
         "privacy": study.privacy.model_dump(),
         "private": study.private,
         "sessions": []
-        if study.private  # which tell how many runs there were
+        if study.private  # they would reveal the number of runs
         else [{"began": session.began, "ended": _ended(session)} for session in ledger.sessions()],
         "provenance": {
             "source": source[1] if source else "",
@@ -135,12 +135,14 @@ def _beside_the_cells(ledger: Ledger, name: str, running: str | None, results: R
 
 def _status(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
     found = status.of(ledger, name, running)
-    if results.study.private:  # the winners are all that may be counted
+    if results.study.private:  # only the winners may be counted
         ended = results.states.total()
         found |= {"trials": dict(results.states), "trials_ended": ended, "trials_expected": None, "failed": {}}
         found |= {"time": {"elapsed_s": None, "trial_rounds_per_second": None, "left_s": None}, "retries": []}
-    kept = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended", "trials_expected", "confirm")
-    return {key: found[key] for key in (*kept, "time", "failed", "retries")} | {"best": status.best_texts(found)}
+    fields = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended", "trials_expected")
+    return {key: found[key] for key in (*fields, "confirm", "time", "failed", "retries")} | {
+        "best": status.best_texts(found)
+    }
 
 
 class _Cell:
@@ -166,7 +168,7 @@ class _Cell:
         contest = {"contest": stages.get((name, cell.strategy, "contest"), [])}
         self.contest = grouped(ledger, contest, cell.objective)
 
-    def shown(self, room: Room) -> dict[str, Any]:
+    def content(self, limits: Limits) -> dict[str, Any]:
         cell = self.cell
         return {
             "id": cell.id,
@@ -184,19 +186,19 @@ class _Cell:
             "validation": cell.search.choice.score if cell.search.choice else None,
             "near": cell.search.choice.within_standard_error if cell.search.choice else None,
             "states": dict(cell.search.states),
-            "confirm": [_run(seed, row, room.points) for seed, row in cell.confirm.items()],
-            "search": self._search(room),
+            "confirm": [_run(seed, row, limits.points) for seed, row in cell.confirm.items()],
+            "search": self._search(limits),
             "contest": self._contest(),
             "importance": self._importance(),
         }
 
-    def _search(self, room: Room) -> dict[str, Any]:
-        """Column by column: there may be very many rows."""
+    def _search(self, limits: Limits) -> dict[str, Any]:
+        """By column, which is compact for many configurations."""
         order = ranked(self.configurations, self.cell.objective)
         order.sort(key=lambda number: self._compared.isdisjoint(self.configurations[number].stages))
         won = self._winner()
-        kept = sorted({*order[: room.configurations], *([] if won is None else [won])})
-        traced = order[: min(room.traces, room.configurations)]
+        kept = sorted({*order[: limits.configurations], *([] if won is None else [won])})
+        traced = order[: min(limits.traces, limits.configurations)]
         found = [self.configurations[number] for number in kept]
         names = varied(self.configurations)
         return {
@@ -210,7 +212,7 @@ class _Cell:
             "seconds": [c.seconds for c in found],
             "winner": None if won is None else kept.index(won),
             "left_out": len(order) - len(kept),
-            "traces": self._traces([n for n in traced if self.configurations[n].mean is not None], kept, room.points),
+            "traces": self._traces([n for n in traced if self.configurations[n].mean is not None], kept, limits.points),
         }
 
     def _contest(self) -> list[dict[str, Any]]:
@@ -231,7 +233,7 @@ class _Cell:
         return {"name": name, "scale": usable, "numeric": numeric}
 
     def _winner(self) -> int | None:
-        """A contest is won by a configuration of the search, with trials of its own."""
+        """The index of the winner among the configurations of the search; a contest has separate trials of it."""
         alike = [number for number, c in enumerate(self.configurations) if self._is_winner(c)]
         return max(alike, key=lambda number: float(self.configurations[number].values["rounds"]), default=None)
 
@@ -244,11 +246,13 @@ class _Cell:
         found = []
         for number in best:
             rows = self.ledger.rows(self.configurations[number].keys).values()
-            found += [{"configuration": places[number], **_run(row.trial.seed, row, points, only=True)} for row in rows]
+            found += [
+                {"configuration": places[number], **_run(row.trial.seed, row, points, scores_only=True)} for row in rows
+            ]
         return found
 
     def _importance(self) -> list[dict[str, Any]]:
-        """Of every stage alone: each is a grid, both together are not."""
+        """By stage, because each stage is a grid and their union is not."""
         shares = []
         for stage in self.stages:
             found = importance([c for c in self.configurations if stage in c.stages], self.cell.objective)
@@ -266,12 +270,12 @@ class _Cell:
         return shares
 
 
-def _run(seed: int, row: Row, most: int, *, only: bool = False) -> dict[str, Any]:
-    """A trial's curves, of so many points. `only`: not what is measured beside the scores."""
+def _run(seed: int, row: Row, most: int, *, scores_only: bool = False) -> dict[str, Any]:
+    """A trial's curves, thinned to at most `most` points. `scores_only`: without measurements such as norms."""
     last = row.rounds - 1 if row.state == "diverged" else math.inf
     curves = {}
     for name, values in row.metrics.items():
-        if name in METRICS and not (only and name not in ("accuracy", "loss", "squared_error")):
+        if name in METRICS and not (scores_only and name not in ("accuracy", "loss", "squared_error")):
             points = [(t, value) for t, value in sorted(values.items()) if t <= last and math.isfinite(value)]
             curves[name] = _thinned(points, most)
     rounds = sorted({t for points in curves.values() for t, _ in points})
@@ -287,14 +291,14 @@ def _run(seed: int, row: Row, most: int, *, only: bool = False) -> dict[str, Any
 
 
 def _thinned(points: Iterable[Any], most: int) -> list[Any]:
-    """Few enough to draw, evenly, the last among them."""
+    """At most `most` points, evenly spaced, with the last."""
     found = list(points)
     step = math.ceil(len(found) / most)
     return found[::-1][::step][::-1] if found else []
 
 
 def _ended(session: Session) -> list[tuple[float, int]]:
-    """When, and how many of its trials had ended by then: a count that can be thinned."""
+    """Times and cumulative counts of ended trials, thinned."""
     counts = accumulate(trials for _, trials, _ in session.batches)
     return _thinned(((at, count) for (at, _, _), count in zip(session.batches, counts, strict=True)), MOST_POINTS)
 
@@ -344,7 +348,7 @@ def _partitions(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, and no more digits than a person or a picture needs; what is infinite is the text "inf"."""
+    """Values that JSON can hold, with seven digits; infinity becomes the text "inf"."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -361,7 +365,7 @@ def _size(value: Any) -> int:
 
 
 def as_json(value: Any) -> str:
-    """For a script element: no character in it can end the element or the string it stands in."""
+    """JSON for a script element: escaped so that no character can end the element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,7 +1,7 @@
-"""The page as one file: template, style, script and data, with nothing to fetch from anywhere.
+"""The page as one file: template, style, script and data; it fetches nothing.
 
-The content security policy names the hashes of this very style and script, so a browser runs nothing else, whatever a
-study's names say; the data stand in an element that is never run, and the script makes text of them, not markup.
+The content security policy allows only this style and script, by their hashes, so names in a study cannot inject code.
+The data are in an element that is never executed, and the script inserts them as text, never as markup.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from orchestrator.report import palette
 from orchestrator.report.html.data import as_json
 from orchestrator.report.tables import render
 
-SCRIPTS = ("dom.js", "chart.js", "table.js", "results.js", "search.js", "rest.js", "page.js")
+SCRIPTS = ("dom.js", "chart.js", "table.js", "results.js", "search.js", "details.js", "page.js")
 LIVE_EVERY_MS = 2000
 
 
 def content(studies: Sequence[dict[str, Any]], live: dict[str, Any] | None = None) -> dict[str, Any]:
-    """All that the script reads. `live`: what it needs to know of a server that has more."""
+    """Everything that the script reads. `live`: how to poll a server for updates."""
     return {
         "studies": list(studies),
         "latex": render.LATEX,
@@ -32,25 +32,25 @@ def content(studies: Sequence[dict[str, Any]], live: dict[str, Any] | None = Non
     }
 
 
-def page(found: dict[str, Any]) -> str:
+def page(data: dict[str, Any]) -> str:
     script = f'"use strict";\n(() => {{\n{"".join(_asset(name) for name in SCRIPTS)}}})();\n'
     style = _series() + _asset("style.css")
-    names = " and ".join(dict.fromkeys(study["study"] for study in found["studies"]))
+    names = " and ".join(dict.fromkeys(study["study"] for study in data["studies"]))
     parts = {
         "SCRIPT_HASH": _hash(script),
         "STYLE_HASH": _hash(style),
-        "CONNECT": "'self'" if found["live"] else "'none'",
+        "CONNECT": "'self'" if data["live"] else "'none'",
         "TITLE": escape(f"{names} · fedsweep"),
         "STYLE": style,
-        "DATA": as_json(found),
+        "DATA": as_json(data),
         "SCRIPT": script,
     }
-    pieces = _asset("page.html").split("@")  # the template's own text has no other @
+    pieces = _asset("page.html").split("@")  # the template has no other @
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
 def _series() -> str:
-    """The colours of the palette, for light and dark."""
+    """The colours of the palette as CSS variables, for light and dark themes."""
 
     def listed(colours: Sequence[str]) -> str:
         return "".join(f"--series-{number}:{colour};" for number, colour in enumerate(colours))

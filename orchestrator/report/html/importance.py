@@ -1,10 +1,10 @@
-"""Which hyperparameters matter: how much of the variance of a search's scores each one explains.
+"""Hyperparameter importance: the share of the variance of a search's scores that each hyperparameter explains.
 
-A grid is a full factorial design, so its analysis of variance is exact (what functional ANOVA estimates with a forest,
-Hutter et al. 2014, is here a matter of means): the share of a hyperparameter is the variance of the means over all
-others, the share of a pair is what their common means vary beyond both, and what is left is of higher order. A
-configuration that did not come to its end counts as the worst one that did. Where trials are no grid (Optuna's), values
-are put into at most five bins of equal counts and each share is found alone; pairs are then left out.
+A grid is a full factorial design, so its analysis of variance is exact: functional ANOVA (Hutter et al. 2014) without
+the forest. The share of a hyperparameter is the variance of the mean scores of its values; the share of a pair is the
+variance of its joint means beyond both; the remainder is of higher order. A configuration that diverged or failed
+counts as the worst one that finished. Where trials are not a grid, values are put into at most five bins of equal
+counts, each hyperparameter is analysed alone, and pairs are left out.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Importance:
     """Share of the variance, from 0 to 1."""
     pairs: dict[tuple[str, str], float]
     exact: bool
-    """Of a full grid; else of bins."""
+    """Whether the configurations are a full grid; otherwise values are binned."""
     configurations: int
 
 
 def importance(configurations: Sequence[Configuration], objective: Objective) -> Importance | None:
-    """None where there is nothing to explain."""
+    """None if nothing varies."""
     names = varied(configurations)
     costs = [math.nan if c.mean is None else objective.cost(c.mean) for c in configurations]
     if not names or np.isnan(costs).all():
@@ -56,11 +56,11 @@ def importance(configurations: Sequence[Configuration], objective: Objective) ->
 
 
 def _explained(y: NDArray[np.float64], code: NDArray[np.int64]) -> float:
-    """The variance of the means of the groups, as a share of the whole."""
+    """The variance of the group means as a share of the total variance."""
     counts = np.bincount(code)
-    there = counts > 0
-    means = np.bincount(code, weights=y)[there] / counts[there]
-    return float((counts[there] * (means - y.mean()) ** 2).sum() / len(y) / y.var())
+    nonempty = counts > 0
+    means = np.bincount(code, weights=y)[nonempty] / counts[nonempty]
+    return float((counts[nonempty] * (means - y.mean()) ** 2).sum() / len(y) / y.var())
 
 
 def _codes(column: Sequence[object]) -> NDArray[np.int64]:

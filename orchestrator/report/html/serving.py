@@ -1,5 +1,7 @@
-"""The page over HTTP on this machine alone, following a ledger that grows. It only reads, and rests nine times as long
-as it works, so the sweep beside it hardly notices; the sweep need not be alive."""
+"""The live report: the page over HTTP, on the loopback interface only, following a growing ledger.
+
+It only reads, and it idles nine times as long as it works, so it hardly slows a running sweep.
+"""
 
 from __future__ import annotations
 
@@ -17,45 +19,45 @@ from orchestrator.results import status
 from trainables.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-REST = 9.0  # seconds of rest for one of work: a tenth of a core at most
+IDLE_FACTOR = 9.0  # idle seconds per second of work: at most a tenth of a core
 LOCAL_EVERY_S, REMOTE_EVERY_S = 1.0, 20.0
-"""How often, at most, to look for something new."""
+"""Shortest time between two reads."""
 
 
 class Following:
-    """What the page shows, as of the ledger's last change."""
+    """The page's data, up to date with the ledger."""
 
     def __init__(self, results: str) -> None:
         self.results = results
         self._remote = "://" in results
         self._lock = threading.Lock()
-        self._seen: Any = None
+        self._read_version: Any = None
         self._next = 0.0
         self._memory = Memory()
-        self._found = self._read()
+        self._current = self._read()
 
     def current(self) -> tuple[dict[str, Any], str]:
-        """The data and a tag that changes with them. Whoever asks while they are being read gets the last ones."""
+        """The data and their ETag. A request during a read gets the previous data."""
         if time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
-                if self._remote or self._sign() != self._seen:
-                    self._found = self._read()
+                if self._remote or self._version() != self._read_version:
+                    self._current = self._read()
                 else:
                     self._next = time.monotonic() + LOCAL_EVERY_S
             finally:
                 self._lock.release()
-        return self._found
+        return self._current
 
     def _read(self) -> tuple[dict[str, Any], str]:
-        began, sign = time.monotonic(), self._sign()
-        found = document.content(html.read([self.results], self._memory), live={"every_ms": document.LIVE_EVERY_MS})
+        began, version = time.monotonic(), self._version()
+        data = document.content(html.read([self.results], self._memory), live={"every_ms": document.LIVE_EVERY_MS})
         took = time.monotonic() - began
-        self._seen = sign
-        self._next = began + took + max(REMOTE_EVERY_S if self._remote else LOCAL_EVERY_S, REST * took)
-        return found, hashlib.sha256(as_json(found).encode()).hexdigest()[:16]
+        self._read_version = version
+        self._next = began + took + max(REMOTE_EVERY_S if self._remote else LOCAL_EVERY_S, IDLE_FACTOR * took)
+        return data, hashlib.sha256(as_json(data).encode()).hexdigest()[:16]
 
-    def _sign(self) -> Any:
-        """What changes when the ledger or its driver does; read before the ledger, so that no change is missed."""
+    def _version(self) -> Any:
+        """Changes when the ledger or its driver does. It is read before the ledger, so that no change is missed."""
         if self._remote:
             return None
         folder = Path(self.results)
@@ -65,7 +67,7 @@ class Following:
 
 
 def server(results: str, port: int) -> ThreadingHTTPServer:
-    """Ready to serve, on the loopback interface; `port` 0: whichever is free."""
+    """Ready to serve on the loopback interface; port 0 picks a free one."""
     following = Following(results)
 
     class Bound(Handler):
@@ -84,24 +86,24 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = self.headers.get("Host", "").partition(":")[0]
-        if host not in (LOOPBACK, "localhost"):  # else a page from elsewhere could read this one under another name
-            self._answer(403, b"This page is for this machine alone.\n", "text/plain")
+        if host not in (LOOPBACK, "localhost"):  # against DNS rebinding
+            self._answer(403, b"This page is served to this machine only.\n", "text/plain")
             return
         path = self.path.partition("?")[0]
         if path not in ("/", "/data.json"):
-            self._answer(404, b"There are / and /data.json.\n", "text/plain")
+            self._answer(404, b"Not found. Available: / and /data.json.\n", "text/plain")
             return
         try:
-            found, tag = self.source.current()
+            data, tag = self.source.current()
         except UserError as error:
             self._answer(503, f"{error}.\n".encode(), "text/plain")
             return
         if path == "/":
-            self._answer(200, document.page(found).encode(), "text/html")
+            self._answer(200, document.page(data).encode(), "text/html")
         elif self.headers.get("If-None-Match") == f'"{tag}"':
             self._answer(304, b"", "application/json", tag)
         else:
-            self._answer(200, as_json(found).encode(), "application/json", tag)
+            self._answer(200, as_json(data).encode(), "application/json", tag)
 
     def _answer(self, code: int, body: bytes, kind: str, tag: str = "") -> None:
         self.send_response(code)
@@ -116,4 +118,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: whoever runs this wants its own terminal."""
+        """Keep the terminal free of request logs."""

@@ -19,10 +19,10 @@ its hyperparameters and its state, [seeds.csv](seeds.csv) every confirm run by r
 `fedsweep tables` builds it again.
 """
 PRIVATE_FILES = """\
-This is a private search: tables/, figures/, timing/, report.html and best.yaml contain only the winners. They
-may be published, at the cost that the privacy table prints as ε with search. The ledger and the log contain every run,
-its score and the secret seed of all noise: keep them private. The CSV files hold the same numbers as the tables, unrounded.
-[best.yaml](../best.yaml) holds the chosen configurations. `fedsweep tables` builds everything again.
+This is a private search. tables/, figures/, timing/, report.html and best.yaml contain only winners. They
+may be published at the cost that the privacy table prints as ε with search. The ledger and the log contain every run,
+its score and the secret seed of all noise: keep them private. The CSV files hold the same numbers as the tables,
+unrounded. [best.yaml](../best.yaml) holds the chosen configurations. `fedsweep tables` builds everything again.
 """
 SEARCH = """\
 - Every cell is **searched** on a validation split. The best configurations may be compared again on fresh seeds

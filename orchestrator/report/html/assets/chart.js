@@ -1,4 +1,4 @@
-// Axes, lines and a cursor that pointer and keyboard share; every chart is drawn for the width it has.
+// Axes, lines, and a cursor for pointer and keyboard; every chart is drawn for its current width.
 
 const look = (study, method, strategy) => study.looks[strategy][study.methods.indexOf(method)];
 const colourOf = (study, method, strategy) => `var(--series-${look(study, method, strategy)[0]})`;
@@ -60,14 +60,14 @@ function frame({ width, height, x, y, label, left = 52, bottom = 40, top = 10, r
   const sx = scale(x.domain, [inner.left, inner.right - (x.room || 0)], x.kind);
   const sy = scale(y.domain, [inner.bottom, inner.top], y.kind);
   const xTicks = x.ticks || (x.kind === "log" ? logTicks(...x.domain) : niceTicks(...x.domain, Math.max(2, width / 90)));
-  const kept = x.whole ? xTicks.filter(Number.isInteger) : xTicks;
+  const xShown = x.whole ? xTicks.filter(Number.isInteger) : xTicks;
   const yTicks = y.ticks || (y.kind === "log" ? logTicks(...y.domain) : niceTicks(...y.domain, Math.max(2, height / 55)));
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const value of yTicks) {
     root.append(svg("line", { class: "grid", x1: inner.left, x2: inner.right, y1: sy(value), y2: sy(value) }),
       svg("text", { class: "tick", x: inner.left - 6, y: sy(value) + 4, "text-anchor": "end" }, y.text ? y.text(value) : short(value)));
   }
-  for (const value of kept) {
+  for (const value of xShown) {
     root.append(svg("text", { class: "tick", x: sx(value), y: inner.bottom + 16, "text-anchor": "middle" }, x.text ? x.text(value) : short(value)));
   }
   root.append(svg("line", { class: "axis", x1: inner.left, x2: inner.right, y1: inner.bottom, y2: inner.bottom }),
@@ -77,7 +77,7 @@ function frame({ width, height, x, y, label, left = 52, bottom = 40, top = 10, r
   return { root, sx, sy, inner };
 }
 
-// ---- marks: the shapes that the printed figures have
+// ---- marks: the same shapes as in the figures
 
 function mark(kind, x, y, size, attributes) {
   const polygon = (points) => svg("polygon", { points: points.map(([a, b]) => `${x + a * size},${y + b * size}`).join(" "), ...attributes });
@@ -100,7 +100,7 @@ const path = (points) => points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(
 const dashOf = (study, method, strategy, width = 2) => page.palette.dashes[look(study, method, strategy)[2]].map((d) => d * width * 0.8).join(" ");
 const markerOf = (study, method, strategy) => page.palette.markers[look(study, method, strategy)[1]];
 
-// How a method's marks are filled: hollow for another strategy of searching.
+// How a method's marks are filled: hollow for search strategies after the first.
 function inked(study, method, strategy) {
   const colour = colourOf(study, method, strategy);
   return look(study, method, strategy)[3] ? { fill: "var(--ground)", stroke: colour, "stroke-width": 1.6 } : { fill: colour };
@@ -111,7 +111,7 @@ function seriesLine(study, method, strategy, points, attributes = {}) {
     "stroke-dasharray": dashOf(study, method, strategy) || null, ...attributes });
 }
 
-// ---- legend: one button per method and strategy, pressed while it is shown
+// ---- legend: one toggle button per method and strategy
 
 function legend(study, keys, changed) {
   return el("div", { class: "legend", role: "group", "aria-label": "Methods shown" }, keys.map(({ method, strategy, name }) => {
@@ -129,7 +129,7 @@ function legend(study, keys, changed) {
 
 const shown = (cell) => !recall(`hidden-${cell.method}-${cell.strategy}`, false);
 
-// ---- a cursor: the nearest point under the pointer, or the next one by arrow key
+// ---- cursor: the point nearest to the pointer, or the next one by arrow key
 
 function cursor(root, points, describe, columns = 1) {
   if (!points.length) return root;
@@ -147,7 +147,7 @@ function cursor(root, points, describe, columns = 1) {
     const lines = describe(point);
     root.dispatchEvent(new CustomEvent("pointed", { detail: point }));
     if (event) showTip(lines, event.clientX, event.clientY);
-    else { showTip(lines, box.left + point.x * zoom, box.top + point.y * zoom); say(lines.join(", ")); }
+    else { showTip(lines, box.left + point.x * zoom, box.top + point.y * zoom); announce(lines.join(", ")); }
   };
   const leave = () => { ring.setAttribute("visibility", "hidden"); hideTip(); root.dispatchEvent(new CustomEvent("pointed", { detail: null })); };
   root.addEventListener("pointermove", (event) => {
@@ -171,7 +171,7 @@ function cursor(root, points, describe, columns = 1) {
   return root;
 }
 
-// ---- colour of a value: cividis, which looks the same to almost everyone
+// ---- colour of a value: cividis, which is readable with colour blindness
 
 const CIVIDIS = ["#00204d", "#213a6b", "#4a556b", "#6c6e72", "#8f8a78", "#b4a671", "#dcc560", "#ffea46"];
 
@@ -185,8 +185,8 @@ function heat(share) {
 }
 
 function extent(values) {
-  const there = values.filter(isNumber);
-  return there.length ? [Math.min(...there), Math.max(...there)] : null;
+  const numbers = values.filter(isNumber);
+  return numbers.length ? [Math.min(...numbers), Math.max(...numbers)] : null;
 }
 
 function padded([low, high], share = 0.05) {

@@ -1,4 +1,4 @@
-// Elements, numbers and what the reader has chosen. Text becomes text nodes: nothing from a study is ever markup.
+// Elements, numbers and the reader's choices. Text becomes text nodes, so nothing from a study becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -52,7 +52,7 @@ function duration(seconds) {
 const moment = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC";
 const distinct = (values) => [...new Set(values)];
 
-// ---- choices, kept when the page is drawn again
+// ---- choices, kept when the page is redrawn
 
 const memory = new Map();
 const recall = (name, otherwise) => (memory.has(name) ? memory.get(name) : otherwise);
@@ -75,15 +75,15 @@ function tick(name, label, changed, otherwise = false) {
   return el("label", { class: "choice tick" }, box, el("span", {}, label));
 }
 
-// ---- saying things
+// ---- announcements, tooltips, clipboard
 
-let saidTimer = 0;
-function say(text) {
-  const box = document.getElementById("said");
+let announcementTimer = 0;
+function announce(text) {
+  const box = document.getElementById("announcement");
   box.textContent = text;
   box.classList.add("shown");
-  clearTimeout(saidTimer);
-  saidTimer = setTimeout(() => box.classList.remove("shown"), 2500);
+  clearTimeout(announcementTimer);
+  announcementTimer = setTimeout(() => box.classList.remove("shown"), 2500);
 }
 
 function showTip(lines, x, y) {
@@ -102,12 +102,12 @@ async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const area = el("textarea", { class: "unseen" });
+    const area = el("textarea", { class: "toast" });
     area.value = text;
     document.body.append(area);
     area.select();
     document.execCommand("copy");
     area.remove();
   }
-  say(`${what} copied`);
+  announce(`${what} copied`);
 }

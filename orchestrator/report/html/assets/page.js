@@ -1,31 +1,31 @@
-// Puts the page together, and keeps it up to date where a server says there is more.
+// Assembles the page and, with a live server, keeps it up to date.
 
 let page = JSON.parse(document.getElementById("data").textContent);
 const current = () => page.studies[Math.min(Number(recall("study", 0)), page.studies.length - 1)];
 
 const SECTIONS = [
-  ["summary", "In words", inWords],
+  ["summary", "Summary", summary],
   ["comparison", "Two studies compared", () => (page.studies.length > 1 ? comparison(...page.studies) : null)],
   ["curves", "Score by round", curves],
   ["budgets", "Score against ε", byBudget],
   ["tables", "Tables", tables],
-  ["search", "The search", search],
-  ["partition", "Who holds what", partitions],
+  ["search", "Search", search],
+  ["partition", "Partition", partitions],
   ["privacy", "Privacy account", privacy],
   ["runtime", "Runtime", runtime],
-  ["troubles", "Failures and divergences", troubles],
-  ["provenance", "Where it comes from", provenance],
+  ["failures", "Failures and divergences", failures],
+  ["provenance", "Provenance", provenance],
 ];
 
-function standing(study) {
+function progressLine(study) {
   const { finished, running, cells_ended: ended, cells_total: total, trials_ended: trials, trials_expected: expected, time, confirm } = study.status;
   const state = finished ? "finished" : running ? "running" : "not finished";
-  return el("p", { class: "standing" }, el("span", { class: `badge ${finished ? "good" : running ? "busy" : "open"}` }, state),
+  return el("p", { class: "progress" }, el("span", { class: `badge ${finished ? "good" : running ? "busy" : "open"}` }, state),
     `${ended} of ${total} cells, ${trials} trials${!finished && expected ? ` of about ${expected}` : ""}`,
-    !finished && `, confirm ${confirm.done} of ${confirm.total}`,
+    !finished && `, ${confirm.done} of ${confirm.total} confirm runs`,
     time.elapsed_s !== null && ` · ${duration(time.elapsed_s)}`,
     !finished && time.left_s !== null && `, about ${duration(time.left_s)} left`,
-    page.live && el("span", { class: "live" }, " · updates by itself"));
+    page.live && el("span", { class: "live" }, " · updates automatically"));
 }
 
 function head() {
@@ -37,7 +37,7 @@ function head() {
   } }, themes[document.documentElement.dataset.theme || ""]);
   return [el("div", { class: "line" }, el("h1", {}, page.studies.map((s) => s.study).filter((s, k, all) => all.indexOf(s) === k).join(" and ")), turn),
     page.studies.length > 1 && el("div", { class: "controls" }, choice("study", "Shown below", page.studies.map((s, k) => [k, s.name]), draw)),
-    study.description && el("p", { class: "description" }, study.description), standing(study)];
+    study.description && el("p", { class: "description" }, study.description), progressLine(study)];
 }
 
 function draw() {
@@ -45,8 +45,8 @@ function draw() {
   hideTip();
   document.getElementById("top").replaceChildren(...head().filter(Boolean));
   const sections = SECTIONS.map(([id, title, content]) => {
-    const found = content(study);
-    return found && el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), found);
+    const children = content(study);
+    return children && el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), children);
   }).filter(Boolean);
   document.getElementById("main").replaceChildren(...sections);
   document.getElementById("contents").replaceChildren(el("ul", {}, SECTIONS.filter(([id]) => sections.some((s) => s.id === id)).map(([id, title]) => el("li", {}, el("a", { href: `#${id}` }, title)))));
@@ -54,7 +54,7 @@ function draw() {
   window.scrollTo(0, scroll);
 }
 
-// ---- on paper everything is unfolded
+// ---- print everything unfolded
 
 const folds = () => [...document.querySelectorAll("details:not([open])")];
 let unfolded = [];
@@ -63,11 +63,11 @@ window.addEventListener("afterprint", () => unfolded.forEach((fold) => { fold.op
 
 // ---- live
 
-// Whoever is typing or choosing is not interrupted; what is new is drawn when they have done.
-let late = false;
+// A reader who is typing or choosing is not interrupted: the page is redrawn when the input loses focus.
+let outdated = false;
 const choosing = () => ["INPUT", "SELECT"].includes(document.activeElement?.tagName);
 document.addEventListener("focusout", () => setTimeout(() => {
-  if (late && !choosing()) { late = false; draw(); }
+  if (outdated && !choosing()) { outdated = false; draw(); }
 }));
 
 async function follow() {
@@ -78,11 +78,11 @@ async function follow() {
       const next = await answer.json();
       next.live = { ...page.live, tag: answer.headers.get("ETag") };
       page = next;
-      if (choosing()) late = true; else draw();
+      if (choosing()) outdated = true; else draw();
     }
-    document.body.classList.remove("cut-off");
+    document.body.classList.remove("disconnected");
   } catch {
-    document.body.classList.add("cut-off");
+    document.body.classList.add("disconnected");
     wait = Math.max(wait, 5000);
   }
   setTimeout(follow, wait);

@@ -1,4 +1,4 @@
-// What came of it: words first, then scores by round and by budget, then the tables.
+// Results: summary, scores by round and by budget, tables, and the comparison of two studies.
 
 const cellName = (study, cell) => (study.strategies.length > 1 ? `${cell.method} (${cell.strategy})` : cell.method);
 
@@ -6,16 +6,16 @@ function keysOf(study) {
   return study.methods.flatMap((method) => study.strategies.map((strategy) => ({ method, strategy, name: cellName(study, { method, strategy }) })));
 }
 
-function inWords(study) {
-  const several = study.words.length > 1;
+function summary(study) {
+  const several = study.findings.length > 1;
   return [
-    study.words.map((part) => [several && el("h3", {}, part.heading),
-      el("ul", { class: "words" }, part.sentences.map((sentence) => el("li", {}, sentence.text)))]),
-    !study.words.length && el("p", {}, "Nothing has been started yet."),
+    study.findings.map((part) => [several && el("h3", {}, part.heading),
+      el("ul", { class: "findings" }, part.sentences.map((sentence) => el("li", {}, sentence.text)))]),
+    !study.findings.length && el("p", {}, "Nothing has been started yet."),
     bestSoFar(study),
-    study.words.some((part) => part.sentences.some((sentence) => sentence.winner)) && el("p", { class: "note" }, "± is one standard deviation between seeds. A difference comes with the interval that holds it with 95% confidence, " +
-      "from runs with the same seeds (Student's t). Who cannot be told from the leader follows from the same test with Holm's correction for all comparisons at that budget, as the bold figures of the tables."),
-    study.distrust.length > 0 && el("div", { class: "distrust" }, el("h3", {}, "What to distrust"), el("ul", {}, study.distrust.map((text) => el("li", {}, text)))),
+    study.findings.some((part) => part.sentences.some((sentence) => sentence.winner)) && el("p", { class: "note" }, "± is one standard deviation over seeds. Ranges are 95% confidence intervals of the difference, paired by seed (t-test). " +
+      "Significance is at 5%, with Holm's correction over the methods at that budget; the tables print the same methods bold."),
+    study.caveats.length > 0 && el("div", { class: "caveats" }, el("h3", {}, "Caveats"), el("ul", {}, study.caveats.map((text) => el("li", {}, text)))),
   ];
 }
 
@@ -26,7 +26,7 @@ function bestSoFar(study) {
 
 // ---- score by round
 
-// Mean, spread and single values over seeds, round by round.
+// Mean, standard deviation and values over seeds, by round.
 function overSeeds(cell, metric) {
   const rounds = distinct(cell.confirm.flatMap((run) => (run.curves[metric] ? run.rounds : []))).sort((a, b) => a - b);
   return rounds.map((round) => {
@@ -35,7 +35,7 @@ function overSeeds(cell, metric) {
   }).filter((point) => point.mean !== null);
 }
 
-const BANDS = { deviation: "one standard deviation between seeds", error: "one standard error of the mean over seeds", none: "not drawn" };
+const BANDS = { deviation: "one standard deviation over seeds", error: "one standard error of the mean", none: "not drawn" };
 const reach = (point, band) => (band === "none" || point.std === null ? 0 : band === "error" ? point.std / Math.sqrt(point.values.length) : point.std);
 
 function curves(study) {
@@ -58,15 +58,15 @@ function curves(study) {
         return curvePanel(study, mine, { width, metric, band, traces, kind, log, range: recall("curve-height") === "own" ? rangeOf(mine) : common });
       })))),
     el("p", { class: "note" }, `Lines are means over the confirm seeds; the band is ${BANDS[band]}${traces ? "; thin lines are single seeds" : ""}. ` +
-      "Test rows are used here and nowhere else. Arrow keys walk along a chart that has the focus."));
+      "Arrow keys move the cursor of a focused chart."));
   };
   const controls = el("div", { class: "controls" },
     choice("curve-setting", "Setting", study.settings.map((s) => [s, s]), draw),
-    choice("curve-metric", "Measure", metrics.map((m) => [m, study.metrics[m]]), draw, study.objective.metric),
+    choice("curve-metric", "Metric", metrics.map((m) => [m, study.metrics[m]]), draw, study.objective.metric),
     choice("curve-band", "Band", [["deviation", "standard deviation"], ["error", "standard error"], ["none", "none"]], draw),
     choice("curve-rounds", "Rounds", [["linear", "linear"], ["log", "logarithmic"]], draw),
-    choice("curve-height", "Height", [["common", "common to all budgets"], ["own", "each its own"]], draw),
-    tick("curve-traces", "every seed", draw));
+    choice("curve-height", "Vertical range", [["common", "same for all budgets"], ["own", "by budget"]], draw),
+    tick("curve-traces", "single seeds", draw));
   draw();
   return [controls, legend(study, keysOf(study), draw), holder];
 }
@@ -105,7 +105,7 @@ function curvePanel(study, series, { width, metric, band, traces, kind, range, l
 
 // ---- score by budget
 
-const PRICES = { epsilon: "claimed", actual: "actual, from the noise of one run", with_search: "of the whole search and all runs together" };
+const PRICES = { epsilon: "claimed", actual: "actual", with_search: "with search" };
 
 function byBudget(study) {
   const holder = el("div"), cells = study.cells.filter((cell) => cell.final);
@@ -115,9 +115,9 @@ function byBudget(study) {
     const mine = cells.filter((cell) => cell.setting === setting && shown(cell) && cell[price] !== null);
     holder.replaceChildren(drawn((width) => budgetPanel(study, mine, price, width), { class: "chart wide" }),
       el("p", { class: "note" }, price === "with_search"
-        ? study.private ? "ε of publishing the winner of a cell's search, and of nothing else of it." : "ε of all trials of the cell together: what it would cost to publish every score of the search, had each trial had noise of its own (squares of μ add up). Trials that share a seed share their noise, so of a table of a sweep as it stands nothing is private: this axis says what an honest search would have to pay, not what this one guarantees. Methods that sample rows are left out: their price is no single μ."
-        : price === "actual" ? "ε that the noise really buys, in the release model of the study." : "ε as the study claims it.",
-      " Whiskers are one standard deviation between seeds. ∞ is training without noise."));
+        ? study.private ? "ε of publishing the winner of a cell's search." : "ε of publishing all trials of a cell, search included, if each had independent noise (squares of μ add up). Trials that share a seed share their noise, so this is the cost that a private search would have, not a guarantee for this one. Methods that sample rows are left out, because their account is not a single μ."
+        : price === "actual" ? "Actual ε of one run, in the release model of the study." : "Claimed ε of one run.",
+      " Whiskers: one standard deviation over seeds. ∞: training without noise."));
   };
   const controls = el("div", { class: "controls" }, choice("budget-setting", "Setting", study.settings.map((s) => [s, s]), draw),
     choice("budget-price", "ε", [["epsilon", "claimed"], ["actual", "actual"], ["with_search", "with search"]], draw));
@@ -133,8 +133,8 @@ function budgetPanel(study, cells, price, width) {
   if (!range || !(finite || infinite)) return el("p", { class: "note" }, "Nothing to show.");
   const domain = finite ? [finite[0] / 1.15, finite[1] * 1.15] : [1, 2], room = infinite ? 60 : 0;
   const log = study.objective.lower && range[0] > 0;
-  const { root, sx, sy, inner } = frame({ width, height, label: `${study.objective.final} against ε ${PRICES[price]}`,
-    x: { domain, kind: "log", room, label: `ε ${PRICES[price]} (logarithmic)`,
+  const { root, sx, sy, inner } = frame({ width, height, label: `${study.objective.final} against ${PRICES[price]} ε`,
+    x: { domain, kind: "log", room, label: `ε, ${PRICES[price]} (logarithmic)`,
       ticks: finite ? (price === "with_search" ? logTicks(...domain) : distinct(cells.map(at).filter(isNumber))).filter((v, k, all) => k === 0 || price !== "actual" || v > all[k - 1] * 1.02) : [] },
     y: { domain: log ? [range[0] / 1.1, range[1] * 1.1] : padded(range), kind: log ? "log" : "linear", label: `${study.objective.final}${study.objective.unit}` } });
   const place = (cell) => (at(cell) === Infinity ? inner.right - 20 : sx(at(cell)));
@@ -154,14 +154,13 @@ function budgetPanel(study, cells, price, width) {
   });
   return cursor(root, points, ({ cell }) => [`${cellName(study, cell)}, ${budget(cell.epsilon)}`,
     `${scored(study, cell.final.mean)}${cell.final.std === null ? "" : ` ± ${scored(study, cell.final.std)}`} over ${cell.final.seeds} seeds`,
-    `ε actual ${short(real(cell.actual))}, with search ${short(real(cell.with_search))}`]);
+    `actual ε ${short(real(cell.actual))}, with search ${short(real(cell.with_search))}`]);
 }
 
 // ---- tables
 
 function tables(study) {
-  const kinds = ["final", "accuracy", "hyperparameters", "search-strategys", "rounds-to-95", "mcnemar"];
-  return tablesOf(study, (found) => kinds.includes(found.kind) || !["privacy", "timing"].includes(found.kind));
+  return tablesOf(study, (found) => !["privacy", "timing"].includes(found.kind)); // they have their own sections
 }
 
 function tablesOf(study, wanted) {
@@ -171,7 +170,7 @@ function tablesOf(study, wanted) {
 // ---- two studies side by side
 
 function comparison(a, b) {
-  if (a.objective.metric !== b.objective.metric) return [el("p", {}, `${a.name} is judged by ${a.objective.title}, ${b.name} by ${b.objective.title}: their scores cannot be compared.`)];
+  if (a.objective.metric !== b.objective.metric) return [el("p", {}, `${a.name} has the objective ${a.objective.title}, ${b.name} has ${b.objective.title}: their scores cannot be compared.`)];
   const alone = a.settings.length === 1 && b.settings.length === 1; // then their names may differ
   const oneStrategy = a.strategies.length === 1 && b.strategies.length === 1;
   const alike = (x, y) => x.method === y.method && real(x.epsilon) === real(y.epsilon) && (oneStrategy || x.strategy === y.strategy) && (alone || x.setting === y.setting);
@@ -181,11 +180,11 @@ function comparison(a, b) {
   return [
     el("p", {}, `${pairs.length} ${pairs.length === 1 ? "cell is" : "cells are"} in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
       alone && a.settings[0] !== b.settings[0] ? ` Their settings differ (${a.settings[0]}; ${b.settings[0]}).` : "",
-      oneStrategy && a.strategies[0] !== b.strategies[0] ? ` They were searched in other ways (${a.strategies[0]}; ${b.strategies[0]}).` : ""),
+      oneStrategy && a.strategies[0] !== b.strategies[0] ? ` Their search strategies differ (${a.strategies[0]}; ${b.strategies[0]}).` : ""),
     both.length > 0 && [drawn((width) => dumbbells(a, b, both, width), { class: "chart wide" }),
-      el("p", { class: "note" }, `Full marks: ${a.name}. Hollow marks: ${b.name}. Whiskers are one standard deviation between seeds.`)],
+      el("p", { class: "note" }, `Filled marks: ${a.name}. Hollow marks: ${b.name}. Whiskers: one standard deviation over seeds.`)],
     pairs.length > 0 && table({ name: "comparison", title: `${a.objective.final} of ${a.name} and ${b.name}`,
-      caption: `Difference: ${b.name} minus ${a.name}. Where both have runs with the same seed, ± is the standard deviation of the differences seed by seed; "pairs" is how many there are.`,
+      caption: `Difference: ${b.name} minus ${a.name}. Pairs: runs of both with the same seed; ± is the standard deviation of their differences.`,
       columns: ["Method", "Budget", a.name, b.name, "Difference", "Pairs", `Chosen in ${a.name}`, `Chosen in ${b.name}`], align: "llrrrrpp",
       groups: distinct(pairs.map(([x]) => x.setting)).map((setting, _, all) => ({ heading: all.length > 1 ? setting : "", rows: pairs.filter(([x]) => x.setting === setting).map(([x, y]) => comparedRow(a, x, y)) })) }),
   ];

@@ -1,5 +1,5 @@
-// The search: heat maps, parallel coordinates, what matters, and every configuration. A configuration is everything
-// except the seed.
+// The search: heat maps, parallel coordinates, importance, contest, curves and all configurations. A configuration is
+// everything except the seed.
 
 const MOST_LINES = 1500;
 
@@ -11,11 +11,11 @@ function chosenCell(study) {
 
 function search(study) {
   const cells = study.cells.filter((cell) => cell.search.mean.length);
-  if (!cells.length) return [el("p", {}, study.private ? "Of a private search only the winner is shown." : "No trial of a search has ended yet.")];
+  if (!cells.length) return [el("p", {}, study.private ? "Only the winner of a private search is shown." : "No search trial has finished yet.")];
   const holder = el("div");
   const draw = () => {
     const cell = chosenCell(study);
-    if (!cell || !cell.search.mean.length) { holder.replaceChildren(el("p", {}, "This cell has no trial that has ended.")); return; }
+    if (!cell || !cell.search.mean.length) { holder.replaceChildren(el("p", {}, "No search trial of this cell has finished.")); return; }
     holder.replaceChildren(...[sentence(study, cell), heatMaps(study, cell), parallel(study, cell), importances(cell), contest(study, cell), searchCurves(study, cell), configurations(study, cell)].filter(Boolean));
   };
   const best = cells.find((cell) => cell.method === study.methods.at(-1)) || cells[0];
@@ -32,9 +32,9 @@ function sentence(study, cell) {
   const { mean: means, winner, left_out: out, seeds } = cell.search;
   const lost = Object.entries(cell.states).filter(([state]) => state !== "done").map(([state, count]) => `${count} ${state}`);
   return el("p", {}, `${means.length + out} configurations of ${cellName(study, cell)} at ${budget(cell.epsilon)}, `,
-    `${Math.max(...seeds) > 1 ? `with up to ${Math.max(...seeds)} seeds each` : "with one seed each"}${lost.length ? ` (trials: ${lost.join(", ")})` : ""}. `,
-    winner === null ? "There is no winner yet." : `The winner's validation ${study.objective.title}${study.objective.unit}: ${scored(study, means[winner])}.`,
-    out > 0 && ` The best ${means.length} are kept on this page; ${out} are in the ledger only.`);
+    `${Math.max(...seeds) > 1 ? `up to ${Math.max(...seeds)} seeds each` : "one seed each"}${lost.length ? ` (trials: ${lost.join(", ")})` : ""}. `,
+    winner === null ? "No winner yet." : `The winner's validation ${study.objective.title}${study.objective.unit}: ${scored(study, means[winner])}.`,
+    out > 0 && ` This page has the best ${means.length}; the ledger has ${out} more.`);
 }
 
 // ---- heat maps
@@ -52,17 +52,17 @@ function heatMaps(study, cell) {
     const panel = (what, title) => el("figure", {}, el("figcaption", {}, title), drawn((width) => heatPanel(study, cell, cells, what, width)));
     const spread = cells.list.some((c) => isNumber(c.std));
     holder.replaceChildren(el("div", { class: "panels two" }, panel("mean", `Validation ${study.objective.title}, mean over seeds`),
-      spread ? panel("std", "Standard deviation between seeds")
-        : panel("range", "Spread over the other hyperparameters")),
-    el("p", { class: "note" }, `★ the winner. A dashed frame on an outer row or column: the winner sits on that edge, a better one may lie beyond. × a configuration that did not end well on every seed. `,
-      names.length > 2 ? (others === "best" ? "Each field shows the best over all other hyperparameters. " : "Each field shows the mean over all other hyperparameters. ") : "",
-      !spread && "Each configuration had one seed, so nothing is known of the spread between seeds; the second map shows the range over the other hyperparameters instead."));
+      spread ? panel("std", "Standard deviation over seeds")
+        : panel("range", "Range over the other hyperparameters")),
+    el("p", { class: "note" }, `★ winner. Dashed frame: the winner lies on that edge, so a better value may lie beyond. × a seed diverged or failed. `,
+      names.length > 2 ? (others === "best" ? "Each field is the best over all other hyperparameters. " : "Each field is the mean over all other hyperparameters. ") : "",
+      !spread && "Each configuration has one seed, so the second map shows the range over the other hyperparameters instead of the standard deviation over seeds."));
   };
   const controls = el("div", { class: "controls" },
-    choice(`heat-x-${key}`, "Across", names.map((n) => [n, n]), draw, names[0]),
-    choice(`heat-y-${key}`, "Down", names.map((n) => [n, n]), draw, names[1] || names[0]),
+    choice(`heat-x-${key}`, "Horizontal", names.map((n) => [n, n]), draw, names[0]),
+    choice(`heat-y-${key}`, "Vertical", names.map((n) => [n, n]), draw, names[1] || names[0]),
     choice(`heat-stage-${cell.strategy}`, "Stage", [["all", "all"], ...stages.map((s) => [s, s])], draw, "all"),
-    names.length > 2 ? choice("heat-others", "Other axes", [["best", "best"], ["mean", "mean"]], draw) : null);
+    names.length > 2 ? choice("heat-others", "Other hyperparameters", [["best", "best"], ["mean", "mean"]], draw) : null);
   memory.set("heat-others", recall("heat-others", "best"));
   draw();
   return el("section", { class: "sub" }, el("h3", {}, "Heat maps"), controls, holder);
@@ -73,7 +73,7 @@ function ordered(values, isNumeric) {
   return isNumeric ? found.sort((a, b) => a - b) : found;
 }
 
-// The values of an axis, or bins of them where a sampler drew each anew.
+// The values of an axis, or bins of them where values are drawn from a range.
 function steps(axis, values, binned) {
   const found = ordered(values, axis.numeric);
   if (!binned || !axis.numeric || found.length <= 12) return { of: (v) => found.indexOf(v), labels: found.map((v) => short(v, 6)) };
@@ -108,7 +108,7 @@ function heatCells(study, cell, x, y, stage, others, binned) {
 }
 
 function heatPanel(study, cell, { list, across, down, xName, yName }, what, width) {
-  const longestDown = 7 * Math.max(...down.map((text) => `${text}`.length)); // beside it stands the axis's name
+  const longestDown = 7 * Math.max(...down.map((text) => `${text}`.length)); // next to the axis name
   const left = yName ? Math.min(24 + longestDown, width / 3) : 16, wide = (width - left - 10) / across.length, high = Math.max(26, Math.min(44, 300 / down.length));
   const height = high * down.length + 58;
   const range = extent(list.map((c) => c[what]));
@@ -130,7 +130,7 @@ function heatPanel(study, cell, { list, across, down, xName, yName }, what, widt
     points.push({ x: x + wide / 2, y: y + high / 2, c });
   }
   if (won) edgesOf(won, across, down).forEach(([x, y, w, h]) => root.append(svg("rect", { class: "edge", x: left + x * wide + 1, y: 6 + y * high + 1, width: w * wide - 2, height: h * high - 2 })));
-  const longest = 7 * Math.max(...across.map((text) => `${text}`.length)) + 6; // about what the longest label takes
+  const longest = 7 * Math.max(...across.map((text) => `${text}`.length)) + 6; // approximate width of the longest label
   const every = Math.ceil(longest / wide);
   across.forEach((text, k) => { if (k % every === 0) root.append(svg("text", { class: "tick", x: left + (k + 0.5) * wide, y: height - 34, "text-anchor": "middle" }, text)); });
   down.forEach((text, k) => root.append(svg("text", { class: "tick", x: left - 5, y: 6 + (down.length - 0.5 - k) * high + 4, "text-anchor": "end" }, text)));
@@ -138,12 +138,12 @@ function heatPanel(study, cell, { list, across, down, xName, yName }, what, widt
   if (yName) root.append(svg("text", { class: "label", x: 11, y: height / 2 - 20, "text-anchor": "middle", transform: `rotate(-90 11 ${height / 2 - 20})` }, yName));
   return cursor(root, points, ({ c }) => [
     `${xName} = ${across[c.column]}${yName ? `, ${yName} = ${down[c.row]}` : ""}`,
-    `mean ${short(c.mean)}${isNumber(c.std) ? `, ± ${short(c.std, 3)} between seeds` : ""}`,
-    `${c.members.length} configuration${c.members.length > 1 ? "s" : ""}${c.lost ? `, ${c.lost} did not end well` : ""}${isNumber(c.range) ? `, range ${short(c.range, 3)}` : ""}`,
+    `mean ${short(c.mean)}${isNumber(c.std) ? ` ± ${short(c.std, 3)} over seeds` : ""}`,
+    `${c.members.length} configuration${c.members.length > 1 ? "s" : ""}${c.lost ? `, ${c.lost} diverged or failed` : ""}${isNumber(c.range) ? `, range ${short(c.range, 3)}` : ""}`,
   ], across.length);
 }
 
-// The outer rows and columns on which the winner sits: column, row from the top, width, height.
+// The outer rows and columns that contain the winner: column, row from the top, width, height.
 function edgesOf(won, across, down) {
   const found = [], rows = down.length, columns = across.length, fromTop = rows - 1 - won.row;
   if (columns > 1 && won.column === 0) found.push([0, 0, 1, rows]);
@@ -163,9 +163,9 @@ function parallel(study, cell) {
     const done = means.map((_, k) => k).filter((k) => isNumber(means[k])).sort((a, b) => (study.objective.lower ? means[a] - means[b] : means[b] - means[a]));
     const best = done.slice(0, Math.min(MOST_LINES, Math.max(1, Math.ceil(done.length * Number(recall("parallel-share"))))));
     holder.replaceChildren(drawn((width) => parallelPanel(study, cell, best, width), { class: "chart wide" }),
-      el("p", { class: "note" }, `${best.length} configurations, the stronger the line the better; the winner in another colour. Left and right arrow keys walk from the best to the worst.`));
+      el("p", { class: "note" }, `${best.length} configurations; a stronger line is a better score, and the winner has its own colour. Left and right arrow keys step from best to worst.`));
   };
-  const controls = el("div", { class: "controls" }, choice("parallel-share", "Shown", [["1", "all"], ["0.5", "best half"], ["0.1", "best tenth"], ["0.02", "best fiftieth"]], draw));
+  const controls = el("div", { class: "controls" }, choice("parallel-share", "Shown", [["1", "all"], ["0.5", "best 50%"], ["0.1", "best 10%"], ["0.02", "best 2%"]], draw));
   draw();
   return el("section", { class: "sub" }, el("h3", {}, "Parallel coordinates"), controls, holder);
 }
@@ -211,14 +211,14 @@ function parallelPanel(study, cell, order, width) {
 
 function importances(cell) {
   if (!cell.importance.length) return null;
-  return el("section", { class: "sub" }, el("h3", {}, "What matters"), el("div", { class: "panels" }, cell.importance.map((found) => {
+  return el("section", { class: "sub" }, el("h3", {}, "Hyperparameter importance"), el("div", { class: "panels" }, cell.importance.map((found) => {
     const shares = [...Object.entries(found.single), ...Object.entries(found.pairs)].sort((a, b) => b[1] - a[1]).slice(0, 9);
-    const rest = 1 - [...Object.values(found.single), ...Object.values(found.pairs)].reduce((sum, v) => sum + v, 0);
-    const rows = [...shares, ...(found.exact && rest > 0.005 ? [["higher order", rest]] : [])];
+    const higherOrder = 1 - [...Object.values(found.single), ...Object.values(found.pairs)].reduce((sum, v) => sum + v, 0);
+    const rows = [...shares, ...(found.exact && higherOrder > 0.005 ? [["higher order", higherOrder]] : [])];
     return el("figure", {}, el("figcaption", {}, `${found.stage}: ${found.n} configurations`), bars(rows.map(([name, value]) => ({ name, value, text: `${(100 * value).toFixed(1)}%` })), "Share of the variance"));
   })), el("p", { class: "note" }, cell.importance.some((found) => found.exact)
-    ? "Share of the variance of the validation scores over the grid that a hyperparameter explains alone, or a pair of them beyond both (analysis of variance of the full factorial; exact, nothing is fitted). A configuration that did not end well counts as the worst that did."
-    : "Share of the variance of the validation scores that a hyperparameter explains alone, its values put into five bins of equal counts: these trials are no grid, so the shares are rough and need not add up."));
+    ? "Share of the variance of the validation scores that a hyperparameter explains alone, or a pair explains beyond both (exact analysis of variance of the grid). A configuration that diverged or failed counts as the worst that finished."
+    : "Share of the variance of the validation scores that a hyperparameter explains alone, with its values in five bins of equal counts. These trials are not a grid, so the shares are approximate and need not sum to 1."));
 }
 
 function bars(rows, label) {
@@ -237,9 +237,9 @@ function bars(rows, label) {
 function contest(study, cell) {
   if (!cell.contest.length) return null;
   const rows = cell.contest.map((c, k) => [`${k + 1}${c.won ? " ★" : ""}`, ...c.values.map((value) => short(value, 6)), scored(study, c.mean), scored(study, c.std), String(c.seeds), c.state]);
-  return table({ name: `contest-${cell.method}`, title: "The contest: the best of the search on fresh seeds",
-    caption: "By validation score, mean over the seeds of the contest, which are common to all and were not used before. The winner (★) is the best, or one within a paired standard error of it that varies less.",
-    columns: ["Rank", ...cell.search.axes.map((axis) => axis.name), `Validation${study.objective.unit}`, "± seeds", "Seeds", "State"],
+  return table({ name: `contest-${cell.method}`, title: "Contest: the best configurations on fresh seeds",
+    caption: "Ranked by mean validation score over the contest seeds, which the search did not use. The winner (★) is the best mean, or a mean within one paired standard error of it with a smaller standard deviation.",
+    columns: ["Rank", ...cell.search.axes.map((axis) => axis.name), `Validation${study.objective.unit}`, "Std. dev.", "Seeds", "State"],
     align: `r${cell.search.axes.map((axis) => (axis.numeric ? "r" : "l")).join("")}rrrl`, groups: [{ heading: "", rows }] });
 }
 
@@ -263,7 +263,7 @@ function searchCurves(study, cell) {
     }
     return cursor(root, points, ({ t, v, trace, won }) => [`${won ? "the winner, " : ""}seed ${trace.seed}, round ${t}: ${scored(study, v)}`,
       ...cell.search.axes.map((axis, n) => `${axis.name} = ${short(cell.search.values[n][trace.configuration])}`)]);
-  }, { class: "chart wide" }), el("p", { class: "note" }, `The ${count} best configurations on the validation rows, every seed a line; the winner is in colour.`));
+  }, { class: "chart wide" }), el("p", { class: "note" }, `The ${count} best configurations on the validation rows, one line per seed; the winner is coloured.`));
 }
 
 // ---- every configuration
@@ -273,7 +273,7 @@ function configurations(study, cell) {
   const order = means.map((_, k) => k).sort((a, b) => (isNumber(means[b]) - isNumber(means[a])) || (study.objective.lower ? means[a] - means[b] : means[b] - means[a]));
   const rows = order.map((k, rank) => [`${rank + 1}${k === winner ? " ★" : ""}`, ...axes.map((_, n) => short(values[n][k], 6)), stages[k].join(", "), scored(study, means[k]), scored(study, std[k]), String(seeds[k]), state[k], short(seconds[k], 3)]);
   return table({ name: `configurations-${cell.method}`, title: `All configurations of ${cellName(study, cell)} at ${budget(cell.epsilon)}`,
-    caption: "By validation score, mean over seeds; a configuration that did not end well on every seed has none. Seconds are its trials' shares of their packs'.",
-    columns: ["Rank", ...axes.map((axis) => axis.name), "Stage", `Validation${study.objective.unit}`, "± seeds", "Seeds", "State", "Seconds"],
+    caption: "Ranked by mean validation score over seeds; a configuration with a diverged or failed seed has none. Seconds: the shares of its trials in the time of their packs.",
+    columns: ["Rank", ...axes.map((axis) => axis.name), "Stage", `Validation${study.objective.unit}`, "Std. dev.", "Seeds", "State", "Seconds"],
     align: `r${axes.map((axis) => (axis.numeric ? "r" : "l")).join("")}lrrrlr`, groups: [{ heading: "", rows }] });
 }

@@ -1,4 +1,4 @@
-// A table that can be sorted, filtered and copied as it stands. Rows stay within their groups.
+// A table that can be sorted, filtered and copied as displayed. Rows stay within their groups.
 
 const PAGE_ROWS = 100;
 
@@ -34,7 +34,7 @@ function table(spec) {
       if (sort.column >= 0) {
         rows.sort((a, b) => {
           const there = [a, b].map((row) => numeric(row.cells[sort.column]) !== null || spec.align[sort.column] !== "r");
-          if (there[0] !== there[1]) return there[0] ? -1 : 1; // what is not there stays last, whichever way
+          if (there[0] !== there[1]) return there[0] ? -1 : 1; // missing values stay last in both directions
           return compare(a.cells[sort.column], b.cells[sort.column]) * (sort.down ? -1 : 1);
         });
       }
@@ -76,11 +76,11 @@ function table(spec) {
     value: recall(`filter-${spec.name}`, ""), oninput: (event) => { memory.set(`filter-${spec.name}`, event.target.value); draw(); } });
   draw();
   return el("figure", { class: "table", id: `table-${spec.name}` },
-    el("figcaption", {}, el("h3", {}, spec.title), spec.caption && folded(`caption-${spec.name}`, "What the numbers mean", el("p", {}, spec.caption))),
+    el("figcaption", {}, el("h3", {}, spec.title), spec.caption && folded(`caption-${spec.name}`, "Description", el("p", {}, spec.caption))),
     el("div", { class: "tools" }, total > 4 && filter,
       el("button", { type: "button", onclick: () => copy(toLatex(spec, visible()), "LaTeX") }, "Copy LaTeX"),
       el("button", { type: "button", onclick: () => copy(toCsv(spec, visible()), "CSV") }, "Copy CSV"),
-      spec.csv && el("button", { type: "button", title: "As in the CSV file beside the tables", onclick: () => copy(spec.csv, "CSV with all digits") }, "Copy CSV, all digits"), count),
+      spec.csv && el("button", { type: "button", title: "The contents of the CSV file in tables/", onclick: () => copy(spec.csv, "Full-precision CSV") }, "Copy CSV (full precision)"), count),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": spec.title }, el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
 
@@ -107,7 +107,7 @@ function toLatex(spec, groups) {
 
 function csvCell(value) {
   let text = String(value);
-  if (/^\s*[=+\-@]/.test(text) && Number.isNaN(Number(text))) text = `'${text}`; // a spreadsheet would compute it
+  if (/^\s*[=+\-@]/.test(text) && Number.isNaN(Number(text))) text = `'${text}`; // a spreadsheet would take it for a formula
   return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

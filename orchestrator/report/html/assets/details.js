@@ -1,17 +1,17 @@
-// Who held what, how long it took, the privacy account, where it came from, what went wrong.
+// Partition, runtime, privacy account, failures, provenance.
 
 function partitions(study) {
-  if (!study.partitions.length) return [el("p", {}, "This ledger does not say who held which rows: its study was run before that was kept.")];
+  if (!study.partitions.length) return [el("p", {}, "The ledger has no record of the partition.")];
   const holder = el("div");
   const draw = () => {
     const found = study.partitions[Number(recall("partition"))], sizes = found.counts.map((row) => row.reduce((a, b) => a + b, 0));
     const classes = found.counts[0].length;
     holder.replaceChildren(
       el("p", {}, `${sizes.length} clients hold ${Math.min(...sizes)} to ${Math.max(...sizes)} train rows, ${short(mean(sizes))} on average. `,
-        found.divergence && `Their classes diverge from uniform by ${short(mean(found.divergence), 3)} nats on average, ${short(Math.max(...found.divergence), 3)} at most.`),
+        found.divergence && `KL divergence of their class distributions from uniform: ${short(mean(found.divergence), 3)} nats on average, ${short(Math.max(...found.divergence), 3)} at most.`),
       classes > 1 && el("div", { class: "legend" }, Array.from({ length: classes }, (_, k) => el("span", {}, svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, svg("rect", { width: 14, height: 12, ...classLook(k) })), `class ${k}`))),
       drawn((width) => partitionPanel(found, sizes, width), { class: "chart wide" }),
-      classes > 1 && table({ name: "partition", title: "Rows of each class at each client", caption: "", columns: ["Client", ...Array.from({ length: classes }, (_, k) => `Class ${k}`), "Total", "Divergence"], align: "r".repeat(classes + 3),
+      classes > 1 && table({ name: "partition", title: "Train rows by client and class", caption: "", columns: ["Client", ...Array.from({ length: classes }, (_, k) => `Class ${k}`), "Total", "Divergence"], align: "r".repeat(classes + 3),
         groups: [{ heading: "", rows: found.counts.map((row, k) => [String(k), ...row.map(String), String(sizes[k]), short(found.divergence[k], 3)]) }] }));
   };
   const controls = el("div", { class: "controls" }, choice("partition", "Setting", study.partitions.map((p, k) => [k, `${p.setting}, partition seed ${p.seed}`]), draw));
@@ -23,7 +23,7 @@ const classLook = (k) => ({ style: { fill: `var(--series-${k % 8})` }, "fill-opa
 
 function partitionPanel({ counts }, sizes, width) {
   const high = Math.max(4, Math.min(20, 480 / counts.length)), left = 62, most = Math.max(...sizes), inner = width - left - 52;
-  const root = svg("svg", { viewBox: `0 0 ${width} ${counts.length * high + 6}`, role: "img", "aria-label": `Rows of each class at each of ${counts.length} clients` });
+  const root = svg("svg", { viewBox: `0 0 ${width} ${counts.length * high + 6}`, role: "img", "aria-label": `Train rows by class for ${counts.length} clients` });
   const points = [];
   counts.forEach((row, client) => {
     let x = left;
@@ -46,10 +46,10 @@ function runtime(study) {
   const spent = (cell) => [...cell.search.seconds, ...cell.confirm.map((run) => run.seconds)].reduce((a, b) => a + b, 0);
   const methods = study.methods.map((method) => ({ name: method, value: study.cells.filter((cell) => cell.method === method).reduce((sum, cell) => sum + spent(cell), 0) }));
   return [
-    el("p", {}, time.elapsed_s === null ? "This ledger does not say when its trials ended." : `${duration(time.elapsed_s)} in ${study.sessions.length} session${study.sessions.length === 1 ? "" : "s"}` +
-      `${time.trial_rounds_per_second === null ? "" : `, ${short(time.trial_rounds_per_second)} rounds of single trials a second at the last`}.`),
+    el("p", {}, time.elapsed_s === null ? "The ledger has no times of its trials." : `${duration(time.elapsed_s)} in ${study.sessions.length} session${study.sessions.length === 1 ? "" : "s"}` +
+      `${time.trial_rounds_per_second === null ? "" : `, ${short(time.trial_rounds_per_second)} trial-rounds per second most recently`}.`),
     ended.length > 1 && el("figure", {}, el("figcaption", {}, "Trials ended"), drawn((width) => progressPanel(study, width), { class: "chart wide" })),
-    el("figure", {}, el("figcaption", {}, "Seconds of computing, all trials of a method"), bars(methods.map((row) => ({ ...row, text: duration(row.value) })), "Seconds by method")),
+    el("figure", {}, el("figcaption", {}, "Compute time of all trials, by method"), bars(methods.map((row) => ({ ...row, text: duration(row.value) })), "Compute time by method")),
     tablesOf(study, (found) => found.kind === "timing"),
   ];
 }
@@ -63,7 +63,7 @@ function progressPanel(study, width) {
     if (session.ended.length) [worked, ended] = [points.at(-1).s, points.at(-1).n];
   }
   const unit = worked > 5400 ? [3600, "h"] : worked > 120 ? [60, "min"] : [1, "s"];
-  const { root, sx, sy } = frame({ width, height: 230, label: "Trials ended over time", x: { domain: [0, Math.max(1, worked) / unit[0]], label: `${unit[1]} of work (times between sessions left out)` }, y: { domain: [0, ended], label: "trials" } });
+  const { root, sx, sy } = frame({ width, height: 230, label: "Trials ended over time", x: { domain: [0, Math.max(1, worked) / unit[0]], label: `${unit[1]} of run time (without pauses between sessions)` }, y: { domain: [0, ended], label: "trials" } });
   root.append(svg("path", { class: "series", stroke: "var(--series-0)", d: path(points.map((p) => [sx(p.s / unit[0]), sy(p.n)])) }));
   return cursor(root, points.map((p) => ({ x: sx(p.s / unit[0]), y: sy(p.n), p })), ({ p }) => [`${p.n} trials after ${duration(p.s)}`]);
 }
@@ -73,25 +73,25 @@ function progressPanel(study, width) {
 function privacy(study) {
   const p = study.privacy;
   return [
-    el("p", {}, `Claims hold with δ = ${short(p.delta)}, for ${p.level === "user" ? "one client with all its records" : "one record of one client"}, adjacency ${p.adjacency}, as the ${p.release} release is seen; norms are clipped at ${short(p.clip)}.`),
+    el("p", {}, `Claims are for δ = ${short(p.delta)} and ${p.level === "user" ? "one client with all its records" : "one record of one client"}, adjacency ${p.adjacency}, against an observer of the ${p.release} release; norms are clipped at ${short(p.clip)}.`),
     tablesOf(study, (found) => found.kind === "privacy"),
   ];
 }
 
 // ---- failures and divergences
 
-function troubles(study) {
+function failures(study) {
   const { failed, retries } = study.status;
   const lost = study.cells.map((cell) => [cell.id, ...["diverged", "failed"].map((state) => String(cell.states[state] || 0)),
     cell.confirm.filter((run) => run.state !== "done").map((run) => `seed ${run.seed} ${run.state}`).join(", ") || "–"]).filter((row) => row.slice(1, 3).some((count) => count !== "0") || row[3] !== "–");
   const where = study.cells.flatMap((cell) => cell.search.state.map((state, k) => [state, k]).filter(([state]) => state === "diverged" || state === "failed").map(([state, k]) =>
     [cell.id, state, cell.search.axes.map((axis, n) => `${axis.name} = ${short(cell.search.values[n][k])}`).join(", ")]));
-  if (!lost.length && !retries.length && !Object.keys(failed).length) return [el("p", {}, "Nothing failed, diverged or was tried again.")];
+  if (!lost.length && !retries.length && !Object.keys(failed).length) return [el("p", {}, "No trial failed, diverged or was retried.")];
   return [
-    lost.length > 0 && table({ name: "lost", title: "Trials that did not run to their end", caption: "Diverged: weights became infinite. Failed: could not be computed.", columns: ["Cell", "Diverged", "Failed", "Confirm runs"], align: "lrrl", groups: [{ heading: "", rows: lost }] }),
-    where.length > 0 && table({ name: "where", title: "Where", caption: "", columns: ["Cell", "State", "Configuration"], align: "lll", groups: [{ heading: "", rows: where }] }),
+    lost.length > 0 && table({ name: "lost", title: "Diverged and failed trials", caption: "Diverged: the weights became infinite. Failed: the trial could not run.", columns: ["Cell", "Diverged", "Failed", "Confirm runs"], align: "lrrl", groups: [{ heading: "", rows: lost }] }),
+    where.length > 0 && table({ name: "where", title: "Configurations that diverged or failed", caption: "", columns: ["Cell", "State", "Configuration"], align: "lll", groups: [{ heading: "", rows: where }] }),
     Object.keys(failed).length > 0 && table({ name: "failed", title: "Failed trials", caption: "", columns: ["Trial", "Reason"], align: "ll", groups: [{ heading: "", rows: Object.entries(failed) }] }),
-    retries.length > 0 && table({ name: "retries", title: "Packs that were tried again", caption: "Their trials ended well afterwards, unless they are named above.", columns: ["Trials", "First", "Reason"], align: "rll", groups: [{ heading: "", rows: retries.map((r) => [String(r.trials), r.first, r.reason]) }] }),
+    retries.length > 0 && table({ name: "retries", title: "Retried packs", caption: "Their trials finished on a retry, unless they are listed above.", columns: ["Trials", "First trial", "Reason"], align: "rll", groups: [{ heading: "", rows: retries.map((r) => [String(r.trials), r.first, r.reason]) }] }),
   ];
 }
 
@@ -106,7 +106,7 @@ function provenance(study) {
     ...Object.entries(fingerprints).map(([label, fingerprint]) => [`Data ${label}`, fingerprint]),
     ...study.sessions.map((session, k) => [`Session ${k + 1}`, `began ${moment(session.began)}${session.ended.length ? `, last result ${moment(session.ended.at(-1)[0])}` : ""}`])];
   return [el("dl", {}, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-    el("p", {}, "Everything on this page is computed from the ledger; the same ledger gives the same page. The study as it was run:"),
+    el("p", {}, "Everything on this page is computed from the ledger; the same ledger gives the same page. The study file:"),
     el("pre", { tabindex: "0", "aria-label": "The study file" }, source),
-    el("p", {}, el("button", { type: "button", onclick: () => copy(source, "Study") }, "Copy the study"))];
+    el("p", {}, el("button", { type: "button", onclick: () => copy(source, "Study file") }, "Copy study file"))];
 }

@@ -1,0 +1,234 @@
+"""The findings of a study and their caveats as sentences, all computed from its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.report.tables.accuracy import not_monotone
+from orchestrator.report.tables.common import budget, mean_and_std, method_name, short_name, unfinished
+from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
+from orchestrator.report.tables.tuning import edges
+from orchestrator.results.winners import CellResult, Results
+
+FEW_SEEDS = 3
+MOST_NAMED = 5
+MANY_TIED = 5
+GAP_IN_DEVIATIONS = 3.0
+LOST_SHARE = 0.2
+
+
+def summary(results: Results) -> list[dict[str, Any]]:
+    """One heading per setting, one sentence per budget."""
+    return [
+        {
+            "heading": setting,
+            "sentences": [_at_budget(results, setting, epsilon) for epsilon in results.study.epsilons],
+        }
+        for setting in results.settings
+    ]
+
+
+def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
+    objective, at = results.study.judged_by, f"At {budget(epsilon)}"
+    unit = objective.unit.strip(" ()")
+    cells = [cell for cell in results.of(setting, epsilon) if can_lead(cell)]
+    if not cells:
+        return {"epsilon": epsilon, "text": f"{at} no method has finished all confirm seeds yet.", "winner": None}
+    order = sorted(cells, key=lambda cell: objective.cost(cell.curve[cell.last].mean))
+    best, others = order[0], order[1:]
+    score = mean_and_std(best.curve[best.last], best.objective) + (f" {unit}" if unit else "")
+    text = f"{at} {method_name(best, results)} {'leads with' if others else 'is the only method, with'} {score}"
+    if not others:
+        return {"epsilon": epsilon, "text": text + ".", "winner": best.id}
+    marked = tied_for_best(order, [cell.last for cell in order])  # those that are bold in the tables
+    single = len(best.seeds) < 2  # no significance without a second seed
+    tied = [method_name(other, results) for other, mark in zip(others, marked[1:], strict=True) if mark or single]
+    text += _lead(best, others[0], results)
+    if not tied:
+        text += (
+            "; the difference is significant." if len(others) == 1 else "; all other methods are significantly behind."
+        )
+    elif len(tied) == len(others):
+        which = "the difference is" if len(others) == 1 else "the differences to all other methods are"
+        text += f"; {which} not significant over {_seeds(best)}."
+    else:
+        text += f"; not significantly behind over {_seeds(best)}: {_listed(tied)}."
+    return {"epsilon": epsilon, "text": text, "winner": best.id}
+
+
+def _lead(best: CellResult, second: CellResult, results: Results) -> str:
+    """By how much, positive in the better direction."""
+    gap, objective = difference(best, second), results.study.judged_by
+    if gap is None:
+        return ""
+    low, high = (gap.low, gap.high) if not objective.lower_is_better else (-gap.high, -gap.low)
+    better = "lower" if objective.lower_is_better else "higher"
+    interval = "" if math.isinf(high) else f" ({_number(low)} to {_number(high)})"
+    return f", {_number(abs(gap.mean))} {better} than {method_name(second, results)}{interval}"
+
+
+def _seeds(cell: CellResult) -> str:
+    return f"{len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''}"
+
+
+def _number(value: float) -> str:
+    return (f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.2g}").replace("-", "−")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# ---- caveats
+
+
+def caveats(results: Results) -> list[str]:
+    return [
+        *unfinished(results.cells),
+        *_claims(results),
+        *_few_seeds(results),
+        *_lost(results),
+        *_edges(results),
+        *_tied(results),
+        *_validation_gaps(results),
+        *_not_monotone(results),
+        *_search_cost(results),
+    ]
+
+
+def _claims(results: Results) -> list[str]:
+    broken = [cell for cell in results.cells if cell.confirm and not cell.keeps_its_claim]
+    if not broken:
+        return []
+    return [f"{_cells(broken, results)}: the actual ε exceeds the claimed ε, see the privacy account."]
+
+
+def _few_seeds(results: Results) -> list[str]:
+    if results.study.private:
+        return ["Every score comes from a single run; the spread between runs is unknown."]
+    seeds = results.study.seeds.confirm
+    searched = sorted(
+        {seed for strategy in results.study.strategies for seed in results.study.seeds_of(strategy, "coarse")}
+    )
+    sentences: list[str] = []
+    if len(seeds) < FEW_SEEDS:
+        sentences.append(f"Winners were confirmed with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} only.")
+    if len(searched) == 1:
+        sentences.append(
+            f"Configurations were compared on a single seed ({searched[0]}), so a winner may owe its score to chance."
+        )
+    if shared := [seed for seed in searched if seed in seeds]:
+        sentences.append(
+            f"Search and confirm share seed {_listed([str(seed) for seed in shared])}, so winners are confirmed with "
+            "the noise that selected them."
+        )
+    return sentences
+
+
+def _lost(results: Results) -> list[str]:
+    sentences: list[str] = []
+    broken = [cell for cell in results.cells if any(row.state != "done" for row in cell.confirm.values())]
+    if broken:
+        sentences.append(f"Confirm runs diverged or failed: {_cells(broken, results)}.")
+    lossy = [
+        cell
+        for cell in results.cells
+        if cell.search.states and 1 - cell.search.states["done"] / cell.search.states.total() > LOST_SHARE
+    ]
+    if lossy:
+        sentences.append(f"Over {LOST_SHARE:.0%} of the search trials diverged or failed: {_cells(lossy, results)}.")
+    return sentences
+
+
+def _searched(results: Results) -> list[CellResult]:
+    """Cells whose search is over, so that their winner is final."""
+    return [cell for cell in results.cells if cell.confirm]
+
+
+def _edges(results: Results) -> list[str]:
+    beyond = [(cell, marks) for cell in _searched(results) if (marks := [m for m in edges(cell) if "(fine)" not in m])]
+    if not beyond:
+        return []
+    named = [f"{_cell(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MOST_NAMED]]
+    more = f", and {len(beyond) - len(named)} more" if len(beyond) > len(named) else ""
+    return [
+        f"In {len(beyond)} of {len(results.cells)} cells the winner lies on an edge of the search space, so a better "
+        f"value may lie beyond: {', '.join(named)}{more}."
+    ]
+
+
+def _tied(results: Results) -> list[str]:
+    close = [
+        (choice.within_standard_error, cell)
+        for cell in _searched(results)
+        if (choice := cell.search.choice) and (choice.within_standard_error or 0) > MANY_TIED
+    ]
+    if not close:
+        return []
+    count, most = max(close, key=lambda item: item[0] or 0)
+    return [
+        f"In {len(close)} of {len(results.cells)} cells more than {MANY_TIED} configurations lie within one standard "
+        f"error of the winner, so their order is chance (most: {count} for {_cell(most, results)})."
+    ]
+
+
+def _validation_gaps(results: Results) -> list[str]:
+    """Cells whose winner scores differently on validation and test rows."""
+    far: list[tuple[float, CellResult]] = []
+    for cell in results.cells:
+        if cell.search.choice and cell.complete(cell.last):
+            score = cell.curve[cell.last]
+            gap = cell.search.choice.score - score.mean
+            if abs(gap) > GAP_IN_DEVIATIONS * (score.std if not math.isnan(score.std) else math.inf):
+                far.append((gap, cell))
+    if not far:
+        return []
+    gap, cell = max(far, key=lambda item: abs(item[0]))
+    more_rows = results.study.confirm_train_on == "all"
+    below = "confirm also trains on the validation rows, or " if more_rows else ""
+    why = "selection bias, or " if gap > 0 else below
+    return [
+        f"In {len(far)} of {len(results.cells)} cells validation and test differ by more than {GAP_IN_DEVIATIONS:g} "
+        f"standard deviations over seeds; most for {_cell(cell, results)}, where validation is {_number(abs(gap))} "
+        f"{'higher' if gap > 0 else 'lower'}. Possible reasons: {why}the two sets of rows differ."
+    ]
+
+
+def _not_monotone(results: Results) -> list[str]:
+    """As below the accuracy tables, with the setting if there are several."""
+    return [
+        sentence if len(results.settings) == 1 else f"{setting}: {sentence}"
+        for setting in results.settings
+        for sentence in not_monotone(results, setting)
+    ]
+
+
+def _search_cost(results: Results) -> list[str]:
+    if all(math.isinf(epsilon) for epsilon in results.study.epsilons):
+        return []
+    if results.study.private:
+        return [
+            "ε covers one run. Publishing the winner of a search costs the ε with search of the privacy account, and "
+            "publishing several rows about the same data costs more."
+        ]
+    return [
+        "Every ε covers one training run, published alone. The search used the same private rows many times; the chart "
+        "of scores against ε shows its cost as ε with search."
+    ]
+
+
+def _cell(cell: CellResult, results: Results) -> str:
+    """Its name, with the setting if there are several."""
+    name = short_name(cell, results)
+    return f"{name} in {cell.setting}" if len(results.settings) > 1 else name
+
+
+def _cells(cells: Sequence[CellResult], results: Results) -> str:
+    names = [_cell(cell, results) for cell in cells]
+    return (
+        _listed(names)
+        if len(names) <= MOST_NAMED
+        else f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
+    )
