@@ -237,11 +237,10 @@ def _made_text(made: dict[str, dict[str, Any]], keep: str) -> str:
     devices = " and ".join(dict.fromkeys(each["device"] for each in made.values()))
     seconds = sum(each["seconds"] for each in made.values())
     count = "One study" if len(made) == 1 else f"{len(made)} studies"
-    left = len(STUDIES) - len(made)
-    skipped = f" {left} were not run, most for lack of their data." if left else ""
+    skipped = f" {len(STUDIES) - len(made)} more were not run." if len(made) < len(STUDIES) else ""
     return (
         f"{count} took {seconds:.0f} s in total on {devices}.{skipped} [The list of studies]({keep}/README.md) has the "
-        "command, time, device and commit of each, and the missing data file of those that were not run."
+        "command, time, device and commit of each, and the reason why a study was not run."
     )
 
 

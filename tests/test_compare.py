@@ -455,7 +455,7 @@ def test_the_command_writes_a_summary(folder, tmp_path, fedsweep):
     text = page.read_text(encoding="utf-8")
     assert text.endswith("By hand.\n")
     assert "| DP-FTRL     |          55.73 |     **38.00** |        59.23 |   **48.00** |" in text
-    assert "5 of 8 entries agree, 3 differ for a known reason (noise of the released program: 2;" in text
+    assert "5 of 8 entries agree, 3 differ with a likely reason (noise of the released program: 2;" in text
     links = re.findall(r"\]\((\.\./[^)]+)\)", text)
     assert links
     assert all((page.parent / link).is_file() for link in links)

@@ -18,7 +18,7 @@ def accuracy_table(matches: Sequence[Match]) -> Table:
     name = table_name(matches[0].paper, matches[0].table)
     final = [match for match in matches if match.final]
     budgets = sorted({match.epsilon for match in final})
-    columns = ["Method", "Study", "Search", "Paper", "Ours", "Difference", "ε actual", "Reason"]
+    columns = ["Method", "Study", "Search", "Paper", "Ours", "Difference", "Actual ε", "Reason"]
     if not any(match.reason for match in final):
         columns.pop()
     counts = agreement([match for match in final if match.comparable and match.ours.paper_search] or final)
@@ -28,7 +28,7 @@ def accuracy_table(matches: Sequence[Match]) -> Table:
         caption=(
             "Test accuracy (%) after the last round, and ours minus the paper's. Bold: a difference of more than "
             f"{MIN_TOLERANCE:g} point and more than two standard deviations of the difference between one run of "
-            "theirs and one of ours. ε actual is computed from the noise that was really added. "
+            "theirs and one of ours. Actual ε is computed from the noise that was really added. "
             f"{counts} Studies named paper-... search as the paper describes: one seed, on validation rows. A bold "
             "difference without a reason is one that none of our numbers explains."
         ),
@@ -46,9 +46,9 @@ def agreement(matches: Sequence[Match]) -> str:
     text = f"{agree} of {len(matches)} entries agree"
     if explained:
         reasons = "; ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
-        text += f", {_differ(explained)} for a known reason ({reasons})"
+        text += f", {_differ(explained)} with a likely reason ({reasons})"
     if unexplained := len(matches) - agree - explained:
-        text += f", {_differ(unexplained)} without a known reason"
+        text += f", {_differ(unexplained)} without an explanation"
     return f"{text}."
 
 

@@ -200,7 +200,7 @@ RULES: Mapping[str, Mapping[str, Callable[[Case], str]]] = {
     },
     FEDNEW: {
         "the paper missed a better configuration": _scaffold_below_first_order,
-        "step sizes or row scale": _not_the_noise,
+        "perhaps step sizes or row scale": _not_the_noise,
     },
 }
 """By paper, in the order in which they are tried; the first that applies is given."""
