@@ -38,7 +38,10 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_content(content, page, config, files):
     def mathml(formula):
         display = "block" if formula[1] == "div" else "inline"
-        rendered = convert(html.unescape(formula[2]).strip(), display=display)
+        latex = html.unescape(formula[2]).strip()
+        for bar in ("vert", "Vert"):  # on their own they would become infix operators, with spaces
+            latex = latex.replace(f"\\l{bar}", f"\\left\\l{bar}").replace(f"\\r{bar}", f"\\right\\r{bar}")
+        rendered = convert(latex, display=display)
         return f'<{formula[1]} class="arithmatex">{rendered}</{formula[1]}>'
 
     def inline_svg(image):

@@ -43,7 +43,7 @@ STYLE: dict[str, Any] = {
 METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 LEGEND_ENTRY = (0.75, 0.2)  # inches of an entry without its label: line with padding, height
 LEGEND_ABOVE = 5  # lines; a taller legend is placed to the right of the panels
-LABEL_LETTERS = 32  # letters per line of a label
+LABEL_LETTERS = 36  # letters per line of a label
 TITLE_INCHES = 0.078  # width of a letter of a panel title
 LOG_FROM = 10.0  # use a logarithmic axis if the methods' numbers of rounds differ by this factor
 
