@@ -54,7 +54,7 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
         which = "the difference is" if len(others) == 1 else "the differences to all other methods are"
         text += f"; {which} not significant over {_seeds(best)}."
     else:
-        text += f"; not significantly behind over {_seeds(best)}: {_listed(tied)}."
+        text += f"; not significantly behind over {_seeds(best)}: {'; '.join(tied)}."
     return {"epsilon": epsilon, "text": text, "winner": best.id}
 
 
@@ -152,10 +152,10 @@ def _edges(results: Results) -> list[str]:
     if not beyond:
         return []
     named = [f"{_cell(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MOST_NAMED]]
-    more = f", and {len(beyond) - len(named)} more" if len(beyond) > len(named) else ""
+    more = f"; and {len(beyond) - len(named)} more" if len(beyond) > len(named) else ""
     return [
         f"In {len(beyond)} of {len(results.cells)} cells the winner lies on an edge of the search space, so a better "
-        f"value may lie beyond: {', '.join(named)}{more}."
+        f"value may lie beyond: {'; '.join(named)}{more}."
     ]
 
 
@@ -227,8 +227,5 @@ def _cell(cell: CellResult, results: Results) -> str:
 
 def _cells(cells: Sequence[CellResult], results: Results) -> str:
     names = [_cell(cell, results) for cell in cells]
-    return (
-        _listed(names)
-        if len(names) <= MOST_NAMED
-        else f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
-    )
+    more = [f"and {len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return "; ".join([*names[:MOST_NAMED], *more])  # names may contain commas

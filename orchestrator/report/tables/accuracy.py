@@ -232,5 +232,5 @@ def _seed_notes(results: Results, cells: Sequence[CellResult]) -> list[str]:
             without.append(short_name(cell, results))
     notes = [f"† Mean over fewer seeds, never bold ({'; '.join(short)})."] if short else []
     if without:
-        notes.append(f"Every search trial diverged or failed: {', '.join(without)}.")
+        notes.append(f"Every search trial diverged or failed: {'; '.join(without)}.")
     return notes

@@ -120,7 +120,7 @@ function byBudget(study) {
       " Whiskers: one standard deviation over seeds. ∞: training without noise."));
   };
   const controls = el("div", { class: "controls" }, choice("budget-setting", "Setting", study.settings.map((s) => [s, s]), draw),
-    choice("budget-price", "ε", [["epsilon", "claimed"], ["actual", "actual"], ["with_search", "with search"]], draw));
+    choice("budget-price", "Kind of ε", [["epsilon", "claimed"], ["actual", "actual"], ["with_search", "with search"]], draw));
   draw();
   return [controls, legend(study, keysOf(study), draw), holder];
 }
