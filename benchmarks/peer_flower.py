@@ -1,4 +1,4 @@
-"""The private round through Flower's simulation engine: one JSON line."""
+"""The private round in Flower's simulation engine. Prints one JSON line."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    torch.set_num_threads(1)  # there is a process for every core
+    torch.set_num_threads(1)  # one process per core
     theta = message.content["arrays"].to_torch_state_dict()["theta"]
     x, y = rows_of(int(context.node_config["partition-id"]))
     theta = private_step(theta, x, y, NOISE * torch.randn_like(theta))
@@ -30,17 +30,17 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    ended = []
+    round_ends = []
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
     initial = ArrayRecord({"theta": THETA})
-    result = strategy.start(grid, initial, ROUNDS, evaluate_fn=lambda *_: ended.append(time.perf_counter()))
-    taken = [after - before for before, after in itertools.pairwise(ended[2:])]
+    result = strategy.start(grid, initial, ROUNDS, evaluate_fn=lambda *_: round_ends.append(time.perf_counter()))
+    seconds = [after - before for before, after in itertools.pairwise(round_ends[2:])]
     print(
         json.dumps(
             {
                 "name": f"Flower {version('flwr')}, simulation engine",
                 "what": "per-example clipping",
-                "ms_per_round": 1e3 * statistics.median(taken),
+                "ms_per_round": 1e3 * statistics.median(seconds),
                 "accuracy": accuracy(result.arrays.to_torch_state_dict()["theta"]),
             }
         ),

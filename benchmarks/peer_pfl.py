@@ -1,7 +1,7 @@
-"""The round through Apple's pfl: one full-batch step of every client, whose update is clipped as a whole and noised.
+"""The round in Apple's pfl: one full-batch step per client, whose update is clipped as a whole.
 
-pfl has no per-example clipping, so this round protects less and is cheaper. Its one process may use all cores. The mean
-of the updates gets the noise that the others' mean gets. One JSON line.
+pfl has no per-example clipping, so this round gives a weaker guarantee and is cheaper. Its single process may use all
+cores. The mean of the updates gets the same noise as in the other simulators. Prints one JSON line.
 """
 
 import itertools
@@ -41,17 +41,17 @@ class Head(torch.nn.Module):
 
 class Clock(TrainingProcessCallback):
     def __init__(self) -> None:
-        self.ended: list[float] = []
+        self.round_ends: list[float] = []
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        self.ended.append(time.perf_counter())
+        self.round_ends.append(time.perf_counter())
         return False, Metrics()
 
 
 def main() -> None:
     users = {client: Dataset(rows_of(client)) for client in range(CLIENTS)}
     data = FederatedDataset(users.get, get_user_sampler("minimize_reuse", list(users)))
-    # on the sum of the updates, of which each of ours has noise of its own on its sum of gradients
+    # noise on the sum of all updates; in fedsweep every client adds noise to its sum of gradients
     noise = LEARNING_RATE / ROWS * start()[1] * CLIENTS**0.5
     mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=noise))
     head, clock = Head(), Clock()
@@ -69,11 +69,11 @@ def main() -> None:
         NNEvalHyperParams(local_batch_size=ROWS),
         callbacks=[clock],
     )
-    taken = [after - before for before, after in itertools.pairwise(clock.ended[1:])]
+    seconds = [after - before for before, after in itertools.pairwise(clock.round_ends[1:])]
     report = {
         "name": f"pfl {version('pfl')}",
         "what": "client-level clipping only",
-        "ms_per_round": 1e3 * statistics.median(taken),
+        "ms_per_round": 1e3 * statistics.median(seconds),
         "accuracy": accuracy(head.theta.detach()),
     }
     print(json.dumps(report))

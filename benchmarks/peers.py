@@ -1,5 +1,5 @@
-"""`make peers`: the same private round through other simulators and through ours, in one run; the table goes into
-docs/performance.md. The simulators live in environments of their own."""
+"""`make peers`: time the same private round in other simulators and in fedsweep, and write the table into
+docs/performance.md. Each simulator has a virtual environment."""
 
 import json
 import os
@@ -30,8 +30,8 @@ LANES = AUTO_LANES["cpu"]
 PER_EXAMPLE = "per-example clipping"
 
 
-class Ours:
-    """The problem as a federation of real actors has it."""
+class Fedsweep:
+    """The same problem in fedsweep, on a federation of Ray actors."""
 
     def __init__(self, folder: Path) -> None:
         x, y = problem()
@@ -58,7 +58,7 @@ class Ours:
         ]
 
     def run(self) -> list[dict]:
-        """One trial, and as many as a pack has by default."""
+        """One trial, and a pack of the default size."""
         reports = []
         with connected():
             federation = Federation(FederationSize(hosts=min(os.cpu_count() or 1, CLIENTS)))
@@ -66,17 +66,17 @@ class Ours:
             for lanes in (1, LANES):
                 federation.open(self.trials(lanes), shipment)
                 federation.advance(1)
-                taken = []
+                seconds = []
                 for t in range(2, ROUNDS):
                     start = time.perf_counter()
                     federation.progress(t)
-                    taken.append(time.perf_counter() - start)
+                    seconds.append(time.perf_counter() - start)
                 (first, *_) = federation.advance(ROUNDS)
                 reports.append(
                     {
                         "name": "fedsweep, one trial" if lanes == 1 else f"fedsweep, {lanes} trials in a pack",
                         "what": PER_EXAMPLE,
-                        "ms_per_round": 1e3 * statistics.median(taken) / lanes,
+                        "ms_per_round": 1e3 * statistics.median(seconds) / lanes,
                         "accuracy": first.metrics["accuracy"][ROUNDS],
                     }
                 )
@@ -85,34 +85,34 @@ class Ours:
 
 
 def peer(environment: str, script: str, start: Path) -> dict:
-    """What the script says of itself in its last line of JSON."""
+    """The last line of JSON that the script prints."""
     python = HERE.parent / environment / "bin" / "python"
-    ran = subprocess.run([python, HERE / script, start], cwd=HERE, capture_output=True, text=True)
-    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"name"')]
-    if not found:
-        sys.exit(f"{script} ended with {ran.returncode} and no result:\n{ran.stderr[-3000:]}")
-    return found[-1]
+    completed = subprocess.run([python, HERE / script, start], cwd=HERE, capture_output=True, text=True)
+    reports = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith('{"name"')]
+    if not reports:
+        sys.exit(f"{script} ended with {completed.returncode} and no result:\n{completed.stderr[-3000:]}")
+    return reports[-1]
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(Path(folder))
+        fedsweep = Fedsweep(Path(folder))
         reports = [
-            peer(".venv-flower", "peer_flower.py", ours.start),
-            peer(".venv-pfl", "peer_pfl.py", ours.start),
-            *ours.run(),
+            peer(".venv-flower", "peer_flower.py", fedsweep.start),
+            peer(".venv-pfl", "peer_pfl.py", fedsweep.start),
+            *fedsweep.run(),
         ]
     for report in reports:
         print(json.dumps(report))
     ends = [report["accuracy"] for report in reports if report["what"] == PER_EXAMPLE]
     if max(ends) - min(ends) > 2:
-        sys.exit(f"these are not the same rounds: they end at accuracies of {ends}")
+        sys.exit(f"the simulators did not run the same rounds: final accuracies are {ends}")
     best = reports[-1]["ms_per_round"]
     table = [
         f"`make peers` on {date.today()}, {os.cpu_count()} cores: {CLIENTS} clients x {ROWS:,} rows x {FEATURES} "
-        f"features, {CLASSES} classes; {ROUNDS} rounds from the same weights with noise of the same size.",
+        f"features, {CLASSES} classes; {ROUNDS} rounds from the same weights with the same noise level.",
         "",
-        "| | a client's update | ms a trial-round | against a pack | accuracy at the end |",
+        "| | client update | ms per trial-round | relative to a pack | final accuracy |",
         "|---|---|---:|---:|---:|",
         *(
             f"| {r['name']} | {r['what']} | {r['ms_per_round']:.1f} | {r['ms_per_round'] / best:.1f}x "

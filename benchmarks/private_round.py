@@ -1,7 +1,7 @@
-"""The round that is compared, in plain torch: what a client computes whose framework leaves that to its user.
+"""The round that the comparison times, in plain torch: the client computation for frameworks that leave it to the user.
 
-20 clients of 2,500 rows, 64 features, 10 classes; every example's gradient of a linear head is clipped and the sum
-noised. The gradients' norms come from the closed form, so nobody is slowed down by gradients kept in memory.
+20 clients of 2,500 rows, 64 features, 10 classes. Every per-example gradient of a linear head is clipped, and noise is
+added to the sum. Gradient norms use the closed form, so that no framework has to materialise per-example gradients.
 """
 
 import functools
@@ -15,7 +15,7 @@ CLIP, LEARNING_RATE, ROUNDS = 10.0, 0.5, 21
 
 
 def problem() -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of all clients, (client, row, ...): the same for everybody."""
+    """Features and labels of all clients, (client, row, ...); the same for every framework."""
     rng = np.random.default_rng(7)
     centres = rng.normal(size=(CLASSES, FEATURES))
     labels = rng.integers(0, CLASSES, (CLIENTS, ROWS))
@@ -24,10 +24,10 @@ def problem() -> tuple[np.ndarray, np.ndarray]:
 
 
 def start() -> tuple[torch.Tensor, float]:
-    """The weights before the first round, and the standard deviation of the noise on a client's sum: as ours has them,
-    in the file that is named on the command line."""
-    found = np.load(sys.argv[1])
-    return torch.from_numpy(found["theta"]), float(found["noise"])
+    """Initial weights and standard deviation of the noise on a client's sum, as in fedsweep; read from the file given
+    on the command line."""
+    arrays = np.load(sys.argv[1])
+    return torch.from_numpy(arrays["theta"]), float(arrays["noise"])
 
 
 def with_constant(x: np.ndarray) -> torch.Tensor:
@@ -36,7 +36,7 @@ def with_constant(x: np.ndarray) -> torch.Tensor:
 
 @functools.cache
 def rows_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Kept by every worker process, so that only its first round loads anything."""
+    """Cached per worker process, so that only the first round loads data."""
     x, y = problem()
     return with_constant(x[client]), torch.from_numpy(y[client])
 

@@ -1,7 +1,7 @@
-"""Where every second of a sweep goes, from the command to the tables: python -m benchmarks.seconds STUDY [FOLDER]
+"""The time of each phase of a sweep, from the command to the tables: python -m benchmarks.seconds STUDY [FOLDER]
 
-A second part runs the same kind of rounds in one process, with a wait after each part of a round, so that their shares
-can be told apart; nothing overlaps there, so the parts add up to more than a round takes.
+Then runs similar rounds in one process and synchronises the device after each part of a round to time the parts.
+Without overlap, the parts add up to more than a whole round.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROUNDS = 20
 def whole(study: Study, text: str, folder: Path) -> None:
     clock, write_tables = Clock(), study_run.write_tables
 
-    def noted(*arguments: Any) -> Any:
-        clock.mark("rounds, with the driver's work beside them, and Ray's end")
+    def timed_tables(*arguments: Any) -> Any:
+        clock.mark("rounds and the driver's work during them, end of Ray")
         return write_tables(*arguments)
 
-    clock.mark("Python and Ray imported")
-    with mock.patch.object(study_run, "write_tables", noted):
+    clock.mark("imports of Python and Ray")
+    with mock.patch.object(study_run, "write_tables", timed_tables):
         finished = study_run.run(study, text, folder, clock)
     clock.mark("tables")
     before = 0.0
@@ -45,7 +45,7 @@ def whole(study: Study, text: str, folder: Path) -> None:
         print(f"{at - before:7.1f} s  {what}")
         before = at
     rounds = clock.computing_s / clock.federations
-    print(f"{before:7.1f} s  in all, {rounds:.1f} of them in rounds; complete: {finished.complete}")
+    print(f"{before:7.1f} s  in total, {rounds:.1f} s of them in rounds; complete: {finished.complete}")
 
 
 # ---- the parts of a round
@@ -57,43 +57,43 @@ class Parts:
 
     @contextmanager
     def timed(self, owner: Any, name: str, what: str) -> Iterator[None]:
-        """All calls of a function, each to its end on the device."""
+        """Time all calls of a function, each until the device has finished."""
         function: Callable[..., Any] = getattr(owner, name)
 
-        def waited(*arguments: Any, **options: Any) -> Any:
-            _wait()
+        def timed_call(*arguments: Any, **options: Any) -> Any:
+            _synchronise()
             start = time.perf_counter()
-            found = function(*arguments, **options)
-            _wait()
+            result = function(*arguments, **options)
+            _synchronise()
             self.seconds[what] += time.perf_counter() - start
-            return found
+            return result
 
-        with mock.patch.object(owner, name, waited):
+        with mock.patch.object(owner, name, timed_call):
             yield
 
 
-def _wait() -> None:
+def _synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def parts_of_rounds(study: Study) -> None:
-    """Of the first pack of every method's coarse stage."""
+    """Time the parts of a round for the first coarse pack of every method."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     blueprint = Blueprint.draw(study)
-    seen = set()
+    measured = set()
     for cell in blueprint.cells:
-        if cell.method.name in seen:
+        if cell.method.name in measured:
             continue
         grid = cell.space.grid(cell.space.coarse)
         trials = [trial for point in grid for trial in cell.trials("coarse", point, study.seeds.search)]
-        seen.add(cell.method.name)
+        measured.add(cell.method.name)
         trials = [trial for trial in trials if pack_group(trial) == pack_group(trials[0])][: AUTO_LANES[device]]
         _parts_of(trials, blueprint, device)
 
 
 def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
-    # after the whole sweep, whose driver has no use for them
+    # imported late: the driver of a sweep does not need them
     from trainables.federation import client_host
     from trainables.federation.server import HostsHere, Server
     from trainables.models.softmax import SoftmaxHead
@@ -102,10 +102,10 @@ def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
     plain = Server(HostsHere(1, device), device)
     plain.open(trials, shipment)
     plain.advance(3)
-    _wait()
+    _synchronise()
     start = time.perf_counter()
     plain.advance(3 + ROUNDS)
-    _wait()
+    _synchronise()
     whole_s, parts = time.perf_counter() - start, Parts()
     server = Server(HostsHere(1, device), device)
     server.open(trials, shipment)
@@ -114,11 +114,11 @@ def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
         parts.timed(client_host._Lanes, "_drawn", "noise"),
         parts.timed(SoftmaxHead, "evaluate", "evaluation"),
         parts.timed(type(server._groups[0].method), "step", "server's step"),
-        parts.timed(client_host.ClientHost, "round", "hosts, noise included"),
+        parts.timed(client_host.ClientHost, "round", "hosts, including noise"),
     ):
         server.advance(3 + ROUNDS)
-    shown = ", ".join(f"{what} {1e3 * seconds / ROUNDS:.2f}" for what, seconds in sorted(parts.seconds.items()))
-    print(f"{trials[0].method}, {len(trials)} lanes: {1e3 * whole_s / ROUNDS:.2f} ms a round; apart: {shown}")
+    by_part = ", ".join(f"{what} {1e3 * seconds / ROUNDS:.2f}" for what, seconds in sorted(parts.seconds.items()))
+    print(f"{trials[0].method}, {len(trials)} lanes: {1e3 * whole_s / ROUNDS:.2f} ms per round; parts: {by_part}")
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""How busy the slots of a cluster are: the whole sweep with the real Tune, and packs that only wait.
+"""Utilisation of the slots of a cluster: a whole sweep with Ray Tune and packs that only wait.
 
-    python benchmarks/slots.py            all of the table, a quarter of an hour
-    python benchmarks/slots.py 16 2       sixteen slots, packs of two seconds
-    python benchmarks/slots.py trials 100000   what very many trials that take no time cost the driver
+    python -m benchmarks.slots                 the whole table, 15 minutes
+    python -m benchmarks.slots 16 2            16 slots, packs of 2 seconds
+    python -m benchmarks.slots trials 100000   the driver's cost per trial, with trials that take no time
 
-Every slot is a process of its own that a local Ray was told it has a processor for.
+Every slot is a process; the local Ray is started with one (virtual) CPU per slot.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from trainables.federation.checkpoints import PackStorage
 from trainables.ray_actors.federation import FederationSize
 
 CELLS = 4
-WAVES = {0.5: 24, 2.0: 12, 30.0: 3}  # packs that a slot has in a stage
-COLUMNS = "| slots | packs of | packs | slots busy | processes that ran them | driver, of a core | all slots up after |"
+WAVES = {0.5: 24, 2.0: 12, 30.0: 3}  # seconds per pack: packs per slot and stage
+COLUMNS = "| slots | pack duration | packs | slots busy | processes | driver CPU | all slots started after |"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Measured:
 
 
 def study(slots: int, waves: int) -> Study:
-    """A coarse and a fine stage of so many packs for every slot, and one pack for every slot to confirm."""
+    """`waves` packs per slot in the coarse and the fine stage, and one per slot in the confirm stage."""
     rates = [0.001 * (k + 1) for k in range(slots * waves // CELLS)]
     method = {
         "name": "dp-fedgd",
@@ -75,14 +75,14 @@ def study(slots: int, waves: int) -> Study:
 
 
 def measure(slots: int, seconds: float) -> Measured:
-    of = study(slots, WAVES[seconds])
+    measured_study = study(slots, WAVES[seconds])
     with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name, connected(cpus=slots):
         folder = Path(name)
         seen = folder / "seen"
         seen.mkdir()
         began, processor = time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
-            sweep = Sweep(Blueprint.draw(of), ledger)
+            sweep = Sweep(Blueprint.draw(measured_study), ledger)
             ray_backend.run(
                 sweep,
                 Capacity(FederationSize(), slots, lanes_per_pack=1),
@@ -94,7 +94,7 @@ def measure(slots: int, seconds: float) -> Measured:
             assert sweep.finished
         ended, used = time.time(), time.process_time() - processor
         ran = [[json.loads(line) for line in file.read_text().splitlines()] for file in seen.glob("packs-*")]
-        assert len(list(seen.glob("up-*"))) == slots, "no federation was started anew"
+        assert len(list(seen.glob("up-*"))) == slots, "every federation was started once"
         packs = [pack for process in ran for pack in process]
     first, last = min(pack[0] for pack in packs), max(pack[1] for pack in packs)
     busy = sum(end - start for start, end in packs) / (slots * (last - first))
@@ -102,12 +102,12 @@ def measure(slots: int, seconds: float) -> Measured:
 
 
 def cost_of_trials(trials: int) -> str:
-    """All that the driver does for a trial: planned, checked, sent out, received, accounted, recorded. Half of them are
-    coarse, half fine, with three seeds each; two slots, packs of 1,024."""
+    """The driver's work per trial: plan, check, send, receive, account, record. Half of the trials are coarse, half
+    fine, with three seeds each; two slots, packs of 1,024."""
     rates, rhos, betas = ([low + step * k for k in range(many)] for low, step, many in AXES)
     axes = {"learning_rate": rates[: trials // 600], "rho": rhos, "beta": betas}
     method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [rho + 20 for rho in rhos]}}
-    of = Study.model_validate(
+    measured_study = Study.model_validate(
         {
             "name": "trials",
             "data": [{"source": "synthetic-frozen:400,100,6,3", "label": "none"}],
@@ -126,7 +126,7 @@ def cost_of_trials(trials: int) -> str:
         seen.mkdir()
         memory, began, processor = _resident(), time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
-            sweep = Sweep(Blueprint.draw(of), ledger)
+            sweep = Sweep(Blueprint.draw(measured_study), ledger)
             planned = time.process_time() - processor
             view = View()
             ray_backend.run(
@@ -145,9 +145,9 @@ def cost_of_trials(trials: int) -> str:
             looked = time.process_time() - began
         size = (folder / "results" / "ledger.sqlite").stat().st_size
     return (
-        f"{trials} trials: {1000 * used / trials:.3f} ms of a core a trial ({1000 * planned / trials:.3f} of "
-        f"them before the first pack), {grown / trials:.0f} bytes of its memory, {size / trials:.0f} of the ledger; "
-        f"{took:.0f} s in all, a look at how it stands {1000 * looked:.2f} ms"
+        f"{trials} trials: {1000 * used / trials:.3f} ms of CPU per trial ({1000 * planned / trials:.3f} before the "
+        f"first pack), {grown / trials:.0f} bytes of memory and {size / trials:.0f} bytes of the ledger per trial; "
+        f"{took:.0f} s in total, one progress update {1000 * looked:.2f} ms"
     )
 
 

@@ -1,4 +1,4 @@
-"""Sets reports of `fedsweep bench --json` side by side in docs/performance.md: benchmarks/table.py NAME=FILE ..."""
+"""Write `fedsweep bench --json` reports into docs/performance.md: `python -m benchmarks.table NAME=FILE ...`."""
 
 import json
 import sys
@@ -15,47 +15,49 @@ def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
     grown = [key for key in reports[0]["growth_ms_per_trial_round"] if key != "clients=20"]
 
     def at(report: dict, count: int) -> str:
-        found = report["lanes"].get(str(count))
-        return f"{found['ms_per_trial_round']:.3g} ({100 * found['gemm_fraction']:.0f}%)" if found else ""
+        return _time(report["lanes"].get(str(count)))
 
     def wide(report: dict, precision: str) -> str:
-        found = report.get("wide", {}).get(precision)
-        return f"{found['ms_per_trial_round']:.3g} ({100 * found['gemm_fraction']:.0f}%)" if found else ""
+        return _time(report.get("wide", {}).get(precision))
 
     return [
-        ("matrix products alone, GFLOP/s", of("gemm_gflops", ",.0f")),
+        ("pure matrix products, GFLOP/s", of("gemm_gflops", ",.0f")),
         *(
             (
-                f"ms a trial-round, {count} lane{'s' if count > 1 else ''} (share of that rate)",
+                f"ms per trial-round, {count} lane{'s' if count > 1 else ''} (share of that rate)",
                 [at(r, count) for r in reports],
             )
             for count in lanes
         ),
-        ("saturated lanes against calm ones, time", of("saturated_ratio", ".2f")),
+        ("time of saturated lanes relative to regular ones", of("saturated_ratio", ".2f")),
         ("evaluation every 10 rounds, % of a run", of("evaluation_share", ".1f", 100)),
-        ("messages to and from a host in a round", of("messages_per_round_and_host", "g")),
-        ("32 in a pack against one at a time", of("packed_speedup", ".1f")),
-        ("closed form against per-example gradients in memory", of("per_example_speedup", ".1f")),
+        ("messages to and from a host per round", of("messages_per_round_and_host", "g")),
+        ("speed-up of a pack of 32 over one trial at a time", of("packed_speedup", ".1f")),
+        ("speed-up of the closed form over per-example gradients in memory", of("per_example_speedup", ".1f")),
         *(
-            (f"ms a trial-round in 32 lanes, {key}", [f"{r['growth_ms_per_trial_round'][key]:.3g}" for r in reports])
+            (f"ms per trial-round in 32 lanes, {key}", [f"{r['growth_ms_per_trial_round'][key]:.3g}" for r in reports])
             for key in grown
         ),
-        ("noise of a client in a round (650 numbers), us", of("noise_us_per_client", ".2f")),
+        ("noise of one client in one round (650 numbers), us", of("noise_us_per_client", ".2f")),
         *(
             (
-                f"ms a trial-round of ImageNet's shape in {precision} (share of its products' rate)",
+                f"ms per trial-round, ImageNet's shape, {precision} (share of the rate of its products)",
                 [wide(report, precision) for report in reports],
             )
             for precision in ("float32", "tf32", "bf16")
         ),
         ("start-up to first round, s", of("startup_s", ".1f")),
-        ("DP-FedSOFIM's search (coarse, fine, confirm), study to tables, s", of("search_s", ".1f")),
-        ("the orchestrator's overhead on the rounds, %", of("overhead_fraction", ".1f", 100)),
-        ("the same per trial, ms", of("overhead_ms_per_trial", ".1f")),
-        ("peak memory of all processes in it, GiB", of("peak_memory_bytes", ".2f", 1 / 2**30)),
-        ("a naive Ray Tune trial with 20 actors of its own, s", of("naive_s_per_trial", ".1f")),
-        ("the search against all its trials so (extrapolated from 2)", of("naive_speedup", ".0f")),
+        ("search of DP-FedSOFIM (coarse, fine, confirm), study to tables, s", of("search_s", ".1f")),
+        ("overhead of the orchestrator relative to the rounds, %", of("overhead_fraction", ".1f", 100)),
+        ("overhead per trial, ms", of("overhead_ms_per_trial", ".1f")),
+        ("peak memory of all processes of the search, GiB", of("peak_memory_bytes", ".2f", 1 / 2**30)),
+        ("plain Ray Tune trial with 20 actors, s", of("naive_s_per_trial", ".1f")),
+        ("speed-up of the search over plain Ray Tune (extrapolated from 2 trials)", of("naive_speedup", ".0f")),
     ]
+
+
+def _time(measured: dict | None) -> str:
+    return f"{measured['ms_per_trial_round']:.3g} ({100 * measured['gemm_fraction']:.0f}%)" if measured else ""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A federation that only waits: what is left of a sweep when nothing is computed. Imports nothing heavy."""
+"""A federation that only waits, to measure a sweep without its computation. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class WaitingFederation:
-    """A pack takes so many seconds, whatever is in it. Every one is written down, with the process that had it."""
+    """Every pack takes the same time. The start and end of each pack are recorded in a file per process."""
 
     def __init__(self, seconds: float, slots: int, folder: str) -> None:
-        """The first packs begin when all slots have one: how long a machine takes to start them is another matter."""
+        """The first packs start when every slot has one, so that start-up time is not measured."""
         self._seconds, self._slots, self._folder = seconds, slots, Path(folder)
         (self._folder / f"up-{os.getpid()}").touch()
 
@@ -47,7 +47,7 @@ class WaitingFederation:
 
 
 def _result(trial: Any) -> Any:
-    """As a server would give it, with a score that only depends on the trial."""
+    """The result of a trial, with a score that depends only on its key."""
     score = int(trial.key[:4], 16) / 655.36
     last = trial.last_round
     metrics = {"accuracy": {last: score}, "loss": {last: 1.0}}

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from setuptools import find_packages
 
 from orchestrator.bench import machine as bench
 
@@ -38,5 +37,4 @@ def test_disagreement_is_an_error(lab, monkeypatch):
 def test_the_wheel_contains_the_product_only(repository):
     """`benchmarks` would be a top-level package with a name that others use too."""
     settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    packages = find_packages(str(repository), include=settings["include"])
-    assert {name.partition(".")[0] for name in packages} == {"fedsweep", "orchestrator", "trainables", "search_spaces"}
+    assert settings["include"] == ["fedsweep*", "orchestrator*", "trainables*", "search_spaces*"]

@@ -1,5 +1,5 @@
-"""When the parts of a sweep were first seen, in seconds since its process was started. Nothing large is imported here:
-that takes seconds of what is to be measured."""
+"""A view that records when each phase of a sweep ends, in seconds since the start of its process. It imports nothing
+large, because imports are part of what is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_ROUND = "slot, federation, kernels, first pack"
 
 
 def process_start() -> float:
-    """When this process was started, by the kernel's account where there is one."""
+    """When this process started, according to the kernel if /proc exists, else now."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
         uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
@@ -29,7 +29,7 @@ class Clock(View):
         self.began, self.marks, self.computing_s, self.federations = process_start(), dict[str, float](), 0.0, 1
 
     def mark(self, what: str, at: float | None = None) -> None:
-        """At what time a part ended, if it is the first time."""
+        """Record the end of a phase, unless it was recorded before."""
         self.marks.setdefault(what, (at or time.time()) - self.began)
 
     def say(self, sentence: str) -> None:

@@ -1,7 +1,7 @@
-"""`fedsweep bench`: how fast this machine sweeps, and what the ways of doing it cost, side by side in one run.
+"""`fedsweep bench`: how fast this machine sweeps, compared with slower ways to run the same trials.
 
-Ratios are what to look at: all numbers of a report come from one run on one machine. The ways must agree on the result;
-where they do not, the benchmark fails.
+All numbers of a report come from one run on one machine, so their ratios are meaningful. The benchmark fails if two
+ways to compute the same trial give different results.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ NAIVE_CLIENTS = 20
 
 
 class DisagreementError(RuntimeError):
-    """Two ways of computing the same trial gave different results."""
+    """Two ways to compute the same trial gave different results."""
 
 
-def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def bench(quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
     began = process_start()
     with connected():
         size = capacity(nodes.node_resources(), ResourceSettings(), NAIVE_CLIENTS).size
-        lab = _Lab(PAPER_SIZED, clients=20)
-        with lab.federation(size) as federation:
-            federation.open(lab.trials(1), lab.shipment)
+        workload = _Workload(PAPER_SIZED, clients=20)
+        with workload.federation(size) as federation:
+            federation.open(workload.trials(1), workload.shipment)
             federation.advance(1)
             report: dict[str, Any] = {
                 "startup_s": time.time() - began,
@@ -78,28 +78,28 @@ def bench(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
                 "hosts": size.hosts,
                 "kernel": kernels.chosen(size.device),
             }
-            say(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
-            say(f"start-up to first round: {report['startup_s']:.1f} s")
-            report |= _lanes(lab, federation, size, quick, say)
-            report |= _saturated(lab, federation, quick, say)
-            report |= _evaluation(lab, federation, report, quick, say)
-            report |= _one_at_a_time(lab, federation, quick, say)
-        report |= _messages(lab, say)
-        report |= _per_example(lab, size.device, say)
-        report |= _noise(size.device, say)
+            log(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
+            log(f"start-up to first round: {report['startup_s']:.1f} s")
+            report |= _lanes(workload, federation, size, quick, log)
+            report |= _saturated(workload, federation, quick, log)
+            report |= _evaluation(workload, federation, report, quick, log)
+            report |= _one_at_a_time(workload, federation, quick, log)
+        report |= _messages(workload, log)
+        report |= _per_example(workload, size.device, log)
+        report |= _noise(size.device, log)
         if size.device == "cuda" and not quick:
-            report |= _wide(say)
-        report["growth_ms_per_trial_round"] = {} if quick else _growth(size, say)
-        report |= _search(say)
-        report |= _naive(lab, report, size.device, 2, say)
+            report |= _wide(log)
+        report["growth_ms_per_trial_round"] = {} if quick else _growth(size, log)
+        report |= _search(log)
+        report |= _naive(workload, report, size.device, 2, log)
     return report
 
 
-# ---- the trials that are measured
+# ---- the workload
 
 
 def problem_of(name: str, clients: int) -> Problem:
-    """All rows of a data set, dealt evenly to the clients."""
+    """All rows of a data set, split evenly among the clients."""
     data = features.load(name)
     spec = ProblemSpec(
         data=DataSpec(fingerprint=data.fingerprint),
@@ -110,7 +110,7 @@ def problem_of(name: str, clients: int) -> Problem:
     return Problem.prepare(data, spec)
 
 
-class _Lab:
+class _Workload:
     """A problem in the object store, and trials of it."""
 
     def __init__(self, name: str, clients: int) -> None:
@@ -120,7 +120,7 @@ class _Lab:
     def trials(
         self, count: int, rounds: int = 1000, every: int | None = None, method: str = "dp-fedsofim", **hypers: float
     ) -> list[TrialSpec]:
-        """Like one another but for the bound of clipping."""
+        """Trials that differ only in their clipping bound."""
         return [
             TrialSpec(
                 problem=self.problem.spec,
@@ -142,39 +142,39 @@ class _Lab:
             federation.close()
 
     def flops(self) -> float:
-        """Of the two matrix products of one trial-round."""
+        """Floating-point operations of the two matrix products of one trial-round."""
         return 4.0 * sum(self.problem.partition.sizes) * self.problem.model.dimension
 
 
 def _time_rounds(federation: Federation, rounds: int, first: int) -> float:
-    """Median seconds of a round, of some that are asked for at once, as a sweep does."""
-    taken = []
+    """Median seconds per round, with several rounds per call as in a sweep."""
+    seconds = []
     for t in range(first, first + 3 * rounds, rounds):
         start = time.perf_counter()
         federation.progress(t + rounds - 1)
-        taken.append((time.perf_counter() - start) / rounds)
-    return statistics.median(taken)
+        seconds.append((time.perf_counter() - start) / rounds)
+    return statistics.median(seconds)
 
 
-# ---- the parts of the report
+# ---- measurements
 
 
 def _lanes(
-    lab: _Lab, federation: Federation, size: FederationSize, quick: bool, say: Callable[[str], None]
+    workload: _Workload, federation: Federation, size: FederationSize, quick: bool, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Milliseconds per trial-round by number of lanes, and the share of the GEMM rate that is."""
+    """Milliseconds per trial-round by number of lanes, and the fraction of the rate of pure matrix products."""
     rate = _gemm_rate(size)
-    say(f"matrix products alone: {rate / 1e9:.1f} GFLOP/s on {size.hosts} cores")
+    log(f"pure matrix products: {rate / 1e9:.1f} GFLOP/s on {size.hosts} cores")
     auto = AUTO_LANES[size.device]
     rows, counts, best = {}, sorted({1, 8, 32, 128, auto}), dict[int, float]()
-    for count in counts if quick else counts * 2:  # twice: Ray still ends and starts processes of its own meanwhile
-        federation.open(lab.trials(count), lab.shipment)
+    for count in counts if quick else counts * 2:  # twice, because Ray still starts and stops processes
+        federation.open(workload.trials(count), workload.shipment)
         federation.advance(1)
         best[count] = min(best.get(count, math.inf), _time_rounds(federation, 3 if quick else 6, 2))
     for count, seconds in best.items():
-        fraction = lab.flops() * count / seconds / rate
+        fraction = workload.flops() * count / seconds / rate
         rows[str(count)] = {"ms_per_trial_round": 1e3 * seconds / count, "gemm_fraction": fraction}
-        say(f"{count:>4} lanes: {1e3 * seconds / count:.3f} ms per trial-round, {fraction:.2f} of the GEMM rate")
+        log(f"{count:>4} lanes: {1e3 * seconds / count:.3f} ms per trial-round, {fraction:.2f} of the GEMM rate")
     return {
         "gemm_gflops": rate / 1e9,
         "lanes": rows,
@@ -184,8 +184,8 @@ def _lanes(
 
 
 def _gemm_rate(size: FederationSize) -> float:
-    """Floating-point operations a second in the kernel's own two products, on as many cores as there are hosts, all at
-    once. (On a GPU: of that GPU.)"""
+    """Floating-point operations per second of the kernel's two matrix products, on as many cores as there are hosts at
+    once, or on the GPU."""
 
     def measure(device: str) -> float:
         torch.set_num_threads(1)
@@ -206,70 +206,70 @@ def _gemm_rate(size: FederationSize) -> float:
     if size.device == "cuda":
         return measure("cuda") if torch.cuda.is_available() else float("nan")
     task = ray.remote(num_cpus=0)(measure)
-    ray.get([task.remote("cpu") for _ in range(size.hosts)])  # warm: processes started, torch imported
+    ray.get([task.remote("cpu") for _ in range(size.hosts)])  # warm-up: start processes, import torch
     return sum(ray.get([task.remote("cpu") for _ in range(size.hosts)]))
 
 
-def _saturated(lab: _Lab, federation: Federation, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Lanes whose step size has driven the softmax to its ends, against calm ones: many powers are next to nothing,
-    and a processor that stumbles over such numbers takes several times as long."""
-    taken: dict[str, float] = {}
-    for name, rate in (("calm", 0.01), ("saturated", 1000.0)) * (1 if quick else 2):
-        federation.open(lab.trials(32, method="dp-fedgd", learning_rate=rate), lab.shipment)
+def _saturated(workload: _Workload, federation: Federation, quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
+    """Time of lanes with a saturated softmax relative to regular lanes. Saturation produces denormal numbers, which
+    some processors handle several times slower."""
+    seconds: dict[str, float] = {}
+    for name, rate in (("regular", 0.01), ("saturated", 1000.0)) * (1 if quick else 2):
+        federation.open(workload.trials(32, method="dp-fedgd", learning_rate=rate), workload.shipment)
         federation.advance(3)
-        taken[name] = min(taken.get(name, math.inf), _time_rounds(federation, 3 if quick else 6, 4))
-    ratio = taken["saturated"] / taken["calm"]
-    say(f"32 saturated lanes against 32 calm ones: {ratio:.2f} times as long")
+        seconds[name] = min(seconds.get(name, math.inf), _time_rounds(federation, 3 if quick else 6, 4))
+    ratio = seconds["saturated"] / seconds["regular"]
+    log(f"32 saturated lanes take {ratio:.2f} times as long as 32 regular ones")
     return {"saturated_ratio": ratio}
 
 
 def _evaluation(
-    lab: _Lab, federation: Federation, report: dict[str, Any], quick: bool, say: Callable[[str], None]
+    workload: _Workload, federation: Federation, report: dict[str, Any], quick: bool, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What evaluating every tenth round costs of a run: ten rounds with it over ten without."""
-    taken: dict[int, float] = {}
-    for every in (1000, 10) * (1 if quick else 3):  # in turns: a machine that others use, too, is slower at times
-        federation.open(lab.trials(report["auto_lanes"], every=every), lab.shipment)
+    """Share of evaluation in a run that evaluates every tenth round."""
+    seconds: dict[int, float] = {}
+    for every in (1000, 10) * (1 if quick else 3):  # alternate: the load of a shared machine varies
+        federation.open(workload.trials(report["auto_lanes"], every=every), workload.shipment)
         federation.progress(10)
         for until in (20, 30):
             start = time.perf_counter()
             federation.progress(until)
-            taken[every] = min(taken.get(every, math.inf), time.perf_counter() - start)
-    share = 1 - taken[1000] / taken[10]
-    say(f"evaluation on {len(lab.problem.y_eval):,} rows every 10 rounds: {100 * share:.1f}% of a run")
+            seconds[every] = min(seconds.get(every, math.inf), time.perf_counter() - start)
+    share = 1 - seconds[1000] / seconds[10]
+    log(f"evaluation on {len(workload.problem.y_eval):,} rows every 10 rounds: {100 * share:.1f}% of a run")
     return {"evaluation_share": share}
 
 
-def _messages(lab: _Lab, say: Callable[[str], None]) -> dict[str, Any]:
-    """Counted on their way to one host and back in a round, whatever its local steps."""
+def _messages(workload: _Workload, log: Callable[[str], None]) -> dict[str, Any]:
+    """Messages to and from one host in a round, which must not depend on the number of local steps."""
     from trainables.federation.server import (
         Server,  # with torch, which a sweep's driver has no use for: start-up is over here
     )
 
-    found = {}
+    counts = {}
     for name, trials in {
-        "dp-fedsofim": lab.trials(8),
-        "dp-scaffold, 1 local step": lab.trials(8, method="dp-scaffold", local_steps=1),
-        "dp-scaffold, 10 local steps": lab.trials(8, method="dp-scaffold", local_steps=10),
+        "dp-fedsofim": workload.trials(8),
+        "dp-scaffold, 1 local step": workload.trials(8, method="dp-scaffold", local_steps=1),
+        "dp-scaffold, 10 local steps": workload.trials(8, method="dp-scaffold", local_steps=10),
     }.items():
         actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu", kernels.chosen())
-        counting = _Counting(actor)
+        counting = _CountingHandle(actor)
         server = Server(HostActors([counting]))
-        server.open(trials, lab.shipment)
+        server.open(trials, workload.shipment)
         server.advance(1)
         before = counting.messages
         server.advance(3)
-        found[name] = (counting.messages - before) / 2
+        counts[name] = (counting.messages - before) / 2
         ray.kill(actor)
-    most = max(found.values())
-    say(f"messages to and from a host in a round: {most:g}, whatever the local steps")
-    if len(set(found.values())) > 1:
-        raise DisagreementError(f"messages in a round depend on the method: {found}")
+    most = max(counts.values())
+    log(f"messages to and from a host per round: {most:g}, for any number of local steps")
+    if len(set(counts.values())) > 1:
+        raise DisagreementError(f"messages per round depend on the method: {counts}")
     return {"messages_per_round_and_host": most}
 
 
-class _Counting:
-    """An actor's handle that counts what passes: a call and its answer."""
+class _CountingHandle:
+    """An actor handle that counts messages: every call and its reply."""
 
     def __init__(self, handle: Any) -> None:
         self._handle, self.messages = handle, 0
@@ -279,7 +279,7 @@ class _Counting:
 
 
 class _CountedMethod:
-    def __init__(self, counter: _Counting, method: Any) -> None:
+    def __init__(self, counter: _CountingHandle, method: Any) -> None:
         self._counter, self._method = counter, method
 
     def remote(self, *arguments: Any) -> Any:
@@ -287,30 +287,32 @@ class _CountedMethod:
         return self._method.remote(*arguments)
 
 
-def _one_at_a_time(lab: _Lab, federation: Federation, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """The same trials alone and together, on the same federation."""
+def _one_at_a_time(
+    workload: _Workload, federation: Federation, quick: bool, log: Callable[[str], None]
+) -> dict[str, Any]:
+    """The same trials one at a time and in a pack, on the same federation."""
     rounds, alone = 10, 2 if quick else 4
-    trials = lab.trials(32, rounds)
+    trials = workload.trials(32, rounds)
     start = time.perf_counter()
     single: dict[str, LaneResult] = {}
     for trial in trials[:alone]:
-        federation.open([trial], lab.shipment)
+        federation.open([trial], workload.shipment)
         single |= {lane.key: lane for lane in federation.advance(rounds)}
     seconds_alone = (time.perf_counter() - start) / alone
     start = time.perf_counter()
-    federation.open(trials, lab.shipment)
+    federation.open(trials, workload.shipment)
     packed = {lane.key: lane for lane in federation.advance(rounds)}
     seconds_packed = (time.perf_counter() - start) / len(trials)
     for key, lane in single.items():
         _agree("one at a time", lane, "packed", packed[key])
     speedup = seconds_alone / seconds_packed
-    say(f"packed against one trial at a time: {speedup:.1f}x")
+    log(f"a pack of 32 is {speedup:.1f}x as fast as one trial at a time")
     return {"packed_speedup": speedup}
 
 
-def _per_example(lab: _Lab, device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """One round of all clients in one process: gradients of every example in memory, against the closed form."""
-    problem, clip = lab.problem, 10.0
+def _per_example(workload: _Workload, device: str, log: Callable[[str], None]) -> dict[str, Any]:
+    """One round of all clients in one process: the closed form compared with per-example gradients in memory."""
+    problem, clip = workload.problem, 10.0
     head = SoftmaxHead(problem.data.features, problem.data.classes)
     theta = head.initial(42).to(device)
     shards = [
@@ -330,26 +332,28 @@ def _per_example(lab: _Lab, device: str, say: Callable[[str], None]) -> dict[str
     many, bounds = theta.expand(lanes, -1), torch.full((lanes,), clip, device=device)
 
     def timed(sums: Callable[[], list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
-        sums()  # warm
+        sums()  # warm-up
         _synchronise(device)
         start = time.perf_counter()
-        found = sums()
+        result = sums()
         _synchronise(device)
-        return found, time.perf_counter() - start
+        return result, time.perf_counter() - start
 
     expected, seconds_plain = timed(lambda: [plain(shard) for shard in shards])
-    found, seconds_ours = timed(lambda: [head.clipped_gradient_sum(shard, many, bounds)[0][0, 0] for shard in shards])
-    seconds_ours /= lanes
-    for one, other in zip(expected, found, strict=True):
+    closed, seconds_closed = timed(
+        lambda: [head.clipped_gradient_sum(shard, many, bounds)[0][0, 0] for shard in shards]
+    )
+    seconds_closed /= lanes
+    for one, other in zip(expected, closed, strict=True):
         if not torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-2):
             raise DisagreementError("per-example gradients and the closed form give different sums")
-    speedup = seconds_plain / seconds_ours
-    say(f"closed form in 32 lanes against per-example gradients in memory: {speedup:.1f}x a trial-round")
+    speedup = seconds_plain / seconds_closed
+    log(f"the closed form in 32 lanes is {speedup:.1f}x as fast as per-example gradients in memory")
     return {"per_example_ms": 1e3 * seconds_plain, "per_example_speedup": speedup}
 
 
-def _noise(device: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """What a client's noise in a round costs."""
+def _noise(device: str, log: Callable[[str], None]) -> dict[str, Any]:
+    """Time to draw the noise of one client in one round."""
     clients, size = 2000, 650
     if kernels.chosen(device) == "triton":
         from trainables.privacy import noise_triton
@@ -370,20 +374,20 @@ def _noise(device: str, say: Callable[[str], None]) -> dict[str, Any]:
     for t in range(3):
         draw(1 + t)
     _synchronise(device)
-    each = (time.perf_counter() - start) / 3 / clients
-    say(f"noise: {1e6 * each:.2f} us for the {size} numbers of a client in a round")
-    return {"noise_us_per_client": 1e6 * each}
+    per_client = (time.perf_counter() - start) / 3 / clients
+    log(f"noise of one client in one round ({size} numbers): {1e6 * per_client:.2f} us")
+    return {"noise_us_per_client": 1e6 * per_client}
 
 
-def _wide(say: Callable[[str], None]) -> dict[str, Any]:
-    """A round's gradients of ImageNet's shape, through a large backbone: in one block of lanes."""
-    found = {precision: _wide_round(precision) for precision in PRECISIONS}
-    for precision, measured in found.items():
-        say(
-            f"1.28 M rows x 1,024 features, 1,000 classes, {precision}: {measured['ms_per_trial_round']:.1f} ms a "
-            f"trial-round, {measured['gemm_fraction']:.2f} of the rate of its products"
+def _wide(log: Callable[[str], None]) -> dict[str, Any]:
+    """The gradients of a round on features of ImageNet's shape, in one block of lanes."""
+    rounds = {precision: _wide_round(precision) for precision in PRECISIONS}
+    for precision, measured in rounds.items():
+        log(
+            f"1.28 M rows x 1,024 features, 1,000 classes, {precision}: {measured['ms_per_trial_round']:.1f} ms per "
+            f"trial-round, {measured['gemm_fraction']:.2f} of the rate of its matrix products"
         )
-    return {"wide": found}
+    return {"wide": rounds}
 
 
 def _wide_round(precision: Precision) -> dict[str, float]:
@@ -408,20 +412,20 @@ def _wide_round(precision: Precision) -> dict[str, float]:
 
 
 def _best_of(times: int, work: Callable[[], Any]) -> float:
-    """Seconds on the GPU, after a first time that does not count."""
-    taken = []
+    """Best GPU time in seconds, after one warm-up run."""
+    seconds = []
     for _ in range(times + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
         work()
         torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
-    return min(taken[1:])
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
 
 
-def _growth(size: FederationSize, say: Callable[[str], None]) -> dict[str, float]:
-    """Milliseconds per trial-round of 32 lanes as one thing grows."""
-    found = {}
+def _growth(size: FederationSize, log: Callable[[str], None]) -> dict[str, float]:
+    """Milliseconds per trial-round of 32 lanes for more clients, features or classes."""
+    milliseconds = {}
     for name, data, clients in (
         ("clients=20", PAPER_SIZED, 20),
         ("clients=200", PAPER_SIZED, 200),
@@ -429,17 +433,17 @@ def _growth(size: FederationSize, say: Callable[[str], None]) -> dict[str, float
         ("features=512", "synthetic-frozen:50000,1000,512,10", 20),
         ("classes=100", "synthetic-frozen:50000,1000,64,100", 20),
     ):
-        lab = _Lab(data, clients)
-        with lab.federation(size) as federation:
-            federation.open(lab.trials(32), lab.shipment)
+        workload = _Workload(data, clients)
+        with workload.federation(size) as federation:
+            federation.open(workload.trials(32), workload.shipment)
             federation.advance(1)
-            found[name] = 1e3 * _time_rounds(federation, 3, 2) / 32
-        say(f"{name}: {found[name]:.2f} ms per trial-round")
-    return found
+            milliseconds[name] = 1e3 * _time_rounds(federation, 3, 2) / 32
+        log(f"{name}: {milliseconds[name]:.2f} ms per trial-round")
+    return milliseconds
 
 
-def _search(say: Callable[[str], None]) -> dict[str, Any]:
-    """DP-FedSOFIM's coarse and fine search on paper-sized data, from the study to the tables."""
+def _search(log: Callable[[str], None]) -> dict[str, Any]:
+    """A coarse and fine search of DP-FedSOFIM on data of the paper's size, from the study to the tables."""
     folder = Path(tempfile.mkdtemp(prefix="fedsweep-bench-"))
     try:
         start, clock = time.time(), Clock()
@@ -452,27 +456,29 @@ def _search(say: Callable[[str], None]) -> dict[str, Any]:
         everything = {key for keys in stages.values() for key in keys}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    # all that is not rounds, from the first round to the last table: packs in between, the ledger, selection, tables
-    beside = clock.federations * (end - clock.began - clock.marks[FIRST_ROUND]) - clock.computing_s
-    say(
-        f"DP-FedSOFIM's search, {len(searched)} trials and the confirm runs, study to tables: {end - start:.1f} s, "
-        f"{clock.computing_s:.1f} s of them in rounds"
+    # time outside rounds, from the first round to the last table: scheduling, ledger, selection, tables
+    overhead = clock.federations * (end - clock.began - clock.marks[FIRST_ROUND]) - clock.computing_s
+    log(
+        f"search of DP-FedSOFIM ({len(searched)} trials and the confirm runs), study to tables: {end - start:.1f} s, "
+        f"of which {clock.computing_s:.1f} s in rounds"
     )
-    say(f"orchestrator's overhead on the rounds: {100 * beside / clock.computing_s:.1f}%")
-    say(f"peak memory of all processes in it: {memory.peak / 2**30:.2f} GiB")
+    log(f"overhead of the orchestrator relative to the rounds: {100 * overhead / clock.computing_s:.1f}%")
+    log(f"peak memory of all its processes: {memory.peak / 2**30:.2f} GiB")
     return {
         "search_s": end - start,
         "search_trials": len(searched),
-        "overhead_fraction": beside / clock.computing_s,
-        "overhead_ms_per_trial": 1e3 * beside / len(everything),
+        "overhead_fraction": overhead / clock.computing_s,
+        "overhead_ms_per_trial": 1e3 * overhead / len(everything),
         "peak_memory_bytes": memory.peak,
     }
 
 
-def _naive(lab: _Lab, report: dict[str, Any], device: str, count: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Every trial a Ray Tune trial of its own that starts its own 20 client actors."""
-    trials = lab.trials(count, 50)
-    shipment = lab.shipment
+def _naive(
+    workload: _Workload, report: dict[str, Any], device: str, count: int, log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Plain Ray Tune: every trial starts its own 20 client actors."""
+    trials = workload.trials(count, 50)
+    shipment = workload.shipment
     size = FederationSize(NAIVE_CLIENTS, 0.04, 0.04 if device == "cuda" else 0.0)
 
     def alone(config: dict[str, Any]) -> None:
@@ -503,21 +509,23 @@ def _naive(lab: _Lab, report: dict[str, Any], device: str, count: int, say: Call
     server = Server(HostsHere(1, device), device)
     server.open(trials, shipment)
     together = {lane.key: lane.metrics["accuracy"][50] for lane in server.advance(50)}
-    within = 0.5 if device == "cuda" else 0.0  # points of accuracy; a GPU rounds by how many clients a host has
+    tolerance = (
+        0.5 if device == "cuda" else 0.0
+    )  # points of accuracy; rounding on a GPU depends on the clients per host
     for result in results:
-        if result.error or abs(together[result.metrics["key"]] - result.metrics["accuracy"]) > within:
-            raise DisagreementError(f"a naive trial and the pack disagree: {result.error or result.metrics}")
+        if result.error or abs(together[result.metrics["key"]] - result.metrics["accuracy"]) > tolerance:
+            raise DisagreementError(f"a plain Ray Tune trial and the pack disagree: {result.error or result.metrics}")
     estimated = per_trial * report["search_trials"]
     speedup = estimated / report["search_s"]
-    say(
-        f"naive Ray Tune: {per_trial:.1f} s a trial, so {estimated / 60:.0f} min for the search "
-        f"(extrapolated from {count} trials): {speedup:.0f}x"
+    log(
+        f"plain Ray Tune: {per_trial:.1f} s per trial, {estimated / 60:.0f} min for the search "
+        f"(extrapolated from {count} trials): {speedup:.0f}x as long"
     )
     return {"naive_s_per_trial": per_trial, "naive_speedup": speedup, "naive_extrapolated_from_trials": count}
 
 
 class _Opaque:
-    """A trial that Tune neither copies nor prints."""
+    """Wraps a trial so that Tune neither copies nor prints it."""
 
     def __init__(self, trial: TrialSpec) -> None:
         self.trial = trial
@@ -529,7 +537,7 @@ class _Opaque:
         return self.trial.key
 
 
-# ---- help
+# ---- helpers
 
 
 def _agree(first: str, one: LaneResult, second: str, other: LaneResult) -> None:
@@ -549,7 +557,7 @@ def _device_name(size: FederationSize) -> str:
 
 
 class _PeakMemory:
-    """The most memory that this process and all its descendants held at once, shared pages counted once."""
+    """Peak memory of this process and all its descendants together, counting shared pages once."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -570,20 +578,20 @@ class _PeakMemory:
 
 
 def _descendants(root: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 stat = (entry / "stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
             except (OSError, IndexError):
-                continue  # it has ended meanwhile
-            parents.setdefault(int(stat[1]), []).append(int(entry.name))
-    found, queue = [], [root]
+                continue  # the process has ended
+            children.setdefault(int(stat[1]), []).append(int(entry.name))
+    pids, queue = [], [root]
     while queue:
         pid = queue.pop()
-        found.append(pid)
-        queue += parents.get(pid, [])
-    return found
+        pids.append(pid)
+        queue += children.get(pid, [])
+    return pids
 
 
 def _proportional_bytes(pid: int) -> int:
