@@ -1,4 +1,4 @@
-"""Takes docs/figures/report.png: `python docs/screenshot.py DIR/report.html`, with Chromium and selenium."""
+"""Take docs/figures/report.png with Chromium and selenium: `python docs/screenshot.py DIR/report.html`."""
 
 import base64
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from selenium import webdriver
 
-SIZE = {"width": 1280, "height": 1660}  # as far as the first curves
+SIZE = {"width": 1280, "height": 1310}  # down to the first curves
 SCALE = 0.8
 
 
@@ -19,8 +19,8 @@ def main(page: str) -> None:
             "Emulation.setDeviceMetricsOverride", {**SIZE, "deviceScaleFactor": SCALE, "mobile": False}
         )
         browser.get(Path(page).resolve().as_uri())
-        taken = browser.execute_cdp_cmd("Page.captureScreenshot", {})
-    (Path(__file__).parent / "figures" / "report.png").write_bytes(base64.b64decode(taken["data"]))
+        screenshot = browser.execute_cdp_cmd("Page.captureScreenshot", {})
+    (Path(__file__).parent / "figures" / "report.png").write_bytes(base64.b64decode(screenshot["data"]))
 
 
 if __name__ == "__main__":
