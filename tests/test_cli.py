@@ -199,6 +199,14 @@ def test_help_is_no_error(fedsweep):
         assert "Usage" in out
 
 
+def test_the_list_of_commands_has_whole_sentences(fedsweep):
+    """A summary that does not fit into the line ends with three dots."""
+    _, out, _ = fedsweep("--help")
+    commands = out.partition("Commands:")[2].strip().splitlines()
+    assert len(commands) > 20
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands), out
+
+
 # ---- calibrate, partition, methods
 
 

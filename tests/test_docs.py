@@ -57,7 +57,13 @@ def test_search_works_on_pages_opened_from_disk(site, tmp_path):
     from selenium.webdriver.support.wait import WebDriverWait
 
     options = webdriver.ChromeOptions()
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={tmp_path}"):
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path}",
+    ):
         options.add_argument(flag)
     service = webdriver.chrome.service.Service(shutil.which("chromedriver"))
     with webdriver.Chrome(options=options, service=service) as browser:

@@ -52,10 +52,10 @@ def audit(
     ] = 1.0,
     json: Json = False,
 ) -> None:
-    """Attack the releases to test the claimed budget; exit with 1 if they reveal more than is claimed.
+    """Test the claimed budget by attacking the releases.
 
-    The attack guesses from the releases whether a planted record took part in the training. With --release local
-    one client is simulated.
+    The attack guesses from the releases whether a planted record took part in the training. Exits with 1 if they reveal
+    more than is claimed. With --release local one client is simulated.
     """
     if is_folder(target):
         refuse_options(context, WITH_FOLDER, "a results folder: the cell is audited as the sweep trained it")

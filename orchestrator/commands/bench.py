@@ -20,7 +20,7 @@ def bench(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure how fast this machine sweeps, compared with one trial at a time and with plain Ray Tune."""
+    """Measure how fast this machine sweeps. Compares packs with one trial at a time and with plain Ray Tune."""
     if search is not None:
         import torch
 

@@ -27,7 +27,7 @@ def calibrate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compute the noise that a privacy budget needs, for one noisy gradient per round and clients of equal size."""
+    """Compute the noise that a privacy budget needs. Assumes one noisy gradient per round and clients of equal size."""
     from trainables.privacy.gaussian import budget, mu_of
     from trainables.privacy.plan import Event, PrivacyPlan
     from trainables.privacy.private_selection import all_released, base_for, best_released, best_released_by_renyi

@@ -8,7 +8,7 @@ from trainables import plugins
 
 
 def cancel(folder: Folder) -> None:
-    """Stop a running sweep, on whichever machine it runs, after its current packs; `resume` continues it."""
+    """Stop a running sweep after its current packs. It may run on another machine; `fedsweep resume` continues it."""
     from orchestrator.results import status
     from orchestrator.results.locations import results_location
     from trainables.errors import UserError

@@ -28,7 +28,7 @@ def check_method(
     ] = 4_000,
     json: Json = False,
 ) -> None:
-    """Run the contract tests of a method: lanes, hosts, restarts, account, audit; exit 1 on failure."""
+    """Run the contract tests of a method. Lanes, hosts, restarts, account, audit; exits with 1 on failure."""
     from trainables import methods
     from trainables.audit import contract
 

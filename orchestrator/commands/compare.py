@@ -18,7 +18,7 @@ def compare(
     ] = None,
     made: Annotated[str, typer.Option(help="How the results were made, for the summary.")] = "",
 ) -> None:
-    """Compare results with the papers' tables: every entry, the difference, the actual eps, and the findings."""
+    """Compare results with the papers' tables. Shows every entry, the difference, the actual eps and findings."""
     from orchestrator.reproduction import write_comparison
 
     for path in write_comparison(folders, to or folders[0] / "compare", page, made):

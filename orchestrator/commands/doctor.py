@@ -22,7 +22,7 @@ REQUIRED_MEMORY = 4 << 30
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine: versions, memory, GPUs, compiler; exit with 1 if something required is missing."""
+    """Check versions, memory, GPUs and compiler. Exits with 1 if something required is missing."""
     checks = list(_checks())
     if json:
         emit_json([{"what": what, "found": text, "fine": fine} for what, text, fine in checks])

@@ -32,7 +32,7 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Output folder.  [default: DIR/export, or a folder in it]")
     ] = None,
 ) -> None:
-    """Export the trials of a results folder to files or other tools; also while the sweep runs."""
+    """Export trials to files or other tools. Works while the sweep runs."""
     from orchestrator.report.benchmark.export import write_export
     from orchestrator.report.export import export as write
     from orchestrator.results.ledger import Ledger

@@ -9,7 +9,7 @@ from orchestrator.commands.sweep import warn_if_unfinished
 
 
 def figures(folder: Folder) -> None:
-    """Draw the figures of a results folder: the score by round, by budget and by number of clients."""
+    """Draw the figures of a results folder. Scores by round, by budget and by number of clients."""
     from orchestrator.execution.study_run import draw_figures
 
     warn_if_unfinished(folder)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.commands.options import Hyperparameters, Json, key_values
+from orchestrator.commands.options import Json, key_values
 from orchestrator.console import emit_json
 from trainables.errors import UserError
 
@@ -18,12 +18,15 @@ def lookup(
     epsilon: Annotated[float, typer.Option(help="Privacy budget of the table.")],
     setting: Annotated[str | None, typer.Option(help="Data, backbone and partition.  [default: the only one]")] = None,
     split: Annotated[str, typer.Option(help="Rows of the scores: validation or test.")] = "validation",
-    hyperparameters: Hyperparameters = None,
+    hyperparameters: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Only configurations with this value; repeatable."),
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed to average over; repeatable.  [default: all]")] = None,
     best: Annotated[int, typer.Option(help="Number of configurations to show.")] = 5,
     json: Json = False,
 ) -> None:
-    """Look up training runs in an exported table: the score by round of a configuration, or the best ones."""
+    """Look up training runs in an exported table. Shows scores by round of matching configurations, best first."""
     from orchestrator.report.benchmark.lookup import Task
 
     task = Task.load(file, method, epsilon, setting=setting, split=split, seeds=seed)

@@ -14,7 +14,7 @@ def merge(
     parts: Annotated[list[str], typer.Argument(metavar="DIR...", help="Results folders of one study, or their URLs.")],
     results: Annotated[str, typer.Option(metavar="DIR", help="Folder or URL for the merged results.")],
 ) -> None:
-    """Merge results of one study that ran in parts (`run --shard`) and write its tables; `resume` runs the rest."""
+    """Merge results of a study that ran in parts. `run --shard` makes parts; `resume` runs missing trials."""
     from orchestrator.execution.merging import merge as merge_folders
 
     merge_folders(parts, results)

@@ -11,7 +11,7 @@ from orchestrator.console import emit_json
 
 
 def methods(json: Json = False) -> None:
-    """List the methods with their hyperparameters, defaults and papers."""
+    """List methods, hyperparameters, defaults and papers."""
     from trainables.methods import METHODS
 
     if json:

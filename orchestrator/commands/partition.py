@@ -17,7 +17,7 @@ def partition(
     options: TrainingOptions,
     json: Json = False,
 ) -> None:
-    """Show how many rows of each class every client holds under a partition."""
+    """Show the rows per client and class of a partition."""
     from trainables.data import features
     from trainables.data import partition as partitions
 

@@ -19,7 +19,7 @@ def plan(
     resource: Resources = None,
     json: Json = False,
 ) -> None:
-    """Show what a study would run: trials, packs, memory and estimated time. Runs nothing."""
+    """Show what a study would run, without running it. Prints trials, packs, memory and estimated time."""
     from orchestrator.execution import planning
     from orchestrator.study import reading
 

@@ -20,7 +20,7 @@ def predict(
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
     json: Json = False,
 ) -> None:
-    """Predict the classes of the test rows of a feature file; print the accuracy if it has labels."""
+    """Predict the classes of the test rows of a feature file. Prints the accuracy if the file has labels."""
     import numpy as np
 
     from trainables.data import features

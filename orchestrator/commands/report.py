@@ -19,7 +19,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Output file.  [default: DIR/report.html]")
     ] = None,
 ) -> None:
-    """Write an HTML report of one results folder, or a comparison of two. The page works offline."""
+    """Write an HTML report of one or two results folders. Two folders are compared. The page works offline."""
     from orchestrator.report.html import write_report
 
     typer.echo(write_report([folder] if other is None else [folder, other], output))

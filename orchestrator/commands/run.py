@@ -21,7 +21,7 @@ def run(
     shard: Shard = None,
     json: Json = False,
 ) -> None:
-    """Run a study: search every cell, confirm the winners, write the tables. Finished trials are not repeated."""
+    """Run a study: search, confirm winners, write tables. Finished trials are not repeated."""
     from orchestrator.commands import sweep
     from orchestrator.study import reading
 

@@ -13,7 +13,7 @@ def serve(
     folder: Folder,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 picks a free one.")] = 8330,
 ) -> None:
-    """Serve the report of a results folder to local browsers, with live updates while the sweep runs."""
+    """Serve the report of a results folder to local browsers. The page is updated while the sweep runs."""
     from orchestrator.console import stderr
     from orchestrator.report.html import serving
 

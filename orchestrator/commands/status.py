@@ -9,7 +9,7 @@ from orchestrator.console import emit_json
 
 
 def status(folder: Folder, json: Json = False) -> None:
-    """Show the progress of the study of a results folder; also while it runs."""
+    """Show the progress of a study, also while it runs."""
     from orchestrator.results import status as progress
 
     report = progress.read(folder)
