@@ -21,7 +21,7 @@ from orchestrator.execution import study_run
 from orchestrator.execution.packing import AUTO_LANES
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.federation.pack import pack_group
 from trainables.federation.problem import in_process
 from trainables.lazy import torch

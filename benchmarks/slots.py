@@ -25,7 +25,7 @@ from orchestrator.execution.progress import Standing, View, standing_table
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.federation.checkpoints import PackStorage
 from trainables.ray_actors.federation import FederationSize
 

@@ -98,7 +98,7 @@ def _table(header: str, rows: Iterable[str]) -> list[str]:
 
 
 def study() -> str:
-    from orchestrator.study.settings import Study
+    from orchestrator.study.study import Study
 
     parts = ["# Study keys\n", "All keys of a study file. [Write a study](../studies.md) shows a complete one.\n"]
     parts += _sections("", Study)

@@ -20,7 +20,7 @@ from fedsweep.results import Results, load_results
 from fedsweep.studies import plan_study, run_study
 from fedsweep.training import Account, Model, SavedModel, TrainingOptions, load_model, train
 from orchestrator.report.benchmark.lookup import Task
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 
 try:

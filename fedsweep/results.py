@@ -15,7 +15,7 @@ from orchestrator.results import status as standing
 from orchestrator.results import winners as tables
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 
 
 class Results:

@@ -13,7 +13,8 @@ from fedsweep.results import Results
 from orchestrator.execution import planning, study_run
 from orchestrator.execution.progress import View
 from orchestrator.study import reading
-from orchestrator.study.settings import ResourceSettings, Study
+from orchestrator.study.settings.resources import ResourceSettings
+from orchestrator.study.study import Study
 
 StudyLike = str | Path | Mapping[str, Any] | Study
 

@@ -62,7 +62,7 @@ evaluate_every: 10
 LADDER = (
     STUDY.replace("rounds: {coarse: 100, fine: 110,", "rounds: {fine: 108,")
     .replace("seeds: {search: 42, contest: []", "seeds: {search: [42, 43], contest: [5, 6, 8, 9]")
-    .replace("search: {refine: table}", "search: {strategies: [halving], trials: 12, contenders: 4}")
+    .replace("search: {refine: table}", "search: {strategies: [halving], trials: 12, finalists: 4}")
 )
 """The same methods, searched by halving on two seeds, with a contest."""
 STAGE_OF_ROUNDS = {12: "rung-1", 36: "rung-2", 108: "rung-3", 100: "coarse", 110: "fine", 120: "confirm"}

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.report.tables import write_tables
-from orchestrator.results.ledger import Ledger, Row
-from orchestrator.study.settings import Study
+from orchestrator.results.ledger import Ledger, Row, SettingFacts
+from orchestrator.study.cell_id import CellId, SettingId
+from orchestrator.study.study import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
@@ -41,13 +42,26 @@ def study(**changes) -> Study:
     )
 
 
+def setting_id(of: Study, name: str) -> SettingId:
+    return next(setting for setting, shown in of.settings.items() if shown == name)
+
+
+def cell_id(of: Study, method: str, epsilon: float, setting: str = SETTING) -> CellId:
+    """By the method's name in tables."""
+    (found,) = (each.id for each in of.methods if each.shown == method)
+    return CellId(*setting_id(of, setting), found, epsilon)
+
+
 class Writer:
     """Fills a ledger the way a sweep does, with results that the test makes up."""
 
-    def __init__(self, ledger: Ledger, of: Study, setting: str = SETTING, facts: bool = True) -> None:
+    def __init__(
+        self, ledger: Ledger, of: Study, setting: str = SETTING, facts: bool = True, protected: int = 10
+    ) -> None:
         self.ledger, self.study, self.setting = ledger, of, setting
         if facts:
-            ledger.add_facts({f"validation_rows:{setting}": VALIDATION_ROWS, f"test_rows:{setting}": TEST_ROWS})
+            known = SettingFacts(VALIDATION_ROWS, TEST_ROWS, protected)
+            ledger.add_settings({setting_id(of, setting): known})
 
     def trial(self, method: str, epsilon: float, hypers: dict, seed: int, confirm: bool, partition_text: str = "iid"):
         return TrialSpec(
@@ -64,8 +78,8 @@ class Writer:
             seed=seed,
         )
 
-    def cell(self, method: str, epsilon: float, label: str = "") -> str:
-        return f"{self.setting} / {label or methods.get(method).title} / eps {epsilon:g}"
+    def cell(self, method: str, epsilon: float, label: str = "") -> CellId:
+        return cell_id(self.study, label or methods.get(method).title, epsilon, self.setting)
 
     def search(self, method, epsilon, stages, strategy="grid", label=""):
         """stages: name -> [(hyperparameters, validation accuracy, or how it ended, or None: not ended yet)]."""

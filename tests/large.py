@@ -30,10 +30,10 @@ def write(folder: Path, of, configurations: int, *, points: int = 1, metrics: Se
                     spec, rows = json.loads(like.spec), []
                     for number in range(count):
                         spec["hyperparameters"] |= {"learning_rate": (number % 100 + 1) / 7, "tau": number // 100 + 1.0}
-                        for spec["seed"] in of.seeds_of(of.strategies[0], stage):
+                        for spec["seed"] in of.variants[0].seeds(stage):
                             key, score = f"{cell} {stage} {number} {spec['seed']}", 40 + 20 * number / count
                             rows.append(replace(like, key=key, spec=json.dumps(spec), accuracy=score))
                     writer.ledger.add(rows)
-                    writer.ledger.add_stage(cell, of.strategies[0].name, stage, [each.key for each in rows])
+                    writer.ledger.add_stage(cell, of.variants[0].name, stage, [each.key for each in rows])
                     trials += len(rows)
     return trials

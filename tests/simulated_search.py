@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from handmade_ledgers import cell_id
+
 from orchestrator.execution.sweep import Sweep
-from orchestrator.results.ledger import Ledger, Row
-from orchestrator.study.cells import Blueprint
+from orchestrator.results.ledger import Ledger, Row, StageKey
+from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.extension import check_extension
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.federation.trial_spec import TrialSpec
 
 DATA = "synthetic-frozen:400,100,6,3"
@@ -53,7 +55,18 @@ def study(**changes) -> Study:
 
 
 def cell(title: str, epsilon: float = 8) -> str:
+    """A cell's name in tables."""
     return f"{SETTING} / {title} / eps {epsilon:g}"
+
+
+def trial_of(cell: Cell, stage: str, configuration, seed: int | None = None) -> TrialSpec:
+    """A configuration as a trial of a stage of a grid, by default with the stage's first seed."""
+    seeds = {"confirm": cell.study.seeds.confirm, "contest": cell.study.seeds.contest}.get(
+        stage, cell.study.seeds.search
+    )
+    rounds = cell.study.stage_rounds(cell.method)
+    of_stage = rounds.coarse if stage == "coarse" else rounds.fine if stage == "fine" else rounds.confirm
+    return cell.trials(configuration, [seeds[0] if seed is None else seed], of_stage, confirm=stage == "confirm")[0]
 
 
 def near(best: float):
@@ -89,14 +102,16 @@ def row(trial: TrialSpec, outcome) -> Row:
 class Ran:
     trials: list[TrialSpec]
     """In the order in which they were run."""
-    stages: dict[tuple[str, str, str], list[str]]
+    stages: dict[StageKey, list[str]]
+    study: Study
     finished: bool
     choices: dict[str, str | None]
     """The winner's key, by cell."""
 
     def of(self, title: str, stage: str, strategy: str = "grid", epsilon: float = 8) -> list[TrialSpec]:
         known = {trial.key: trial for trial in self.trials}
-        return [known[key] for key in self.stages.get((cell(title, epsilon), strategy, stage), [])]
+        name = cell_id(self.study, title, epsilon)
+        return [known[key] for key in self.stages.get((name, strategy, stage), [])]
 
 
 def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | None = None) -> Ran:
@@ -117,6 +132,6 @@ def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | N
             trials += some
         choices = {}
         if sweep.finished:
-            found = {search.name: search.choice(sweep.outcomes) for search in sweep.searches}
+            found = {search.name: search.history.winner() for search in sweep.searches}
             choices = {name: choice.key if choice else None for name, choice in found.items()}
-        return Ran(trials, ledger.stages(), sweep.finished, choices)
+        return Ran(trials, ledger.stages(), of, sweep.finished, choices)

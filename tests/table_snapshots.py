@@ -10,8 +10,9 @@ import numpy as np
 from handmade_ledgers import SETTING, TEST_ROWS, Writer, build, study
 
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.strategies import RUNGS
+from orchestrator.search.strategies.halving import RUNGS
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.study import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
@@ -53,7 +54,7 @@ class Filler(Writer):
                 clip=clip or method.clip or stated.clip,
                 **{part: getattr(stated, part) for part in ("delta", "release", "adjacency", "level", "clipping")},
             ),
-            rounds=rounds or self.study.rounds_of(method, "confirm"),
+            rounds=rounds or self.study.stage_rounds(method).confirm,
             evaluate_every=self.study.evaluate_every,
             seed=seed,
             preprocess=Preprocess(center=own.center, bound=own.bound),
@@ -90,8 +91,10 @@ class Filler(Writer):
                     own = {name: hypers[name] for name in ("clip", "rounds") if name in hypers}
                     rest = {name: value for name, value in hypers.items() if name not in own}
                     trial = self.run(name, epsilon, rest, seed, confirm=False, **own)
-                    stop = self.study.last_round_of(self.method(name), stage)
-                    if stage in RUNGS and stop < trial.rounds:
+                    stop = (
+                        self.study.search.halving.rounds(trial.rounds)[RUNGS.index(stage)] if stage in RUNGS else None
+                    )
+                    if stop is not None and stop < trial.rounds:
                         trial = trial.model_copy(update={"stop_after": stop})
                     keys.append(trial.key)
                     if isinstance(score, str):
@@ -120,7 +123,7 @@ def filling(folder: Path, of: Study) -> Iterator[Callable[..., Filler]]:
     """For every setting a filler of its own."""
     with Ledger.write(folder) as ledger:
         ledger.add_study(of.model_dump_json(), "by hand")
-        yield lambda setting=SETTING, facts=True: Filler(ledger, of, setting, facts)
+        yield lambda setting=SETTING, facts=True, **more: Filler(ledger, of, setting, facts, **more)
 
 
 def right(*rows: int) -> bytes:
@@ -144,7 +147,7 @@ def finished(folder: Path) -> None:
         description="Three methods, *two* budgets.",
         methods=["dp-fedgd", "dp-fedadam", {"dp-fedsofim": {"label": "SOFIM", "fixed": {"rho": 0.5}}}],
         seeds={"search": [1, 2], "contest": [4, 5], "confirm": [42, 7, 9]},
-        search={"refine": "zoom", "contenders": 2},
+        search={"refine": "zoom", "finalists": 2},
     )
     rates = {"DP-FedGD": (0.1, 1.0, 3.0), "DP-FedAdam": (0.01, 0.1, 0.3), "SOFIM": (0.5, 1.0, 2.0)}
     ends = {
@@ -157,8 +160,7 @@ def finished(folder: Path) -> None:
     }
     correct = {"DP-FedGD": first(8), "DP-FedAdam": first(12), "SOFIM": right(*range(4, 20))}
     with filling(folder, of) as filler:
-        writer = filler()
-        writer.ledger.add_facts({f"protected:{SETTING}": 150_000})
+        writer = filler(protected=150_000)
         for (name, epsilon), scores in ends.items():
             low, middle, high = rates[name]
             coarse = [
@@ -265,8 +267,7 @@ def errors(folder: Path) -> None:
     )
     dealt = {42: 5, 7: 6, 3: 5, 4: 6}
     with filling(folder, of) as filler:
-        writer = filler()
-        writer.ledger.add_facts({f"protected:{SETTING}": 4})
+        writer = filler(protected=4)
         for epsilon, more in ((1, 0.0), (4, 0.5)):
             coarse = [({"learning_rate": rate}, {1: 1 / rate + more}) for rate in (0.1, 1.0, 4.0)]
             contest = [({"learning_rate": rate}, {2: 0.9 + more, 3: 1.2}) for rate in (1.0, 4.0)]

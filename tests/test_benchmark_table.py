@@ -10,7 +10,7 @@ import pytest
 from orchestrator.report.benchmark.columns import COLUMNS
 from orchestrator.report.benchmark.lookup import Task
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.errors import UserError

@@ -23,7 +23,8 @@ from orchestrator.reproduction.reasons import explain
 from orchestrator.reproduction.runtime_table import is_timed
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.winners import Score
-from orchestrator.study.settings import MethodSettings, Study
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.study import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec

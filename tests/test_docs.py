@@ -17,7 +17,7 @@ from repository_files import DOCS, REPOSITORY, blocks
 from orchestrator.cli import app
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.reading import load, parse, setting_paths
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.methods import METHODS
 
 PAGES = sorted(DOCS.glob("*.md"))

@@ -131,7 +131,7 @@ def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatc
     shutil.copytree(REPOSITORY / "examples", "examples")
     (study,) = blocks(DOCS / "first-study.md", "yaml")
     quicker = study.replace(
-        "{coarse: 20, fine: 20, confirm: 30}", "{coarse: 2, fine: 2, confirm: 2}\nsearch: {contenders: 2}"
+        "{coarse: 20, fine: 20, confirm: 30}", "{coarse: 2, fine: 2, confirm: 2}\nsearch: {finalists: 2}"
     )
     (tmp_path / "mine.yaml").write_text(quicker.replace("synthetic-frozen:2000,500,16,4", SMALL))
     (program,) = blocks(DOCS / "bring-your-data.md", "python")

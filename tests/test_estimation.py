@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import whole_study
 import yaml
+from simulated_search import trial_of
 
 from orchestrator import cli
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.training import from_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.status import as_text, read
-from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.contenders import contenders_of
+from orchestrator.search.candidates import candidates_of
+from orchestrator.search.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
 from orchestrator.search.selection import choose, ranked
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
-from orchestrator.study.settings import Study
-from orchestrator.study.strategies import SearchVariant
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 from trainables.federation.problem import in_process
 from trainables.federation.server import run_here
@@ -89,27 +89,27 @@ def test_a_bad_budget_is_named(budget):
 
 def test_clients_and_model_follow_the_data():
     blueprint = Blueprint.draw(study())
-    problems = [cell.trial("coarse", {}).problem for cell in blueprint.cells]
+    problems = [trial_of(cell, "coarse", {}).problem for cell in blueprint.cells]
     assert [problem.partition.clients for problem in problems] == [2, 2, 3, 3]
     assert {problem.model for problem in problems} == {"logistic"}
     assert blueprint.most_clients == 3
     plain = Blueprint.draw(study(changed("partitions: [explicit]", "partitions: [iid]")))
-    assert plain.cells[2].trial("coarse", {}).problem.partition.clients == 3
+    assert trial_of(plain.cells[2], "coarse", {}).problem.partition.clients == 3
 
 
 def test_every_seed_draws_data_of_its_own():
     cell = Blueprint.draw(study()).cells[0]
-    trials = [cell.trial("confirm", {}, seed) for seed in (1, 2, 3)]
-    fingerprints = [trial.problem.data.fingerprint for trial in [cell.trial("coarse", {}), *trials]]
+    trials = [trial_of(cell, "confirm", {}, seed) for seed in (1, 2, 3)]
+    fingerprints = [trial.problem.data.fingerprint for trial in [trial_of(cell, "coarse", {}), *trials]]
     assert fingerprints == [f"simulated:1:logistic,2,40,equal,2,{seed}" for seed in (9, 1, 2, 3)]
     fixed = Blueprint.draw(study(changed("logistic,2,40,equal,2", "logistic,2,40,equal,2,5"))).cells[0]
-    assert len({fixed.trial("confirm", {}, seed).problem.key for seed in (1, 2, 3)}) == 1
-    assert fixed.trial("confirm", {}).problem.data.fingerprint.endswith(",5")
+    assert len({trial_of(fixed, "confirm", {}, seed).problem.key for seed in (1, 2, 3)}) == 1
+    assert trial_of(fixed, "confirm", {}).problem.data.fingerprint.endswith(",5")
 
 
 def test_a_method_may_have_rounds_of_its_own():
     blueprint = Blueprint.draw(study())
-    rounds = {(c.method.name, s): c.trial(s, {}).rounds for c in blueprint.cells[:2] for s in ("coarse", "confirm")}
+    rounds = {(c.method.name, s): trial_of(c, s, {}).rounds for c in blueprint.cells[:2] for s in ("coarse", "confirm")}
     assert list(rounds.values()) == [6, 8, 2, 2]
     assert study().last_round == 8
 
@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_said(text, sentence):
 
 
 def test_which_way_is_better():
-    low, high = contenders_of(["low", "high"], 1)
+    low, high = candidates_of(["low", "high"], 1)
     outcomes = {"low": ("done", 1.0, 9.0), "high": ("done", 2.0, 8.0)}
     assert ranked([low, high], outcomes) == [high, low]
     for objective in (LOSS, SQUARED_ERROR):
@@ -156,19 +156,21 @@ def test_the_smallest_error_is_chosen():
         "c": ("diverged", None, None),
         "d": ("done", 0.2, 2.0),
     }
-    found = choose(contenders_of("abcd", 1), outcomes, 100, SQUARED_ERROR)
+    found = choose(candidates_of("abcd", 1), outcomes, 100, SQUARED_ERROR)
     assert (found.key, found.score, found.within_standard_error) == ("d", 0.2, None)
-    assert choose(contenders_of("abcd", 1), outcomes, 100, ACCURACY).key == "a"
+    assert choose(candidates_of("abcd", 1), outcomes, 100, ACCURACY).key == "a"
 
 
 def test_halving_keeps_the_smallest_error():
     text = changed("refine: table", "strategies: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}")
     cell = Blueprint.draw(study(text)).cells[0]
-    search = CellSearch(cell, SearchVariant("halving", "contest"), 10)
-    stage, trials = search.next_trials({})
+    outcomes = {}
+    search = CellSearch(cell, cell.study.variants[0], outcomes, 10)
+    stage, trials = search.next_stage()
     search.open(stage, trials)
     errors = {trial.key: float(-number % 3) for number, trial in enumerate(trials)}
-    stage, kept = search.next_trials({key: ("done", error, 1.0) for key, error in errors.items()})
+    outcomes.update({key: ("done", error, 1.0) for key, error in errors.items()})
+    stage, kept = search.next_stage()
     assert stage == "rung-2"
     best = sorted(trials, key=lambda trial: errors[trial.key])[: len(kept)]
     assert (
@@ -208,7 +210,9 @@ def test_tables_show_the_error(finished):
     assert "(μ = 4)" in privacy
     csv = (finished / "tables" / "squared-error-simulated-logistic-2-40-equal-2-explicit.csv").read_text().splitlines()
     with Ledger.read(finished) as ledger:
-        keys = next(keys for (cell, _, s), keys in ledger.stages().items() if s == "confirm" and "Newton" in cell)
+        keys = next(
+            keys for (cell, _, s), keys in ledger.stages().items() if s == "confirm" and "newton" in cell.method
+        )
         errors = [row.metrics["squared_error"][2] for row in ledger.rows(keys).values()]
     (newton,) = [line.split(",") for line in csv if "DP-FedNewton" in line]
     assert float(newton[-3]) == pytest.approx(sum(errors) / 3)

@@ -19,6 +19,7 @@ from pathlib import Path
 import chaos
 import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
+from simulated_search import trial_of
 from without_ray import without_ray
 
 from orchestrator.execution import study_run
@@ -507,7 +508,7 @@ def poisoned_key() -> str:
     from orchestrator.study.reading import parse
 
     cell = Blueprint.draw(parse(POISONED, "poisoned.yaml", Path.cwd())).cells[0]
-    return cell.trial("coarse", cell.space.grid(cell.space.coarse)[0]).key
+    return trial_of(cell, "coarse", cell.space.grid(cell.space.coarse)[0]).key
 
 
 @pytest.mark.chaos

@@ -32,7 +32,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.data import features
 from trainables.errors import UserError
 from trainables.federation.checkpoints import ENDING, DamagedError, PackStorage, name_of

@@ -20,7 +20,8 @@ import small
 
 from orchestrator.results import ledger as ledgers
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row, SettingFacts
+from orchestrator.study.cell_id import CellId, SettingId
 from trainables.errors import UserError
 
 ROW = Row(
@@ -39,6 +40,9 @@ ROW = Row(
     seconds=0.5,
     correct=b"\x00\xff\x80",
 )
+
+CELL = CellId("toy", "iid", "dp-fedgd", 8.0)
+OTHER = CELL._replace(epsilon=1.0)
 
 
 def row(key: str, **changes) -> Row:
@@ -79,7 +83,7 @@ def test_when_what_was_handed_in(tmp_path, monkeypatch):
 
 
 def test_more_rows_than_one_question_holds(tmp_path):
-    keys = [f"{number:04}" for number in range(2 * ledgers.KEYS_AT_A_TIME + 3)]
+    keys = [f"{number:04}" for number in range(2 * ledgers.KEYS_PER_QUERY + 3)]
     with Ledger.write(tmp_path) as ledger:
         ledger.add(row(key, accuracy=float(key)) for key in keys)
         found = ledger.rows(reversed(keys))
@@ -188,13 +192,13 @@ def test_a_row_that_is_no_result_is_not_passed_over_in_silence(tmp_path, changes
 
 def test_stages_keep_their_order_and_grow(tmp_path):
     with Ledger.write(tmp_path) as ledger:
-        ledger.add_stage("cell", "grid", "coarse", ["z", "a", "m"])
-        ledger.add_stage("cell", "optuna", "optuna", ["p", "q"])
-        ledger.add_stage("cell", "optuna", "optuna", ["p"], start=2)
-        ledger.add_stage("cell", "grid", "coarse", ["other", "a", "m", "b"])
+        ledger.add_stage(CELL, "grid", "coarse", ["z", "a", "m"])
+        ledger.add_stage(CELL, "optuna", "optuna", ["p", "q"])
+        ledger.add_stage(CELL, "optuna", "optuna", ["p"], start=2)
+        ledger.add_stage(CELL, "grid", "coarse", ["other", "a", "m", "b"])
         assert ledger.stages() == {
-            ("cell", "grid", "coarse"): ["z", "a", "m", "b"],
-            ("cell", "optuna", "optuna"): ["p", "q", "p"],
+            (CELL, "grid", "coarse"): ["z", "a", "m", "b"],
+            (CELL, "optuna", "optuna"): ["p", "q", "p"],
         }
 
 
@@ -231,9 +235,10 @@ def test_rows_without_their_bulk(tmp_path):
 
 def test_facts_and_failures(tmp_path):
     with Ledger.write(tmp_path) as ledger:
-        ledger.add_facts({"test_rows:x": 100})
-        ledger.add_facts({"test_rows:x": 200, "test_rows:y": 300})
-        assert ledger.facts() == {"test_rows:x": 100, "test_rows:y": 300}
+        one, two = SettingId("x", "iid"), SettingId("y", "iid")
+        ledger.add_settings({one: SettingFacts(10, 100, 5)})
+        ledger.add_settings({one: SettingFacts(20, 200, 5), two: SettingFacts(30, 300, 5)})
+        assert ledger.settings() == {one: SettingFacts(10, 100, 5), two: SettingFacts(30, 300, 5)}
         ledger.add_failure(["a", "b"], "first")
         ledger.add_failure(["a"], "second")
         assert ledger.failures() == [(2, "a", "first"), (1, "a", "second")]
@@ -249,24 +254,10 @@ def test_plugins_are_remembered_once_each(tmp_path):
 
 def test_a_secret_has_256_bits_and_stays(tmp_path):
     with Ledger.write(tmp_path) as ledger:
-        first = ledger.secret("one")
+        first = ledger.secret(CELL)
         assert len(first) == 32
-        assert ledger.secret("one") == first != ledger.secret("two")
-        assert ledger.secrets() == {"one": first, "two": ledger.secret("two")}
-
-
-def test_a_ledger_from_before_some_things_were_kept_has_none_of_them(tmp_path):
-    with Ledger.write(tmp_path) as ledger:
-        ledger.begin_session()
-        ledger.secret("one")
-        ledger.add_partitions({("iid", 1): [[3, 4]]})
-        assert ledger.partitions() == {("iid", 1): [[3, 4]]}
-        for table in ("origins", "surroundings", "secrets", "partitions"):
-            ledger._db.execute(f"DROP TABLE {table}")
-        assert (ledger.secrets(), ledger.partitions()) == ({}, {})
-        assert [session.computed for session in ledger.sessions()] == [0]
-        ledger._db.execute("DROP TABLE batches")
-        assert ledger.sessions() == []
+        assert ledger.secret(CELL) == first != ledger.secret(OTHER)
+        assert ledger.secrets() == {CELL: first, OTHER: ledger.secret(OTHER)}
 
 
 # ---- one writes, any number reads
@@ -494,7 +485,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     file = tmp_path / "file"
     file.write_text("here")
     for folder in (file, file / "below"):
-        with pytest.raises(UserError, match=r"^result folder .*file.* cannot be made: "), Ledger.write(folder):
+        with pytest.raises(UserError, match=r"^results folder .*file.* cannot be made: "), Ledger.write(folder):
             pass
 
 
@@ -510,24 +501,15 @@ def test_folders_are_made_on_the_way_whatever_their_names(tmp_path):
 @pytest.mark.parametrize("way", [Ledger.read, Ledger.write])
 def test_a_ledger_of_another_version_is_refused(tmp_path, monkeypatch, way):
     with monkeypatch.context() as patch:
-        patch.setattr(ledgers, "SCHEMA_VERSION", ledgers.SCHEMA_VERSION + 1)
+        patch.setattr(ledgers, "SCHEMA_VERSION", "another")
         with Ledger.write(tmp_path) as ledger:
             ledger.add([row("a")])
-    sentence = f"is of version {ledgers.SCHEMA_VERSION + 1}, this program reads {ledgers.SCHEMA_VERSION}$"
+    sentence = f"has version another, this program reads {ledgers.SCHEMA_VERSION}; run the study in a new folder$"
     with pytest.raises(UserError, match=sentence), way(tmp_path):
         pass
-    monkeypatch.setattr(ledgers, "SCHEMA_VERSION", ledgers.SCHEMA_VERSION + 1)
+    monkeypatch.setattr(ledgers, "SCHEMA_VERSION", "another")
     with Ledger.read(tmp_path) as ledger:
         assert list(ledger.outcomes()) == ["a"], "refusing has changed nothing"
-
-
-def test_folders_that_exist_stay_readable(tmp_path):
-    """They say 2: whoever raises the number shuts them all."""
-    with Ledger.write(tmp_path) as ledger:
-        ledger.add([row("a")])
-        ledger._db.execute("UPDATE meta SET value = '2' WHERE name = 'schema'")
-    with Ledger.read(tmp_path) as ledger:
-        assert list(ledger.outcomes()) == ["a"]
 
 
 def test_of_what_is_wrong_with_a_trial_the_first_line_is_said(tmp_path):
@@ -574,8 +556,8 @@ def test_who_computed_what(tmp_path):
         ledger.begin_session({"device": "cuda"})
         ledger.add([row("a"), row("b"), row("c")])
         first, second = ledger.sessions()
-    assert (first.surroundings, first.computed) == ({"device": "cpu", "kernel": "compiled"}, 1)
-    assert (second.surroundings, second.computed) == ({"device": "cuda"}, 2)
+    assert (first.environment, first.computed) == ({"device": "cpu", "kernel": "compiled"}, 1)
+    assert (second.environment, second.computed) == ({"device": "cuda"}, 2)
 
 
 def test_a_ledger_takes_over_who_computed_what_elsewhere(tmp_path):
@@ -587,11 +569,11 @@ def test_a_ledger_takes_over_who_computed_what_elsewhere(tmp_path):
     with Ledger.write(tmp_path / "both") as into:
         for name in ("one", "two", "one"):
             with Ledger.read(tmp_path / name) as part:
-                into.take_rows(part)
+                into.copy_rows(part)
         with Ledger.write(tmp_path / "two") as two:
             two.add([row("d")])  # it has gone on since
-            into.take_rows(two)
+            into.copy_rows(two)
         found = into.sessions()
         assert set(into.outcomes()) == {"a", "b", "c", "d"}
-    assert [(session.surroundings["device"], session.computed) for session in found] == [("cpu", 2), ("cuda", 2)]
+    assert [(session.environment["device"], session.computed) for session in found] == [("cpu", 2), ("cuda", 2)]
     assert [sum(trials for _, trials, _ in session.batches) for session in found] == [2, 3]

@@ -22,7 +22,7 @@ from orchestrator.results import locations
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, LEDGER, LOCK, read_text, results_location
 from orchestrator.study.reading import parse
-from orchestrator.study.settings import ResourceSettings
+from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
 
 STUDY = """\

@@ -15,7 +15,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, results_location
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.execution import host_memory, planning
 from orchestrator.execution.packing import AUTO_LANES, Capacity, capacity, make_packs
 from orchestrator.study.reading import parse
-from orchestrator.study.settings import ResourceSettings
+from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation.gpu_memory import lanes_that_fit
 from trainables.federation.pack import pack_group

@@ -11,7 +11,7 @@ from orchestrator.execution.training import from_cells
 from orchestrator.report.tables.best import read_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import load
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.choices import PRECISIONS
 from trainables.errors import UserError
 from trainables.federation.pack import check, pack_group

@@ -20,7 +20,9 @@ from orchestrator.report.html import read as read_page
 from orchestrator.report.tables import write_tables
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
-from orchestrator.search.private_search import best_of, draws, fixed_grid, score_deviation
+from orchestrator.search.history import History
+from orchestrator.search.strategies.private import Private, fixed_grid, noisy_best, score_deviation
+from orchestrator.study.cell_id import CellId
 from orchestrator.study.cells import Blueprint
 from trainables.errors import UserError
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -35,6 +37,7 @@ from trainables.privacy.private_selection import (
 
 DELTA = 1e-5
 CELL = "tiny / iid / DP-FedGD / eps 40"
+CELL_ID = CellId("synthetic-frozen:400,100,6,3", "iid", study().methods[0].id, 40.0)
 
 
 # ---- the price
@@ -116,33 +119,45 @@ def test_the_number_of_runs_has_its_mean(runs, mean):
 
 def test_draws_follow_from_the_secret_and_never_share_noise():
     cell = Blueprint.draw(study(TEXT.replace("trials: 6", "trials: 300"))).cells[0]
-    found = draws(cell, b"a" * 32)
-    assert found == draws(cell, b"a" * 32)
-    assert found != draws(cell, b"b" * 32)
-    many = [draw for secret in range(4) for draw in draws(cell, bytes([secret]) * 32)]
-    assert len({draw.seed for draw in many}) == len(many) > 100
-    assert {draw.configuration["learning_rate"] for draw in many} == {0.01, 0.1, 1, 10, 0.5}
+    (variant,) = cell.study.variants
+
+    def draws(secret: bytes):
+        task = cell.study.search_task(cell.method, cell.epsilon, variant, 40, secret)
+        _, configurations, seeds = Private().propose(task, History(variant, task, {}))
+        return list(zip(configurations, seeds, strict=True))
+
+    found = draws(b"a" * 32)
+    assert found == draws(b"a" * 32)
+    assert found != draws(b"b" * 32)
+    many = [draw for secret in range(4) for draw in draws(bytes([secret]) * 32)]
+    assert len({seed for _, seed in many}) == len(many) > 100
+    assert {configuration["learning_rate"] for configuration, _ in many} == {0.01, 0.1, 1, 10, 0.5}
     assert len(fixed_grid(cell.space)) == 5  # 0.1 is in both grids and drawn no more often for it
+
+
+def deviation(of, epsilon: float, rows: int) -> float:
+    (variant,) = of.variants
+    return score_deviation(of.search_task(of.methods[0], epsilon, variant, rows))
 
 
 def test_the_noisy_score_decides():
     """Noise is that of the run's own seed: with none the best score wins, with much of it any."""
     outcomes = {"a": ("done", 50.0, 1.0), "b": ("done", 51.0, 1.0), "c": ("diverged", 99.0, None)}
     seeds = {"a": 1, "b": 2, "c": 3}
-    assert best_of(seeds, outcomes, 0.0).key == "b"
-    assert best_of(seeds, outcomes, 0.0).score == 51
-    winners = [best_of({"a": 10 * n, "b": 10 * n + 1, "c": 10 * n + 2}, outcomes, 100.0).key for n in range(200)]
+    assert noisy_best(seeds, outcomes, 0.0).key == "b"
+    assert noisy_best(seeds, outcomes, 0.0).score == 51
+    winners = [noisy_best({"a": 10 * n, "b": 10 * n + 1, "c": 10 * n + 2}, outcomes, 100.0).key for n in range(200)]
     assert 60 < winners.count("a") < 140
     assert set(winners) == {"a", "b"}
-    assert best_of({"c": 3}, outcomes, 1.0) is None
+    assert noisy_best({"c": 3}, outcomes, 1.0) is None
 
 
 def test_the_noise_of_a_score_has_the_deviation_that_is_priced():
-    deviation = score_deviation(study(), 40.0, 40)
-    assert deviation == pytest.approx(100 / (40 * mu_of(40, DELTA)))
-    scores = [best_of({"a": seed}, {"a": ("done", 50.0, 1.0)}, deviation).score for seed in range(4000)]
-    assert np.std(scores) == pytest.approx(deviation, rel=0.05)
-    assert np.mean(scores) == pytest.approx(50, abs=0.1 * deviation)
+    noise = deviation(study(), 40.0, 40)
+    assert noise == pytest.approx(100 / (40 * mu_of(40, DELTA)))
+    scores = [noisy_best({"a": seed}, {"a": ("done", 50.0, 1.0)}, noise).score for seed in range(4000)]
+    assert np.std(scores) == pytest.approx(noise, rel=0.05)
+    assert np.mean(scores) == pytest.approx(50, abs=0.1 * noise)
 
 
 # ---- what is refused
@@ -151,8 +166,8 @@ def test_the_noise_of_a_score_has_the_deviation_that_is_priced():
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("strategies: [private]", "strategies: [private, grid]", "private goes alone"),
-        ("epsilons: [40]", "epsilons: [40]\nobjective: loss", "judged by accuracy"),
+        ("strategies: [private]", "strategies: [private, grid]", "the others would show what private hides"),
+        ("epsilons: [40]", "epsilons: [40]\nobjective: loss", "needs accuracy"),
         ("clip: 2", "clip: 2, level: user", "protects records"),
         ("trials: 6}", "trials: 6, private: {score: 0}}", "score"),
     ],
@@ -177,7 +192,7 @@ def test_methods_without_a_known_price_are_refused():
 def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> study_run.Finished:
     """With a known secret, for a number of runs that is not too small."""
     with Ledger.write(folder) as ledger:
-        ledger.add_secrets({CELL: secret})
+        ledger.add_secrets({CELL_ID: secret})
     return study_run.run(study(text), text, folder, View(), **options)
 
 
@@ -199,16 +214,16 @@ def test_the_winner_is_trained_once_and_judged_twice(swept):
     """Its confirm run has other rows to be judged on and the same noise: all that clients see is the same."""
     with Ledger.read(swept) as ledger:
         stages, outcomes = ledger.stages(), ledger.outcomes()
-        searched = ledger.rows(stages[CELL, "private", "private"])
-        (confirmed,) = ledger.rows(stages[CELL, "private", "confirm"]).values()
+        searched = ledger.rows(stages[CELL_ID, "private", "private"])
+        (confirmed,) = ledger.rows(stages[CELL_ID, "private", "confirm"]).values()
         winner = Results.read(ledger).cells[0].search.choice
     assert len(searched) > 2
     assert len({row.trial.seed for row in searched.values()}) == len(searched)
     chosen = searched[winner.key]
     assert confirmed.metrics["train_loss"] == chosen.metrics["train_loss"]
     assert confirmed.trial.problem.evaluate_on == "test"
-    noisy = score_deviation(study(), 40.0, 40)
-    assert winner.key == best_of({k: row.trial.seed for k, row in searched.items()}, outcomes, noisy).key
+    noisy = deviation(study(), 40.0, 40)
+    assert winner.key == noisy_best({k: row.trial.seed for k, row in searched.items()}, outcomes, noisy).key
 
 
 def test_nothing_but_the_winner_is_published(swept):
@@ -216,17 +231,17 @@ def test_nothing_but_the_winner_is_published(swept):
     with Ledger.read(swept) as ledger:
         rows = ledger.rows(ledger.outcomes())
         stages = ledger.stages()
-        secret = ledger.secrets()[CELL]
-        runs = len(stages[CELL, "private", "private"])
+        secret = ledger.secrets()[CELL_ID]
+        runs = len(stages[CELL_ID, "private", "private"])
     shown = b"\n".join(published(swept).values()).decode() + json.dumps(read_page([str(swept)]))
     assert secret.hex() not in shown
     for row in rows.values():
         assert str(row.trial.seed) not in shown
         assert row.key not in shown
-    for key in stages[CELL, "private", "private"]:
+    for key in stages[CELL_ID, "private", "private"]:
         for value in rows[key].metrics["loss"].values():
             assert f"{value:.7g}" not in shown
-    (confirmed,) = (rows[key] for key in stages[CELL, "private", "confirm"])
+    (confirmed,) = (rows[key] for key in stages[CELL_ID, "private", "confirm"])
     for name in ("train_loss", "clipped_share", "signal_norm", "noise_norm"):
         for value in confirmed.metrics[name].values():
             assert f"{value:.7g}" not in shown or value in (0.0, 100.0)
@@ -274,12 +289,13 @@ def test_secrets_are_drawn_anew_for_every_folder_and_cell_and_travel_with_the_ru
     found = []
     for name in ("one", "two"):
         with Ledger.write(tmp_path / name) as ledger:
-            found += [ledger.secret("a"), ledger.secret("b")]
-            assert ledger.secret("a") == found[-2]
+            a, b = CELL_ID._replace(epsilon=1), CELL_ID._replace(epsilon=2)
+            found += [ledger.secret(a), ledger.secret(b)]
+            assert ledger.secret(a) == found[-2]
     assert len(set(found)) == 4
     merging.merge([swept], tmp_path / "merged")
     with Ledger.read(tmp_path / "merged") as ledger:
-        assert ledger.secrets() == {CELL: SECRET}
+        assert ledger.secrets() == {CELL_ID: SECRET}
     assert published(tmp_path / "merged") == published(swept)
 
 
@@ -287,7 +303,7 @@ def test_an_unfinished_search_shows_nothing(swept, tmp_path):
     """Not even how many runs have ended."""
     folder = Path(shutil.copytree(swept, tmp_path / "unfinished"))
     with Ledger.write(folder) as ledger:
-        lost = ledger.stages()[CELL, "private", "private"][0]
+        lost = ledger.stages()[CELL_ID, "private", "private"][0]
         ledger._db.execute("DELETE FROM trials WHERE key = ?", (lost,))
         ledger._db.execute("DELETE FROM stages WHERE stage = 'confirm'")
         write_tables(ledger, folder)

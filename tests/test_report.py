@@ -18,7 +18,7 @@ from orchestrator.report.html.data import as_json, gather
 from orchestrator.report.html.importance import importance
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
-from orchestrator.study.objective import ACCURACY
+from orchestrator.search.objective import ACCURACY
 
 CURVES = {1: {10: 50.0, 20: 60.0}, 2: {10: 52.0, 20: 62.0}, 3: {10: 54.0, 20: 64.0}}
 

@@ -3,6 +3,7 @@
 Trials are "run" by a pure function of their configuration, so every winner can be named beforehand.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -11,13 +12,15 @@ from collections import Counter
 
 import optuna
 import pytest
+from handmade_ledgers import cell_id
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_search import GD, SOFIM, cell, drive, near, row, study
+from simulated_search import DATA, GD, SOFIM, cell, drive, near, row, study
 
 import search_spaces
 from benchmarks import regret
 from orchestrator.execution import planning, study_run
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.planning import plan
 from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
@@ -28,15 +31,14 @@ from orchestrator.report.tables.best import read_best
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
-from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.contenders import contenders_of, paired
-from orchestrator.search.lead import Lead
-from orchestrator.search.optuna_search import OptunaSearch
+from orchestrator.search.candidates import candidates_of, paired_difference
+from orchestrator.search.objective import ACCURACY, SQUARED_ERROR
+from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import choose, ranked, win_contest
+from orchestrator.search.strategies.halving import HalvingSettings
+from orchestrator.search.strategies.optuna import Optuna, _Sampler
 from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.extension import check_extension
-from orchestrator.study.objective import ACCURACY, SQUARED_ERROR
-from orchestrator.study.settings import HalvingSettings, Study
 from trainables.errors import UserError
 from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
@@ -110,18 +112,40 @@ def test_with_other_rounds_it_is_another_trial(tmp_path):
 
 
 def test_a_trial_that_two_cells_share_is_run_once(tmp_path):
-    """Two names for the same thing: both cells finish, the second for nothing."""
-    ran = drive(tmp_path, study(methods=[GD, {**GD, "label": "again"}]), near(0.3))
+    """Two variants that differ in nothing that is run: both cells finish, the second for nothing."""
+    of = study(methods=[GD, {**GD, "label": "again", "scale": {"learning_rate": "log"}}])
+    ran = drive(tmp_path, of, near(0.3))
     assert ran.finished
     assert len(ran.trials) == 8
     for stage in ("coarse", "fine", "confirm"):
-        assert ran.stages[cell("DP-FedGD"), "grid", stage] == ran.stages[cell("again"), "grid", stage]
+        assert ran.of("DP-FedGD", stage) == ran.of("again", stage) != []
+
+
+def test_methods_that_differ_in_their_label_only_are_refused():
+    with pytest.raises(ValueError, match="methods DP-FedGD and again differ in their label only"):
+        study(methods=[GD, {**GD, "label": "again"}])
+
+
+def test_renaming_labels_recomputes_nothing_and_keeps_every_result(tmp_path):
+    before = drive(tmp_path, study(), near(0.3))
+    renamed = study(
+        data=[{"source": DATA, "label": "other name", "backbone": "net"}], methods=[GD, {**SOFIM, "label": "ours"}]
+    )
+    again = drive(tmp_path, renamed, near(0.3))
+    assert again.finished
+    assert again.trials == []
+    assert again.stages == before.stages
+    with Ledger.read(tmp_path) as ledger:
+        found = Results.read(ledger)
+    assert found.settings == ("other name / net / iid",)
+    assert [cell.method.shown for cell in found.cells] == ["DP-FedGD", "ours"]
+    assert all(len(cell.confirm) == 2 and cell.search.chosen for cell in found.cells)
 
 
 def test_a_folder_with_other_trials_of_a_stage_is_refused(tmp_path):
     """As when a new version of the program means something else by the same study."""
     with Ledger.write(tmp_path) as ledger:
-        ledger.add_stage(cell("DP-FedGD"), "grid", "coarse", ["of", "another", "version"])
+        ledger.add_stage(cell_id(study(), "DP-FedGD", 8), "grid", "coarse", ["of", "another", "version"])
         with pytest.raises(UserError, match=f"holds other coarse trials of '{cell('DP-FedGD')}' than this version"):
             Sweep(Blueprint.draw(study()), ledger)
 
@@ -165,26 +189,26 @@ def test_the_plan_is_what_is_run(tmp_path):
     ],
 )
 def test_the_rule_of_selection(outcomes, winner, within):
-    found = choose(contenders_of("abc", 1), dict(zip("abc", outcomes, strict=True)), rows=100)
-    assert (found.key, found.lost, found.within_standard_error) == (winner, 0, within)
+    found = choose(candidates_of("abc", 1), dict(zip("abc", outcomes, strict=True)), rows=100)
+    assert (found.key, found.failed, found.within_standard_error) == (winner, 0, within)
 
 
 def test_nothing_wins_where_nothing_ended_well():
     lost = {"a": ("diverged", None, None), "b": ("failed", None, None)}
     for seeds in (1, 2):
-        assert choose(contenders_of("ab", seeds), lost, rows=100) is None
-        assert win_contest(contenders_of("ab", seeds), lost) is None
+        assert choose(candidates_of("ab", seeds), lost, rows=100) is None
+        assert win_contest(candidates_of("ab", seeds), lost) is None
     assert choose([], {}, rows=100) is None
 
 
 def test_a_trial_named_twice_counts_once():
-    found = choose(contenders_of("aabba", 1), {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
+    found = choose(candidates_of("aabba", 1), {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
     assert (found.key, found.within_standard_error) == ("a", 2)
 
 
 def test_last_comes_what_did_not_run_to_its_end():
     outcomes = {"a": ("stopped", 99.0, 0.1), "b": ("done", 1.0, 9.0), "c": ("done", 2.0, 9.0), "d": ("done", 2.0, 8.0)}
-    assert [contender.key for contender in ranked(contenders_of("abcd", 1), outcomes)] == ["d", "c", "b"]
+    assert [contender.key for contender in ranked(candidates_of("abcd", 1), outcomes)] == ["d", "c", "b"]
 
 
 def test_ties_go_to_the_lower_loss_then_to_grid_order(tmp_path):
@@ -303,7 +327,7 @@ def test_a_configuration_is_judged_by_its_mean_over_seeds(tmp_path):
 def test_the_best_meet_again_on_fresh_seeds(tmp_path):
     """The search takes 0.1 for the best, by luck; the contest, as long as confirm and on validation rows, does not."""
     luck = {(0.1, seed): 20.0 for seed in SEEDS["search"]}
-    of = study(methods=[GD], seeds=SEEDS, search={"contenders": 3})
+    of = study(methods=[GD], seeds=SEEDS, search={"finalists": 3})
     ran = drive(tmp_path, of, lucky(0.5, luck))
     contest = ran.of("DP-FedGD", "contest")
     assert [(t.hyperparameters["learning_rate"], t.seed) for t in contest] == [
@@ -365,7 +389,7 @@ def scored(*rows: tuple[float | None, ...]):
         key: ("diverged", None, None) if value is None else ("done", value, 1.0)
         for key, value in zip(names, values, strict=True)
     }
-    return contenders_of(names, len(rows[0])), outcomes
+    return candidates_of(names, len(rows[0])), outcomes
 
 
 @pytest.mark.parametrize(
@@ -408,13 +432,13 @@ def test_the_winner_of_a_contest_is_not_told_from_the_best(rows):
     contenders, outcomes = scored(*rows)
     found = win_contest(contenders, outcomes)
     best = max(statistics.fmean(row) for row in rows)
-    lead = [paired(row, _scores(found, outcomes)) for row in rows if statistics.fmean(row) == best]
+    lead = [paired_difference(row, _scores(found, outcomes)) for row in rows if statistics.fmean(row) == best]
     assert any(mean <= error for mean, error in lead)
     assert 1 <= found.within_standard_error <= len(rows)
 
 
 def _scores(found, outcomes) -> list[float]:
-    return [outcomes[key][1] for key in found.contender.keys]
+    return [outcomes[key][1] for key in found.candidate.keys]
 
 
 # ---- partitions that vary
@@ -467,7 +491,7 @@ def test_clip_and_rounds_may_be_searched_over(tmp_path):
 
 def test_halving_needs_equal_rounds():
     axes = {"learning_rate": [0.1], "rounds": [2, 4]}
-    with pytest.raises(ValueError, match="halving compares after equal rounds, but DP-FedGD searches over rounds"):
+    with pytest.raises(ValueError, match="DP-FedGD searches over rounds, but halving compares after equal rounds"):
         study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"strategies": ["halving"]})
 
 
@@ -537,19 +561,35 @@ def test_optuna_trials_that_failed_are_not_tried_again_half_way(tmp_path):
 
 def test_what_optuna_asks_at_once_knows_of_one_another():
     """Those that are still out are taken for bad ones: else a batch would crowd around the best so far."""
-    one = Blueprint.draw(study(methods=[GD])).cells[0]
-    search = OptunaSearch(one, lambda stage, some: [one.trial(stage, c) for c in some])
-    assert search.study.sampler._constant_liar
+    assert _Sampler(seed=1)._study.sampler._constant_liar
 
 
 def test_optuna_is_told_what_is_better_whatever_the_objective():
     """Of an error less is better: the best it knows is the trial with the least."""
     for objective, best in (("accuracy", 2), ("loss", 0)):
         (one,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
-        search = OptunaSearch(one, lambda stage, some, one=one: [one.trial(stage, c) for c in some])
-        batch = search.next_batch({})
-        search.next_batch({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
-        assert search.study.best_trial.number == best
+        outcomes = {}
+        search = CellSearch(one, one.study.variants[0], outcomes, 10)
+        stage, batch = search.next_stage()
+        search.open(stage, batch)
+        outcomes.update({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
+        search.next_stage()
+        assert search.history.memo["optuna"]._study.best_trial.number == best
+
+
+def test_optuna_replays_its_batches_without_a_cache():
+    """What it asks next is a function of the results alone: a history without a cache gives the same proposal."""
+    (one,) = Blueprint.draw(study(methods=[GD], search=OPTUNA)).cells
+    outcomes = {}
+    search = CellSearch(one, one.study.variants[0], outcomes, 10)
+    for _ in range(2):
+        stage, batch = search.next_stage()
+        search.open(stage, batch)
+        outcomes.update({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
+    search.history.memo.clear()
+    again = Optuna().propose(search.task, search.history)
+    assert again == Optuna().propose(search.task, dataclasses.replace(search.history, memo={}))
+    assert again.configurations
 
 
 def test_a_fine_grid_that_diverges_leaves_the_coarse_winner(tmp_path):
@@ -586,7 +626,7 @@ def test_the_best_of_the_budgets_beside_meet_in_the_contest(tmp_path):
     }
 
     def contests(warm: bool) -> dict[float, set[float]]:
-        ran = drive(tmp_path / str(warm), study(**of, search={"warm_start": warm, "contenders": 2}), judge)
+        ran = drive(tmp_path / str(warm), study(**of, search={"warm_start": warm, "finalists": 2}), judge)
         assert ran.finished
         return {eps: set(rates(ran.of("DP-FedGD", "contest", epsilon=eps))) for eps in best}
 
@@ -599,7 +639,7 @@ def test_the_winner_of_a_budget_has_a_place_before_its_guests(tmp_path):
         methods=[GD],
         epsilons=[1, 2, 4],
         seeds={"search": [1], "contest": [11], "confirm": [21]},
-        search={"warm_start": True, "contenders": 1},
+        search={"warm_start": True, "finalists": 1},
     )
     ran = drive(tmp_path, of, lambda trial: near({1: 0.01, 2: 0.1, 4: 1}[trial.privacy.epsilon])(trial))
     assert [rates(ran.of("DP-FedGD", "contest", epsilon=eps)) for eps in (1, 2, 4)] == [[0.01], [0.1], [1.0]]
@@ -611,7 +651,7 @@ def test_a_trial_that_failed_is_final_once_a_contest_beside_was_built_on_it(tmp_
         methods=[{"name": "dp-fedgd", "coarse": {"learning_rate": [0.01, 0.1]}, "fine": {"learning_rate": [1]}}],
         epsilons=[1, 2, 4],
         seeds={"search": [1], "contest": [11], "confirm": [21]},
-        search={"warm_start": True, "contenders": 2},
+        search={"warm_start": True, "finalists": 2},
     )
 
     def judge(trial):
@@ -639,7 +679,7 @@ def test_a_budget_more_would_change_contests_that_were_held(tmp_path):
 
 
 def test_where_the_budgets_beside_cannot_be_asked(tmp_path):
-    with pytest.raises(ValueError, match="warm_start brings more contenders to a contest, and there is none"):
+    with pytest.raises(ValueError, match="warm_start brings more finalists to a contest, and there is none"):
         study(search={"warm_start": True, "select": "single"})
     with pytest.raises(UserError, match=r"shard = 2/3: with search.warm_start"):
         study_run.run(study(search={"warm_start": True}), "", tmp_path, View(), shard=(2, 3))
@@ -665,7 +705,7 @@ STRATEGIES = {
         "methods": [GD],
         "epsilons": [1, 2, 4],
         "seeds": {"search": [1, 2], "contest": [11]},
-        "search": {"warm_start": True, "contenders": 2},
+        "search": {"warm_start": True, "finalists": 2},
     },
     "both selections, optuna": {
         "methods": [GD],
@@ -778,7 +818,7 @@ def test_more_confirm_seeds_run_alone(tmp_path):
         ("dp-fedsofim", 6, 1),
         ("dp-fedsofim", 6, 2),
     ]
-    assert len(ran.stages[cell("DP-FedGD"), "grid", "confirm"]) == 4
+    assert len(ran.stages[cell_id(study(), "DP-FedGD", 8), "grid", "confirm"]) == 4
 
 
 def test_more_of_everything_else_runs_alone(tmp_path):
@@ -798,10 +838,10 @@ def test_a_second_way_of_searching_runs_alone(tmp_path):
     first = drive(tmp_path, study(methods=[GD]), near(0.3))
     second = drive(tmp_path, study(methods=[GD], search={"strategies": ["grid", "optuna"]}), near(0.3))
     assert {key for key in second.stages if key not in first.stages} == {
-        (cell("DP-FedGD"), "optuna", "optuna"),
-        (cell("DP-FedGD"), "optuna", "confirm"),
+        (cell_id(study(), "DP-FedGD", 8), "optuna", "optuna"),
+        (cell_id(study(), "DP-FedGD", 8), "optuna", "confirm"),
     }
-    keys = second.stages[cell("DP-FedGD"), "optuna", "optuna"]
+    keys = second.stages[cell_id(study(), "DP-FedGD", 8), "optuna", "optuna"]
     assert {trial.key for trial in second.trials if trial.rounds == 4} == set(keys)
 
 
@@ -846,8 +886,8 @@ OPTUNA = {"strategies": ["optuna"], "optuna": {"batch": 3}}
 def test_optuna_has_the_budget_of_the_grids(tmp_path):
     """3 + 4 and 4 + 4 trials, though a configuration is in both grids."""
     ran = drive(tmp_path, study(search=OPTUNA), near(0.3))
-    assert len(ran.stages[cell("DP-FedGD"), "optuna", "optuna"]) == 7
-    assert len(ran.stages[cell("DP-FedSOFIM"), "optuna", "optuna"]) == 8
+    assert len(ran.of("DP-FedGD", "optuna", "optuna")) == 7
+    assert len(ran.of("DP-FedSOFIM", "optuna", "optuna")) == 8
     assert ran.finished
 
 
@@ -942,7 +982,7 @@ def test_optuna_runs_a_configuration_once_however_often_it_asks(tmp_path):
     }
     ran = drive(tmp_path, study(methods=[method], search=OPTUNA), lambda trial: ("done", 50.0, 1.0))
     assert ran.finished
-    assert len(ran.stages[cell("DP-FedAvg"), "optuna", "optuna"]) == 4
+    assert len(ran.of("DP-FedAvg", "optuna", "optuna")) == 4
     assert len({trial.key for trial in ran.trials}) == len(ran.trials) <= 2 + 2
 
 
@@ -963,7 +1003,7 @@ def test_optuna_is_told_the_mean_over_seeds(tmp_path):
 def test_the_number_of_configurations_may_be_set(tmp_path):
     for strategy in ("optuna", "random"):
         ran = drive(tmp_path / strategy, study(methods=[GD], search={"strategies": [strategy], "trials": 5}), near(0.3))
-        assert len(ran.stages[cell("DP-FedGD"), strategy, strategy]) == 5
+        assert len(ran.of("DP-FedGD", strategy, strategy)) == 5
         assert status.read(tmp_path / strategy)["finished"]
 
 
@@ -1052,7 +1092,7 @@ def test_a_rung_is_cut_by_the_mean_over_seeds_and_who_is_lost_on_one_comes_last(
 
 def first_rung(of) -> list[TrialSpec]:
     (cell_of,) = Blueprint.draw(of).cells
-    return CellSearch(cell_of, of.strategies[0], 10).next_trials({})[1]
+    return CellSearch(cell_of, of.variants[0], {}, 10).next_stage().trials
 
 
 @pytest.mark.parametrize("given", [{"fixed": {"rounds": 90}}, {"rounds": 90}])
@@ -1061,7 +1101,6 @@ def test_rungs_are_parts_of_the_rounds_that_a_method_has(tmp_path, given):
     ran = drive(tmp_path, of, near(0.3))
     assert [{trial.last_round for trial in rung} for rung in climbed(ran)] == [{10}, {30}, {90}]
     assert [len(rung) for rung in climbed(ran)] == [27, 9, 3]
-    assert of.last_round_of(of.methods[0], "rung-2") == 30
 
 
 def test_tables_and_exports_tell_rungs_apart(tmp_path):
@@ -1103,7 +1142,7 @@ def test_before_a_rung_has_results_the_one_below_leads(tmp_path):
 
 
 def test_the_contest_is_among_the_last_rung(tmp_path):
-    of = study(methods=[GD], seeds={"search": [1, 2], "contest": [11, 12]}, search={**HALVING, "contenders": 8})
+    of = study(methods=[GD], seeds={"search": [1, 2], "contest": [11, 12]}, search={**HALVING, "finalists": 8})
     ran = drive(tmp_path, of, near(0.3))
     met = {t.hyperparameters["learning_rate"] for t in ran.of("DP-FedGD", "contest", "halving")}
     assert met == {t.hyperparameters["learning_rate"] for t in climbed(ran, "rung-3")[0]}
@@ -1119,20 +1158,10 @@ def test_a_ladder_ends_where_nothing_is_left(tmp_path):
 
 def test_whoever_leads_leads_its_rung(tmp_path):
     """After more rounds scores are others: what shone below does not count above."""
-    heard = Lead(ACCURACY)
+    heard = RunningBest(ACCURACY, [*RUNG, "contest"])
     for stage, score in (("rung-1", 80.0), ("rung-2", 60.0), ("rung-2", 50.0)):
-        heard.hear(stage, int(score), 1, ("done", score, 1.0))
+        heard.add(stage, int(score), 1, ("done", score, 1.0))
     assert heard.score == 60.0
-
-
-def test_a_study_of_early_stopping_within_packs_is_told_what_is_there_now():
-    with pytest.raises(ValueError, match=r"strategies: \[halving\] stops across packs"):
-        study(search={"early_stopping": {"rounds": [2]}})
-    assert study(search={"early_stopping": None}) == study(), "as older ledgers say it"
-    recorded = json.loads(study().model_dump_json())
-    recorded["search"]["early_stopping"] = {"rounds": [2], "keep": 0.5}
-    with pytest.raises(UserError, match="made by an earlier version, with early stopping within packs"):
-        Study.recorded(json.dumps(recorded))
 
 
 # ---- how good a search is
@@ -1176,8 +1205,8 @@ def test_a_plan_for_a_cluster():
 def test_planning_makes_a_trial_a_few_times_at_most(monkeypatch):
     """However many there are: nothing grows with their square."""
     made = []
-    plain = Cell.trial
-    monkeypatch.setattr(Cell, "trial", lambda *given: (made.append(1), plain(*given))[1])
+    plain = Cell.trials
+    monkeypatch.setattr(Cell, "trials", lambda *given, **more: (made.append(1), plain(*given, **more))[1])
     axes = {"learning_rate": [0.001 * (k + 1) for k in range(100)], "rho": [1 + k for k in range(10)], "beta": [0.9]}
     method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [21 + k for k in range(10)]}}
     planned = plan(study(methods=[method]))

@@ -13,11 +13,14 @@ from pydantic import BaseModel
 from repository_files import REPOSITORY
 
 from orchestrator.study import extension
+from orchestrator.study.advice import advice
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.extension import carried_over, check_extension
-from orchestrator.study.notes import notes
+from orchestrator.study.extension import check_extension, keep_reference
 from orchestrator.study.reading import changed_resources, found_again, load, packaged, parse
-from orchestrator.study.settings import MethodSettings, ResourceSettings, SeedSettings, Study
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.settings.resources import ResourceSettings
+from orchestrator.study.settings.seeds import SeedSettings
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 from trainables.methods import METHODS
 
@@ -111,7 +114,7 @@ def test_a_winner_is_chosen_on_other_seeds_than_those_that_confirm_it():
     seeds = [*study.seeds.search, *study.seeds.contest, *study.seeds.confirm]
     assert (len(study.seeds.search), len(study.seeds.contest), len(study.seeds.confirm)) == (3, 5, 5)
     assert len(set(seeds)) == len(seeds)
-    assert (study.search.select, study.search.refine, study.search.contenders) == (["contest"], "zoom", 8)
+    assert (study.search.select, study.search.refine, study.search.finalists) == (["contest"], "zoom", 8)
     for name in packaged():
         if name.startswith("paper") or name == "m-estimation":
             paper, _ = load(name)
@@ -232,8 +235,8 @@ WRONG = {
     "strategy": (
         TEXT + "search:\n  strategies: [grid, luck]\n",
         16,
-        "search.strategies.1",
-        "'grid', 'optuna', 'random', 'halving' or 'private'",
+        "search.strategies",
+        "strategy 'luck' is unknown",
     ),
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
     "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
@@ -241,12 +244,6 @@ WRONG = {
     "comparison": (TEXT + "compare_to: dp-ftrl\n", 15, "compare_to", "'dp-ftrl' is none of the methods: DP-FedGD"),
     "partition": (changed("[iid]", "\n  - iid\n  - idd"), 5, "partitions.1", "'idd' is unknown"),
     "budget in mu": (changed("- 8", "- mu=much"), 12, "epsilons.1", "budget 'mu=much'"),
-    "early stopping": (
-        TEXT + "search:\n  early_stopping:\n    rounds: [15]\n",
-        16,
-        "search.early_stopping",
-        "strategies: [halving]",
-    ),
     "rungs": (TEXT + "search:\n  halving:\n    rungs: 9\n", 17, "search.halving.rungs", "found 9"),
     "YAML: bracket": (changed("[42, 7]", "[42, 7"), 15, "", "not valid YAML: "),
     "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
@@ -304,10 +301,13 @@ def test_what_has_no_effect_is_said(tmp_path, fedsweep):
     code, out, _ = fedsweep("plan", tmp_path / "tiny.yaml")
     assert code == 0
     assert "note: the fine grid of DP-FedGD is not used: search.refine = 'zoom'" in out
-    assert "note: evaluate_every = 60 is more than the rounds of DP-FedGD, DP-FedSOFIM: only the last is judged" in out
-    assert notes(read(TEXT)) == []
-    assert notes(read(changed("- dp-fedgd", fine) + "search: {refine: table}\n")) == []
-    assert notes(read(changed("- dp-fedgd", fine) + "search: {strategies: [grid, random]}\n")) == [], (
+    assert (
+        "note: evaluate_every = 60 is more than the rounds of DP-FedGD, DP-FedSOFIM: only the last round is evaluated"
+        in out
+    )
+    assert advice(read(TEXT)) == []
+    assert advice(read(changed("- dp-fedgd", fine) + "search: {refine: table}\n")) == []
+    assert advice(read(changed("- dp-fedgd", fine) + "search: {strategies: [grid, random]}\n")) == [], (
         "ranges come of both"
     )
 
@@ -360,12 +360,12 @@ def test_a_grid_that_nobody_can_run_is_refused_by_its_size():
 def test_the_reference_of_comparisons_stays_when_methods_join():
     old, more = read(TEXT), read(changed("epsilons:", "  - dp-ftrl\nepsilons:"))
     assert (old.reference.shown, more.reference.shown) == ("DP-FedSOFIM", "DP-FTRL")
-    kept = carried_over(old, more)
+    kept = keep_reference(old, more)
     assert kept.reference.shown == "DP-FedSOFIM"
-    assert carried_over(kept, more) == kept, "the same file again changes nothing"
+    assert keep_reference(kept, more) == kept, "the same file again changes nothing"
     said = read(changed("epsilons:", "  - dp-ftrl\ncompare_to: dp-ftrl\nepsilons:"))
-    assert carried_over(old, said) == said, "a study that says it decides"
-    assert carried_over(old, old) == old
+    assert keep_reference(old, said) == said, "a study that says it decides"
+    assert keep_reference(old, old) == old
 
 
 MEANINGLESS = {
@@ -390,10 +390,8 @@ def test_two_data_sets_of_one_name_are_refused(tmp_path):
     """Their cells would have the same names, and the second one's trials would be lost."""
     feature_file(tmp_path / "one" / "features.npz", rows=60)
     feature_file(tmp_path / "two" / "features.npz", rows=80)
-    study = with_data(tmp_path, 'one/features.npz", "two/features.npz')
-    assert len({data.source for data in study.data}) == 2
-    with pytest.raises(UserError, match="features"):
-        Blueprint.draw(study)
+    with pytest.raises(UserError, match="two data sets are called 'features'; give one of them a label"):
+        with_data(tmp_path, 'one/features.npz", "two/features.npz')
 
 
 @pytest.mark.parametrize(
@@ -428,7 +426,7 @@ def test_data_lies_beside_the_study_file(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     study, _ = load(str(here / "tiny.yaml"))
     assert study.data[0].source == str(here / "data" / "features.npz"), "whole, so that it can be resumed from anywhere"
-    assert Blueprint.draw(study).cells[0].setting.id == "features / iid"
+    assert Blueprint.draw(study).cells[0].setting.name == "features / iid"
 
 
 def test_data_is_looked_for_in_order(tmp_path, monkeypatch):
@@ -535,7 +533,7 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
     "rounds.confirm": (TEXT + "rounds: {confirm: 80}\n", 80, 70),
     "seeds.search": (TEXT.replace("seeds:", "seeds:\n  search: 1"), [1], [1, 2, 3]),
     "seeds.contest": (TEXT.replace("seeds:", "seeds:\n  contest: [8]"), [8], [11, 12, 13, 14, 15]),
-    "search.contenders": (TEXT + "search: {contenders: 4}\n", 4, 8),
+    "search.finalists": (TEXT + "search: {finalists: 4}\n", 4, 8),
     "search.warm_start": (TEXT + "search: {warm_start: true}\n", True, False),
     "seeds.partition": (TEXT.replace("seeds:", "seeds:\n  partition: 1"), 1, 42),
     "evaluate_every": (TEXT + "evaluate_every: 5\n", 5, 10),

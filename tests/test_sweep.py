@@ -134,7 +134,7 @@ def test_plan_run_status_and_readme_count_the_same_trials(select, no_ray, tmp_pa
     such a trial is one, whoever counts."""
     text = study_text().replace("fine: {learning_rate: [0.3, 2]", "fine: {learning_rate: [0.1, 1, 2]")
     text = text.replace("search: 42, contest: []", "search: [1, 2], contest: [3, 4]")
-    text = text.replace("refine: table", f"refine: table, contenders: 2, select: {select}")
+    text = text.replace("refine: table", f"refine: table, finalists: 2, select: {select}")
     planned = planning.plan(parse(text, "tiny.yaml", Path.cwd()))
     total = sum(planned.trials.values())
     assert planned.exact
@@ -348,7 +348,7 @@ def contest_text(resources: str) -> str:
         TEXT.replace(sofim, "")
         .replace("[0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1.0e+38]", "[0.1, 1]")
         .replace("search: 42, contest: []", "search: [1, 2], contest: [3, 4], partition: [5, 6]")
-        .replace("search: {refine: table, ", "search: {refine: zoom, contenders: 3, select: [contest, single], ")
+        .replace("search: {refine: table, ", "search: {refine: zoom, finalists: 3, select: [contest, single], ")
         + f"resources: {{gpus_per_host: 0, {resources}}}\n"
     )
 

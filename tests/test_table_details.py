@@ -30,7 +30,7 @@ from orchestrator.report.tables.tuning import _seeds
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult
-from orchestrator.study.objective import ACCURACY
+from orchestrator.search.objective import ACCURACY
 from trainables.privacy.gaussian import epsilon_of, mu_of
 
 differences = import_module("orchestrator.report.tables.differences")  # the package calls a function so

@@ -40,7 +40,7 @@ from orchestrator.report.tables.privacy import _rounded_up
 from orchestrator.report.tables.tuning import shown_value
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables import methods
 from trainables.data import partition
 from trainables.errors import UserError

@@ -30,7 +30,7 @@ from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import AUTO_LANES, capacity
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import parse
-from orchestrator.study.settings import ResourceSettings
+from orchestrator.study.settings.resources import ResourceSettings
 from trainables import methods
 from trainables.choices import PRECISIONS, Precision
 from trainables.data import features, partition

@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
-from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.contenders import Outcome
+from orchestrator.search.candidates import Outcome
 from orchestrator.study.cells import Blueprint, Cell
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from search_spaces import Configuration
 from trainables.federation.problem import Problem, in_process
 from trainables.federation.server import run_here
@@ -107,8 +107,8 @@ class Runner:
                 confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
                 sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluate` runs these
                 sweep.ended(self.run(search, blueprint.problems))
-            choices = [_choice(search, sweep, rounds) for search in sweep.searches]
-            finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists(sweep.outcomes)]
+            choices = [_choice(search, rounds) for search in sweep.searches]
+            finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists()]
         return [choice for choice in choices if choice is not None], finalists
 
     def evaluate(
@@ -116,20 +116,21 @@ class Runner:
     ) -> list[list[float]]:
         """Test accuracies by configuration and seed. A diverged trial scores as random guessing."""
         seeds = cell.study.seeds.confirm
-        trials = [[cell.trial("confirm", configuration, seed) for seed in seeds] for configuration in configurations]
+        rounds = cell.study.stage_rounds(cell.method).confirm
+        trials = [cell.trials(configuration, seeds, rounds, confirm=True) for configuration in configurations]
         outcomes = self.run([t for row in trials for t in row], problems)
         guess = 100.0 / max(problem.data.classes for problem in problems.values())
         return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
 
 
-def _choice(search: CellSearch, sweep: Sweep, rounds: Mapping[str, int]) -> Choice | None:
-    choice = search.choice(sweep.outcomes)
+def _choice(search: CellSearch, rounds: Mapping[str, int]) -> Choice | None:
+    choice = search.history.winner()
     if choice is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
-    strategy = f"{search.strategy.name} warm" if search.cell.study.search.warm_start else search.strategy.name
+    strategy = f"{search.variant.name} warm" if search.cell.study.search.warm_start else search.variant.name
     trial_rounds = sum(rounds[key] for key in keys)
-    return Choice(search.cell.epsilon, strategy, search.configuration(choice.contender), trial_rounds)
+    return Choice(search.cell.epsilon, strategy, search.history.configuration(choice.candidate), trial_rounds)
 
 
 def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) -> Study:

@@ -10,7 +10,7 @@ import typer
 from orchestrator.commands.options import Folder, Json
 from orchestrator.commands.sweep import warn_if_unfinished
 from orchestrator.console import emit_json
-from orchestrator.study.objective import OBJECTIVES, Objective
+from orchestrator.search.objective import OBJECTIVES, Objective
 from trainables import plugins
 
 

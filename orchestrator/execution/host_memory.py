@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.execution.packing import Capacity
-from orchestrator.study.settings import ResourceSettings
+from orchestrator.study.settings.resources import ResourceSettings
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 LANE_BYTES = 8 * 6  # for every weight of a lane, in every host and in the server: weights, releases, state, work

@@ -13,7 +13,7 @@ from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from orchestrator.study.extension import check_extension
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 
 
@@ -44,7 +44,7 @@ def _take(part: Ledger, into: Ledger, name: str) -> None:
                 raise UserError(f"result folder {name} is of another study: {error}") from None
     into.add_plugins(part.plugins())
     into.add_data(part.fingerprints())
-    into.add_facts(part.facts())
+    into.add_settings(part.settings())
     into.add_partitions(part.partitions())
     into.add_secrets(part.secrets())
     known = into.stages()
@@ -53,4 +53,4 @@ def _take(part: Ledger, into: Ledger, name: str) -> None:
         if common != keys[: len(common)]:
             raise UserError(f"result folder {name} has other {stage} trials of {cell!r} than those before it")
         into.add_stage(cell, strategy, stage, keys)
-    into.take_rows(part)
+    into.copy_rows(part)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from orchestrator.study.settings import ResourceSettings
+from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec

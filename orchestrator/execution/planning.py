@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.cluster.connect import local_resources
 from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
 from orchestrator.execution.packing import Capacity, capacity, make_packs, passes
-from orchestrator.execution.progress import yet_to_open
-from orchestrator.search.cell_search import CellSearch
-from orchestrator.search.extent import is_exact, may_grow
+from orchestrator.study.advice import advice
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.notes import notes
-from orchestrator.study.settings import Study
-from orchestrator.study.strategies import STAGES
+from orchestrator.study.study import Study
 from trainables.data.stored import StoredRows
 from trainables.federation.trial_spec import TrialSpec
 from trainables.lazy import torch
@@ -91,23 +88,24 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     size = capacity(local_resources() if nodes is None else nodes, study.resources, blueprint.most_clients)
     size = within_memory(size, study.resources, blueprint.most_weights, nodes or ())
     searches = [
-        CellSearch(cell, strategy, blueprint.validation_rows(cell))
+        CellSearch(cell, variant, {}, blueprint.validation_rows(cell.setting))
         for cell in blueprint.cells
-        for strategy in study.strategies
+        for variant in study.variants
     ]
     trials: Counter[str] = Counter()
     packs: Counter[str] = Counter()
     known: set[str] = set()
     rounds = 0
     flops = 0.0
-    for stage in STAGES:
+    for stage in study.stages:
         found = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
         members = [trial for trial in found if trial.key not in known]
         known.update(trial.key for trial in members)
         if not members:
             continue
-        # coarse grids are opened at once, so those that cells share are known by their keys, as in a sweep that begins
-        trials[stage] = len(members) if stage == "coarse" else sum(yet_to_open(s).get(stage, 0) for s in searches)
+        # stages that open at once may share trials, which are known by their keys
+        opened = any(stage in search.stages for search in searches)
+        trials[stage] = len(members) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
         packs[stage] = len(make_packs(members, size))
         for trial in members:
             rounds += trial.last_round
@@ -121,10 +119,10 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     return Plan(
         study.name,
         len(blueprint.cells),
-        len(study.strategies),
+        len(study.variants),
         dict(trials),
-        is_exact(study),
-        may_grow(study),
+        study.trials_are_exact,
+        study.may_add_stages,
         dict(packs),
         rounds,
         seconds,
@@ -134,28 +132,28 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         size.size.hosts,
         size.size.device,
         "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
-        notes(study),
+        advice(study),
     )
 
 
 def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
-    """Trials of a stage as they will be, where that depends on nothing; else as many stand-ins."""
-    space, cell = search.cell.space, search.cell
-    count = yet_to_open(search).get(stage, 0)
+    """The trials of a stage, if they do not depend on results; else as many placeholders."""
+    count = search.trials_to_come().get(stage, 0)
     if not count:
         return []
-    seeds = cell.study.seeds_of(search.strategy, stage)
-    if stage == "coarse" or (stage == "fine" and cell.study.search.refine == "table"):
-        grid = space.grid(space.coarse if stage == "coarse" else space.fine)
-        trials = [cell.trial(stage, configuration, seed) for configuration in grid for seed in seeds]
-        if stage == "coarse":
+    fixed = search.variant.strategy.fixed_configurations(search.task)
+    if stage in fixed:
+        trials = search.trials(stage, fixed[stage])
+        if stage == next(iter(fixed)):  # opens at once
             search.open(stage, trials)
         return trials
-    stand_ins = [cell.trial(stage, space.grid(space.coarse)[0], seed) for seed in seeds]
-    return [
-        stand_ins[n % len(seeds)].model_copy(update={"code": f"{cell.id} {search.strategy.name} {n}"})
-        for n in range(count)
-    ]
+    space = search.cell.space
+    some = space.grid(space.coarse)[0]
+    if search.variant.strategy.publishes_only_winner:
+        placeholders = [search.cell.private_trial(some, 0, "validation")]
+    else:
+        placeholders = search.trials(stage, [some])
+    return [placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {n}"}) for n in range(count)]
 
 
 def _unique(trials: list[TrialSpec]) -> list[TrialSpec]:

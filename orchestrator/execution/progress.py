@@ -13,11 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.console import emit_json, stderr
+from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.sweep import Sweep
-from orchestrator.search import extent
-from orchestrator.search.cell_search import CellSearch
-from orchestrator.study.strategies import STAGES
 
 SHOW_SHARE = 0.02  # of the driver's time, at most, goes into showing how it stands
 
@@ -56,11 +54,10 @@ class Standing:
     def of(cls, sweep: Sweep) -> Standing:
         more, left = 0, 0
         for search in sweep.searches:
-            study, method = search.cell.study, search.cell.method
-            left += sweep.left(search) * study.last_round_of(method, next(reversed(search.stages)))
-            for stage, count in yet_to_open(search).items():
+            left += sweep.left(search) * search.last_round(next(reversed(search.stages)))
+            for stage, count in search.trials_to_come().items():
                 more += count
-                left += count * study.last_round_of(method, stage)
+                left += count * search.last_round(stage)
         return cls(len(sweep.known) - sweep.running, len(sweep.known) + more, left)
 
 
@@ -69,14 +66,6 @@ def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
     opened = len(search.stages.get(stage, []))
     last = next(reversed(search.stages), None)
     return StageCount(opened - (sweep.left(search) if stage == last else 0), opened)
-
-
-def yet_to_open(search: CellSearch) -> dict[str, int]:
-    """Trials that its stages will add to those that are open; a cell that has its confirm stage has all."""
-    if "confirm" in search.stages:
-        return {}
-    opened = {stage: len(keys) for stage, keys in search.stages.items()}
-    return extent.yet_to_open(search.cell.study, search.cell.method, search.cell.space, search.strategy, opened)
 
 
 class View:
@@ -91,8 +80,8 @@ class View:
         standing = Standing.of(sweep)
         left = standing.trials_total - standing.trials_done
         study = sweep.blueprint.study
-        about = "" if extent.is_exact(study) else "about "
-        more = ", and more where a winner calls for a finer grid" if extent.may_grow(study) and left else ""
+        about = "" if study.trials_are_exact else "about "
+        more = ", and more where a winner calls for a finer grid" if study.may_add_stages and left else ""
         self.say(f"{about}{left} trials to run{more}, {standing.trials_done} done before; starting Ray")
 
     def started(self, sweep: Sweep, size: Capacity) -> None:
@@ -209,9 +198,8 @@ def _trouble(running: Running) -> str:
 
 def standing_table(sweep: Sweep) -> Table:
     """Cells by stages with the best validation score so far."""
-    strategies = sweep.blueprint.study.strategies
-    stages = [stage for stage in STAGES if any(stage in strategy.stages for strategy in strategies)]
-    stages = [s for s in stages if any(s in search.stages or s in yet_to_open(search) for search in sweep.searches)]
+    begun = [{*search.stages, *search.trials_to_come()} for search in sweep.searches]
+    stages = [stage for stage in sweep.blueprint.study.stages if any(stage in some for some in begun)]
     table = Table(box=None, pad_edge=False)
     table.add_column("cell")
     for stage in stages:
@@ -225,6 +213,6 @@ def standing_table(sweep: Sweep) -> Table:
 
 def best_so_far(search: CellSearch, sweep: Sweep) -> str:
     """Of the configuration that leads: its mean over seeds."""
-    if search.strategy.search == "private" or search.lead.score is None:
+    if search.variant.strategy.publishes_only_winner or search.best.score is None:
         return "·"  # but for the winner's, no score of a private search is to be seen
-    return sweep.blueprint.study.judged_by.shown(search.lead.score)
+    return sweep.blueprint.study.judged_by.shown(search.best.score)

@@ -108,7 +108,7 @@ class Conductor:
         self._held: dict[str, set[str]] = {}
         """Checkpoints, and the trials for which they are kept."""
         self._tidier = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-tidier")
-        self.sweep.all_wait_anew()
+        self.sweep.requeue_waiting()
         if self.storage is not None:
             self._take_up()
 

@@ -26,13 +26,15 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import write_text
-from orchestrator.results.ledger import Ledger
+from orchestrator.results.ledger import Ledger, SettingFacts
 from orchestrator.results.locations import SCRATCH, ResultsLocation, results_location
+from orchestrator.study.advice import advice
+from orchestrator.study.cell_id import SettingId
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.extension import carried_over, check_extension
-from orchestrator.study.notes import notes
+from orchestrator.study.extension import check_extension, keep_reference
 from orchestrator.study.reading import found_again
-from orchestrator.study.settings import ResourceSettings, Study
+from orchestrator.study.settings.resources import ResourceSettings
+from orchestrator.study.study import Study
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.models import kernels
@@ -100,7 +102,7 @@ def _run(
         _enter_study(ledger, blueprint, source, folder)
         sweep = Sweep(replace(blueprint, cells=blueprint.cells[shard[0] - 1 :: shard[1]]), ledger)
         if not sweep.finished:
-            for sentence in notes(blueprint.study):
+            for sentence in advice(blueprint.study):
                 view.say(f"note: {sentence}")
             view.starting(sweep)
             with connected(address):
@@ -230,28 +232,29 @@ def _enter_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path
     if before is not None:
         old = Study.recorded(before[0], ledger.plugins())
         check_extension(old, study)
-        study = carried_over(old, study)
+        study = keep_reference(old, study)
     text = study.model_dump_json()
     ledger.add_data(blueprint.fingerprints)
     ledger.add_plugins(plugins.requested())
     if before is None or before[0] != text:
         ledger.add_study(text, source)
-    facts = {}
-    for cell in blueprint.cells:
-        setting = cell.setting
-        facts[f"validation_rows:{setting.id}"] = blueprint.validation_rows(cell)
-        facts[f"protected:{setting.id}"] = blueprint.protected(setting)
-        facts[f"test_rows:{setting.id}"] = len(blueprint.problems[next(iter(setting.confirm.values())).key].y_eval)
-    ledger.add_facts(facts)
+    ledger.add_settings(
+        {
+            setting.id: SettingFacts(
+                blueprint.validation_rows(setting), blueprint.test_rows(setting), blueprint.protected(setting)
+            )
+            for setting in blueprint.settings
+        }
+    )
     ledger.add_partitions(_who_holds_what(blueprint))
     write_text(folder / "study.yaml", source)
 
 
-def _who_holds_what(blueprint: Blueprint) -> dict[tuple[str, int], list[list[int]]]:
+def _who_holds_what(blueprint: Blueprint) -> dict[tuple[SettingId, int], list[list[int]]]:
     """Of every partition that a confirm run trains on, the rows of each class at each client; where that is too much to
     keep, or labels are no classes, each client's rows in one number."""
-    found: dict[tuple[str, int], list[list[int]]] = {}
-    for setting in {cell.setting.id: cell.setting for cell in blueprint.cells}.values():
+    found: dict[tuple[SettingId, int], list[list[int]]] = {}
+    for setting in blueprint.settings:
         for spec in setting.confirm.values():
             name, problem = (setting.id, spec.partition.seed), blueprint.problems[spec.key]
             if name in found:

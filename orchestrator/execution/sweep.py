@@ -1,63 +1,64 @@
-"""What to run next: the stages of every cell, driven by what has ended. Knows nothing of Ray.
+"""The state of a sweep: which trials wait, which have ended, and which stages that opens. Independent of the backend.
 
-A stage's trials are written to the ledger when it opens, so that an interrupted study goes on with the same trials.
+A stage's trials are recorded in the ledger when it opens, so an interrupted study continues with the same trials.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from orchestrator.results.ledger import Ledger
-from orchestrator.search.cell_search import HELD, CellSearch
-from orchestrator.search.contenders import Outcome
+from orchestrator.execution.cell_search import WAITING, CellSearch
+from orchestrator.results.ledger import Ledger, StageKey
+from orchestrator.search.candidates import Outcome
+from orchestrator.search.variant import SearchVariant
+from orchestrator.study.cell_id import CellId
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.strategies import STAGES
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 
 class Sweep:
-    """The whole study: which trials wait, which have ended, and what that opens."""
-
     def __init__(self, blueprint: Blueprint, ledger: Ledger) -> None:
         self.blueprint, self.ledger = blueprint, ledger
+        study = blueprint.study
         self.known: set[str] = set()
-        """Every trial of every stage that has been opened: of what has ended, the ledger keeps the rest."""
+        """Keys of all trials of all open stages. What has ended is in the ledger."""
         self.waiting: dict[str, TrialSpec] = {}
-        """Trials to run, in the order they should be."""
+        """Trials to run, in the order they should start."""
         self._new: list[str] = []
-        """Those of them that nobody has asked for yet."""
+        """Waiting trials that no scheduler has asked for yet."""
         self._open: dict[str, tuple[tuple[CellSearch, int], ...]] = {}
-        """Of every trial that has not ended, the searches that wait for it, and which of their contenders it is of."""
+        """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
-        self.outcomes: dict[str, Outcome] = _without_passing_failures(
-            ledger.outcomes(blueprint.study.objective), self._recorded, warm=blueprint.study.search.warm_start
+        self.outcomes: dict[str, Outcome] = without_retryable_failures(
+            ledger.outcomes(study.objective), self._recorded, study.variants, warm_start=study.search.warm_start
         )
         self.searches = [
             CellSearch(
                 cell,
-                strategy,
-                blueprint.validation_rows(cell),
-                ledger.secret(cell.id) if strategy.search == "private" else b"",
+                variant,
+                self.outcomes,
+                blueprint.validation_rows(cell.setting),
+                ledger.secret(cell.id) if variant.strategy.publishes_only_winner else b"",
             )
             for cell in blueprint.cells
-            for strategy in blueprint.study.strategies
+            for variant in study.variants
         ]
-        self._held: list[CellSearch] = []
-        """Those that wait for others, not for trials of their own."""
-        if blueprint.study.search.warm_start:
-            self._introduce()
+        self._delayed: list[CellSearch] = []
+        """Searches that wait for their neighbours, not for their own trials."""
+        if study.search.warm_start:
+            self._connect_neighbours()
         self._advance_all(self.searches)
 
-    def _introduce(self) -> None:
-        """Searches to those on the budgets above and below."""
-        kin: dict[tuple[str, str, str], list[CellSearch]] = defaultdict(list)
+    def _connect_neighbours(self) -> None:
+        """Link each search with those of the next smaller and next larger budget."""
+        families: dict[tuple[CellId, str], list[CellSearch]] = defaultdict(list)
         for search in self.searches:
-            cell = search.cell
-            kin[cell.setting.id, cell.method.shown, search.strategy.name].append(search)
-        for family in kin.values():
+            families[search.cell.id._replace(epsilon=0), search.variant.name].append(search)
+        for family in families.values():
             family.sort(key=lambda search: search.cell.epsilon)
             for below, above in itertools.pairwise(family):
                 below.neighbours.append(above)
@@ -69,48 +70,48 @@ class Sweep:
 
     @property
     def running(self) -> int:
-        """How many of the known trials have not ended."""
+        """Number of known trials that have not ended."""
         return len(self._open)
 
     def newly_waiting(self) -> list[TrialSpec]:
-        """What has come to wait since this was last asked: there may be very many, and it is asked often."""
+        """Trials that started to wait since the last call."""
         new, self._new = self._new, []
         return [self.waiting[key] for key in new if key in self.waiting]
 
-    def all_wait_anew(self) -> None:
-        """Whoever had asked is gone."""
+    def requeue_waiting(self) -> None:
+        """A new scheduler takes over: all waiting trials are new to it."""
         self._new = list(self.waiting)
 
     def left(self, search: CellSearch) -> int:
-        """Trials of a cell's last opened stage that have not ended."""
+        """Trials of a search's last open stage that have not ended."""
         return self._left.get(id(search), 0)
 
     def ended(self, outcomes: dict[str, Outcome]) -> None:
-        """Trials have ended and are in the ledger: see which stages that completes."""
+        """Trials have ended and are in the ledger: open the stages that this completes."""
         self.outcomes.update(outcomes)
-        touched: list[CellSearch] = []
+        completed: list[CellSearch] = []
         for key in outcomes:
             self.waiting.pop(key, None)
-            for search, contender in self._open.pop(key, ()):
-                self._tell_lead(search, contender, outcomes[key])
+            for search, candidate in self._open.pop(key, ()):
+                self._update_best(search, candidate, outcomes[key])
                 self._left[id(search)] -= 1
                 if self._left[id(search)] == 0:
-                    touched.append(search)
-        self._advance_all(touched)
+                    completed.append(search)
+        self._advance_all(completed)
 
     def _advance_all(self, searches: list[CellSearch]) -> None:
         for search in searches:
             self._advance(search)
-        held, self._held = self._held, []
-        for search in held:  # perhaps for one of those
+        delayed, self._delayed = self._delayed, []
+        for search in delayed:
             self._advance(search)
 
     def _advance(self, search: CellSearch) -> None:
-        """Open stages until one has something left to run."""
+        """Open stages until one has trials to run."""
         while True:
-            stage, trials = opens = search.next_trials(self.outcomes)
-            if opens is HELD:
-                self._held.append(search)
+            stage, trials = following = search.next_stage()
+            if following is WAITING:
+                self._delayed.append(search)
                 return
             if not trials:
                 search.stages.setdefault("confirm", [])
@@ -120,45 +121,57 @@ class Sweep:
             search.open(stage, trials)
             self.known.update(trial.key for trial in trials)
             left: set[str] = set()
-            for place, trial in enumerate(trials, start):
+            for position, trial in enumerate(trials, start):
                 if (outcome := self.outcomes.get(trial.key)) is not None:
-                    self._tell_lead(search, place // seeds, outcome)
+                    self._update_best(search, position // seeds, outcome)
                 elif trial.key not in left:
                     left.add(trial.key)
                     if trial.key not in self.waiting:
                         self.waiting[trial.key] = trial
                         self._new.append(trial.key)
-                    self._open[trial.key] = (*self._open.get(trial.key, ()), (search, place // seeds))
+                    self._open[trial.key] = (*self._open.get(trial.key, ()), (search, position // seeds))
             if left:
                 self._left[id(search)] = len(left)
                 return
 
-    def _tell_lead(self, search: CellSearch, contender: int, outcome: Outcome) -> None:
+    def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:
         stage = next(reversed(search.stages))
-        search.lead.hear(stage, contender, search.seeds_of(stage), outcome)
+        search.best.add(stage, candidate, search.seeds_of(stage), outcome)
 
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
         keys = [trial.key for trial in trials]
-        recorded = self._recorded.get((search.cell.id, search.strategy.name, stage), [])[start : start + len(keys)]
+        recorded = self._recorded.get((search.cell.id, search.variant.name, stage), [])[start : start + len(keys)]
         if recorded != keys[: len(recorded)]:
             raise UserError(
-                f"the result folder holds other {stage} trials of {search.cell.id!r} than this version of the program "
-                "would run; choose another folder"
+                f"the results folder holds other {stage} trials of {search.cell.name!r} than this version of the "
+                "program would run; choose another folder"
             )
         if len(recorded) < len(keys):
-            self.ledger.add_stage(search.cell.id, search.strategy.name, stage, keys, start)
+            self.ledger.add_stage(search.cell.id, search.variant.name, stage, keys, start)
 
 
-def _without_passing_failures(
-    outcomes: dict[str, Outcome], stages: dict[tuple[str, str, str], list[str]], *, warm: bool
+def without_retryable_failures(
+    outcomes: dict[str, Outcome],
+    stages: Mapping[StageKey, list[str]],
+    variants: Sequence[SearchVariant],
+    *,
+    warm_start: bool,
 ) -> dict[str, Outcome]:
-    """What has ended, without failed trials that can be tried again: those on which no later stage was built yet.
-    `warm`: a contest may be built on the searches of other cells, too."""
+    """The outcomes without failed trials that can run again: those that no later stage depends on yet. With warm start,
+    a contest depends on the searches of other cells, too."""
+    by_name = {variant.name: variant for variant in variants}
+    contests = {name for _, name, stage in stages if stage == "contest" and warm_start}
     final = set()
-    contests = {strategy for _, strategy, stage in stages if stage == "contest" and warm}
-    for (cell, strategy, stage), keys in stages.items():
-        built_upon = any((cell, strategy, later) in stages for later in STAGES[STAGES.index(stage) + 1 :])
-        built_upon |= strategy in contests and stage not in ("contest", "confirm")
-        if built_upon or stage == "optuna":  # whose next batch follows from those before
+    for (cell, name, stage), keys in stages.items():
+        variant = by_name.get(name)
+        if variant is None or stage not in variant.stages:
+            continue
+        later = variant.stages[variant.stages.index(stage) + 1 :]
+        is_search = stage in variant.strategy.stages
+        if (
+            any((cell, name, other) in stages for other in later)
+            or (is_search and name in contests)
+            or (is_search and variant.strategy.extends_stages)
+        ):
             final.update(keys)
     return {key: outcome for key, outcome in outcomes.items() if outcome[0] != "failed" or key in final}

@@ -52,7 +52,9 @@ class _Run:
         self.stage, self.key, self.line = line["stage"], line["key"], line
         self.name = f"{self.stage}-{self.key[:10]}"
         self.study = results.study.name
-        self.was_cut = self.stage in results.study.search.halving.stages[:-1]
+        variant = next(variant for variant in results.study.variants if variant.name == line["search"])
+        rounds = results.study.last_round
+        self.was_cut = variant.last_round(self.stage, rounds) < rounds
         self.account = {name: line[name] for name in line if name.startswith("epsilon_")}
         self.hyperparameters = {
             name: value
@@ -162,7 +164,9 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     direction = directions.MINIMIZE if results.study.judged_by.lower_is_better else directions.MAXIMIZE
     cells: dict[str, list[_Run]] = {}
     for run in _runs(ledger, results):
-        name = run.cell if run.line["search"] == "grid" else f"{run.cell} ({run.line['search']})"
+        name = (
+            run.cell if run.line["search"] == results.study.variants[0].name else f"{run.cell} ({run.line['search']})"
+        )
         if run.stage != "confirm":
             cells.setdefault(name, []).append(run)
     scales = {method.shown: method.space().scale for method in results.study.methods}

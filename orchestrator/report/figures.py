@@ -164,10 +164,10 @@ def _clients(cell: CellResult) -> int:
 
 def _all_series(results: Results) -> list[Series]:
     study = results.study
-    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.strategies))]
+    keys = [(m, v) for m in range(len(study.methods)) for v in range(len(study.variants))]
     found = []
     for place, (number, variant) in enumerate(keys):
-        method, strategy = study.methods[number].shown, study.strategies[variant].name
+        method, strategy = study.methods[number].shown, study.variants[variant].name
         label = _wrapped(f"{method} ({strategy})" if results.several_strategies else method, LABEL_LETTERS)
         spread = (2 * place / (len(keys) - 1) - 1) * min(1, len(keys) / 8) if len(keys) > 1 else 0.0
         found.append(Series(method, strategy, label, number, variant, spread))

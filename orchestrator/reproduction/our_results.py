@@ -121,7 +121,7 @@ def read_results(folders: Sequence[Path]) -> OurResults:
         with Ledger.read(folder) as ledger:
             ledger_results = Results.read(ledger)
             for (setting, _), counts in ledger.partitions().items():
-                partitions.setdefault(setting, counts)
+                partitions.setdefault(ledger_results.study.settings[setting], counts)
         name = ledger_results.study.name
         if name in studies:
             raise UserError(f"study {name} is in two results folders, {studies[name]} and {folder}")
@@ -155,6 +155,6 @@ def _our_result(results: Results, cell: CellResult) -> OurResult:
         validation_score=cell.search.choice.score if cell.search.choice else math.nan,
         first_seed_score=cell.scores_at(cell.last).get(first_seed, math.nan),
         first_seed_correct=row.correct if row is not None and row.state == "done" and row.correct else None,
-        test_rows=results.facts.get(f"test_rows:{cell.setting}"),
+        test_rows=cell.facts.test_rows if cell.facts else None,
         seconds_per_round=tuple(row.seconds / row.rounds for row in cell.confirm.values() if row.rounds),
     )

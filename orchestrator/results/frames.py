@@ -1,4 +1,4 @@
-"""A ledger as data frames: every trial, every round, every cell. What CSV files and the Python package hand out."""
+"""A ledger as data frames: trials, rounds, cells. The source of the CSV files and of the Python API."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.report.tables.common import names
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.winners import CHUNK, CellResult, Results, actual_epsilon
-from orchestrator.study.settings import SECRET
-from orchestrator.study.strategies import STAGES
+from orchestrator.search.variant import SECRET
 
+NAMES = ("setting", "epsilon", "method", "search")
+"""Columns that identify a cell."""
 TRIAL = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "state")
-"""Which trial a line is about. A trial that belongs to several stages has a line in each."""
+"""Columns that identify a trial. A trial that belongs to several stages has a row in each."""
+
+
+def names(cell: CellResult) -> dict[str, str | float]:
+    values = (cell.setting, cell.epsilon, cell.method.shown, cell.strategy)
+    return dict(zip(NAMES, values, strict=True))
 
 
 def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
-    """One line a trial that has ended: what it was, how it ended, what it scored and what its privacy cost."""
+    """One row per trial that has ended: its configuration, state, scores and privacy account."""
     lines = []
     for cell, stage, row in _ended(ledger, results):
         spec = json.loads(row.spec)
@@ -45,14 +50,14 @@ def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
 
 
 OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "seconds"}
-"""Columns of `trials` that seeds may differ in; the accounts of equal configurations are equal."""
+"""Columns of `trials` that differ between seeds."""
 
 
 def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
-    """Trials by everything except the seed."""
+    """Trials grouped by everything except the seed."""
     same = [name for name in map(str, of_trials) if name not in OF_ONE_RUN and not name.startswith("epsilon_")]
     found = of_trials.groupby(same, dropna=False, sort=False)
-    told = found.agg(
+    summary = found.agg(
         seeds=("seed", "nunique"),
         done=("state", lambda states: int((states == "done").sum())),
         accuracy=("accuracy", "mean"),
@@ -60,11 +65,11 @@ def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
         loss=("loss", "mean"),
         loss_std=("loss", "std"),
     )
-    return told.reset_index()
+    return summary.reset_index()
 
 
 def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.DataFrame:
-    """One line a trial and evaluated round, a column a metric; of one stage, or of all."""
+    """One row per trial and evaluated round, one column per metric; of one stage, or of all."""
     lines = []
     for cell, name, row in _ended(ledger, results, stage):
         here = _names(cell, name, row, json.loads(row.spec))
@@ -75,12 +80,12 @@ def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.Dat
 
 
 def seeds(ledger: Ledger, results: Results) -> pd.DataFrame:
-    """Every confirm run round by round: what means and deviations in the tables are made of."""
+    """Every confirm run by round: the values behind the means and deviations in the tables."""
     return rounds(ledger, results, "confirm")
 
 
 def cells(results: Results) -> pd.DataFrame:
-    """One line a cell: what its search came to, and the test score after the last round."""
+    """One row per cell: its search, and the test score after the last round."""
     lines = []
     for cell in results.cells:
         final = cell.curve.get(cell.last)
@@ -102,7 +107,7 @@ def cells(results: Results) -> pd.DataFrame:
 
 
 def winners(results: Results) -> pd.DataFrame:
-    """One line a cell that has a winner: its hyperparameters."""
+    """One row per cell that has a winner: its hyperparameters."""
     lines = [
         {**names(cell), "cell": cell.id, **cell.search.chosen}
         for cell in results.cells
@@ -112,15 +117,13 @@ def winners(results: Results) -> pd.DataFrame:
 
 
 def _ended(ledger: Ledger, results: Results, only: str | None = None) -> Iterator[tuple[CellResult, str, Row]]:
-    """In the order of the tables, then of the grids; of a private search the winners alone."""
-    stages = ledger.stages()
+    """In the order of the tables, then of the stages; of a private search only the winners."""
     for cell in results.cells:
         if results.study.private:
             yield from ((cell, "confirm", row) for row in cell.confirm.values() if only in (None, "confirm"))
             continue
-        name = f"{cell.setting} / {cell.method.shown} / eps {cell.epsilon:g}"
-        for stage in STAGES if only is None else (only,):
-            keys = stages.get((name, cell.strategy, stage), [])
+        for stage in cell.stages if only is None else (only,):
+            keys = cell.stages.get(stage, [])
             for start in range(0, len(keys), CHUNK):
                 for row in ledger.rows(keys[start : start + CHUNK]).values():
                     yield cell, stage, row
@@ -132,6 +135,6 @@ def _names(cell: CellResult, stage: str, row: Row, spec: dict[str, Any]) -> dict
 
 
 def _frame(lines: list[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
-    """Known columns first, then hyperparameters and metrics in the order in which they turned up."""
+    """Known columns first, then hyperparameters and metrics in the order they appear."""
     more = dict.fromkeys(name for line in lines for name in line if name not in columns)
     return pd.DataFrame(lines, columns=[*columns, *more])

@@ -1,8 +1,9 @@
-"""How a result folder stands, read from its ledger alone."""
+"""The status of a results folder, read from its ledger."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from collections import Counter
@@ -11,15 +12,11 @@ from typing import Any
 
 from orchestrator.results.ledger import Ledger, Session
 from orchestrator.results.locations import results_location
-from orchestrator.search import extent
-from orchestrator.search.contenders import Contender, Outcome, contenders_of
-from orchestrator.search.selection import Choice, leader
-from orchestrator.study.objective import OBJECTIVES
-from orchestrator.study.settings import MethodSettings, Study
-from orchestrator.study.strategies import STAGES, SearchVariant
-from search_spaces import SearchSpace
+from orchestrator.results.searches import SearchRecord, configuration_of, search_records
+from orchestrator.search.objective import OBJECTIVES
+from orchestrator.study.study import Study
+from search_spaces import Configuration, SearchSpace
 from trainables.errors import UserError
-from trainables.spec import HyperValue
 
 RECENT_BATCHES = 20
 
@@ -31,152 +28,98 @@ def read(results: Path | str) -> dict[str, Any]:
 
 
 def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
-    """`running`: who runs the study at this moment, if anyone."""
-    recorded, stages = ledger.study(), ledger.stages()
+    """`running`: the process that runs the study at this moment, if any."""
+    recorded = ledger.study()
     if recorded is None:
-        raise UserError(f"result folder {results} holds no study yet")
+        raise UserError(f"results folder {results} holds no study yet")
     study = Study.recorded(recorded[0], ledger.plugins())
-    outcomes, failures = ledger.outcomes(study.objective), ledger.failures()
+    records = [record for record in search_records(ledger, study) if record.stages]
+    outcomes = records[0].history.outcomes if records else {}
+    known = {key for record in records for keys in record.stages.values() for key in keys}
     failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
-    reasons = {key: row.reason for key, row in ledger.rows(failed).items()}
-    spaces = {method.shown: method.space() for method in study.methods}
-    cells: list[dict[str, Any]] = []
-    known: set[str] = set()
-    rounds_left = more = 0
-    strategies = {strategy.name: strategy for strategy in study.strategies}
-    for cell, name in dict.fromkeys((cell, strategy) for cell, strategy, _ in stages):
-        opened = {stage: stages[cell, name, stage] for stage in STAGES if (cell, name, stage) in stages}
-        named, strategy = _named(cell, study), strategies.get(name)
-        if named is None or strategy is None:
-            continue  # of an earlier form of the study
-        setting, method, epsilon = named
-        done = {stage: sum(key in outcomes for key in keys) for stage, keys in opened.items()}
-        counts = {stage: len(keys) for stage, keys in opened.items()}
-        expected = extent.expected_trials(study, method, spaces[method.shown], strategy, counts)
-        ended = _has_ended(strategy, opened, outcomes, expected)
-        known.update(key for keys in opened.values() for key in keys)
-        to_come = {} if ended else extent.yet_to_open(study, method, spaces[method.shown], strategy, counts)
-        if ended:
-            expected = counts
-        more += sum(to_come.values())
-        for stage, count in (*((s, counts[s] - done[s]) for s in opened), *to_come.items()):
-            rounds_left += count * study.last_round_of(method, stage)
-        best = _best(strategy, opened, outcomes, study)
-        cells.append(
-            {
-                "cell": cell,
-                "setting": setting,
-                "method": method.shown,
-                "epsilon": epsilon,
-                "strategy": strategy.name,
-                "name": cell if strategy == study.strategies[0] else f"{cell} ({strategy.name})",
-                "ended": ended,
-                "stages": {stage: {"done": done[stage], "total": counts[stage]} for stage in opened},
-                "expected": expected,
-                f"best_validation_{study.objective}": best.score if best else None,
-                "best_hyperparameters": _tuned(ledger, best.contender, spaces[method.shown]) if best else None,
-            }
-        )
-    order = [method.shown for method in study.methods]
-    cells.sort(key=lambda cell: (cell["setting"], cell["epsilon"], order.index(cell["method"])))
-    not_begun = _cells_in(study) * len(strategies) - len(cells)
-    states = Counter(outcomes[key][0] for key in known if key in outcomes)
+    cells = [_cell(ledger, record) for record in records]
+    total = len(study.settings) * len(study.methods) * len(study.epsilons) * len(study.variants)
+    rounds_left = 0
+    for record in records:
+        rounds, variant = study.stage_rounds(record.method), record.variant
+        for stage, count in (*_missing(record).items(), *record.to_come.items()):
+            rounds_left += count * variant.last_round(stage, variant.rounds(stage, rounds))
+    all_begun = len(cells) == total
     sessions = ledger.sessions()
     return {
         "study": study.name,
         "objective": study.objective,
-        "finished": not not_begun and all(cell["ended"] for cell in cells),
+        "stages": list(study.stages),
+        "finished": all_begun and all(cell["ended"] for cell in cells),
         "running": running,
         "cells_ended": sum(cell["ended"] for cell in cells),
-        "cells_total": _cells_in(study) * len(strategies),
-        "trials": dict(sorted(states.items())),
+        "cells_total": total,
+        "trials": dict(sorted(Counter(outcomes[key][0] for key in known if key in outcomes).items())),
         "trials_ended": len(known & outcomes.keys()),
-        "trials_expected": len(known) + more if not not_begun else None,
+        "trials_expected": len(known) + sum(sum(r.to_come.values()) for r in records) if all_begun else None,
         "confirm": {
             "done": sum(cell["stages"].get("confirm", {"done": 0})["done"] for cell in cells),
             "total": sum(cell["expected"].get("confirm", 0) for cell in cells),
         },
         "time": _time(sessions, rounds_left, running is not None),
         "computed_on": _computed_on(sessions),
-        "worker_logs": sessions[-1].surroundings.get("logs") if sessions else None,
+        "worker_logs": sessions[-1].environment.get("logs") if sessions else None,
         "cells": cells,
-        "failed": reasons,
-        "retries": [{"trials": count, "first": key, "reason": reason} for count, key, reason in failures],
+        "failed": {key: row.reason for key, row in ledger.rows(failed).items()},
+        "retries": [{"trials": count, "first": key, "reason": reason} for count, key, reason in ledger.failures()],
     }
 
 
-def _cells_in(study: Study) -> int:
-    return len(study.data) * len(study.partitions) * len(study.methods) * len(study.epsilons)
-
-
-def _named(cell: str, study: Study) -> tuple[str, MethodSettings, float] | None:
-    """A cell's setting, method and budget, from its name."""
-    endings = {
-        f" / {method.shown} / eps {epsilon:g}": (method, epsilon)
-        for method in study.methods
-        for epsilon in study.epsilons
+def _cell(ledger: Ledger, record: SearchRecord) -> dict[str, Any]:
+    outcomes = record.history.outcomes
+    best = None if record.variant.strategy.publishes_only_winner else record.winner
+    if best is not None and best.failed:
+        best = None
+    return {
+        "cell": record.cell_name,
+        "setting": record.setting,
+        "method": record.method.shown,
+        "epsilon": record.epsilon,
+        "strategy": record.variant.name,
+        "name": record.name,
+        "ended": record.finished,
+        "stages": {
+            stage: {"done": sum(key in outcomes for key in keys), "total": len(keys)}
+            for stage, keys in record.stages.items()
+        },
+        "expected": record.opened if record.finished else record.expected,
+        f"best_validation_{record.study.objective}": best.score if best else None,
+        "best_hyperparameters": _tuned(ledger, best.key, record.history.task.space) if best else None,
     }
-    fitting = [ending for ending in endings if cell.endswith(ending)]
-    if not fitting:
-        return None
-    ending = max(fitting, key=len)
-    return cell.removesuffix(ending), *endings[ending]
 
 
-def _best(
-    strategy: SearchVariant, opened: dict[str, list[str]], outcomes: dict[str, Outcome], study: Study
-) -> Choice | None:
-    """The configuration that leads; of a private search nobody is told."""
-    if strategy.search == "private":
-        return None
-
-    def of(*stages: str) -> list[Contender]:
-        found = (contenders_of(opened.get(stage, []), len(study.seeds_of(strategy, stage))) for stage in stages)
-        return list(dict.fromkeys(contender for members in found for contender in members))
-
-    begun = [stage for stage in opened if any(c.ended(outcomes) for c in of(stage))]
-    choice = leader(of("contest"), of(*strategy.compared(begun)), outcomes, study.judged_by)
-    return None if choice is None or choice.lost else choice
+def _missing(record: SearchRecord) -> dict[str, int]:
+    """Trials of every open stage that have not ended."""
+    outcomes = record.history.outcomes
+    return {stage: sum(key not in outcomes for key in keys) for stage, keys in record.stages.items()}
 
 
-def _tuned(ledger: Ledger, best: Contender, space: SearchSpace) -> dict[str, HyperValue]:
-    """What the search varies; the rest is in best.yaml."""
-    trial = ledger.rows([best.key])[best.key].trial
-    values = {**trial.hyperparameters, **space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)}
-    return {name: value for name, value in values.items() if name in {*space.coarse, *space.fine}}
-
-
-def _has_ended(
-    strategy: SearchVariant, opened: dict[str, list[str]], outcomes: dict[str, Outcome], expected: dict[str, int]
-) -> bool:
-    """Whether nothing more will be opened: confirmed, or without anything to confirm."""
-    if any(key not in outcomes for keys in opened.values() for key in keys):
-        return False
-    if "confirm" in opened:
-        return True
-    deciding = ("contest",) if "contest" in opened else strategy.compared(opened)
-    keys = [key for stage in deciding for key in opened.get(stage, [])]
-    if not keys or any(outcomes[key][0] == "done" for key in keys):
-        return False
-    return strategy.search in ("grid", "halving") or "contest" in opened or len(keys) >= expected[strategy.search]
+def _tuned(ledger: Ledger, key: str, space: SearchSpace) -> Configuration:
+    """The hyperparameters that the search varies; best.yaml has all."""
+    configuration = configuration_of(json.loads(ledger.rows([key])[key].spec), space)
+    return {name: value for name, value in configuration.items() if name in {*space.coarse, *space.fine}}
 
 
 def _computed_on(sessions: list[Session]) -> dict[str, int]:
-    """How many trials every kind of device has computed: kinds differ in the last bits."""
-    found: Counter[str] = Counter()
+    """Number of trials that each kind of device has computed: kinds differ in the last bits."""
+    counts: Counter[str] = Counter()
     for session in sessions:
-        if around := session.surroundings:
-            device, kernel, machine = (around.get(name, "?") for name in ("device", "kernel", "machine"))
-            found[f"{device}, {kernel} kernel, {machine}"] += session.computed
-    return {where: count for where, count in found.items() if count}
+        if session.environment:
+            device, kernel, machine = (session.environment.get(name, "?") for name in ("device", "kernel", "machine"))
+            counts[f"{device}, {kernel} kernel, {machine}"] += session.computed
+    return {where: count for where, count in counts.items() if count}
 
 
-# ---- how long it took, and will
+# ---- time
 
 
 def _time(sessions: list[Session], rounds_left: int, running: bool) -> dict[str, float | None]:
-    """Seconds that drivers have worked, the rate of late, and what is left at that rate; None where the ledger does not
-    know."""
+    """Seconds that drivers have worked, the recent rate, and the seconds left at that rate; None where unknown."""
     if not sessions:
         return {"elapsed_s": None, "trial_rounds_per_second": None, "left_s": None}
     elapsed = sum(session.last - session.began for session in sessions)
@@ -191,7 +134,8 @@ def _time(sessions: list[Session], rounds_left: int, running: bool) -> dict[str,
 
 
 def _rate(session: Session) -> float | None:
-    """Over the last batches. The first one's time includes Ray's start, so it counts only where it is alone."""
+    """Trial-rounds per second over the last batches. The first batch includes the start of Ray and only counts if it
+    is the only one."""
     recent = session.batches[-RECENT_BATCHES:]
     if not recent:
         return None
@@ -201,7 +145,7 @@ def _rate(session: Session) -> float | None:
 
 
 def holder(folder: Path) -> str | None:
-    """Who runs the study right now, if anyone."""
+    """The process that runs the study at this moment, if any."""
     try:
         descriptor = os.open(folder / "ledger.lock", os.O_RDONLY)
     except OSError:
@@ -229,7 +173,7 @@ def as_text(found: dict[str, Any]) -> str:
     lines += _time_text(found)
     best = "best in the search" if found["finished"] else "best so far"
     lines += [f"{best}: {text}" for text in best_texts(found)]
-    shown = [stage for stage in STAGES if any(stage in cell["stages"] for cell in found["cells"])]
+    shown = [stage for stage in found["stages"] if any(stage in cell["stages"] for cell in found["cells"])]
     width = max((len(cell["name"]) for cell in found["cells"]), default=4)
     lines.append(
         f"{'cell':<{width}}  " + "".join(f"{stage:>10}" for stage in shown) + f"  best validation {objective.short}"
@@ -246,7 +190,7 @@ def as_text(found: dict[str, Any]) -> str:
         counted = (f"{count} trials on {where}" for where, count in found["computed_on"].items())
         lines.append(f"computed: {'; '.join(counted)}")
     if found["worker_logs"] and (found["running"] or found["retries"] or found["failed"]):
-        lines.append(f"the workers' logs, on every node: {found['worker_logs']}")
+        lines.append(f"logs of the workers, on every node: {found['worker_logs']}")
     lines += [f"retried: a pack of {retry['trials']} trials: {retry['reason']}" for retry in found["retries"]]
     lines += [f"failed: trial {key}: {reason}" for key, reason in found["failed"].items()]
     return "\n".join(lines)
@@ -260,12 +204,12 @@ def _time_text(found: dict[str, Any]) -> list[str]:
     if spent["trial_rounds_per_second"] is not None:
         parts.append(f"{spent['trial_rounds_per_second']:.4g} trial-rounds/s")
     if not found["finished"] and spent["left_s"] is not None:
-        parts.append(f"about {duration(spent['left_s'])} left{'' if found['running'] else ' once it goes on'}")
+        parts.append(f"about {duration(spent['left_s'])} left{'' if found['running'] else ' once resumed'}")
     return [", ".join(parts)]
 
 
 def best_texts(found: dict[str, Any]) -> list[str]:
-    """For every setting and budget the method that leads on the validation rows, and with what."""
+    """For every setting and budget, the method with the best validation score so far and its hyperparameters."""
     objective = OBJECTIVES[found["objective"]]
     name = f"best_validation_{objective.metric}"
     leaders: dict[tuple[str, float], dict[str, Any]] = {}
@@ -287,7 +231,6 @@ def best_texts(found: dict[str, Any]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """For people."""
     minutes, hours = seconds / 60, seconds / 3600
     if seconds < 90:
         return f"{seconds:.0f} s"

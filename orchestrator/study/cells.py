@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from orchestrator.study.pointing import SettingError, about
-from orchestrator.study.settings import MethodSettings, Study
+from orchestrator.study.cell_id import CellId, SettingId
+from orchestrator.study.errors import errors_point_to
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.study import Study
 from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables import models
 from trainables.data import features, partition, simulated
@@ -20,26 +22,20 @@ from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, 
 from trainables.methods import METHODS
 from trainables.privacy.plan import PrivacySettings, large_delta
 
-ALL_FIELDS = set(TrialSpec.model_fields)  # one set for all trials: a set of its own is a quarter of a trial's memory
-Evaluated = Literal["validation", "test"]
+ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per trial is a quarter of its memory
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A data set with a partition: what the cells of one block of a table share."""
+    """A data set with a partition, as its cells use it."""
 
-    label: str
-    backbone: str
-    partition: str
+    id: SettingId
+    name: str
+    """For display."""
     search: Mapping[int, ProblemSpec]
-    """What configurations are judged on before confirm, by seed: a simulation without a seed of its own is drawn anew
-    for each."""
+    """The problem of each search and contest seed. Simulated data without a seed are drawn again for each."""
     confirm: Mapping[int, ProblemSpec]
-    """The same for the confirm seeds."""
-
-    @property
-    def id(self) -> str:
-        return " / ".join(part for part in (self.label, self.backbone, self.partition) if part)
+    """The problem of each confirm seed."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,14 @@ class Cell:
     method: MethodSettings
     epsilon: float
 
+    @cached_property
+    def id(self) -> CellId:
+        return CellId(*self.setting.id, self.method.id, self.epsilon)
+
     @property
-    def id(self) -> str:
-        return f"{self.setting.id} / {self.method.shown} / eps {self.epsilon:g}"
+    def name(self) -> str:
+        """For display."""
+        return f"{self.setting.name} / {self.method.shown} / eps {self.epsilon:g}"
 
     @cached_property
     def space(self) -> SearchSpace:
@@ -61,57 +62,60 @@ class Cell:
 
     @cached_property
     def _privacy(self) -> PrivacySettings:
-        stated = self.study.privacy.model_dump()
         own = {"clip": self.method.clip, "clipping": self.method.clipping}
-        return PrivacySettings(epsilon=self.epsilon, **stated | {name: value for name, value in own.items() if value})
+        changed = {name: value for name, value in own.items() if value}
+        return PrivacySettings(epsilon=self.epsilon, **self.study.privacy.model_dump() | changed)
 
     @cached_property
     def _preprocess(self) -> Preprocess:
         own = self.method.preprocess
         return Preprocess(**(self.study.preprocess if own is None else own).model_dump())
 
-    def _clipped(self, clip: float) -> PrivacySettings:
-        return self._privacy.model_copy(update={"clip": clip})
-
     def configuration(self, trial: TrialSpec) -> Configuration:
-        """What `trial` made of it: all hyperparameters, and what the search space says beyond them."""
-        beyond = self.space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)
-        return {**trial.hyperparameters, **beyond} if beyond else trial.hyperparameters  # there may be very many
+        """The configuration that `trials` made this trial of."""
+        run_settings = self.space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)
+        # without a copy where possible: a sweep may have a million trials
+        return {**trial.hyperparameters, **run_settings} if run_settings else trial.hyperparameters
 
-    def secret_trial(self, configuration: Configuration, seed: int, evaluate_on: Evaluated) -> TrialSpec:
-        """A run of a private search, with noise of its own; judged on the test rows it is the same run, to the last
-        bit of its weights."""
-        trial = self.trial("private", configuration, self.study.seeds.search[0])
+    def private_trial(
+        self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"]
+    ) -> TrialSpec:
+        """A run of a private search. Evaluated on the test rows it is the same run, with the same weights."""
+        first = self.study.seeds.search[0]
+        (trial,) = self.trials(configuration, [first], self.study.stage_rounds(self.method).confirm)
         problem = trial.problem.model_copy(update={"evaluate_on": evaluate_on})
         return trial.model_copy(update={"problem": problem, "seed": seed})
 
-    def trial(self, stage: str, configuration: Configuration, seed: int | None = None) -> TrialSpec:
-        """A configuration as a trial of a stage, by default with the stage's first seed."""
-        seeds = self.study.seeds
-        if seed is None:
-            seed = {"confirm": seeds.confirm, "contest": seeds.contest}.get(stage, seeds.search)[0]
-        return self.trials(stage, configuration, [seed])[0]
-
-    def trials(self, stage: str, configuration: Configuration, seeds: Sequence[int]) -> list[TrialSpec]:
-        """With each of these seeds. There may be very many: what they share is checked, and held, once."""
-        own = METHODS[self.method.name].check({n: value for n, value in configuration.items() if n not in RUN_NAMES})
-        privacy = self._clipped(float(configuration["clip"])) if "clip" in configuration else self._privacy
-        rounds = int(configuration.get("rounds", self.study.rounds_of(self.method, stage)))
-        last = self.study.search.halving.last_round(stage, rounds)
-        problems = self.setting.confirm if stage == "confirm" else self.setting.search
+    def trials(
+        self,
+        configuration: Configuration,
+        seeds: Sequence[int],
+        rounds: int,
+        stop_after: int | None = None,
+        *,
+        confirm: bool = False,
+    ) -> list[TrialSpec]:
+        """A configuration with each of these seeds. `rounds` applies unless the configuration sets them."""
+        hyperparameters = METHODS[self.method.name].check(
+            {name: value for name, value in configuration.items() if name not in RUN_NAMES}
+        )
+        privacy = self._privacy
+        if "clip" in configuration:
+            privacy = privacy.model_copy(update={"clip": float(configuration["clip"])})
+        problems = self.setting.confirm if confirm else self.setting.search
         return [
-            TrialSpec.model_construct(  # all parts are checked already
+            TrialSpec.model_construct(  # all parts are validated already
                 ALL_FIELDS,
                 problem=problems[seed],
                 method=self.method.name,
-                hyperparameters=own,
+                hyperparameters=hyperparameters,
                 privacy=privacy,
-                rounds=rounds,
+                rounds=int(configuration.get("rounds", rounds)),
+                stop_after=stop_after,
                 evaluate_every=self.study.evaluate_every,
                 seed=seed,
                 preprocess=self._preprocess,
                 aggregate=self.method.aggregate or self.study.aggregate,
-                stop_after=last if last < rounds else None,
                 precision=self.method.precision or "float32",
                 code=code_of(self.method.name, problems[seed]),
             )
@@ -128,92 +132,58 @@ class Blueprint:
     problems: Mapping[str, Problem]
     """By the key of the problem's specification."""
     fingerprints: Mapping[str, str]
-    """By data label: what the data was when the study was first run."""
+    """Content hash of every data set, by its id."""
 
     @classmethod
     def draw(cls, study: Study) -> Blueprint:
-        """Loads the data and deals it out: everything wrong with them is said here."""
+        """Load and partition the data, and check every cell: everything that is wrong is reported here."""
         problems: dict[str, Problem] = {}
         fingerprints: dict[str, str] = {}
         cells: list[Cell] = []
         for number, data in enumerate(study.data):
-            anew = simulated.drawn_by_seed(data.source)
-            if anew and study.private:
-                raise UserError(f"data {data.source}: a private search is about one draw of the data; give it a seed")
-            searched = [*study.seeds.search, *study.seeds.contest]
-            with about("data", number, "source"):
-                loaded = features.load(data.source, searched[0])
-            draws = {
-                seed: features.load(data.source, seed) if anew and seed != searched[0] else loaded
-                for seed in (*searched, *study.seeds.confirm)
-            }
+            draws = _load(study, number)
+            loaded = draws[study.seeds.search[0]]
+            fingerprints[data.id] = loaded.fingerprint
             model = loaded.task or "softmax" if study.model == "auto" else study.model
-            with about("model"):
+            with errors_point_to("model"):
                 models.parse(model, features=loaded.features, classes=loaded.classes)
-            with about("validation", "fraction"):
+            with errors_point_to("validation", "fraction"):
                 loaded.validation_rows(study.validation.fraction, study.validation.seed)
-            label = data.label or loaded.name
-            name = f"{label} {data.backbone}".strip()
-            if name in fingerprints:
-                raise SettingError(
-                    f"two data sets are called {name!r}; give one of them a label", ("data", number, "source")
-                )
-            fingerprints[name] = loaded.fingerprint
-            content = DataSpec(
-                fingerprint=loaded.fingerprint,
-                validation_fraction=study.validation.fraction,
-                validation_seed=study.validation.seed,
-            )
-            for place, text in enumerate(study.partitions):
-                with about("partitions", place):
-                    dealt = study.partition(text, loaded.clients)
-                    first = ProblemSpec(
-                        data=content, partition=dealt, model=model, train_on="train", evaluate_on="validation"
-                    )
-                    by_seed: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
-                    for role, seeds in (
-                        ("search", study.seeds.search),
-                        ("search", study.seeds.contest),
-                        ("confirm", study.seeds.confirm),
-                    ):
-                        for seed in seeds:
-                            spec = by_seed[role][seed] = _of_seed(first, study, role, draws[seed], seed, seeds)
-                            if spec.key not in problems:
-                                problems[spec.key] = Problem.prepare(draws[seed], spec)
-                with about("objective"):
-                    _check_objective(problems[first.key], study)
-                if study.private:
-                    shown = by_seed["search"][study.seeds.search[0]].model_copy(update={"evaluate_on": "test"})
-                    problems[shown.key] = Problem.prepare(draws[study.seeds.search[0]], shown)
-                setting = Setting(label, data.backbone, partition.to_text(dealt), **by_seed)
+            for index in range(len(study.partitions)):
+                setting = _setting(study, number, index, model, draws, problems)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
         blueprint = cls(study, tuple(cells), problems, fingerprints)
-        for cell in cells:  # what cannot be run or priced is found before anything runs
-            with about("methods", study.methods.index(cell.method)):
+        for cell in cells:
+            with errors_point_to("methods", study.methods.index(cell.method)):
                 _check_cell(cell, problems)
         return blueprint
 
-    def validation_rows(self, cell: Cell) -> int:
-        """How many rows its configurations are judged on."""
-        return len(self.problems[next(iter(cell.setting.search.values())).key].y_eval)
+    def validation_rows(self, setting: Setting) -> int:
+        return len(self.problems[next(iter(setting.search.values())).key].y_eval)
+
+    def test_rows(self, setting: Setting) -> int:
+        return len(self.problems[next(iter(setting.confirm.values())).key].y_eval)
+
+    @property
+    def settings(self) -> list[Setting]:
+        return list({cell.setting.id: cell.setting for cell in self.cells}.values())
 
     def delta_notes(self) -> list[str]:
-        """Of every setting for whose records, or users, delta is too large."""
+        """A note for every setting with so few records, or users, that delta is too large."""
         if all(math.isinf(epsilon) for epsilon in self.study.epsilons):
             return []
         privacy = self.study.privacy
-        counts = {cell.setting.id: self.protected(cell.setting) for cell in self.cells}
-        notes = ((setting, large_delta(privacy.delta, privacy.level, count)) for setting, count in counts.items())
-        return [f"{setting}: {note}" for setting, note in notes if note]
+        notes = [(s, large_delta(privacy.delta, privacy.level, self.protected(s))) for s in self.settings]
+        return [f"{setting.name}: {note}" for setting, note in notes if note]
 
     def protected(self, setting: Setting) -> int:
-        """How many records, or users, there are to protect: the fewest that any confirm run has."""
-        dealt = [self.problems[spec.key].partition.sizes for spec in setting.confirm.values()]
-        return min(sum(sizes) if self.study.privacy.level == "record" else len(sizes) for sizes in dealt)
+        """Number of records, or users, to protect: the smallest among the confirm runs."""
+        sizes = [self.problems[spec.key].partition.sizes for spec in setting.confirm.values()]
+        return min(sum(clients) if self.study.privacy.level == "record" else len(clients) for clients in sizes)
 
     @property
     def most_weights(self) -> int:
-        """Of the largest model."""
+        """Weights of the largest model."""
         return max(problem.model.dimension for problem in self.problems.values())
 
     @property
@@ -221,33 +191,91 @@ class Blueprint:
         return max(len(problem.partition.rows) for problem in self.problems.values())
 
 
-def _of_seed(
-    first: ProblemSpec, study: Study, role: str, drawn: features.FeatureSet, seed: int, among: list[int]
+def _load(study: Study, number: int) -> dict[int, features.FeatureSet]:
+    """A data set, as each seed uses it: simulated data without a seed are drawn again for each."""
+    source = study.data[number].source
+    by_seed = simulated.drawn_by_seed(source)
+    if by_seed and study.private:
+        raise UserError(f"data {source}: a private search is about one draw of the data; give it a seed")
+    seeds = [*study.seeds.search, *study.seeds.contest, *study.seeds.confirm]
+    with errors_point_to("data", number, "source"):
+        loaded = features.load(source, seeds[0])
+    return {seed: features.load(source, seed) if by_seed and seed != seeds[0] else loaded for seed in seeds}
+
+
+def _setting(
+    study: Study,
+    number: int,
+    index: int,
+    model: str,
+    draws: Mapping[int, features.FeatureSet],
+    problems: dict[str, Problem],
+) -> Setting:
+    """Data set `number` with partition `index`; adds its problems to `problems`."""
+    data, loaded = study.data[number], draws[study.seeds.search[0]]
+    by_role: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
+    with errors_point_to("partitions", index):
+        partitioned = study.partition(study.partitions[index], loaded.clients)
+        first = ProblemSpec(
+            data=DataSpec(
+                fingerprint=loaded.fingerprint,
+                validation_fraction=study.validation.fraction,
+                validation_seed=study.validation.seed,
+            ),
+            partition=partitioned,
+            model=model,
+            train_on="train",
+            evaluate_on="validation",
+        )
+        stages = (("search", study.seeds.search), ("search", study.seeds.contest), ("confirm", study.seeds.confirm))
+        for role, seeds in stages:
+            for seed in seeds:
+                spec = by_role[role][seed] = _problem_of_seed(first, study, role, draws[seed], seed, seeds)
+                if spec.key not in problems:
+                    problems[spec.key] = Problem.prepare(draws[seed], spec)
+    with errors_point_to("objective"):
+        _check_objective(problems[first.key], study)
+    if study.private:
+        seed = study.seeds.search[0]
+        tested = by_role["search"][seed].model_copy(update={"evaluate_on": "test"})
+        problems[tested.key] = Problem.prepare(draws[seed], tested)
+    setting_id = SettingId(data.id, partition.to_text(partitioned))
+    return Setting(setting_id, study.settings[setting_id], **by_role)
+
+
+def _problem_of_seed(
+    first: ProblemSpec, study: Study, role: str, drawn: features.FeatureSet, seed: int, stage_seeds: list[int]
 ) -> ProblemSpec:
-    """What the runs of a seed have: their draw of the data, their partition, and the rows that judge them."""
+    """The problem of one seed: its draw of the data, its partition, and the rows that evaluate it."""
     changes: dict[str, Any] = {"data": first.data.model_copy(update={"fingerprint": drawn.fingerprint})}
-    if first.partition.kind != "explicit":  # which says itself who holds what
-        changes["partition"] = first.partition.model_copy(update={"seed": study.seeds.partition_of(seed, among)})
+    if first.partition.kind != "explicit":
+        partition_seed = study.seeds.partition_seed(seed, stage_seeds)
+        changes["partition"] = first.partition.model_copy(update={"seed": partition_seed})
     if role == "confirm":
         changes |= {"train_on": study.confirm_train_on, "evaluate_on": "test"}
     return first.model_copy(update=changes)
 
 
 def _check_cell(cell: Cell, problems: Mapping[str, Problem]) -> None:
-    some, seeds = cell.space.grid(cell.space.coarse)[0], cell.study.seeds
-    for stage, of_stage in (("contest", seeds.contest), ("confirm", seeds.confirm)):
-        for seed in of_stage:  # partitions may differ
-            check(trial := cell.trial(stage, some, seed), problems[trial.problem.key])
-    for stage, axes in (("coarse", cell.space.coarse), ("fine", cell.space.fine)):
+    """Every configuration of both grids must be valid and have a privacy plan, for every partition."""
+    study, rounds = cell.study, cell.study.stage_rounds(cell.method)
+    some = cell.space.grid(cell.space.coarse)[0]
+    trials = [
+        *cell.trials(some, study.seeds.contest, rounds.confirm),
+        *cell.trials(some, study.seeds.confirm, rounds.confirm, confirm=True),
+    ]
+    for axes, of_stage in ((cell.space.coarse, rounds.coarse), (cell.space.fine, rounds.fine)):
         for configuration in cell.space.grid(axes):
-            for trial in (cell.trial(stage, configuration), cell.trial("confirm", configuration)):
-                check(trial, problems[trial.problem.key])
-            if cell.study.private:
+            trials += cell.trials(configuration, study.seeds.search[:1], of_stage)
+            trials += cell.trials(configuration, study.seeds.confirm[:1], rounds.confirm, confirm=True)
+            if study.private:
                 _check_price(cell, configuration, problems)
+    for trial in trials:
+        check(trial, problems[trial.problem.key])
 
 
 def _check_price(cell: Cell, configuration: Configuration, problems: Mapping[str, Problem]) -> None:
-    trial = cell.secret_trial(configuration, 0, "test")
+    trial = cell.private_trial(configuration, 0, "test")
     if any(event.sampling < 1 for event in check(trial, problems[trial.problem.key]).events):
         raise UserError(f"method {trial.method} samples rows: the price of a private search is not known for it")
 

@@ -1,24 +1,23 @@
-"""Whether a changed study may go on in the folder of an old one."""
+"""Whether a changed study may continue in the results folder of an earlier one."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.errors import UserError
+
+GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.strategies", "search.select")
+"""Lists that may get new items."""
+ORDERED = ("seeds.confirm", "search.strategies", "search.select")
+"""Lists whose new items must come last: names in tables do not mention the first strategy."""
 
 
 def check_extension(old: Study, new: Study) -> None:
-    """A result folder takes a changed study only if it adds to the old one: everything shown before is shown still."""
-    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
-    for study in (before, after):
-        for free in ("resources", "description", "compare_to"):
-            del study[free]
-        for data in study["data"]:
-            # a file may move; that its content is the same is checked by its hash
-            data["source"] = Path(data["source"]).stem if data["source"].endswith(".npz") else data["source"]
-    _check_extension("", before, after)
+    """A results folder accepts a changed study only if it adds to the old one. Labels, description, `compare_to` and
+    resources may change; a data file may move, and its content is checked by its hash."""
+    before, after = _identity(old), _identity(new)
+    _check("", before, after)
     if new.search.warm_start and before["epsilons"] != after["epsilons"]:
         raise UserError(
             f"epsilons = {_short(after['epsilons'])}: with search.warm_start the folder's contests depend on "
@@ -26,24 +25,30 @@ def check_extension(old: Study, new: Study) -> None:
         )
 
 
-GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.strategies", "search.select")
+def _identity(study: Study) -> dict[str, Any]:
+    """The study without what may change freely."""
+    content = study.model_dump(mode="json", exclude={"resources", "description", "compare_to"})
+    for dumped, data in zip(content["data"], study.data, strict=True):
+        dumped.clear()
+        dumped["source"] = data.id
+    for method in content["methods"]:
+        del method["label"]
+    return content
 
-IN_ORDER = ("seeds.confirm", "search.strategies", "search.select")  # the first strategy gives cells their plain names
 
-
-def _check_extension(path: str, before: Any, after: Any) -> None:
+def _check(path: str, before: Any, after: Any) -> None:
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
-            _check_extension(f"{path}.{name}" if path else name, before.get(name), after.get(name))
+            _check(f"{path}.{name}" if path else name, before.get(name), after.get(name))
     elif path in GROWING:
         for item in before:
             if item in after:
                 continue
-            for changed in after:  # the same one by its name: then say what of it is another
-                if _name(item) is not None and _name(changed) == _name(item):
-                    _check_extension(f"{path} {_short(item)}", item, changed)
+            for changed in after:  # if an item has the same name, name the key that differs
+                if _name(item) is not None and _name(changed) == _name(item) and changed not in before:
+                    _check(f"{path} {_short(item)}", item, changed)
             raise UserError(f"the folder's study has {path} {_short(item)}, the new one has not; choose another folder")
-        if path in IN_ORDER and after[: len(before)] != before:
+        if path in ORDERED and after[: len(before)] != before:
             raise UserError(f"new {path} must come after the old ones, {before}; choose another folder")
     elif before != after:
         raise UserError(
@@ -52,16 +57,16 @@ def _check_extension(path: str, before: Any, after: Any) -> None:
 
 
 def _name(item: Any) -> str | None:
-    """What a method or a data set goes by in tables."""
-    return (item.get("label") or item.get("name") or item.get("source")) if isinstance(item, dict) else None
+    return item.get("name") or item.get("source") if isinstance(item, dict) else None
 
 
-def carried_over(old: Study, new: Study) -> Study:
-    """A study that does not say whom McNemar's test compares with keeps the folder's reference when methods join."""
-    kept = old.reference.shown
-    if new.compare_to or new.reference.shown == kept or kept not in [method.shown for method in new.methods]:
+def keep_reference(old: Study, new: Study) -> Study:
+    """The new study with the folder's reference method for McNemar's test, unless it names one itself: the default is
+    the last method, which changes when methods are added."""
+    kept = next((method for method in new.methods if method.id == old.reference.id), None)
+    if new.compare_to or kept is None or new.reference.id == kept.id:
         return new
-    return new.model_copy(update={"compare_to": kept})
+    return new.model_copy(update={"compare_to": kept.shown})
 
 
 def _short(value: Any) -> str:

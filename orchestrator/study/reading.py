@@ -15,8 +15,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 import search_spaces
-from orchestrator.study.pointing import SettingError
-from orchestrator.study.settings import DataSettings, MethodSettings, ResourceSettings, Study
+from orchestrator.study.errors import SettingError
+from orchestrator.study.settings.data import DataSettings
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.settings.resources import ResourceSettings
+from orchestrator.study.study import Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
 from trainables.methods import METHODS

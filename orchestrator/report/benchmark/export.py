@@ -62,13 +62,10 @@ def write_export(folder: Path, to: Path) -> list[Path]:
 
 def _members(ledger: Ledger, results: Results) -> dict[str, _Member]:
     """Every trial that has ended, in the order of cells and stages; a trial of several cells belongs to the first."""
-    stages, outcomes = ledger.stages(), ledger.outcomes()
+    outcomes = ledger.outcomes()
     found: dict[str, _Member] = {}
     for cell in results.cells:
-        name = f"{cell.setting} / {cell.method.shown} / eps {cell.epsilon:g}"
-        for (of, _, stage), keys in stages.items():
-            if of != name:
-                continue
+        for stage, keys in cell.stages.items():
             for key in keys:
                 if key in outcomes:
                     known = found.get(key, _Member(cell.setting, cell.method.shown, ()))

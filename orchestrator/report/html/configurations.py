@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.study.objective import Objective
+from orchestrator.search.objective import Objective
 from trainables.spec import HyperValue
 
 CHUNK = 1000  # rows in memory at a time

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -22,8 +22,7 @@ from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.winners import CellResult, Results, Score, actual_epsilon
-from orchestrator.study.settings import Study
-from orchestrator.study.strategies import SEARCH_STAGES, SearchVariant
+from orchestrator.study.study import Study
 from trainables.data.partition import divergence_from_uniform
 from trainables.spec import ENGINE_VERSION
 
@@ -81,10 +80,9 @@ def gather(
 def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory) -> list[Any]:
     if limits != memory.limits:
         memory.cells, memory.limits = {}, limits
-    stages, strategies = ledger.stages(), {strategy.name: strategy for strategy in results.study.strategies}
     for cell in results.cells:
         if cell.id not in memory.cells or memory.cells[cell.id][0] is not cell:
-            content = _Cell(ledger, cell, strategies[cell.strategy], stages, results.study).content(limits)
+            content = _Cell(ledger, cell, results.study).content(limits)
             memory.cells[cell.id] = cell, _plain(content)
     return [memory.cells[cell.id][1] for cell in results.cells]
 
@@ -106,18 +104,19 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
         "metrics": METRICS,
         "methods": [method.shown for method in study.methods],
         "looks": {
-            strategy.name: [palette.look(number, variant) for number in range(len(study.methods))]
-            for variant, strategy in enumerate(study.strategies)
+            variant.name: [palette.look(number, index) for number in range(len(study.methods))]
+            for index, variant in enumerate(study.variants)
         },
         "epsilons": study.epsilons,
-        "strategies": [strategy.name for strategy in study.strategies],
+        "strategies": [variant.name for variant in study.variants],
+        "samples_ranges": {variant.name: variant.strategy.samples_ranges for variant in study.variants},
         "settings": results.settings,
         "seeds": study.seeds.model_dump(),
         "status": _status(ledger, name, running, results),
         "findings": findings_text.summary(results),
         "caveats": findings_text.caveats(results),
         "tables": _tables(results),
-        "partitions": [] if study.private else _partitions(ledger),  # class counts are not private
+        "partitions": [] if study.private else _partitions(ledger, study),  # class counts are not private
         "privacy": study.privacy.model_dump(),
         "private": study.private,
         "sessions": []
@@ -125,10 +124,10 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
         else [{"began": session.began, "ended": _ended(session)} for session in ledger.sessions()],
         "provenance": {
             "source": source[1] if source else "",
-            "fingerprints": ledger.fingerprints(),
+            "fingerprints": {d.shown: found for d in study.data if (found := ledger.fingerprints().get(d.id))},
             "plugins": ledger.plugins(),
             "engine": ENGINE_VERSION,
-            "facts": results.facts,
+            "facts": {s: vars(facts) for s in results.settings if (facts := results.facts(s))},
         },
     }
 
@@ -148,25 +147,13 @@ def _status(ledger: Ledger, name: str, running: str | None, results: Results) ->
 class _Cell:
     """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        cell: CellResult,
-        strategy: SearchVariant,
-        stages: Mapping[tuple[str, str, str], list[str]],
-        study: Study,
-    ) -> None:
-        name = cell.id if cell.plain else cell.id.removesuffix(f" ({cell.strategy})")
+    def __init__(self, ledger: Ledger, cell: CellResult, study: Study) -> None:
         self.ledger, self.cell, self.study = ledger, cell, study
-        self.stages = {
-            stage: stages[name, cell.strategy, stage]
-            for stage in SEARCH_STAGES[strategy.search]
-            if (name, cell.strategy, stage) in stages and strategy.search != "private"
-        }
+        strategy = cell.variant.strategy
+        self.stages = {stage: keys for stage, keys in cell.stages.items() if stage in strategy.stages}
         self.configurations = grouped(ledger, self.stages, cell.objective)
-        self._compared = set(strategy.compared(self.stages))
-        contest = {"contest": stages.get((name, cell.strategy, "contest"), [])}
-        self.contest = grouped(ledger, contest, cell.objective)
+        self._compared = set(strategy.competing(self.stages))
+        self.contest = grouped(ledger, {"contest": cell.stages.get("contest", [])}, cell.objective)
 
     def content(self, limits: Limits) -> dict[str, Any]:
         cell = self.cell
@@ -336,14 +323,21 @@ def _table(table: render.Table) -> dict[str, Any]:
     }
 
 
-def _partitions(ledger: Ledger) -> list[dict[str, Any]]:
+def _partitions(ledger: Ledger, study: Study) -> list[dict[str, Any]]:
     import numpy as np
 
-    found = []
+    found, settings = [], study.settings
     for (setting, seed), counts in ledger.partitions().items():
         by_class = len(counts[0]) > 1
         divergence = divergence_from_uniform(np.array(counts)).tolist() if by_class else None
-        found.append({"setting": setting, "seed": seed, "counts": counts, "divergence": divergence})
+        found.append(
+            {
+                "setting": settings.get(setting, " / ".join(setting)),
+                "seed": seed,
+                "counts": counts,
+                "divergence": divergence,
+            }
+        )
     return found
 
 

@@ -110,7 +110,7 @@ def _few_seeds(results: Results) -> list[str]:
         return ["Every score comes from a single run; the spread between runs is unknown."]
     seeds = results.study.seeds.confirm
     searched = sorted(
-        {seed for strategy in results.study.strategies for seed in results.study.seeds_of(strategy, "coarse")}
+        {seed for variant in results.study.variants for seed in variant.seeds(variant.strategy.stages[0])}
     )
     sentences: list[str] = []
     if len(seeds) < FEW_SEEDS:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.report.html.configurations import Configuration, varied
-from orchestrator.study.objective import Objective
+from orchestrator.search.objective import Objective
 
 BINS = 5
 

@@ -11,12 +11,10 @@ import pandas as pd
 
 from orchestrator.report.tables import option_effects
 from orchestrator.report.tables.common import (
-    NAMES,
     bold_best,
     budget,
     cell_table,
     mean_and_std,
-    names,
     short_name,
     spread,
     unfinished,
@@ -24,9 +22,10 @@ from orchestrator.report.tables.common import (
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.tuning import edges
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results
-from orchestrator.study.objective import ACCURACY, Objective
-from orchestrator.study.settings import SECRET
+from orchestrator.search.objective import ACCURACY, Objective
+from orchestrator.search.variant import SECRET
 
 MAX_ROUND_COLUMNS = 10
 BASELINE = "dp-fedgd"
@@ -114,7 +113,7 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
             for cell, t in zip(mine, firsts, strict=True)
         ]
     target_rows = []
-    for strategy in (strategy.name for strategy in results.study.strategies):
+    for strategy in (strategy.name for strategy in results.study.variants):
         texts = [f"{t:.2f}" if (t := targets.get((epsilon, strategy))) is not None else NOTHING for epsilon in epsilons]
         target_rows.append(["target accuracy (%)", *([strategy] if results.several_strategies else []), *texts])
     every = results.study.evaluate_every
@@ -158,7 +157,7 @@ def not_monotone(results: Results, setting: str) -> list[str]:
     """Larger budgets that score significantly worse than smaller ones, which less noise does not explain, and why."""
     objective, sentences = results.study.judged_by, []
     for method in results.study.methods:
-        for strategy in results.study.strategies:
+        for strategy in results.study.variants:
             cells = [
                 c for c in results.of(setting) if c.method == method and c.strategy == strategy.name and can_lead(c)
             ]
@@ -180,7 +179,7 @@ def _why(small: CellResult, large: CellResult) -> str:
     better, worse = small.search.choice, large.search.choice
     if better and worse and large.objective.cost(better.score) < large.objective.cost(worse.score):
         return "its search found nothing as good as the smaller budget's"
-    if worse and worse.contender.keys[1:] == ():
+    if worse and worse.candidate.keys[1:] == ():
         return "it was chosen on one seed, which overrated it on the validation rows"
     return "on the validation rows it was not worse, so validation and test rows disagree"
 

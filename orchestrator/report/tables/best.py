@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.results.locations import read_text
 from orchestrator.results.winners import CellResult, Results
-from orchestrator.study.settings import SECRET
+from orchestrator.search.variant import SECRET
 from trainables import plugins
 from trainables.data import partition
 from trainables.data.partition import PartitionSpec

@@ -9,20 +9,12 @@ import pandas as pd
 
 from orchestrator.report.tables.render import Bold, Group, Table
 from orchestrator.results.winners import CellResult, Results, Score
-from orchestrator.study.objective import Objective
-
-NAMES = ("setting", "epsilon", "method", "search")
-"""The CSV columns that name a cell."""
+from orchestrator.search.objective import Objective
 
 LOST = ("diverged", "failed")
 """How a trial can end before its last round."""
 
 CellRow = tuple[CellResult, Sequence[str]]
-
-
-def names(cell: CellResult) -> dict[str, str | float]:
-    values = (cell.setting, cell.epsilon, cell.method.shown, cell.strategy)
-    return dict(zip(NAMES, values, strict=True))
 
 
 def method_name(cell: CellResult, results: Results) -> str:

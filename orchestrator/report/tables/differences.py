@@ -10,8 +10,9 @@ from statistics import fmean, stdev
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
-from orchestrator.report.tables.common import NAMES, budget, cell_table, names, unfinished
+from orchestrator.report.tables.common import budget, cell_table, unfinished
 from orchestrator.report.tables.render import NOTHING, Bold, Table
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results
 
 CONFIDENCE = 0.95

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 from scipy.special import chdtrc
 
-from orchestrator.report.tables.common import NAMES, budget, cell_table, method_name, names, unfinished
+from orchestrator.report.tables.common import budget, cell_table, method_name, unfinished
 from orchestrator.report.tables.differences import SIGNIFICANCE, bold_if_significant, holm, shown_p
 from orchestrator.report.tables.render import NOTHING, Table
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.ledger import Row
 from orchestrator.results.winners import CellResult, Results
-from orchestrator.study.objective import ACCURACY
-from orchestrator.study.settings import SECRET
+from orchestrator.search.objective import ACCURACY
+from orchestrator.search.variant import SECRET
 
 SIGN_WORDS = {"+": "better", "-": "worse", "=": "equal"}
 """For CSV files, where a spreadsheet would take a sign for a formula."""
@@ -68,7 +69,8 @@ def mcnemar(results: Results, setting: str) -> Table | None:
     if len(study.methods) < 2 or study.judged_by is not ACCURACY:
         return None
     seeds, name = study.seeds.confirm, study.reference.shown
-    rows = results.facts.get(f"test_rows:{setting}")
+    facts = results.facts(setting)
+    rows = facts.test_rows if facts else None
     references = [cell for cell in results.of(setting) if cell.method == study.reference]
     ours = {(cell.epsilon, cell.strategy): _evaluated(cell) for cell in references}
     others = [cell for cell in results.of(setting) if cell.method != study.reference]

@@ -19,7 +19,7 @@ def sentences(results: Results, setting: str) -> list[str]:
     """For every set of options its effect, then the best second-order against the best first-order method, plainly and
     with each set of options."""
     texts: list[str] = []
-    for strategy in results.study.strategies:
+    for strategy in results.study.variants:
         by_options: dict[str, list[CellResult]] = {}
         for cell in results.of(setting):
             if cell.strategy == strategy.name and can_lead(cell):

@@ -9,8 +9,9 @@ from statistics import fmean, stdev
 
 import pandas as pd
 
-from orchestrator.report.tables.common import NAMES, budget, cell_table, names, unfinished
+from orchestrator.report.tables.common import budget, cell_table, unfinished
 from orchestrator.report.tables.render import NOTHING, Table
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results
 
 

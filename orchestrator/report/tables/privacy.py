@@ -9,12 +9,13 @@ from statistics import fmean
 
 import pandas as pd
 
-from orchestrator.report.tables.common import NAMES, budget, cell_table, names, unfinished
+from orchestrator.report.tables.common import budget, cell_table, unfinished
 from orchestrator.report.tables.render import NOTHING, Table
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.ledger import Row
 from orchestrator.results.winners import CellResult, Results, actual_epsilon
-from orchestrator.search.private_search import price, price_of_all
-from orchestrator.study.settings import Study
+from orchestrator.search.strategies.private import PricedSearch, mean_runs, price
+from orchestrator.study.study import Study
 from trainables.methods import METHODS
 from trainables.privacy.gaussian import epsilon_of, least_false_negatives, mu_of
 from trainables.privacy.plan import large_delta
@@ -101,6 +102,11 @@ def privacy(results: Results, setting: str) -> Table:
     )
 
 
+def _priced(cell: CellResult, study: Study) -> PricedSearch:
+    worst = max(map(actual_epsilon, cell.confirm.values()))
+    return PricedSearch(worst, cell.epsilon, mean_runs(study.search.trials, cell.method.space()))
+
+
 def with_search(cell: CellResult, study: Study) -> float:
     """The ε of all runs of the cell together, in the study's release model, if each had independent noise; of a private
     search, the ε of publishing its winner. nan for methods that sample, whose account is not a single mu."""
@@ -109,7 +115,7 @@ def with_search(cell: CellResult, study: Study) -> float:
         return math.nan
     worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
     if study.private:
-        return price(worst, cell.epsilon, study, cell.method.space())
+        return price([_priced(cell, study)], delta, study.search.private)
     if math.isinf(worst):
         return math.inf
     return all_released(mu_of(worst, delta), cell.search.trials + len(rows), delta)
@@ -143,20 +149,17 @@ def _published(results: Results, cells: Sequence[CellResult]) -> str:
     )
     if len(confirmed) < 2:
         return text
-    total = price_of_all(
-        [(max(map(actual_epsilon, cell.confirm.values())), cell.epsilon, cell.method.space()) for cell in confirmed],
-        study,
-    )
+    total = price([_priced(cell, study) for cell in confirmed], study.privacy.delta, study.search.private)
     return (
         f"{text} All {len(confirmed)} rows together cost ε = {_rounded_up(total)}, because they use the same records."
     )
 
 
 def _large_delta(results: Results, setting: str) -> list[str]:
-    stated, count = results.study.privacy, results.facts.get(f"protected:{setting}")
-    if count is None or all(math.isinf(epsilon) for epsilon in results.study.epsilons):
+    stated, facts = results.study.privacy, results.facts(setting)
+    if facts is None or all(math.isinf(epsilon) for epsilon in results.study.epsilons):
         return []
-    note = large_delta(stated.delta, stated.level, count)
+    note = large_delta(stated.delta, stated.level, facts.protected)
     return [f"{note[0].upper()}{note[1:]}."] if note else []
 
 

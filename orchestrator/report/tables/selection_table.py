@@ -6,9 +6,10 @@ from statistics import fmean
 
 import pandas as pd
 
-from orchestrator.report.tables.common import NAMES, budget, cell_table, mean_and_std, names, unfinished
+from orchestrator.report.tables.common import budget, cell_table, mean_and_std, unfinished
 from orchestrator.report.tables.render import NOTHING, Table
 from orchestrator.report.tables.tuning import configuration_text, tied_count, validation_score, validation_text
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results
 
 RECORD = ("one_seed", "chosen", "same", "validation", "validation_std", "test", "test_std", "difference", "tied")

@@ -9,21 +9,12 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 import search_spaces
-from orchestrator.report.tables.common import (
-    LOST,
-    NAMES,
-    bold_best,
-    budget,
-    cell_table,
-    mean_and_std,
-    names,
-    spread,
-    unfinished,
-)
+from orchestrator.report.tables.common import LOST, bold_best, budget, cell_table, mean_and_std, spread, unfinished
 from orchestrator.report.tables.render import NOTHING, Table
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results, Score
-from orchestrator.study.objective import ACCURACY
-from orchestrator.study.settings import Study
+from orchestrator.search.objective import ACCURACY
+from orchestrator.study.study import Study
 from search_spaces import Axis
 from trainables.spec import HyperValue
 
@@ -31,7 +22,7 @@ from trainables.spec import HyperValue
 def hyperparameters(results: Results, setting: str) -> Table:
     """Form of table 2 of the DP-FedSOFIM paper, with the chosen values instead of the searched ones."""
     study, cells = results.study, results.of(setting)
-    zoom = study.search.refine == "zoom" and "grid" in study.search.strategies
+    zoom = study.may_add_stages
     columns = {"Chosen": "p", _validation(results): "r", "Found in": "l", "On edge": "p"}
     columns |= {"Extended": "p"} if zoom else {}
     columns |= {"Trials": "r", "Diverged / failed": "r", "Within 1 s.e.": "r"}
@@ -96,7 +87,8 @@ def _record(results: Results, cell: CellResult) -> dict[str, object]:
 
 
 def _caption(results: Results, setting: str, zoom: bool) -> list[str]:
-    study, rows = results.study, results.facts.get(f"validation_rows:{setting}")
+    study, facts = results.study, results.facts(setting)
+    rows = facts.validation_rows if facts else None
     edge = "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond"
     if study.private:
         return [
@@ -113,11 +105,7 @@ def _caption(results: Results, setting: str, zoom: bool) -> list[str]:
         "Trials: all trials of the search, over all seeds; a configuration in both grids with the same number of "
         "rounds runs once."
     )
-    if "halving" in study.search.strategies:
-        caption.append(
-            "halving: the best configurations of each rung run again on the next one with more rounds; only the last "
-            "rung, with all rounds, is compared."
-        )
+    caption += [v.strategy.caption for v in study.variants if v.strategy.caption]
     return [*caption, *_tied_rules(study, rows)]
 
 
@@ -144,7 +132,7 @@ def _rules(study: Study) -> list[str]:
             text = f"the best mean {title} {found} after the last round (search {_seeds(seeds.search)})"
         if select == "contest" and contest:
             rules.append(
-                f"{name}The {study.search.contenders} configurations with {text} were compared in a contest on the "
+                f"{name}The {study.search.finalists} configurations with {text} were compared in a contest on the "
                 f"same rows, with {_seeds(contest)} and the number of rounds of confirm. The best mean won; among "
                 "means within one paired standard error of it, the smallest standard deviation over seeds won, then "
                 "the better search score. Validation: the winner's mean and sample standard deviation in the contest."
@@ -191,7 +179,7 @@ def validation_score(cell: CellResult) -> Score | None:
     choice = cell.search.choice
     if choice is None:
         return None
-    seeds = len(choice.contender.keys)
+    seeds = len(choice.candidate.keys)
     return Score(choice.score, choice.spread if seeds > 1 else math.nan, seeds)
 
 
@@ -250,8 +238,8 @@ def _refined(cell: CellResult) -> dict[str, Axis]:
 def tied_count(results: Results, cell: CellResult) -> int | None:
     """Configurations within one standard error of the best; None if that needs an unknown number of validation rows."""
     choice = cell.search.choice
-    known = f"validation_rows:{cell.setting}" in results.facts
-    return choice.within_standard_error if choice and (known or len(choice.contender.keys) > 1) else None
+    known = cell.facts is not None
+    return choice.within_standard_error if choice and (known or len(choice.candidate.keys) > 1) else None
 
 
 def shown_value(value: HyperValue) -> str:

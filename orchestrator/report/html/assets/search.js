@@ -44,7 +44,7 @@ function heatMaps(study, cell) {
   if (!names.length) return null;
   const holder = el("div");
   const stages = distinct(cell.search.stages.flat());
-  const binned = !cell.strategy.startsWith("grid");
+  const binned = study.samples_ranges[cell.strategy];
   const draw = () => {
     const x = names.indexOf(recall(`heat-x-${key}`)), y = names.indexOf(recall(`heat-y-${key}`));
     const stage = recall(`heat-stage-${cell.strategy}`), others = recall("heat-others");

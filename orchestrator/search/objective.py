@@ -1,4 +1,4 @@
-"""What a study's trials are judged by: this is the one place that says what a score is and which way is better."""
+"""The objective of a study: the metric that ranks configurations, its direction and its display."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Objective:
     metric: str
-    """Its name in a study and among the metrics of a trial."""
+    """Name in the study file and in a trial's metrics."""
     title: str
-    """What it is called in tables."""
+    """Name in tables."""
     final: str
-    """What it is called where the winners are judged."""
+    """Name in tables of test results."""
     found: str = "on the validation split"
-    """Where configurations in a search are judged."""
+    """What a search evaluates configurations on, for captions."""
     unit: str = ""
-    """Behind the title, in headings."""
+    """Appended to the title in headings."""
     lower_is_better: bool = True
     form: str = ".3g"
-    """How a score is printed."""
 
     @property
     def short(self) -> str:
-        """Its unit, or its title where it has none."""
+        """The unit, or the title if there is none."""
         return self.unit.strip(" ()") or self.title
 
     def cost(self, score: float) -> float:
@@ -35,7 +34,7 @@ class Objective:
         return format(score, self.form)
 
     def standard_error(self, score: float, rows: int) -> float | None:
-        """Of a score measured on so many rows, where it follows from the score itself."""
+        """Binomial standard error of an accuracy measured on `rows` rows; None for other metrics."""
         if self.metric != "accuracy":
             return None
         share = score / 100

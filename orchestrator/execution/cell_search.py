@@ -1,0 +1,126 @@
+"""The search of one cell by one variant: which trials come next, given the outcomes so far.
+
+A search has the strategy's stages, then a contest of the best candidates on fresh seeds, then the confirm stage. A
+stage opens when every trial of the one before it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from orchestrator.search.candidates import Outcomes
+from orchestrator.search.expected_trials import trials_to_come
+from orchestrator.search.history import History
+from orchestrator.search.running_best import RunningBest
+from orchestrator.search.strategies.base import Proposal
+from orchestrator.search.variant import SearchVariant
+from orchestrator.study.cells import Cell
+from search_spaces import Configuration
+from trainables.federation.trial_spec import TrialSpec
+
+
+class NextStage(NamedTuple):
+    stage: str
+    trials: list[TrialSpec]
+
+
+FINISHED = NextStage("confirm", [])
+WAITING = NextStage("contest", [])
+"""Until the searches of the neighbouring budgets are over."""
+
+
+class CellSearch:
+    def __init__(
+        self, cell: Cell, variant: SearchVariant, outcomes: Outcomes, validation_rows: int, secret: bytes = b""
+    ) -> None:
+        """`outcomes`: of all trials of the sweep; grows while it runs."""
+        self.cell, self.variant = cell, variant
+        self.task = cell.study.search_task(cell.method, cell.epsilon, variant, validation_rows, secret)
+        self.configurations: dict[str, Configuration] = {}
+        self.trial_seeds: dict[str, int] = {}
+        self.history = History(
+            variant, self.task, outcomes, configurations=self.configurations, trial_seeds=self.trial_seeds
+        )
+        restarting = [stage for stage in variant.stages if variant.restarts(stage)]
+        self.best = RunningBest(cell.study.judged_by, restarting)
+        self.neighbours: list[CellSearch] = []
+        """The searches of the next smaller and next larger budget, whose winners join the contest (warm start)."""
+        self.search_over = False
+
+    @property
+    def name(self) -> str:
+        """For display."""
+        is_first = self.variant == self.cell.study.variants[0]
+        return self.cell.name if is_first else f"{self.cell.name} ({self.variant.name})"
+
+    @property
+    def stages(self) -> dict[str, list[str]]:
+        """Keys of the trials of every open stage."""
+        return self.history.stages
+
+    def seeds_of(self, stage: str) -> int:
+        return len(self.variant.seeds(stage))
+
+    def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
+        """Record that a stage has these trials, or these in addition."""
+        opened, seeds = self.stages.setdefault(stage, []), self.seeds_of(stage)
+        firsts = trials[-len(opened) % seeds :: seeds]
+        self.configurations.update((trial.key, self.cell.configuration(trial)) for trial in firsts)
+        opened.extend(trial.key for trial in trials)
+        if self.variant.strategy.publishes_only_winner:
+            self.trial_seeds.update((trial.key, trial.seed) for trial in trials)
+
+    def next_stage(self) -> NextStage:
+        """The stage to open now that all trials so far have ended."""
+        if "confirm" in self.stages:
+            return FINISHED
+        if "contest" not in self.stages:
+            proposal = self.variant.strategy.propose(self.task, self.history)
+            self.search_over = proposal is None
+            if proposal is not None and proposal.configurations:
+                return NextStage(proposal.stage, self._proposed_trials(proposal))
+            if self.variant.has_contest:
+                if not all(neighbour.search_over for neighbour in self.neighbours):
+                    return WAITING
+                finalists = self.finalists()
+                return NextStage("contest", self.trials("contest", finalists)) if finalists else FINISHED
+        winner = self.history.winner()
+        if winner is None:
+            return FINISHED
+        configuration = self.history.configuration(winner.candidate)
+        if self.variant.strategy.publishes_only_winner:
+            return NextStage("confirm", [self.cell.private_trial(configuration, self.trial_seeds[winner.key], "test")])
+        return NextStage("confirm", self.trials("confirm", [configuration]))
+
+    def finalists(self) -> list[Configuration]:
+        winners = [c for neighbour in self.neighbours for c in neighbour.history.best_configurations()[:1]]
+        return self.history.finalists(self.cell.study.search.finalists, winners)
+
+    def _proposed_trials(self, proposal: Proposal) -> list[TrialSpec]:
+        if proposal.seeds is None:
+            return self.trials(proposal.stage, proposal.configurations)
+        pairs = zip(proposal.configurations, proposal.seeds, strict=True)
+        return [self.cell.private_trial(configuration, seed, "validation") for configuration, seed in pairs]
+
+    def trials(self, stage: str, configurations: Sequence[Configuration]) -> list[TrialSpec]:
+        """Every configuration with every seed of the stage, by configuration, then by seed."""
+        seeds, trials = self.variant.seeds(stage), []
+        for configuration in configurations:
+            rounds = int(configuration.get("rounds", self.variant.rounds(stage, self.task.rounds)))
+            last = self.variant.last_round(stage, rounds)
+            stop_after = last if last < rounds else None
+            trials += self.cell.trials(configuration, seeds, rounds, stop_after, confirm=stage == "confirm")
+        return trials
+
+    def last_round(self, stage: str) -> int:
+        """Last round that trials of a stage run, unless their configuration sets the rounds."""
+        return self.variant.last_round(stage, self.variant.rounds(stage, self.task.rounds))
+
+    def trials_to_come(self) -> dict[str, int]:
+        """Trials that stages which are not open yet will add, by stage."""
+        if "confirm" in self.stages:
+            return {}
+        opened = {stage: len(keys) for stage, keys in self.stages.items()}
+        study = self.cell.study
+        return trials_to_come(self.variant, self.task, study.search.finalists, opened, study.variants)

@@ -1,0 +1,84 @@
+"""A candidate is one configuration with its trials, which differ only in their seed. Searches compare candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from orchestrator.search.objective import ACCURACY, Objective
+
+Outcome = tuple[str, float | None, float | None]
+"""State, score (the study's objective) and loss of a trial, on the validation rows after the last round."""
+Outcomes = Mapping[str, Outcome]
+"""By trial key."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    keys: tuple[str, ...]
+    """The keys of its trials, in the order of the seeds."""
+
+    @property
+    def key(self) -> str:
+        """The key of the first trial, which identifies the configuration."""
+        return self.keys[0]
+
+    def ended(self, outcomes: Outcomes) -> bool:
+        return all(key in outcomes for key in self.keys)
+
+    def rank(self, outcomes: Outcomes, objective: Objective = ACCURACY) -> Rank:
+        return Rank.of([outcomes[key] for key in self.keys], objective)
+
+    def scores(self, outcomes: Outcomes) -> list[float | None]:
+        """By seed; None for a trial that did not finish."""
+        return [score if state == "done" else None for state, score, _ in (outcomes[key] for key in self.keys)]
+
+    def finished_scores(self, outcomes: Outcomes) -> list[float]:
+        return [score for score in self.scores(outcomes) if score is not None]
+
+
+def candidates_of(keys: Sequence[str], seeds: int) -> list[Candidate]:
+    """A stage lists its trials by configuration, then by seed. A candidate that is listed twice is returned once."""
+    starts = range(0, len(keys), seeds) if keys else []
+    return list(dict.fromkeys(Candidate(tuple(keys[start : start + seeds])) for start in starts))
+
+
+class Rank(NamedTuple):
+    """The sort key of a candidate: first the fewest failed seeds, then the lowest mean cost, then the lowest loss."""
+
+    failed: int
+    cost: float
+    loss: float
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], objective: Objective = ACCURACY) -> Rank:
+        done = [(score, loss) for state, score, loss in outcomes if state == "done" and score is not None]
+        if not done:
+            return cls(len(outcomes), math.inf, math.inf)
+        losses = [math.inf if loss is None else loss for _, loss in done]
+        return cls(len(outcomes) - len(done), objective.cost(mean_score(outcomes)), mean(losses))
+
+
+def mean_score(outcomes: Sequence[Outcome]) -> float:
+    """Over the trials that finished."""
+    return mean([score for state, score, _ in outcomes if state == "done" and score is not None])
+
+
+def mean(values: Sequence[float]) -> float:
+    return values[0] if len(values) == 1 else fmean(values)  # a single value keeps its last bit
+
+
+def spread(values: Sequence[float]) -> float:
+    """Sample standard deviation; 0 for a single value."""
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> tuple[float, float] | None:
+    """Mean of the differences by seed, and its standard error; None if no seed finished on both sides."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    if not differences:
+        return None
+    return mean(differences), spread(differences) / math.sqrt(len(differences))

@@ -1,0 +1,44 @@
+"""How many trials a cell will have, before all its stages have been opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from orchestrator.search.strategies.base import SearchTask
+from orchestrator.search.variant import SearchVariant
+
+
+def expected_trials(
+    variant: SearchVariant, task: SearchTask, finalists: int, opened: Mapping[str, int]
+) -> dict[str, int]:
+    """Trials of every stage: as many as were opened, else as many as are expected. `opened`: their number, by stage."""
+    configurations = variant.strategy.expected(task)
+    if variant.has_contest:
+        competing = variant.strategy.competing(configurations)
+        configurations["contest"] = min(finalists, sum(configurations[stage] for stage in competing))
+    configurations["confirm"] = 1
+    counts = {stage: count * len(variant.seeds(stage)) for stage, count in configurations.items()}
+    if variant.strategy.extends_stages:  # what was opened may grow
+        opened = {stage: count for stage, count in opened.items() if stage not in variant.strategy.stages}
+    counts |= opened
+    return {stage: counts[stage] for stage in variant.stages if stage in counts}
+
+
+def trials_to_come(
+    variant: SearchVariant,
+    task: SearchTask,
+    finalists: int,
+    opened: Mapping[str, int],
+    variants: Sequence[SearchVariant],
+) -> dict[str, int]:
+    """Trials that stages which are not open yet will add, without those that an earlier stage, or a variant of the same
+    strategy with more seeds, runs anyway."""
+    expected = expected_trials(variant, task, finalists, opened)
+    to_come = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
+    contest = replace(variant, select="contest")
+    covered = variant.strategy.fixed_configurations(task) if variant != contest and contest in variants else ()
+    for stage, configurations in variant.strategy.already_run(task).items():
+        if to_come.get(stage):
+            to_come[stage] = 0 if stage in covered else to_come[stage] - configurations * len(variant.seeds(stage))
+    return {stage: count for stage, count in to_come.items() if count}

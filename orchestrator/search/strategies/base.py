@@ -1,0 +1,138 @@
+"""The interface of a search strategy.
+
+A strategy proposes the configurations of one cell, stage by stage. It is asked for the next stage each time all trials
+it proposed so far have ended, and answers from their results alone: the same results give the same proposals, in
+whatever order they arrived, so an interrupted sweep continues where it stopped. After the search, the best candidates
+meet in a contest and the winner is confirmed; that is the same for every strategy.
+
+A strategy is a subclass of `Strategy` with a name, in a file of its own in this package or in a plug-in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import search_spaces
+from orchestrator.search.objective import Objective
+from orchestrator.section import Section
+from search_spaces import Configuration, SearchSpace
+
+if TYPE_CHECKING:
+    from orchestrator.search.history import History
+    from orchestrator.search.selection import Choice
+
+
+class StageRounds(NamedTuple):
+    """Federated rounds of a trial, as the study file sets them."""
+
+    coarse: int
+    fine: int
+    confirm: int
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """What a strategy may use: the cell's search space and the study's settings. Read-only."""
+
+    space: SearchSpace
+    rounds: StageRounds
+    objective: Objective
+    validation_rows: int
+    """Rows that each configuration is evaluated on."""
+    trials: int | None
+    """`search.trials`: the number of configurations to try, if the study sets it."""
+    refine: str
+    """`search.refine`: table or zoom."""
+    settings: Section
+    """The strategy's own section of the study file."""
+    epsilon: float
+    delta: float
+    secret: bytes = b""
+    """Random bytes of this cell, for strategies that publish only their winner."""
+
+    @property
+    def budget(self) -> int:
+        """Configurations to try: `search.trials`, or as many as the coarse and the fine grid have."""
+        grids = self.space.size(self.space.coarse) + search_spaces.refined_size(self.space, self.refine)
+        return self.trials or grids
+
+
+class Proposal(NamedTuple):
+    """Configurations to run next, as a new stage or as a further part of the last one."""
+
+    stage: str
+    configurations: Sequence[Configuration]
+    seeds: Sequence[int] | None = None
+    """A seed for each configuration, instead of the study's seeds for all."""
+
+
+class Strategy(ABC):
+    name: ClassVar[str]
+    """As in `search.strategies` of a study file."""
+    stages: ClassVar[tuple[str, ...]]
+    """Every stage it may have, in order. Names are unique among all strategies."""
+    Settings: ClassVar[type[Section]] = Section
+    """Its own section of a study file, `search: {NAME: ...}`."""
+    extends_stages: ClassVar[bool] = False
+    """Whether it adds to a stage after results of that stage: the results it has seen are then final."""
+    samples_ranges: ClassVar[bool] = True
+    """Whether values are sampled from ranges; False: they lie on a grid."""
+    publishes_only_winner: ClassVar[bool] = False
+    """Whether nothing but the winner may be shown."""
+    caption: ClassVar[str] = ""
+    """A sentence for table captions, if trials differ from the usual ones."""
+
+    @abstractmethod
+    def propose(self, task: SearchTask, history: History) -> Proposal | None:
+        """The next configurations, or None when the search is over. Every trial in `history` has ended."""
+
+    @abstractmethod
+    def expected(self, task: SearchTask) -> dict[str, int]:
+        """Configurations of every stage that will run if no trial fails, as far as known before the first result."""
+
+    def competing(self, stages: Container[str]) -> tuple[str, ...]:
+        """Which of these stages hold the candidates for the win."""
+        return tuple(stage for stage in self.stages if stage in stages)
+
+    def rounds(self, stage: str, rounds: StageRounds) -> int:
+        """Rounds that a trial of a stage is paid for."""
+        return rounds.fine
+
+    def last_round(self, stage: str, rounds: int, settings: Section) -> int:
+        """Last round that a trial of a stage runs, of the `rounds` it is paid for."""
+        return rounds
+
+    def adds_configurations(self, stage: str) -> bool:
+        """Whether a stage may hold configurations that no earlier stage held."""
+        return True
+
+    def restarts(self, stage: str) -> bool:
+        """Whether results of a stage replace those of earlier ones, because trials run longer."""
+        return False
+
+    def already_run(self, task: SearchTask) -> dict[str, int]:
+        """Expected configurations of a stage that an earlier stage has run with the same rounds."""
+        return {}
+
+    def fixed_configurations(self, task: SearchTask) -> dict[str, list[Configuration]]:
+        """The configurations of stages that do not depend on results."""
+        return {}
+
+    def is_exact(self, refine: str) -> bool:
+        """Whether exactly the expected trials run if none fails."""
+        return False
+
+    def may_add_stages(self, refine: str) -> bool:
+        """Whether stages beyond the expected ones may follow."""
+        return False
+
+    def check_space(self, space: SearchSpace) -> str:
+        """What makes this search space unusable, to follow the method's name in an error message; empty if nothing."""
+        return ""
+
+    def choose(self, task: SearchTask, history: History) -> Choice | None:
+        """The winner, for strategies that publish only it; the others leave this to the study's selection rule."""
+        raise NotImplementedError

@@ -1,0 +1,129 @@
+"""A private search: its winner may be published.
+
+The number of runs is random and secret. Each run draws its configuration from the cell's fixed grid, has noise of its
+own, and only one run is ever shown: the one with the highest noisy score. Publishing it costs what
+`trainables.privacy.private_selection` computes, however many runs there were. All draws follow from one secret of the
+cell, so an interrupted search continues with the same runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+import search_spaces
+from orchestrator.search.candidates import Candidate, Outcomes
+from orchestrator.search.history import History
+from orchestrator.search.selection import Choice
+from orchestrator.search.strategies.base import Proposal, SearchTask, StageRounds, Strategy
+from orchestrator.section import Section
+from search_spaces import Configuration, SearchSpace
+from trainables.privacy import private_selection
+from trainables.privacy.noise import SERVER, Address
+
+
+class PrivateSettings(Section):
+    """A search of which only the winner is shown; docs/privacy.md explains its cost."""
+
+    runs: Literal["geometric", "logarithmic"] = "geometric"
+    """Distribution of the secret number of runs; `trials` is its mean."""
+    score: float = Field(default=1.0, gt=0, le=10)
+    """The mu of a run's score, relative to the mu of the run. Up to 1 it adds no cost, because no record is used for
+    both training and validation."""
+
+
+class Private(Strategy):
+    name = "private"
+    stages = ("private",)
+    Settings = PrivateSettings
+    samples_ranges = False
+    publishes_only_winner = True
+
+    def propose(self, task: SearchTask, history: History) -> Proposal | None:
+        if "private" in history.stages:
+            return None
+        grid, settings = fixed_grid(task.space), _settings(task.settings)
+        count = private_selection.RUNS[settings.runs].draw(mean_runs(task.trials, task.space), _draw(task.secret, -1))
+        return Proposal(
+            "private",
+            [grid[_draw(task.secret, 2 * run) % len(grid)] for run in range(count)],
+            seeds=[_draw(task.secret, 2 * run + 1) % 2**63 for run in range(count)],
+        )
+
+    def expected(self, task: SearchTask) -> dict[str, int]:
+        return {"private": round(mean_runs(task.trials, task.space))}
+
+    def rounds(self, stage: str, rounds: StageRounds) -> int:
+        return rounds.confirm
+
+    def choose(self, task: SearchTask, history: History) -> Choice | None:
+        """The run with the highest noisy score, once all have ended."""
+        keys = history.stages.get("private", [])
+        if not keys or any(key not in history.outcomes for key in keys):
+            return None
+        return noisy_best({key: history.trial_seeds[key] for key in keys}, history.outcomes, score_deviation(task))
+
+
+def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float) -> Choice | None:
+    """The run with the highest noisy score among those that finished. `seeds`: by trial, in the order drawn."""
+    scores = {
+        key: score + deviation * float(Address(seed, SERVER, 0, 0, "score").normal(1)[0])
+        for key, seed in seeds.items()
+        for state, score, _ in [outcomes[key]]
+        if state == "done" and score is not None
+    }
+    if not scores:
+        return None
+    winner = max(scores, key=scores.__getitem__)  # the first among equals
+    return Choice(Candidate((winner,)), scores[winner], 0.0, 0, None)
+
+
+def fixed_grid(space: SearchSpace) -> list[Configuration]:
+    """The configurations to draw from: both grids as they are written, since zooming would depend on scores."""
+    return search_spaces.unique([*space.grid(space.coarse), *space.grid(space.fine)])
+
+
+def mean_runs(trials: int | None, space: SearchSpace) -> float:
+    """Mean number of runs: `search.trials`, or the size of the grid."""
+    return float(trials or len(fixed_grid(space)))
+
+
+def score_deviation(task: SearchTask) -> float:
+    """Standard deviation, in percent, of the noise on a run's validation accuracy."""
+    score = _settings(task.settings).score
+    return 100 * private_selection.score_std(task.epsilon, task.delta, task.validation_rows, score)
+
+
+def _draw(secret: bytes, index: int) -> int:
+    """128 pseudorandom bits that cannot be predicted without the secret."""
+    packed = index.to_bytes(8, "big", signed=True)
+    return int.from_bytes(hashlib.blake2b(packed, key=secret, digest_size=16, person=b"fedsweep-search").digest())
+
+
+def _settings(settings: Section) -> PrivateSettings:
+    assert isinstance(settings, PrivateSettings)
+    return settings
+
+
+class PricedSearch(NamedTuple):
+    """A private search, as far as its price depends on it."""
+
+    actual: float
+    """Actual eps of each run."""
+    claimed: float
+    """Claimed eps, for which the noise on the scores is calibrated."""
+    mean_runs: float
+
+
+def price(searches: Sequence[PricedSearch], delta: float, settings: PrivateSettings) -> float:
+    """eps of publishing the winners of all these searches on the same records."""
+    with_scores = [
+        (private_selection.with_score(search.actual, search.claimed, delta, settings.score), search.mean_runs)
+        for search in searches
+    ]
+    if len(with_scores) == 1:
+        return private_selection.private_search(*with_scores[0], delta, settings.runs)
+    return private_selection.private_searches(with_scores, delta, settings.runs)

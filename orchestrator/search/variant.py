@@ -1,0 +1,66 @@
+"""A strategy together with a selection rule: one way in which a study searches every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from orchestrator.search.strategies.base import StageRounds, Strategy
+from orchestrator.section import Section
+
+SECRET = -1
+"""Stands for a seed that is never shown."""
+Select = Literal["contest", "single"]
+
+
+class StageSeeds(NamedTuple):
+    search: Sequence[int]
+    contest: Sequence[int]
+    confirm: Sequence[int]
+
+
+@dataclass(frozen=True)
+class SearchVariant:
+    strategy: Strategy
+    select: Select
+    """contest: candidates are ranked by their mean over the search seeds, and the best meet on fresh seeds. single: the
+    best on the first search seed wins."""
+    settings: Section
+    """The strategy's section of the study file."""
+    all_seeds: StageSeeds
+
+    @property
+    def name(self) -> str:
+        """As in the ledger and in tables."""
+        return f"{self.strategy.name} single" if self.select == "single" else self.strategy.name
+
+    @property
+    def has_contest(self) -> bool:
+        return self.select == "contest" and bool(self.all_seeds.contest) and not self.strategy.publishes_only_winner
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Every stage it may have, in order."""
+        contest = ("contest",) if self.has_contest else ()
+        return (*self.strategy.stages, *contest, "confirm")
+
+    def seeds(self, stage: str) -> list[int]:
+        """The seeds that each configuration of a stage runs with."""
+        if self.strategy.publishes_only_winner:
+            return [SECRET]
+        if stage in ("contest", "confirm"):
+            return list(self.all_seeds.contest if stage == "contest" else self.all_seeds.confirm)
+        return list(self.all_seeds.search[:1] if self.select == "single" else self.all_seeds.search)
+
+    def rounds(self, stage: str, rounds: StageRounds) -> int:
+        """Rounds that a trial of a stage is paid for."""
+        return rounds.confirm if stage in ("contest", "confirm") else self.strategy.rounds(stage, rounds)
+
+    def last_round(self, stage: str, rounds: int) -> int:
+        """Last round that a trial of a stage runs, of the `rounds` it is paid for."""
+        return rounds if stage in ("contest", "confirm") else self.strategy.last_round(stage, rounds, self.settings)
+
+    def restarts(self, stage: str) -> bool:
+        """Whether results of a stage replace those of earlier stages: more rounds, or fresh seeds."""
+        return stage == "contest" or (stage != "confirm" and self.strategy.restarts(stage))

@@ -1,0 +1,38 @@
+"""The `data` section: the data sets of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from orchestrator.section import Section
+
+
+class DataSettings(Section):
+    """A data set: a feature file (relative to the study file) or a built-in one, and its name in tables."""
+
+    source: str
+    """A feature file, or the name of a built-in, simulated or plug-in's data set."""
+    label: str = Field(default="", max_length=60)
+    """Name in tables."""
+    backbone: str = Field(default="", max_length=60)
+    """The network that computed the features, for tables."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, cls | str | dict):
+            raise ValueError("it should be a feature file or a generated set, or a mapping with its source")
+        return {"source": value} if isinstance(value, str) else value
+
+    @property
+    def id(self) -> str:
+        """Part of a cell's identity: the name of the file without its folder, which may move, or the source."""
+        return Path(self.source).stem if self.source.endswith(".npz") else self.source
+
+    @property
+    def shown(self) -> str:
+        """Name in tables."""
+        return " ".join(part for part in (self.label or self.id, self.backbone) if part)

@@ -1,0 +1,308 @@
+"""The study: what to sweep over. Checked in full before anything runs; errors name the file and line.
+
+Everything that changes results is in the body. `resources` only changes how the cluster is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from orchestrator.search.objective import OBJECTIVES, Objective
+from orchestrator.search.strategies import STRATEGIES
+from orchestrator.search.strategies.base import SearchTask, StageRounds
+from orchestrator.search.variant import SECRET, SearchVariant, Select, StageSeeds
+from orchestrator.section import Section
+from orchestrator.study.cell_id import SettingId
+from orchestrator.study.errors import invalid
+from orchestrator.study.settings.data import DataSettings
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.settings.preprocess import PreprocessSettings
+from orchestrator.study.settings.privacy import PrivacyStudySettings
+from orchestrator.study.settings.resources import ResourceSettings
+from orchestrator.study.settings.rounds import RoundSettings
+from orchestrator.study.settings.search import SearchSettings
+from orchestrator.study.settings.seeds import SeedSettings
+from orchestrator.study.settings.validation import ValidationSettings
+from trainables import plugins
+from trainables.choices import Aggregate, Precision
+from trainables.data import partition
+from trainables.data.partition import PartitionSpec
+from trainables.errors import UserError
+from trainables.methods import METHODS
+from trainables.privacy.gaussian import epsilon_of
+
+
+class Study(Section):
+    """What to sweep over: data, methods and budgets."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Letters, digits and . _ -; also the default name of the results folder."""
+    description: str = ""
+    """A sentence for the report."""
+    data: list[DataSettings] = Field(min_length=1)
+    partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
+    """How the train rows are divided among the clients: iid, dirichlet:ALPHA, classes:K, explicit."""
+    clients: int | Literal["auto"] = 20
+    """Number of clients; auto: as many as the data set names."""
+    model: str = "softmax"
+    """The head that is trained on the features: softmax, mlp:HIDDEN (one hidden layer), or a generalised linear model
+    (logistic, multinomial, poisson); auto: the model that simulated data were drawn from."""
+    precision: Precision = "float32"
+    """Precision of the matrix products. tf32 and bf16 are faster on GPUs and change results slightly; sums stay in
+    float32, and the clip is still exact."""
+    objective: Literal["accuracy", "loss", "squared_error"] = "accuracy"
+    """The metric that ranks configurations and that tables show."""
+    methods: list[MethodSettings] = Field(min_length=1)
+    epsilons: list[float] = Field(min_length=1)
+    """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
+    privacy: PrivacyStudySettings = PrivacyStudySettings()
+    preprocess: PreprocessSettings = PreprocessSettings()
+    """Private centring of the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
+    aggregate: Aggregate = "uniform"
+    """Weight of each client in the mean of the releases: equal (uniform), or proportional to |D_i| (size)."""
+    rounds: RoundSettings = RoundSettings()
+    seeds: SeedSettings = SeedSettings()
+    evaluate_every: int = Field(default=10, ge=1)
+    """Rounds between evaluations; the last round is always evaluated."""
+    validation: ValidationSettings = ValidationSettings()
+    confirm_train_on: Literal["all", "train"] = "all"
+    """Rows that winners are trained on for the final runs: all train rows, or without the validation rows."""
+    search: SearchSettings = SearchSettings()
+    compare_to: str = ""
+    """The method (or its label) that McNemar's test compares the others with; default: the last one."""
+    resources: ResourceSettings = ResourceSettings()
+
+    # ---- validation
+
+    @model_validator(mode="after")
+    def _methods_carry_their_precision(self) -> Study:
+        """A method's label names its precision."""
+        if self.precision != "float32":
+            self.methods[:] = [
+                method if method.precision else method.model_copy(update={"precision": self.precision})
+                for method in self.methods
+            ]
+        return self
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _all_methods(cls, value: Any) -> Any:
+        return list(METHODS) if value == "all" else value
+
+    @field_validator("clients")
+    @classmethod
+    def _at_least_one_client(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} is less than 1")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budgets_from_mu(cls, value: Any) -> Any:
+        """A budget may be given as mu: "mu=1" is the eps of 1-GDP at the study's delta."""
+        if not isinstance(value, dict) or not isinstance(value.get("epsilons"), list):
+            return value
+        privacy = value.get("privacy")
+        delta = privacy.get("delta") if isinstance(privacy, dict) else None
+        usable = delta if isinstance(delta, float) and 0 < delta < 1 else PrivacyStudySettings().delta
+        budgets = [_epsilon(budget, usable, number) for number, budget in enumerate(value["epsilons"])]
+        return {**value, "epsilons": budgets}
+
+    @field_validator("epsilons")
+    @classmethod
+    def _positive(cls, values: list[float]) -> list[float]:
+        for value in values:
+            if math.isnan(value) or value <= 0:
+                raise ValueError(f"epsilon {value:g} is not above 0")
+        if len({f"{value:g}" for value in values}) != len(values):  # as tables print them
+            raise ValueError("an epsilon is named twice")
+        return values
+
+    @model_validator(mode="after")
+    def _strategies_fit_the_spaces(self) -> Study:
+        for name in self.search.strategies:
+            for method in self.methods:
+                if reason := STRATEGIES[name].check_space(method.space()):
+                    raise invalid(f"{method.shown} {reason}", "search", "strategies")
+        return self
+
+    @model_validator(mode="after")
+    def _private_search_needs_accuracy_of_records(self) -> Study:
+        if self.private and self.objective != "accuracy":
+            raise invalid(f"objective = {self.objective!r}: a private search needs accuracy", "objective")
+        if self.private and self.privacy.level != "record":
+            level = self.privacy.level
+            sentence = f"level = {level!r}: a private search protects records, because users both train and validate"
+            raise invalid(sentence, "privacy", "level")
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_are_distinct(self) -> Study:
+        parsed: list[PartitionSpec] = []
+        for number, text in enumerate(self.partitions):
+            try:
+                spec = self.partition(text)
+            except UserError as error:
+                raise invalid(str(error), "partitions", number) from None
+            if spec in parsed:
+                raise invalid(f"partition {text!r} is named twice", "partitions", number)
+            parsed.append(spec)
+        return self
+
+    @model_validator(mode="after")
+    def _data_are_distinct(self) -> Study:
+        for number, data in enumerate(self.data):
+            for other in self.data[:number]:
+                if data.shown == other.shown:
+                    sentence = f"two data sets are called {data.shown!r}; give one of them a label"
+                    raise invalid(sentence, "data", number, "source")
+                if data.id == other.id:
+                    sentence = f"data {other.source} and {data.source} have the same name; rename one of the files"
+                    raise invalid(sentence, "data", number, "source")
+        return self
+
+    @model_validator(mode="after")
+    def _methods_are_distinct(self) -> Study:
+        shown = [method.shown for method in self.methods]
+        for number, method in enumerate(self.methods):
+            if method.shown in shown[:number]:
+                raise invalid(f"method {method.shown} is named twice; give one of them a label", "methods", number)
+            for other in self.methods[:number]:
+                if method.id == other.id:
+                    raise invalid(
+                        f"methods {other.shown} and {method.shown} differ in their label only", "methods", number
+                    )
+        if self.compare_to and self.compare_to not in [*shown, *(m.name for m in self.methods)]:
+            sentence = f"compare_to = {self.compare_to!r} is none of the methods: {', '.join(shown)}"
+            raise invalid(sentence, "compare_to")
+        return self
+
+    # ---- derived values
+
+    def partition(self, text: str, named: int | None = None) -> PartitionSpec:
+        """A partition with the first search seed's partition seed. `named`: clients that the data set names."""
+        clients = (named or 1) if self.clients == "auto" else self.clients
+        seed = self.seeds.partition_seed(self.seeds.search[0], self.seeds.search)
+        return partition.parse(text, clients=clients, seed=seed)
+
+    @property
+    def settings(self) -> dict[SettingId, str]:
+        """Every data set with every partition, in the order of the tables, with its name there."""
+        return {
+            SettingId(data.id, shown): " / ".join(
+                part for part in (data.label or data.id, data.backbone, shown) if part
+            )
+            for data in self.data
+            for shown in (partition.to_text(self.partition(text)) for text in self.partitions)
+        }
+
+    def stage_rounds(self, method: MethodSettings) -> StageRounds:
+        own = method.fixed.get("rounds", method.rounds)
+        return StageRounds(*(3 * [int(own)] if own is not None else self.rounds.model_dump().values()))
+
+    @property
+    def variants(self) -> tuple[SearchVariant, ...]:
+        """How every cell is searched: each strategy with each selection rule."""
+        seeds = StageSeeds(self.seeds.search, self.seeds.contest, self.seeds.confirm)
+        rules: list[Select] = ["contest"] if self.private else self.search.select
+        return tuple(
+            SearchVariant(STRATEGIES[name], rule, self.search.section(name), seeds)
+            for name in self.search.strategies
+            for rule in rules
+        )
+
+    @property
+    def trials_are_exact(self) -> bool:
+        """Whether the number of trials is known before anything has run, if none fails."""
+        return len(self.variants) == 1 and self.variants[0].strategy.is_exact(self.search.refine)
+
+    @property
+    def may_add_stages(self) -> bool:
+        """Whether results may call for stages beyond the expected ones."""
+        return any(variant.strategy.may_add_stages(self.search.refine) for variant in self.variants)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Every stage that some variant may have, in order."""
+        names = dict.fromkeys(stage for variant in self.variants for stage in variant.strategy.stages)
+        contest = ("contest",) if any(variant.has_contest for variant in self.variants) else ()
+        return (*names, *contest, "confirm")
+
+    def search_task(
+        self, method: MethodSettings, epsilon: float, variant: SearchVariant, validation_rows: int, secret: bytes = b""
+    ) -> SearchTask:
+        return SearchTask(
+            space=method.space(),
+            rounds=self.stage_rounds(method),
+            objective=self.judged_by,
+            validation_rows=validation_rows,
+            trials=self.search.trials,
+            refine=self.search.refine,
+            settings=variant.settings,
+            epsilon=epsilon,
+            delta=self.privacy.delta,
+            secret=secret,
+        )
+
+    @property
+    def private(self) -> bool:
+        """Whether only winners are shown, so that the tables may be published."""
+        return self.search.publishes_only_winners
+
+    @property
+    def as_shown(self) -> Study:
+        """For tables: a private search shows one run per cell, and not its seed."""
+        if not self.private:
+            return self
+        return self.model_copy(update={"seeds": self.seeds.model_copy(update={"confirm": [SECRET]})})
+
+    @property
+    def last_round(self) -> int:
+        """Last round of the longest confirm runs."""
+        return max(self.stage_rounds(method).confirm for method in self.methods)
+
+    @property
+    def judged_by(self) -> Objective:
+        return OBJECTIVES[self.objective]
+
+    @property
+    def reference(self) -> MethodSettings:
+        """The method that the others are compared with."""
+        for method in self.methods:
+            if self.compare_to in (method.shown, method.name):
+                return method
+        return self.methods[-1]
+
+    @classmethod
+    def recorded(cls, text: str, imports: Sequence[str] = ()) -> Study:
+        """From the JSON in a ledger. `imports`: the plug-ins that the study was run with."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            missing = plugins.not_loaded(imports)
+            if missing:
+                options = plugins.import_options(missing)
+                raise UserError(
+                    f"the study of this folder cannot be read without its plug-ins; say{options}, or from Python "
+                    f"fedsweep.plugins.use({missing[0]!r})"
+                ) from None
+            for details in error.errors():
+                if "--import" in details["msg"]:
+                    sentence = details["msg"].removeprefix("Value error, ")
+                    raise UserError(
+                        f"the study of this folder cannot be read without its plug-ins: {sentence}"
+                    ) from None
+            raise
+
+
+def _epsilon(budget: Any, delta: float, number: int) -> Any:
+    if not isinstance(budget, str) or not budget.startswith("mu="):
+        return budget
+    try:
+        return epsilon_of(float(budget.removeprefix("mu=")), delta)
+    except (ValueError, UserError) as error:
+        raise invalid(f"budget {budget!r} is not mu=NUMBER: {error}", "epsilons", number) from None
