@@ -1,4 +1,4 @@
-"""A ledger with something for every part of the report, written by hand, under names that would like to be markup."""
+"""A ledger written by hand that fills every part of the report, with names that contain markup."""
 
 from pathlib import Path
 

@@ -30,7 +30,7 @@ def case(fill):
 
 
 class Filler(Writer):
-    """Trials as the study asks for them, with results that a case makes up. Methods go by what tables call them."""
+    """Trials of the study with made-up results. Methods are named as in tables."""
 
     def method(self, name: str) -> MethodSettings:
         return next(method for method in self.study.methods if method.shown == name)
@@ -62,7 +62,7 @@ class Filler(Writer):
         )
 
     def ended(self, trial: TrialSpec, curve, state="done", rounds=None, more=None, correct=b"", **fields) -> Row:
-        """curve: scores by round, by what the study is judged by; more: what else was measured."""
+        """curve: objective by round; more: other metrics."""
         metric, last = self.study.objective, trial.last_round if rounds is None else rounds
         score = curve[last] if state == "done" else None
         actual = {"local": trial.privacy.epsilon, "secure": trial.privacy.epsilon / 2}
@@ -83,7 +83,7 @@ class Filler(Writer):
         return Row(trial.key, trial.model_dump_json(), state, rounds=last, metrics=metrics, correct=correct, **found)
 
     def searched(self, name, epsilon, stages, strategy="grid") -> None:
-        """stages: name -> [(hyperparameters, scores by seed)]; a score may be how the trial ended, or None: not yet."""
+        """stages: name -> [(hyperparameters, scores by seed)]; a score may be a state, or None: not ended."""
         for stage, members in stages.items():
             keys, rows = [], []
             for hypers, scores in members:
@@ -120,14 +120,14 @@ class Filler(Writer):
 
 @contextmanager
 def filling(folder: Path, of: Study) -> Iterator[Callable[..., Filler]]:
-    """For every setting a filler of its own."""
+    """One filler per setting."""
     with Ledger.write(folder) as ledger:
         ledger.add_study(of.model_dump_json(), "by hand")
         yield lambda setting=SETTING, facts=True, **more: Filler(ledger, of, setting, facts, **more)
 
 
 def right(*rows: int) -> bytes:
-    """Of the test rows, those that were told right."""
+    """The correctly classified test rows, as packed bits."""
     return np.packbits(np.isin(np.arange(TEST_ROWS), rows)).tobytes()
 
 
@@ -136,7 +136,7 @@ def first(count: int) -> bytes:
 
 
 def ending(scores: dict[int, float], at: int = 20, before: float = 5.0) -> dict[int, dict[int, float]]:
-    """Curves that come to these scores, by seed, and lay so much lower halfway."""
+    """Curves by seed that end at these scores; `before` is the offset halfway."""
     return {seed: {at // 2: score - before, at: score} for seed, score in scores.items()}
 
 
@@ -225,7 +225,7 @@ def unfinished(folder: Path) -> None:
 
 @case
 def strategies(folder: Path) -> None:
-    """A grid search, its winners picked by several seeds and by a single one; methods that run centred, too."""
+    """A grid search, its winners picked by several seeds and by a single one; methods with centred features, too."""
     own = {"preprocess": {"center": 0.02, "bound": 16}, "clip": 4}
     of = study(
         methods=["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fedsofim": {**own, "coarse": {"rho": [0.1, 0.9]}}}],
@@ -294,7 +294,7 @@ def errors(folder: Path) -> None:
 
 @case
 def private(folder: Path) -> None:
-    """Only winners are shown: two that are known, one that is not yet, and one that there is none of."""
+    """Only winners are shown: two known, one still running, and one cell without a winner."""
     of = study(
         methods=["dp-fedgd", "dp-fedsofim"],
         epsilons=[500, 1000],
@@ -316,8 +316,8 @@ def private(folder: Path) -> None:
 
 @case
 def single(folder: Path) -> None:
-    """One seed, one budget; what runs as released, what samples, what is only bounded, and noise that buys too
-    little; no facts."""
+    """One seed, one budget, no facts; methods run as released, with samples, with a bound only, and with too little
+    noise."""
     bounded = {"dp-fednew": {"fixed": {"as_released": True}}}
     released = {"name": "dp-scaffold", "label": "released", "fixed": {"as_released": True, "local_steps": 1}}
     of = study(
@@ -351,7 +351,7 @@ def single(folder: Path) -> None:
 
 @case
 def halving(folder: Path) -> None:
-    """Three rungs, of which only the last is compared; judged by the loss."""
+    """Three rungs, of which only the last is compared; the objective is the loss."""
     of = study(
         methods=["dp-fedgd", "dp-fedadam"],
         epsilons=[1],
@@ -389,8 +389,8 @@ KEY = re.compile(r"\b[0-9a-f]{24}\b")
 
 
 def written(name: str, folder: Path) -> dict[str, str]:
-    """By its place, every file of a case, but for what is long and much the same in all of them. Keys of trials are
-    left out, for they change with the engine."""
+    """Every file of a case by path, except long files that are similar in all cases. Trial keys are masked: they
+    change with the engine version."""
     CASES[name](folder)
     found = {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in build(folder)}
     assert not KEY.search(found["best.yaml"])
@@ -407,7 +407,7 @@ def kept(name: str) -> dict[str, str]:
 
 
 def renew(folder: Path) -> list[str]:
-    """Writes every case down, and says which of its files are not what they were."""
+    """Write all snapshots; return which files changed."""
     found = []
     for name in CASES:
         before, now = kept(name), written(name, folder / name)

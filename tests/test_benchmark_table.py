@@ -1,4 +1,4 @@
-"""A ledger as a table for tuners: every trial by round is in it, and a tuner finds its best without training."""
+"""The tabular benchmark: every trial by round, and tuners that look results up instead of training."""
 
 import json
 import math
@@ -96,7 +96,7 @@ def test_every_trial_by_round_is_a_row(file):
     assert found["key"].nunique() == 18
 
 
-def test_exported_again_it_says_the_same(folder, file, tmp_path, fedsweep):
+def test_the_export_is_reproducible(folder, file, tmp_path, fedsweep):
     code, out, _ = fedsweep("export", folder, "--out", tmp_path)
     assert code == 0
     assert out.split() == [str(tmp_path / "trials.parquet"), str(tmp_path / "README.md")]
@@ -122,7 +122,7 @@ def test_a_configuration_is_looked_up_as_the_mean_over_seeds(file):
         ({"metric": "f1"}, "metric = 'f1' is unknown"),
     ],
 )
-def test_what_is_not_there_is_said(file, asked, message):
+def test_missing_entries_are_errors(file, asked, message):
     with pytest.raises(UserError, match=message):
         Task.load(file, **{"method": "dp-fedgd", "epsilon": 1.0, **asked})
 
@@ -136,8 +136,8 @@ def test_optuna_tunes_on_it(file):
     assert study.best_trial.intermediate_values == {10: 16.5, 20: 26.5}
 
 
-def test_tune_is_told_round_by_round(file, monkeypatch):
-    """What Tune does with a function: send it to a worker, call it, hear its reports."""
+def test_tune_gets_reports_by_round(file, monkeypatch):
+    """As Tune does: send the function to a worker, call it, collect its reports."""
     from ray import cloudpickle, tune
 
     heard = []
@@ -158,7 +158,7 @@ def test_the_command_shows_the_best_first(file, fedsweep):
     assert "--set beta is not searched over" in err
 
 
-def test_what_is_no_export_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
         Task.load(tmp_path / "x.parquet", "dp-fedgd", 1)
@@ -167,8 +167,8 @@ def test_what_is_no_export_is_refused(tmp_path):
         Task.load(tmp_path / "y.parquet", "dp-fedgd", 1)
 
 
-def test_what_halving_cut_is_no_result(file):
-    """Its curve may be the highest where it ends; for tuners it is pruned there, and looked up it comes last."""
+def test_configurations_stopped_by_halving_are_not_results(file):
+    """Their curves may be the highest where they end; tuners see them as pruned, and lookups list them last."""
     whole = pd.read_parquet(file)
     first = whole["configuration"] == json.dumps({"learning_rate": 1.0}, sort_keys=True)
     assert first.any()

@@ -98,7 +98,7 @@ def page(chromium, report):
     return opened(chromium, report / "report.html")
 
 
-def test_it_opens_in_silence_and_asks_nobody_anything(chromium, report):
+def test_it_opens_without_messages_or_requests(chromium, report):
     for name in ("report.html", "both.html"):
         page = opened(chromium, report / name)
         assert page.get_log("browser") == []
@@ -114,14 +114,14 @@ def test_names_stay_text(page):
         assert name in text
 
 
-def test_a_script_that_is_not_ours_does_not_run(page):
-    """Should a name ever become markup, the policy still stops it."""
+def test_injected_scripts_do_not_run(page):
+    """The content security policy blocks them even if a name became markup."""
     page.execute_script(
         "const s = document.createElement('script'); s.textContent = 'window.injected = true'; document.body.append(s);"
         "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.injected = true\">');"
     )
     assert page.execute_script("return window.injected") is None
-    page.get_log("browser")  # which says that it was stopped
+    page.get_log("browser")  # discard the report of the blocked script
 
 
 def test_the_summary_comes_first(page):
@@ -145,7 +145,7 @@ def test_tables_are_sorted_both_ways(page):
     assert [float(text) for text in column(page, table, 1)] == rising[::-1]
 
 
-def test_what_has_no_score_is_last_whichever_way(page):
+def test_missing_scores_are_last_in_both_directions(page):
     table = "figure[id^='table-configurations']"
     for _ in range(2):
         find(page, f"{table} thead th:nth-child(5) button").click()
@@ -159,7 +159,7 @@ def test_tables_are_filtered(page):
     assert find(page, f"{table} .count").text == "1 of 6 rows"
 
 
-def test_copies_are_latex_and_csv_of_what_is_seen(page):
+def test_copies_are_latex_and_csv_of_the_visible_rows(page):
     table = "#table-final-0"
     buttons = {button.text: button for button in page.find_elements(By.CSS_SELECTOR, f"{table} .tools button")}
     buttons["Copy LaTeX"].click()
@@ -173,7 +173,7 @@ def test_copies_are_latex_and_csv_of_what_is_seen(page):
     assert csv.splitlines()[1] == "DP-FedGD,51.20 ± 0.10,58.20 ± 0.10"
 
 
-def test_hovering_says_what_is_there(page):
+def test_hovering_shows_a_tooltip(page):
     mark = find(page, "#curves .chart svg circle:not(.cursor)")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", mark)
     ActionChains(page).move_to_element(mark).perform()
@@ -182,7 +182,7 @@ def test_hovering_says_what_is_there(page):
     assert "seeds: " in tip
 
 
-def test_charts_are_walked_by_keyboard(page):
+def test_charts_have_a_keyboard_cursor(page):
     chart = find(page, "#curves .chart svg")
     page.execute_script("arguments[0].focus()", chart)
     chart.send_keys(Keys.ARROW_RIGHT)
@@ -190,13 +190,13 @@ def test_charts_are_walked_by_keyboard(page):
     assert "round 10" in first
     chart.send_keys(Keys.ARROW_RIGHT)
     assert "round 20" in find(page, "#tip").text
-    assert "round 20" in find(page, "#announcement").get_attribute("textContent"), "and a screen reader hears it"
+    assert "round 20" in find(page, "#announcement").get_attribute("textContent"), "screen readers announce it"
     chart.send_keys(Keys.ESCAPE)
     assert find(page, "#tip").get_attribute("hidden") is not None
 
 
 def test_everything_is_reached_by_tab(page):
-    """The first stop leads past the contents; every control and chart is on the way, and shows where the focus is."""
+    """The first stop skips the navigation; every control and chart can be focused visibly."""
     reached = []
     for _ in range(400):
         ActionChains(page).send_keys(Keys.TAB).perform()
@@ -213,14 +213,14 @@ def test_everything_is_reached_by_tab(page):
     assert all(outline != "none" for name, _, outline in reached if name in ("BUTTON", "SELECT", "svg"))
 
 
-def test_every_single_trace_on_demand(page):
+def test_single_seeds_are_drawn_on_demand(page):
     assert page.find_elements(By.CSS_SELECTOR, "#curves .trace") == []
     find(page, "#tick-curve-traces").click()
     until(page, "return document.querySelectorAll('#curves .trace').length === 2 * 2 * 3")
     assert "thin lines are single seeds" in find(page, "#curves").text
 
 
-def test_the_band_says_what_it_is(page):
+def test_the_band_is_described(page):
     assert "the band is one standard deviation over seeds" in find(page, "#curves").text
     find(page, "#choice-curve-band option[value=error]").click()
     assert "the band is one standard error of the mean" in find(page, "#curves").text
@@ -229,8 +229,8 @@ def test_the_band_says_what_it_is(page):
     assert page.find_elements(By.CSS_SELECTOR, "#curves .band") == []
 
 
-def test_the_winner_stands_out_among_the_curves_of_the_search(page):
-    """Whatever colour its method has."""
+def test_the_winner_is_highlighted_among_the_search_curves(page):
+    """Regardless of the colour of its method."""
     colours = "return [...document.querySelectorAll(arguments[0])].map(line => getComputedStyle(line).stroke)"
     won, others = (set(page.execute_script(colours, f".trace{kind}")) for kind in (".won", ":not(.won)"))
     assert won
@@ -246,7 +246,7 @@ def test_the_legend_hides_a_method(page):
     assert button.get_attribute("aria-pressed") == "false"
 
 
-def test_the_heat_map_marks_the_winner_and_what_was_lost(page):
+def test_the_heat_map_marks_the_winner_and_lost_trials(page):
     texts = [e.text for e in page.find_elements(By.CSS_SELECTOR, "#search .panels.two figure:first-child svg text")]
     assert [text for text in texts if text.startswith("★")] == ["★ 55"]
     assert "×" in texts
@@ -259,7 +259,7 @@ def test_accuracy_against_every_kind_of_epsilon(page, price):
     until(page, "return document.querySelectorAll('#budgets .whisker').length === 4")
 
 
-def test_two_studies_side_by_side(chromium, report):
+def test_two_studies_are_compared(chromium, report):
     page = opened(chromium, report / "both.html")
     assert "4 cells are in both" in find(page, "#comparison").text
     assert column(page, "#table-comparison", 4) == ["0.00 ± 0.00", "+2.00 ± 0.00", "0.00 ± 0.00", "+2.00 ± 0.00"]
@@ -271,7 +271,7 @@ def test_two_studies_side_by_side(chromium, report):
 
 
 @pytest.mark.parametrize("width", [360, 768, 1440])
-def test_no_width_is_too_narrow(chromium, report, width):
+def test_the_page_fits_narrow_screens(chromium, report, width):
     page = opened(chromium, report / "report.html", width)
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     small = page.execute_script(
@@ -307,15 +307,15 @@ return poor;
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_all_text_can_be_read(chromium, report, dark):
-    """4.5:1 is what WCAG asks of text."""
+def test_text_has_enough_contrast(chromium, report, dark):
+    """WCAG requires 4.5:1 for text."""
     page = opened(chromium, report / "report.html", dark=dark)
     ground = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
     assert page.execute_script(CONTRASTS) == []
 
 
-def test_the_theme_can_be_turned(page):
+def test_the_theme_can_be_switched(page):
     button = find(page, "button.theme")
     for theme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)"), ("automatic", None)):
         button.click()
@@ -324,7 +324,7 @@ def test_the_theme_can_be_turned(page):
             assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == ground
 
 
-def test_on_paper_there_is_no_furniture(chromium, report):
+def test_controls_are_not_printed(chromium, report):
     page = opened(chromium, report / "report.html", dark=True, media="print")
     for furniture in ("nav", ".controls", ".tools", "button.theme"):
         assert not find(page, furniture).is_displayed(), furniture

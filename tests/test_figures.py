@@ -1,4 +1,4 @@
-"""Figures: what they show of ledgers written by hand, and that nothing in them is cut off or left unsaid."""
+"""Figures of ledgers written by hand: contents, layout, reproducibility."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ MANY = ("dp-fedgd", "dp-fedavg", "dp-fedadam", "dp-fedyogi", "dp-ftrl", "dp-adaf
 
 
 def fill(folder, of, methods=("dp-fedgd", "dp-fedadam"), strategies=("grid",), rounds=(10, LAST)):
-    """Every method one point better than the one before, seeds one apart."""
+    """Each method is one point better than the previous one; seeds are one apart."""
     with writing(folder, of) as writer:
         for epsilon in of.epsilons:
             for number, method in enumerate(methods):
@@ -35,7 +35,7 @@ def drawn(folder):
 
 
 def boxes(figure):
-    """Where legend, titles and labels lie, and the whole figure, in pixels."""
+    """Positions of legend, titles and labels, and of the figure, in pixels."""
     figure.canvas.draw()
     parts = [*figure.legends, *(axes.title for axes in figure.axes if axes.get_visible()), figure._supxlabel]
     return [part.get_window_extent() for part in parts], figure.bbox
@@ -50,7 +50,7 @@ def check_that_nothing_is_cut_off(figure):
         assert part.y1 <= whole.y1
 
 
-def test_nothing_is_cut_off_with_many_methods_searched_in_two_ways(tmp_path):
+def test_nothing_is_cut_off_with_many_methods_and_two_strategies(tmp_path):
     of = study(methods=list(MANY), search={"strategies": ["grid", "optuna"]}, epsilons=[0.5, 1, 5, 10])
     fill(tmp_path, of, MANY, ("grid", "optuna"))
     found = drawn(tmp_path)
@@ -59,8 +59,8 @@ def test_nothing_is_cut_off_with_many_methods_searched_in_two_ways(tmp_path):
         check_that_nothing_is_cut_off(figure)
 
 
-def test_a_long_legend_stands_beside_the_panels(tmp_path):
-    """One column of it above them would be taller than they are."""
+def test_a_long_legend_is_right_of_the_panels(tmp_path):
+    """Above them it would be taller than the panels."""
     labels = [f"Variant {number} with so long a name that no line holds it" for number in range(18)]
     with writing(tmp_path, study(methods=[{"dp-fedgd": {"label": label}} for label in labels], epsilons=[8])) as writer:
         for label in labels:
@@ -73,14 +73,14 @@ def test_a_long_legend_stands_beside_the_panels(tmp_path):
     assert len({text.get_text() for text in legend.get_texts()}) == len(labels)
 
 
-def test_a_short_legend_stands_above_the_panels(tmp_path):
+def test_a_short_legend_is_above_the_panels(tmp_path):
     fill(tmp_path, study())
     for figure in drawn(tmp_path).values():
         legend = figure.legends[0].get_window_extent()
         assert all(axes.get_window_extent().y1 <= legend.y0 for axes in figure.axes)
 
 
-def test_two_ways_of_searching_look_different(tmp_path):
+def test_two_strategies_look_different(tmp_path):
     fill(tmp_path, study(search={"strategies": ["grid", "optuna"]}), strategies=("grid", "optuna"))
     axes = drawn(tmp_path)["score-by-round"].axes[0]
     looks = {line.get_label(): (line.get_color(), str(line.get_linestyle()), line.is_dashed()) for line in axes.lines}
@@ -111,7 +111,7 @@ def test_a_logarithmic_axis_says_so(tmp_path):
 
 
 def test_a_logarithmic_score_has_plain_numbers():
-    """Formulas are not drawn: a name might be taken for one."""
+    """Formula parsing is off, because names are not formulas."""
     from matplotlib import pyplot
 
     with pyplot.rc_context(figures.STYLE):
@@ -138,7 +138,7 @@ def test_a_title_is_no_wider_than_its_panel(tmp_path):
         assert axes.title.get_window_extent().width < 1.1 * axes.get_window_extent().width
 
 
-def test_bands_are_the_deviations_of_the_tables_and_say_so(tmp_path):
+def test_bands_are_the_standard_deviations_of_the_tables(tmp_path):
     """Seeds 42 and 7 are 35 apart: a sample standard deviation of 35 / sqrt 2."""
     fill(tmp_path, study(epsilons=[8]))
     figure = drawn(tmp_path)["score-by-round"]
@@ -147,7 +147,7 @@ def test_bands_are_the_deviations_of_the_tables_and_say_so(tmp_path):
     assert figure._supxlabel.get_text() == "Band: ± one standard deviation over 2 seeds"
 
 
-def test_a_figure_per_setting_where_there_are_several_budgets(tmp_path):
+def test_one_figure_per_setting_with_several_budgets(tmp_path):
     of = study(partitions=["iid", "dirichlet:1"])
     for setting in ("toy / iid", "toy / dirichlet:1"):
         with writing(tmp_path, of, setting=setting) as writer:
@@ -160,7 +160,7 @@ def test_a_figure_per_setting_where_there_are_several_budgets(tmp_path):
     assert [axes.get_title() for axes in found["score-by-round-toy-iid"].axes] == ["ε = 1", "ε = 8"]
 
 
-def test_hostile_names_are_drawn_as_they_are_and_the_same_again(tmp_path):
+def test_hostile_names_are_drawn_unchanged_and_reproducibly(tmp_path):
     reported.write(tmp_path)
     written = figures.write_figures(tmp_path)
     assert {path.suffix for path in written} == {".png", ".svg"}

@@ -1,4 +1,4 @@
-"""The colours of all figures: told apart by everyone, and seen on their ground."""
+"""The colours of all figures are distinguishable and contrast with their background."""
 
 import itertools
 
@@ -37,15 +37,15 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("colours", [palette.ON_LIGHT, palette.ON_DARK])
-def test_any_two_are_told_apart(colours, sight):
+def test_any_two_colours_are_distinguishable(colours, sight):
     seen = {colour: lab(np.array(SIGHT[sight]) @ linear(colour)) for colour in colours}
     for a, b in itertools.combinations(colours, 2):
         assert np.linalg.norm(seen[a] - seen[b]) > CLEARLY, (a, b)
 
 
 @pytest.mark.parametrize(("colours", "ground"), [(palette.ON_LIGHT, palette.LIGHT), (palette.ON_DARK, palette.DARK)])
-def test_each_stands_out_from_its_ground(colours, ground):
-    """3:1 is what WCAG asks of graphics."""
+def test_each_colour_contrasts_with_its_background(colours, ground):
+    """WCAG requires 3:1 for graphics."""
     for colour in colours:
         assert contrast(colour, ground) >= 3, colour
 

@@ -1,5 +1,5 @@
-"""The report's data and words, from ledgers where every number can be worked out in the head. What the page does with
-them in a browser is in test_browser.py."""
+"""The report's data and sentences, from ledgers with numbers that are easy to verify. The page itself is in
+test_browser.py."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def results(folder):
 # ---- the file
 
 
-def test_the_report_is_the_same_again(folder, fedsweep):
+def test_the_report_is_reproducible(folder, fedsweep):
     code, out, _ = fedsweep("report", folder)
     assert (code, out.strip()) == (0, str(folder / "report.html"))
     before = (folder / "report.html").read_bytes()
@@ -51,7 +51,7 @@ def test_the_report_is_the_same_again(folder, fedsweep):
 
 
 def test_names_cannot_end_the_data(folder):
-    """Between the two tags of the data there is no other tag, and what stands there is the data."""
+    """The data element contains no other tag, only the data."""
     text = document.page(document.content(html.read([str(folder)])))
     inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
     assert not set("<>&\u2028\u2029") & set(inside)
@@ -80,7 +80,7 @@ def test_two_folders_are_compared(folder, tmp_path, fedsweep):
     ]
 
 
-def test_a_folder_without_results_is_a_sentence(tmp_path, fedsweep):
+def test_a_folder_without_results_is_refused(tmp_path, fedsweep):
     code, _, err = fedsweep("report", tmp_path)
     assert code == 2
     assert err == f"fedsweep: result folder {tmp_path} holds no ledger.sqlite.\n"
@@ -136,7 +136,7 @@ def test_the_page_has_every_configuration_and_the_winner(folder):
     assert cell["with_search"] > cell["actual"]
 
 
-def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):
+def test_configurations_beyond_the_limit_are_counted(folder, monkeypatch):
     monkeypatch.setattr("orchestrator.report.html.data.MOST_CONFIGURATIONS", 12)
     for cell in read(folder)["cells"]:
         assert len(cell["search"]["mean"]) == min(3, len(cell["search"]["mean"]) + cell["search"]["left_out"])
@@ -144,7 +144,7 @@ def test_what_is_too_much_is_cut_and_said(folder, monkeypatch):
 
 
 def test_a_page_stays_below_five_megabytes(tmp_path):
-    """Long curves of many cells would take more: there are fewer of them then, with fewer points."""
+    """Long curves of many cells are thinned and fewer are kept."""
     assert data.MOST_BYTES + len(document.page(document.content([])).encode()) < 5_000_000
     of = large.wide_study(2, seeds={"search": [1, 2, 3], "confirm": [42, 7]})
     large.write(tmp_path, of, 30, points=60, metrics=("loss", "train_loss"))
@@ -157,7 +157,7 @@ def test_a_page_stays_below_five_megabytes(tmp_path):
         assert all(run["rounds"][-1] == 60 for run in cell["confirm"]), "a curve keeps its end"
 
 
-def test_trials_are_counted_however_few_points_show_it(folder, monkeypatch):
+def test_thinned_progress_keeps_the_number_of_trials(folder, monkeypatch):
     """Thinned counts of single batches would lose trials."""
     monkeypatch.setattr(data, "MOST_POINTS", 3)
     (session,) = read(folder)["sessions"]
@@ -226,7 +226,7 @@ def test_nothing_to_explain(configurations):
     assert importance(configurations, ACCURACY) is None
 
 
-# ---- words
+# ---- findings and caveats
 
 
 def two_methods(tmp_path, gd, adam, seeds=(1, 2, 3), **changes):
@@ -248,13 +248,13 @@ def test_a_clear_lead(tmp_path):
     )
 
 
-def test_a_lead_that_is_none(tmp_path):
+def test_a_lead_that_is_not_significant(tmp_path):
     found = two_methods(tmp_path, {1: {20: 50.0}, 2: {20: 60.0}, 3: {20: 55.0}}, {k: {20: 56.0} for k in (1, 2, 3)})
     (part,) = findings_text.summary(found)
     assert part["sentences"][0]["text"].endswith("; the difference is not significant over 3 seeds.")
 
 
-def test_a_single_seed_tells_nothing_apart(tmp_path):
+def test_a_single_seed_is_never_significant(tmp_path):
     found = two_methods(tmp_path, {1: {20: 50.0}}, {1: {20: 90.0}}, seeds=(1,))
     assert "; the difference is not significant over 1 seed." in findings_text.summary(found)[0]["sentences"][0]["text"]
     assert "Winners were confirmed with 1 seed only." in findings_text.caveats(found)
@@ -267,7 +267,7 @@ def test_more_comparisons_need_wider_intervals(tmp_path):
     assert three.mean == one.mean == 10.0
 
 
-def test_what_does_not_keep_its_claim_cannot_lead(tmp_path):
+def test_a_method_that_breaks_its_claim_cannot_lead(tmp_path):
     with writing(tmp_path, study(epsilons=[8], seeds={"confirm": [1, 2, 3]})) as writer:
         for method, score, fields in (("dp-fedgd", 50.0, {}), ("dp-fedadam", 90.0, {"epsilon_local": 9.0})):
             writer.search(method, 8, {"coarse": [({"learning_rate": 0.1}, 60.0)]})
@@ -304,7 +304,7 @@ def test_an_unfinished_study_says_so(tmp_path):
 
 
 def test_results_at_a_url(tmp_path, fedsweep):
-    """Their report lies beside them, and a server follows them from there."""
+    """The report is written next to them, and a server can follow them."""
     from orchestrator.report.html import serving
 
     reported.write(tmp_path / "there")

@@ -1,4 +1,4 @@
-"""`fedsweep serve`: on this machine alone, reading only, following what grows."""
+"""`fedsweep serve`: local only, read-only, following a growing ledger."""
 
 import http.client
 import json
@@ -55,7 +55,7 @@ def test_only_this_machine_is_served(server):
 
 
 def test_results_at_a_url(tmp_path):
-    """They are fetched, and followed; whoever looks writes nothing there."""
+    """They are downloaded and followed; nothing is written there."""
     reported.write(tmp_path, finished=False)
     before = sorted(file.name for file in tmp_path.iterdir())
     running = serving.server(f"file://{tmp_path}", 0)
@@ -73,12 +73,12 @@ def test_results_at_a_url(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/ledger.sqlite", "/../study.yaml", "/data.json/", "/x"])
-def test_there_is_nothing_else(server, path):
+def test_other_paths_are_not_found(server, path):
     assert ask(server, path)[0].status == 404
 
 
-def test_it_follows_a_driver_without_holding_it_up(tmp_path):
-    """A driver writes while the page is read: neither waits for the other, and what is written is shown."""
+def test_it_follows_a_driver_without_blocking_it(tmp_path):
+    """A driver writes while the page is read: neither waits for the other, and new results appear."""
     reported.write(tmp_path, finished=False)
     following = serving.Following(str(tmp_path))
     before, tag = following.current()
@@ -99,7 +99,7 @@ def test_it_follows_a_driver_without_holding_it_up(tmp_path):
 
 
 def test_only_the_cells_that_changed_are_computed_again(tmp_path, monkeypatch):
-    """And the page is what a fresh reader would see."""
+    """The page equals that of a fresh read."""
     reported.write(tmp_path, finished=False)
     computed = []
     content = data._Cell.content
@@ -117,7 +117,7 @@ def test_only_the_cells_that_changed_are_computed_again(tmp_path, monkeypatch):
     assert found["studies"] == serving.html.read([str(tmp_path)])
 
 
-def test_what_failed_and_was_run_again_is_a_change(tmp_path):
+def test_a_retried_trial_is_a_change(tmp_path):
     with writing(tmp_path, study(methods=["dp-fedgd"], epsilons=[8])) as writer:
         tried = {"learning_rate": 0.1}
         writer.search("dp-fedgd", 8, {"coarse": [(tried, "failed")]})
@@ -128,7 +128,7 @@ def test_what_failed_and_was_run_again_is_a_change(tmp_path):
         assert cell["search"]["mean"] == [61.0]
 
 
-def test_it_rests_longer_than_it_works(tmp_path, monkeypatch):
+def test_it_idles_longer_than_it_works(tmp_path, monkeypatch):
     reported.write(tmp_path)
     clock = {"now": 100.0}
     monkeypatch.setattr(serving.time, "monotonic", lambda: clock["now"])
@@ -143,19 +143,19 @@ def test_it_rests_longer_than_it_works(tmp_path, monkeypatch):
     following._read_version = None  # as if the ledger had changed at once
     clock["now"] += 89.0
     following.current()
-    assert clock["now"] == 199.0, "90 s of rest for 10 s of work are not over"
+    assert clock["now"] == 199.0, "90 s of idling after 10 s of work are not over"
     clock["now"] += 2.0
     following.current()
     assert clock["now"] == 211.0
 
 
-def test_a_port_in_use_is_a_sentence(server, fedsweep, tmp_path):
+def test_a_port_in_use_is_refused(server, fedsweep, tmp_path):
     port = server.server_address[1]
     code, _, err = fedsweep("serve", tmp_path, "--port", port)
     assert code == 2
     assert err == f"fedsweep: port = {port} cannot be used: Address already in use; choose another with --port.\n"
 
 
-def test_no_results_no_server(tmp_path):
+def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds no ledger\.sqlite$"):
         serving.server(str(tmp_path), 0)

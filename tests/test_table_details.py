@@ -1,4 +1,4 @@
-"""What stands at the edges of the tables: little to show, much left to run, runs that are secret."""
+"""Edge cases of the tables: few results, unfinished studies, secret runs."""
 
 import math
 from dataclasses import replace
@@ -46,9 +46,9 @@ def results_of(folder) -> Results:
 # ---- a finished study
 
 
-def test_a_finished_study_is_shown_without_reservations(tmp_path):
-    """DP-FedGD comes to 41.5 at either budget, DP-FedAdam to 50.5; both came to 50 on the validation rows. So that is
-    50 - 41.5 and 50 - 50.5 above, twice each: 4 on average."""
+def test_a_finished_study_has_no_caveats(tmp_path):
+    """DP-FedGD scores 41.5 at both budgets, DP-FedAdam 50.5; both score 50 on the validation rows. Validation is
+    50 - 41.5 and 50 - 50.5 above test, twice each: 4 on average."""
     whole = tmp_path
     write_finished(whole)
     build(whole)
@@ -72,14 +72,14 @@ def test_a_finished_study_is_shown_without_reservations(tmp_path):
     assert len({len(line) for line in text.splitlines() if line.startswith("|")}) == 1, "columns under one another"
 
 
-def test_a_file_name_is_not_too_long_and_its_own():
+def test_file_names_are_short_and_distinct():
     assert render.slug("a" * 100) == "a" * 80
     assert list(render.endings(["a b", "A b", "a-b", "c"]).values()) == ["-a-b", "-a-b-2", "-a-b-3", "-c"]
 
 
 @pytest.mark.parametrize("objective", ["accuracy", "squared_error"])
-def test_a_study_that_has_grown_leaves_no_table_of_one_setting_behind(tmp_path, objective):
-    """Not the one either that is called by what the study is judged by."""
+def test_a_study_that_has_grown_removes_the_tables_of_one_setting(tmp_path, objective):
+    """Including the table that is named after the objective."""
     data = [{"source": "a", "label": "toy"}]
     for grown, settings in ((data, 1), ([*data, {"source": "b", "label": "other"}], 2)):
         of = study(data=grown, objective=objective, model="auto" if objective == "squared_error" else "softmax")
@@ -91,7 +91,7 @@ def test_a_study_that_has_grown_leaves_no_table_of_one_setting_behind(tmp_path, 
     assert {stem for stem in stems if not stem.endswith(("-toy-iid", "-other-iid"))} == set()
 
 
-def test_a_line_of_best_yaml_is_broken_after_120_characters(tmp_path):
+def test_lines_of_best_yaml_wrap_at_120_characters(tmp_path):
     """The key takes 13, a label of 60 and a slash 63: a backbone of 44 ends at 120 and one word more follows; one of 45
     ends its line."""
     for length, rest in ((44, " /\n      iid"), (45, "\n      / iid")):
@@ -105,7 +105,7 @@ def test_a_line_of_best_yaml_is_broken_after_120_characters(tmp_path):
         assert f"\n    setting: {label} / {backbone}{rest}\n" in text
 
 
-def test_a_table_may_be_the_first_of_its_folders(tmp_path):
+def test_writing_a_table_creates_its_folders(tmp_path):
     assert render.write_text(tmp_path / "a" / "b" / "t.md", "text").read_text() == "text"
 
 
@@ -128,18 +128,18 @@ def cell_of(folder, scores: dict[str, list[float]], **changes) -> list[CellResul
     ("low", "high", "clear"),
     [(0.5, 0.7, True), (-0.7, -0.5, True), (-0.5, 0.5, False), (0.0, 0.5, False), (-0.5, 0.0, False)],
 )
-def test_a_difference_is_clear_where_its_interval_leaves_nothing_out(low, high, clear):
-    """Zero, that is: not even at its edge."""
+def test_a_difference_is_clear_if_its_interval_excludes_zero(low, high, clear):
+    """Zero must not be an end of the interval either."""
     assert Difference((low + high) / 2, low, high, 3, 0.5).clear is clear
 
 
-def test_one_seed_in_common_tells_nothing(tmp_path):
+def test_one_common_seed_gives_no_interval(tmp_path):
     ours, theirs = cell_of(tmp_path, {"dp-fedgd": [50.0, None], "dp-fedadam": [48.0, 47.0]})
     assert difference(ours, theirs) == Difference(2.0, -math.inf, math.inf, 1, 1.0)
 
 
-def test_a_claim_is_kept_to_a_millionth(tmp_path):
-    """What solvers leave of a budget is no broken promise."""
+def test_a_claim_holds_up_to_a_millionth(tmp_path):
+    """A rounding error of the solver does not break a claim."""
     for actual, kept in ((1.0, True), (1 + 1e-6, True), (1.000002, False), (2.0, False), (0.5, True)):
         with writing(tmp_path / str(actual), study(epsilons=[1], methods=["dp-fedgd"])) as writer:
             writer.search("dp-fedgd", 1, GRID)
@@ -149,17 +149,17 @@ def test_a_claim_is_kept_to_a_millionth(tmp_path):
 
 
 def test_one_method_is_not_compared(tmp_path):
-    write_both_ways(tmp_path, ["dp-fedgd"], {("dp-fedgd", "DP-FedGD"): [40.0, 41.0]})
+    write_variants(tmp_path, ["dp-fedgd"], {("dp-fedgd", "DP-FedGD"): [40.0, 41.0]})
     assert not (tmp_path / "tables" / "differences.md").exists()
     assert not (tmp_path / "tables" / "mcnemar.md").exists()
 
 
 @pytest.mark.parametrize(("p", "shown"), [(0.0001, "0.0001"), (0.00009, "<0.0001"), (0.25, "0.2500")])
-def test_a_p_is_shown_with_four_digits(p, shown):
+def test_p_values_have_four_digits(p, shown):
     assert shown_p(p) == shown
 
 
-def test_five_percent_are_not_below_five_percent(tmp_path):
+def test_a_p_value_of_exactly_five_percent_is_not_bold(tmp_path):
     cell, *_ = cell_of(tmp_path, {"dp-fedgd": [50.0, 51.0]})
     for p, bold in ((0.05, False), (0.0499, True)):
         over_seeds = differences._row(cell, Difference(1.0, 0.5, 1.5, 2, 0.01), p)[4]
@@ -171,7 +171,7 @@ def test_five_percent_are_not_below_five_percent(tmp_path):
 
 
 def write_budgets(folder, found: dict[float, list[tuple[float, float]]], ends: dict[float, list[float]], **changes):
-    """DP-FedGD at several budgets: the rates tried with what they came to, the first of the best wins; final scores."""
+    """DP-FedGD at several budgets: (rate, validation score) of every configuration, and final scores."""
     of = study(epsilons=list(ends), methods=["dp-fedgd"], seeds={"confirm": [1, 2, 3]}, **changes)
     with writing(folder, of) as writer:
         for epsilon, scores in ends.items():
@@ -194,7 +194,7 @@ WORSE = {1: [50.0, 50.1, 50.2], 8: [49.5, 49.6, 49.7]}
         ([(0.1, 40.0), (1.0, 46.0), (10.0, 47.0)], "its winner lies on an edge of the search space (learning_rate ↑)"),
     ],
 )
-def test_why_a_larger_budget_did_worse(tmp_path, found, why):
+def test_the_reason_why_a_larger_budget_is_worse(tmp_path, found, why):
     """By half a percent on every seed."""
     write_budgets(tmp_path, {1: INSIDE, 8: found}, WORSE)
     warning = "DP-FedGD at ε = 8 is 0.50 worse than at ε = 1, a significant difference over the seeds"
@@ -202,9 +202,9 @@ def test_why_a_larger_budget_did_worse(tmp_path, found, why):
 
 
 @pytest.mark.parametrize(
-    "larger", [[50.5, 50.6, 50.7], [40.0, 60.0, 30.0]], ids=["a little better", "worse by less than its seeds explain"]
+    "larger", [[50.5, 50.6, 50.7], [40.0, 60.0, 30.0]], ids=["a little better", "not significantly worse"]
 )
-def test_nothing_is_said_of_a_larger_budget_that_did_no_worse(tmp_path, larger):
+def test_no_note_on_a_larger_budget_that_is_not_worse(tmp_path, larger):
     write_budgets(tmp_path, {1: INSIDE, 8: INSIDE}, {1: WORSE[1], 8: larger})
     assert "worse than" not in caption(tmp_path, "accuracy")
 
@@ -213,7 +213,7 @@ def test_nothing_is_said_of_a_larger_budget_that_did_no_worse(tmp_path, larger):
 
 
 def write_partitions(folder, scores: dict[int, list[tuple[int, float]]], **seeds) -> None:
-    """Confirm runs of DP-FedGD: by the seed of their partition, their own seed and final score."""
+    """Confirm runs of DP-FedGD: by partition seed, their own seed and final score."""
     confirm = [seed for runs in scores.values() for seed, _ in runs]
     of = study(epsilons=[1], methods=["dp-fedgd"], seeds={"confirm": confirm, "partition": list(scores), **seeds})
     with writing(folder, of) as writer:
@@ -231,7 +231,7 @@ def write_partitions(folder, scores: dict[int, list[tuple[int, float]]], **seeds
     build(folder)
 
 
-def test_the_spread_of_a_study_is_split_in_a_table(tmp_path):
+def test_the_standard_deviation_of_a_study_is_split_in_a_table(tmp_path):
     """40, 42 and 50, 53: means 41 and 51.5, so within is 6.5 / 2 and between 4 * 5.25^2 = 110.25; the partition's
     variance is (110.25 - 3.25) / 2. Of all four it is 116.75 / 3."""
     write_partitions(tmp_path, {1: [(42, 40.0), (7, 42.0)], 2: [(3, 50.0), (4, 53.0)]})
@@ -247,7 +247,7 @@ def test_the_spread_of_a_study_is_split_in_a_table(tmp_path):
     assert "over 4 seeds (42, 7, 3, 4) and 2 partitions" in caption(tmp_path, "accuracy")
 
 
-def test_one_run_a_partition_cannot_be_split(tmp_path):
+def test_one_run_per_partition_cannot_be_split(tmp_path):
     write_partitions(tmp_path / "two", {1: [(42, 40.0)], 2: [(7, 43.0)]})
     assert lines(tmp_path / "two", "partitions")[2] == ["DP-FedGD", "2", "2", "2.12", "–", "–"]
     assert "no partition has several runs" in caption(tmp_path / "two", "partitions")
@@ -259,7 +259,7 @@ def test_one_run_a_partition_cannot_be_split(tmp_path):
     assert frame(tmp_path / "one", "partitions")["total_std"].isna().all()
 
 
-def test_one_partition_for_all_has_no_such_table(tmp_path):
+def test_no_partition_table_if_all_runs_share_one(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
@@ -273,7 +273,7 @@ def test_one_partition_for_all_has_no_such_table(tmp_path):
 # ---- privacy
 
 
-def test_what_clients_measured_is_shown_as_means(tmp_path):
+def test_measurements_are_shown_as_means(tmp_path):
     """Over rounds and seeds: 10, 20 and 33 percent, norms of 0.012345 and 6.789."""
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], seeds={"confirm": [42]})) as writer:
         writer.search("dp-fedgd", 1, GRID)
@@ -293,7 +293,7 @@ def test_what_clients_measured_is_shown_as_means(tmp_path):
     assert "over all cells" not in caption(tmp_path, "selection"), "there is only one"
 
 
-def test_a_client_that_takes_its_own_noise_off(tmp_path):
+def test_a_client_can_subtract_its_own_noise(tmp_path):
     """Three of four clients' noise is left: mu times the root of 4 / 3."""
     with writing(tmp_path, study(epsilons=[1], privacy={"release": "secure-aggregation"})) as writer:
         for method in ("dp-fedgd", "dp-fedadam"):
@@ -313,7 +313,7 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("clients", "epsilon", "confirmed", "told"),
+    ("clients", "epsilon", "confirmed", "text"),
     [
         (2, 1, True, "against one of 2 clients a claimed ε of 1"),
         (1, 1, True, ""),
@@ -321,20 +321,22 @@ def test_a_client_that_takes_its_own_noise_off(tmp_path):
         (2, 1, False, ""),
     ],
 )
-def test_what_a_client_sees_is_told_where_there_are_others_and_a_budget(tmp_path, clients, epsilon, confirmed, told):
-    """A single client has no other's noise; without a budget there is nothing to lose, without a run nothing known."""
+def test_the_epsilon_against_a_client_needs_several_clients_and_a_finite_budget(
+    tmp_path, clients, epsilon, confirmed, text
+):
+    """Not with a single client, without noise, or before any run."""
     of = study(clients=clients, epsilons=[epsilon], methods=["dp-fedgd"], privacy={"release": "secure-aggregation"})
     with writing(tmp_path, of) as writer:
         writer.search("dp-fedgd", epsilon, GRID)
         if confirmed:
             writer.confirm("dp-fedgd", epsilon, {}, LOW, epsilon_secure=epsilon)
     build(tmp_path)
-    text = caption(tmp_path, "privacy")
-    assert ("can subtract its own noise" in text) == bool(told)
-    assert told in text
+    found = caption(tmp_path, "privacy")
+    assert ("can subtract its own noise" in found) == bool(text)
+    assert text in found
 
 
-def test_runs_that_give_nothing_away_have_a_mu_of_nothing(tmp_path):
+def test_an_actual_epsilon_of_zero_has_mu_zero(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=0.0, epsilon_secure=0.0)
@@ -343,10 +345,10 @@ def test_runs_that_give_nothing_away_have_a_mu_of_nothing(tmp_path):
     assert privacy._other_units(list(cell.confirm.values())) == {"mu": 0.0, "rho_zcdp": 0.0}
 
 
-# ---- what a ledger says
+# ---- results of a ledger
 
 
-def test_a_run_that_diverged_counts_up_to_the_evaluation_before(tmp_path):
+def test_a_diverged_run_counts_up_to_the_evaluation_before(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], evaluate_every=1)) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {}, {42: ("diverged", 20, {18: 30.0, 19: 31.0, 20: 1.0}), 7: None})
@@ -355,15 +357,15 @@ def test_a_run_that_diverged_counts_up_to_the_evaluation_before(tmp_path):
     assert list(cell.curve) == [18, 19]
 
 
-def test_where_nothing_ran_to_its_end_nothing_is_to_come(tmp_path):
+def test_nothing_is_missing_if_every_search_trial_diverged(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, "diverged")]})
     (cell,) = results_of(tmp_path).cells
     assert (cell.missing, cell.more_to_come) == (0, False)
 
 
-def test_settings_that_the_study_does_not_name_come_last(tmp_path):
-    """Those of cells that it does not have, not at all."""
+def test_settings_outside_the_study_come_last(tmp_path):
+    """Cells outside the study are left out."""
     of = study(epsilons=[1], methods=["dp-fedgd"])
     for setting in ("elsewhere / iid", SETTING):
         with writing(tmp_path, of, setting=setting) as writer:
@@ -391,12 +393,12 @@ def test_validation_may_be_a_little_above_test(tmp_path):
 @pytest.mark.parametrize(
     ("coarse", "fine", "extended"),
     [
-        ((1.0,), (1.0, 3.0), "none"),  # what the coarse grid does not vary has no edge
+        ((1.0,), (1.0, 3.0), "none"),  # a single coarse value has no edge
         ((1.0, 10.0), (0.5, 10.0), "learning_rate ↓ to 0.5"),
         ((1.0, 10.0), (1.0, 20.0), "learning_rate ↑ to 20"),
     ],
 )
-def test_only_what_goes_beyond_an_edge_extends_a_grid(tmp_path, coarse, fine, extended):
+def test_only_values_beyond_an_edge_extend_a_grid(tmp_path, coarse, fine, extended):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], search={"refine": "zoom"})) as writer:
         stages = {"coarse": coarse, "fine": fine}
         writer.search(
@@ -406,7 +408,7 @@ def test_only_what_goes_beyond_an_edge_extends_a_grid(tmp_path, coarse, fine, ex
     assert lines(tmp_path, "hyperparameters")[2][5] == extended
 
 
-def test_several_seeds_tell_how_near_others_are_without_rows(tmp_path):
+def test_several_seeds_count_ties_without_the_number_of_rows(tmp_path):
     """Two configurations, 1 apart on one seed and level on the other: half a point, with a standard error of half."""
     of = study(epsilons=[1], methods=["dp-fedgd"], seeds={"search": [1, 2]})
     with writing(tmp_path, of, facts=False) as writer:
@@ -421,15 +423,15 @@ def test_several_seeds_tell_how_near_others_are_without_rows(tmp_path):
     assert lines(tmp_path, "hyperparameters")[2][-1] == "2"
 
 
-def test_seeds_are_counted_in_words():
+def test_one_seed_is_singular():
     assert (_seeds([4]), _seeds([4, 5])) == ("seed 4", "seeds 4, 5")
 
 
-# ---- little to show
+# ---- few results
 
 
-def test_what_has_not_run_is_nothing_and_not_zero(tmp_path):
-    """DP-FedAdam has been opened and no more: no score, no seconds, no winner, and one trial missing at least."""
+def test_missing_results_are_empty_and_not_zero(tmp_path):
+    """DP-FedAdam has only been opened: no score, no seconds, no winner, and missing trials."""
     with writing(tmp_path, study(epsilons=[1], description="By hand.")) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
@@ -463,8 +465,8 @@ def test_one_trial_is_missing_and_two_trials_are(tmp_path):
     assert "The study is unfinished: 2 trials are missing." in caption(tmp_path / "two", "accuracy")
 
 
-def taken_over(folder, earlier: Results) -> list[bool]:
-    """Of every cell, whether it is the one that was read earlier; what is told of it is what a fresh reader is told."""
+def reused(folder, earlier: Results) -> list[bool]:
+    """For every cell, whether the earlier object is reused; the results equal those of a fresh read."""
     with Ledger.read(folder) as ledger:
         found, fresh = Results.read(ledger, earlier), Results.read(ledger)
     assert found.states == fresh.states
@@ -472,8 +474,8 @@ def taken_over(folder, earlier: Results) -> list[bool]:
     return [cell is before for cell, before in zip(found.cells, earlier.cells, strict=True)]
 
 
-def test_cells_that_have_not_changed_are_taken_from_an_earlier_reading(tmp_path):
-    """In either way of searching. Where another trial has ended, or another number of rows is known, they are read."""
+def test_unchanged_cells_are_reused_from_an_earlier_read(tmp_path):
+    """With every search strategy. A cell is read again if another trial has ended or the number of rows has changed."""
     of = study(epsilons=[1], methods=["dp-fedgd"], search={"strategies": ["grid", "random"]})
     with writing(tmp_path, of) as writer:
         writer.search("dp-fedgd", 1, GRID)
@@ -481,13 +483,13 @@ def test_cells_that_have_not_changed_are_taken_from_an_earlier_reading(tmp_path)
         writer.search("dp-fedgd", 1, {"random": [({"learning_rate": 0.7}, 30.0)]}, "random")
         writer.confirm("dp-fedgd", 1, {"learning_rate": 0.7}, HIGH, "random")
     earlier = results_of(tmp_path)
-    assert taken_over(tmp_path, earlier) == [True, True]
+    assert reused(tmp_path, earlier) == [True, True]
     with Ledger.write(tmp_path) as ledger:
         trial = writer.trial("dp-fedgd", 1, {"learning_rate": 0.1}, 7, confirm=True)
         ledger.add([row(trial, LOW[7])])
-    assert taken_over(tmp_path, earlier) == [False, True]
+    assert reused(tmp_path, earlier) == [False, True]
     other = replace(earlier, study=earlier.study.model_copy(update={"description": "another"}))
-    assert taken_over(tmp_path, other) == [False, False]
+    assert reused(tmp_path, other) == [False, False]
 
 
 def test_frames_have_every_trial_of_every_stage_once(tmp_path):
@@ -505,13 +507,13 @@ def test_frames_have_every_trial_of_every_stage_once(tmp_path):
     assert confirmed["accuracy"].tolist() == [20.0, 40.0, 24.0, 43.0]
 
 
-def test_more_trials_than_are_read_at_a_time(tmp_path, monkeypatch):
+def test_frames_read_trials_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(frames, "CHUNK", 2)
     test_frames_have_every_trial_of_every_stage_once(tmp_path)
 
 
 def test_configurations_are_trials_without_their_seeds(tmp_path):
-    """In the order in which they were tried, each with how many seeds it ran, how many ended well, mean and spread."""
+    """In the order of their trials, with the number of seeds, the number done, mean and standard deviation."""
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"])) as writer:
         for method in ("dp-fedgd", "dp-fedadam"):
             writer.search(method, 1, {"coarse": [({"learning_rate": 1.0}, "failed"), ({"learning_rate": 0.1}, 45.0)]})
@@ -537,7 +539,7 @@ def test_configurations_are_trials_without_their_seeds(tmp_path):
     ("values", "marked"),
     [([1.0, 2.0, None], [1]), ([None, 2.0, None], []), ([2.001, 2.0, 1.0], [0, 1]), ([None, None, None], [])],
 )
-def test_one_that_stands_alone_is_no_best(values, marked):
+def test_a_single_value_is_not_bold(values, marked):
     bold = bold_best(["a", "b", "c"], values, ACCURACY)
     assert [k for k, text in enumerate(bold) if type(text) is not str] == marked
 
@@ -547,7 +549,7 @@ def test_one_that_stands_alone_is_no_best(values, marked):
 
 @pytest.fixture
 def private(tmp_path):
-    """Three runs, of which the second wins by far: with so large a budget noise does not matter."""
+    """Three runs, of which the second wins by far: at this budget the noise does not matter."""
     of = study(
         epsilons=[1000], methods=["dp-fedgd"], search={"strategies": ["private"], "trials": 3, "refine": "table"}
     )
@@ -559,7 +561,7 @@ def private(tmp_path):
     return tmp_path
 
 
-def test_of_a_private_search_only_the_winner_is_shown(private):
+def test_only_the_winner_of_a_private_search_is_shown(private):
     page = (private / "tables" / "README.md").read_text()
     assert "1 of 1 winners are known" in page
     assert "This is a private search" in page
@@ -575,14 +577,14 @@ def test_of_a_private_search_only_the_winner_is_shown(private):
         results = Results.read(ledger)
         shown = frames.trials(ledger, results)
         assert frames.rounds(ledger, results, "coarse").empty
-    assert taken_over(private, results) == [False], "of what is secret nothing is kept"
+    assert reused(private, results) == [False], "secret results are never reused"
     assert shown["stage"].tolist() == ["confirm"]
     assert shown["seed"].isna().all()
     assert frames.cells(results)["trials"].tolist() == [1]
 
 
-def test_of_a_private_search_a_winner_counts_as_one_run(private, tmp_path):
-    """However many there were; without a winner there is nothing to count."""
+def test_the_winner_of_a_private_search_counts_as_one_run(private, tmp_path):
+    """Whatever the number of runs; without a winner the count is zero."""
     (cell,) = results_of(private).cells
     search = cell.search
     assert (search.trials, search.trial_rounds, search.found_in) == (1, 0, ("private",))
@@ -597,7 +599,7 @@ def test_of_a_private_search_a_winner_counts_as_one_run(private, tmp_path):
     assert (cell.missing, cell.more_to_come) == (0, False)
 
 
-def test_best_says_how_to_train_it_again(tmp_path):
+def test_best_says_how_to_train_a_winner_again(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {"learning_rate": 0.1}, LOW)
@@ -605,15 +607,15 @@ def test_best_says_how_to_train_it_again(tmp_path):
     text = (tmp_path / "best.yaml").read_text()
     assert "--seed SEED" in text
     assert text.index("method:") < text.index("hyperparameters:") < text.index("test_accuracy:"), (
-        "what it is comes first"
+        "the configuration comes first"
     )
 
 
-# ---- methods that run both ways
+# ---- methods with and without options
 
 
-def write_both_ways(folder, methods_of_study, scores: dict[tuple[str, str], list[float]]) -> None:
-    """Final scores of seeds 42 and 7, by method and what tables call it; every one chose another learning rate."""
+def write_variants(folder, methods_of_study, scores: dict[tuple[str, str], list[float]]) -> None:
+    """Final scores of seeds 42 and 7, by method and label; each has a different learning rate."""
     with writing(folder, study(epsilons=[1], methods=methods_of_study)) as writer:
         for number, ((method, label), (first, second)) in enumerate(scores.items()):
             hypers = {"learning_rate": 0.1 * (number + 1)}
@@ -622,9 +624,9 @@ def write_both_ways(folder, methods_of_study, scores: dict[tuple[str, str], list
     build(folder)
 
 
-def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
-    """DP-FedGD gains 10, DP-FedSOFIM 5.5, which leads by 4.5 on either seed. DP-FedYogi, which runs one way alone, is
-    in no average but may be the best of its kind."""
+def test_the_effect_of_options_is_a_sentence(tmp_path):
+    """DP-FedGD gains 10, DP-FedSOFIM 5.5, which leads by 4.5 on either seed. DP-FedYogi, which has no plain
+    variant, is in no average but may be the best first-order method."""
     own = {"preprocess": {"center": 0.02, "bound": 16}, "aggregate": "size"}
     methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fedsofim": own}, {"dp-fedyogi": own}]
     scores = {
@@ -634,24 +636,17 @@ def test_what_a_way_of_their_own_brings_methods_stands_in_words(tmp_path):
         ("dp-fedsofim", "DP-FedSOFIM, centred, size-weighted"): [50.2, 50.8],
         ("dp-fedyogi", "DP-FedYogi, centred, size-weighted"): [52.0, 53.0],
     }
-    write_both_ways(tmp_path, methods_of_study, scores)
+    write_variants(tmp_path, methods_of_study, scores)
     for text in (caption(tmp_path, "accuracy"), (tmp_path / "tables" / "README.md").read_text()):
         assert "Effect of 'centred, size-weighted': +7.75 on average over 2 methods (+5.50 to +10.00) at ε = 1." in text
-        assert (
-            "Second-order against first-order methods, without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50."
-            in text
-        )
-        then = (
-            "DP-FedSOFIM, centred, size-weighted is behind DP-FedYogi, centred, size-weighted by 2.00 (not significant"
-        )
-        assert (
-            f"Second-order against first-order methods, centred, size-weighted: at ε = 1 {then} over the seeds)."
-            in text
-        )
+        orders = "Second-order against first-order methods"
+        assert f"{orders}, without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 4.50." in text
+        behind = "DP-FedSOFIM is behind DP-FedYogi by 2.00 (not significant over the seeds)."
+        assert f"{orders}, centred, size-weighted: at ε = 1 {behind}" in text
 
 
-def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
-    """A smaller clip and another grid; and of a method's variants each is held against its like."""
+def test_other_changes_are_named_next_to_the_options(tmp_path):
+    """A smaller clip and another grid; variants of a method are compared with their counterparts."""
     own = {"aggregate": "size", "clip": 4, "coarse": {"learning_rate": [0.1, 0.3]}}
     methods_of_study = ["dp-fedgd", "dp-fedadam", {"dp-fedadam": {"label": "slow", "fixed": {"tau": 0.1}}}]
     scores = {
@@ -661,14 +656,14 @@ def test_a_way_is_not_praised_for_what_else_is_different(tmp_path):
         ("dp-fedgd", "DP-FedGD, size-weighted"): [50.0, 51.0],
         ("dp-fedadam", "DP-FedAdam, size-weighted"): [60.0, 61.0],
     }
-    write_both_ways(tmp_path, [*methods_of_study, {"dp-fedgd": own}, {"dp-fedadam": {"aggregate": "size"}}], scores)
+    write_variants(tmp_path, [*methods_of_study, {"dp-fedgd": own}, {"dp-fedadam": {"aggregate": "size"}}], scores)
     besides = "clip 4 instead of 10 and another grid for DP-FedGD, size-weighted"
     gains = "+15.00 on average over 2 methods (+10.00 to +20.00)"
     assert f"Effect of 'size-weighted', with {besides}: {gains} at ε = 1." in caption(tmp_path, "accuracy")
 
 
-def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
-    """One method gains 10: no average is needed. Second order is level plainly, and 0.5 ahead size-weighted."""
+def test_equal_scores_are_level(tmp_path):
+    """One method gains 10: no average is needed. Second order is level without options and 0.5 ahead size-weighted."""
     own = {"aggregate": "size"}
     scores = {
         ("dp-fedgd", "DP-FedGD"): [40.0, 41.0],
@@ -677,16 +672,16 @@ def test_what_is_level_is_neither_ahead_nor_behind(tmp_path):
         ("dp-fednew", "DP-FedNew, size-weighted"): [50.5, 51.5],
     }
     methods_of_study = ["dp-fedgd", "dp-fedsofim", {"dp-fedgd": own}, {"dp-fednew": own}]
-    write_both_ways(tmp_path, methods_of_study, scores)
+    write_variants(tmp_path, methods_of_study, scores)
     text = caption(tmp_path, "accuracy")
     assert "Effect of 'size-weighted': +10.00 at ε = 1." in text
     level = "DP-FedSOFIM is level with DP-FedGD (not significant over the seeds)"
     assert f"Second-order against first-order methods, without options: at ε = 1 {level}." in text
-    ahead = "DP-FedNew, size-weighted is ahead of DP-FedGD, size-weighted by 0.50"
+    ahead = "DP-FedNew is ahead of DP-FedGD by 0.50"
     assert f"Second-order against first-order methods, size-weighted: at ε = 1 {ahead}." in text
 
 
-def test_the_best_of_several_need_a_wider_lead(tmp_path):
+def test_the_best_of_several_methods_needs_a_wider_lead(tmp_path):
     """Ahead by 2 and 2.25: t = 17 of one degree of freedom, beyond 12.7 of one comparison, not 25.5 of two."""
     own = {"aggregate": "size"}
     scores = {
@@ -697,24 +692,24 @@ def test_the_best_of_several_need_a_wider_lead(tmp_path):
         ("dp-fedsofim", "DP-FedSOFIM, size-weighted"): [52.0, 53.25],
     }
     methods_of_study = ["dp-fedgd", "dp-fedsofim", "dp-fednew", {"dp-fedgd": own}, {"dp-fedsofim": own}]
-    write_both_ways(tmp_path, methods_of_study, scores)
+    write_variants(tmp_path, methods_of_study, scores)
     text = caption(tmp_path, "accuracy")
     assert (
         "without options: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12 (not significant over the seeds)." in text
     )
-    assert "size-weighted: at ε = 1 DP-FedSOFIM, size-weighted is ahead of DP-FedGD, size-weighted by 2.12." in text
+    assert "size-weighted: at ε = 1 DP-FedSOFIM is ahead of DP-FedGD by 2.12." in text
 
 
-def test_where_no_method_runs_both_ways_nothing_is_said_of_it(tmp_path):
+def test_no_effect_of_options_without_a_plain_variant(tmp_path):
     own = {"aggregate": "size"}
     scores = {("dp-fedgd", "DP-FedGD"): [40.0, 41.0], ("dp-fedsofim", "DP-FedSOFIM, size-weighted"): [44.5, 45.5]}
-    write_both_ways(tmp_path, ["dp-fedgd", {"dp-fedsofim": own}], scores)
+    write_variants(tmp_path, ["dp-fedgd", {"dp-fedsofim": own}], scores)
     assert "Effect of" not in caption(tmp_path, "accuracy")
     assert "Second-order" not in caption(tmp_path, "accuracy")
 
 
-def test_what_may_not_lead_is_not_the_first_to_come_close_either(tmp_path):
-    """A program run as released reaches its goal a step before the others, with less noise than it claims."""
+def test_methods_run_as_released_are_never_bold_in_rounds_to_95(tmp_path):
+    """The method run as released reaches the target first, with too little noise for its claim."""
     of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam", {"dp-fedfc": {"fixed": {"as_released": True}}}])
     with writing(tmp_path, of) as writer:
         for method, curve in (("dp-fedgd", {10: 10.0, LAST: 40.0}), ("dp-fedadam", {10: 20.0, LAST: 50.0})):

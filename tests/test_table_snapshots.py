@@ -1,7 +1,6 @@
-"""Every file that tables are written to, as it was when somebody last looked at it: tests/snapshots/.
+"""Every table file equals its snapshot in tests/snapshots/, for the hand-written ledgers of table_snapshots.py.
 
-The ledgers are filled by hand. Together they visit what the tables can have to say; `make goldens` writes down what
-they say now, and which files are not what they were.
+`make goldens` renews the snapshots and lists the files that changed.
 """
 
 from difflib import unified_diff
@@ -11,8 +10,8 @@ from table_snapshots import CASES, SNAPSHOTS, halving, kept, renew, written
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tables_say_what_they_said(tmp_path, name):
-    """If this is meant to be: `make goldens`, and read what it changed."""
+def test_tables_match_their_snapshots(tmp_path, name):
+    """After an intended change run `make goldens` and read the diff."""
     found, expected = written(name, tmp_path), kept(name)
     assert list(found) == list(expected)
     changed = [
@@ -27,8 +26,8 @@ def test_tables_say_what_they_said(tmp_path, name):
         pytest.fail("\n".join(changed), pytrace=False)
 
 
-def test_what_is_written_down_anew_is_named(tmp_path, monkeypatch):
-    """A file that changed, one that is gone and those that are new; the second time nothing is."""
+def test_renewed_snapshots_are_listed(tmp_path, monkeypatch):
+    """Changed, removed and new files; nothing the second time."""
     monkeypatch.setattr("table_snapshots.SNAPSHOTS", tmp_path / "snapshots")
     monkeypatch.setattr("table_snapshots.CASES", {"halving": halving})
     assert all(line.endswith(": is new") for line in renew(tmp_path / "1"))
@@ -42,5 +41,5 @@ def test_what_is_written_down_anew_is_named(tmp_path, monkeypatch):
 
 
 def test_every_snapshot_has_a_case():
-    """One that lost its case would be compared with nothing."""
+    """A snapshot without a case would never be compared."""
     assert sorted(path.name for path in SNAPSHOTS.iterdir()) == sorted(CASES)

@@ -1,4 +1,4 @@
-"""Tables: what they say of ledgers written by hand, where every number can be worked out in the head."""
+"""Tables of ledgers written by hand, with numbers that are easy to verify."""
 
 import csv
 import hashlib
@@ -59,8 +59,8 @@ def finished(tmp_path):
 # ---- what the account says beside eps
 
 
-def test_trade_off_curves_stand_beside_the_tables(finished):
-    """At half false alarms Phi^-1(1/2) = 0: the misses are Phi(-mu)."""
+def test_trade_off_curves_are_written(finished):
+    """At a false positive rate of 1/2, Phi^-1(1/2) = 0: the false negative rate is Phi(-mu)."""
     found = frame(finished, "trade-off")
     half = found[(found["false_positives"] == 0.5) & (found["epsilon"] == 1) & (found["method"] == "DP-FedGD")]
     assert half["mu"].item() == pytest.approx(mu_of(1, 1e-5))
@@ -68,12 +68,12 @@ def test_trade_off_curves_stand_beside_the_tables(finished):
     assert len(found.groupby(["method", "epsilon"])) == 4
 
 
-def test_a_delta_that_is_too_large_is_said(tmp_path):
+def test_a_large_delta_is_noted(tmp_path):
     write_finished(tmp_path)
     with Ledger.write(tmp_path) as ledger:
         ledger.add_facts({f"protected:{SETTING}": 200_000})
     build(tmp_path)
-    assert "Delta = 1e-05 is above 1/N = 5e-06, of 200000 records" in caption(tmp_path, "privacy")
+    assert "Delta = 1e-05 is above 1/N = 5e-06, with 200000 records" in caption(tmp_path, "privacy")
 
 
 # ---- accuracy
@@ -112,7 +112,7 @@ def test_a_single_seed_has_no_deviation(tmp_path):
     assert "a single seed (42)" in caption(tmp_path, "accuracy")
 
 
-def test_many_evaluations_are_thinned_in_print_and_whole_in_csv(tmp_path):
+def test_many_evaluations_are_thinned_in_print_but_not_in_csv(tmp_path):
     every_round = {t: float(t) for t in range(1, LAST + 1)}
     of = study(evaluate_every=1, epsilons=[1], methods=["dp-fedgd"])
     with writing(tmp_path, of) as writer:
@@ -124,8 +124,8 @@ def test_many_evaluations_are_thinned_in_print_and_whole_in_csv(tmp_path):
     assert len(frame(tmp_path, "accuracy")) == LAST
 
 
-def test_a_seed_that_diverged_is_marked_and_not_held_up_as_best(tmp_path):
-    """Seed 7 of DP-FedAdam breaks down at round 20: its 90 there is no result, the rest no winner."""
+def test_a_mean_without_a_diverged_seed_is_marked_and_not_bold(tmp_path):
+    """Seed 7 of DP-FedAdam diverges at round 20, so its 90 there does not count."""
     with writing(tmp_path, study(epsilons=[1])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {}, LOW)
@@ -145,7 +145,7 @@ def test_a_seed_that_diverged_is_marked_and_not_held_up_as_best(tmp_path):
 # ---- an unfinished study
 
 
-def test_an_unfinished_study_says_so_and_shows_what_there_is(tmp_path):
+def test_an_unfinished_study_shows_its_results_and_what_is_missing(tmp_path):
     """DP-FedGD at 1: one seed of two is missing. DP-FedAdam at 1: one fine trial, then two confirm trials.
     At 8: coarse has one trial left each, then two confirm trials, and fine is not open yet: at least 1 + 3 + 2 * 3."""
     with writing(tmp_path, study()) as writer:
@@ -173,7 +173,7 @@ def test_an_unfinished_study_says_so_and_shows_what_there_is(tmp_path):
     assert list(yaml.safe_load((tmp_path / "best.yaml").read_text())["cells"]) == [f"{SETTING} / DP-FedGD / eps 1"]
 
 
-def test_a_study_that_has_just_been_started_has_tables_of_nothing(tmp_path):
+def test_a_study_without_results_has_empty_tables(tmp_path):
     with writing(tmp_path, study(), facts=False) as writer:
         for epsilon in (1, 8):
             for method in ("dp-fedgd", "dp-fedadam"):
@@ -183,7 +183,7 @@ def test_a_study_that_has_just_been_started_has_tables_of_nothing(tmp_path):
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"cells": {}}
 
 
-def test_a_ledger_without_stages_gives_an_index_that_says_so(tmp_path):
+def test_a_ledger_without_stages_has_an_index(tmp_path):
     with writing(tmp_path, study(), facts=False):
         pass
     build(tmp_path)
@@ -197,7 +197,7 @@ def test_a_ledger_without_a_study_is_refused(tmp_path):
         build(tmp_path)
 
 
-def test_a_cell_in_which_everything_diverged_is_finished_and_named(tmp_path):
+def test_a_cell_without_a_finished_trial_is_finished_and_named(tmp_path):
     with writing(tmp_path, study(methods=["dp-fedgd"], epsilons=[1])) as writer:
         writer.search(
             "dp-fedgd", 1, {"coarse": [({"learning_rate": 1.0}, "diverged"), ({"learning_rate": 5.0}, "failed")]}
@@ -213,7 +213,7 @@ def test_a_cell_in_which_everything_diverged_is_finished_and_named(tmp_path):
 # ---- hyperparameters
 
 
-def test_hyperparameters_name_the_winner_its_stage_its_edges_and_what_was_lost(tmp_path):
+def test_hyperparameters_show_the_winner_its_stage_its_edges_and_lost_trials(tmp_path):
     """100 validation rows at 50%: a standard error is 100 * sqrt(.5 * .5 / 100) = 5, so 45 is near, 44.9 is not."""
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         coarse = [
@@ -234,7 +234,7 @@ def test_hyperparameters_name_the_winner_its_stage_its_edges_and_what_was_lost(t
     ]
     assert lines(tmp_path, "hyperparameters")[2] == [
         *("DP-FedGD", "learning_rate = 1", "50.00", "coarse and fine"),
-        *("learning_rate ↑ (fine)", "6", "1 / 1", "2"),  # 10 was tried and diverged: 1 is no outer edge
+        *("learning_rate ↑ (fine)", "6", "1 / 1", "2"),  # 10 was tried and diverged, so 1 is not an outer edge
     ]
     assert "ties go to the lower validation loss" in caption(tmp_path, "hyperparameters")
     found = frame(tmp_path, "hyperparameters").iloc[0]
@@ -254,7 +254,7 @@ def test_outer_edges_count_over_both_grids_and_untuned_values_go_to_the_caption(
     assert "Not tuned: DP-FedAdam: beta2 = 0.999, tau = 0.01." in caption(tmp_path, "hyperparameters")
 
 
-def test_zoom_says_where_the_fine_grid_went_beyond_the_coarse_one(tmp_path):
+def test_zoom_shows_how_far_the_fine_grid_extends(tmp_path):
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"], search={"refine": "zoom"})) as writer:
         coarse = [({"learning_rate": rate}, rate) for rate in (1.0, 10.0)]
         fine = [({"learning_rate": rate}, rate) for rate in (3.0, 10.0, 30.0)]
@@ -276,10 +276,10 @@ def test_values_are_shown_as_people_type_them(value, shown):
     assert shown_value(value) == shown
 
 
-# ---- two ways of searching
+# ---- search strategies
 
 
-def test_two_ways_stand_side_by_side(tmp_path):
+def test_two_strategies_are_compared(tmp_path):
     of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam"], search={"strategies": ["grid", "optuna"]})
     with writing(tmp_path, of) as writer:
         for method in ("dp-fedgd", "dp-fedadam"):
@@ -300,7 +300,7 @@ def test_two_ways_stand_side_by_side(tmp_path):
     ]
     assert lines(tmp_path, "accuracy")[2][:2] == ["DP-FedGD", "grid"]
     assert lines(tmp_path, "hyperparameters")[3][4] == "optuna"
-    # each way is measured against the same way's DP-FedGD: 0.95 * 41.5 and 0.95 * 50.5
+    # each strategy is compared with DP-FedGD under the same strategy: 0.95 * 41.5 and 0.95 * 50.5
     assert lines(tmp_path, "rounds-to-95")[1:3] == [
         ["target accuracy (%)", "grid", "39.42"],
         ["target accuracy (%)", "optuna", "47.97"],
@@ -314,7 +314,7 @@ def test_two_ways_stand_side_by_side(tmp_path):
     assert cells[f"{SETTING} / DP-FedGD / eps 1 (optuna)"]["hyperparameters"] == {"learning_rate": 0.25}
 
 
-def test_one_way_is_not_compared(finished):
+def test_one_strategy_is_not_compared(finished):
     assert not (finished / "tables" / "search-strategies.md").exists()
 
 
@@ -322,7 +322,7 @@ def test_one_way_is_not_compared(finished):
 
 
 def test_rounds_to_95_percent(finished):
-    """0.95 * 41.5 = 39.425: DP-FedGD is there at 20 with 41.5, DP-FedAdam at 10 with 40."""
+    """0.95 * 41.5 = 39.425: DP-FedGD reaches it at 20 with 41.5, DP-FedAdam at 10 with 40."""
     assert lines(finished, "rounds-to-95") == [
         ["Method", "ε = 1", "ε = 8"],
         ["target accuracy (%)", "39.42", "39.42"],
@@ -331,7 +331,7 @@ def test_rounds_to_95_percent(finished):
     ]
 
 
-def test_rounds_to_95_percent_may_never_come_and_needs_dp_fedgd(tmp_path):
+def test_rounds_to_95_percent_may_be_empty_and_need_dp_fedgd(tmp_path):
     with writing(tmp_path / "never", study(epsilons=[1])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {}, HIGH)
@@ -346,7 +346,7 @@ def test_rounds_to_95_percent_may_never_come_and_needs_dp_fedgd(tmp_path):
 
 
 def one_budget(folder: Path, of: Study | None = None, /, **curves) -> None:
-    """A finished study at eps 1, a method's confirm curves by its name."""
+    """A finished study at eps 1; confirm curves by method name."""
     with writing(folder, of or study(epsilons=[1])) as writer:
         for name, came_to in curves.items():
             method = name.replace("_", "-")
@@ -359,20 +359,20 @@ def rounds_of(folder: Path) -> list[str]:
     return [line[1] for line in lines(folder, "rounds-to-95")[1:]]
 
 
-def test_95_percent_are_reached_exactly(tmp_path):
+def test_exactly_95_percent_is_enough(tmp_path):
     """0.95 * 40 = 38, and 38 at round 10 is enough."""
     plain = {seed: {10: 20.0, 20: 40.0} for seed in (42, 7)}
     one_budget(tmp_path, dp_fedgd=plain, dp_fedadam={seed: {10: 38.0, 20: 39.0} for seed in (42, 7)})
     assert rounds_of(tmp_path) == ["38.00", "20", "**10**"]
 
 
-def test_95_percent_are_of_the_last_round_not_of_the_best(tmp_path):
+def test_95_percent_refers_to_the_last_round_not_the_best(tmp_path):
     falling = {seed: {10: 60.0, 20: 40.0} for seed in (42, 7)}
     one_budget(tmp_path, dp_fedgd=falling, dp_fedadam={seed: {10: 39.0, 20: 70.0} for seed in (42, 7)})
     assert rounds_of(tmp_path) == ["38.00", "**10**", "**10**"]
 
 
-def test_95_percent_need_all_seeds(tmp_path):
+def test_95_percent_needs_all_seeds(tmp_path):
     """At round 10 only one seed of DP-FedAdam has a score, a high one; DP-FedGD lacks a seed's last one."""
     plain = {seed: {10: 20.0, 20: 40.0} for seed in (42, 7)}
     one_budget(tmp_path / "method", dp_fedgd=plain, dp_fedadam={42: {10: 50.0, 20: 50.0}, 7: {20: 50.0}})
@@ -399,7 +399,7 @@ def write_seeds(folder: Path, scores: dict[str, list[float]], epsilons=(1,), **c
 A, B, C = [50.0, 52.0, 51.0, 49.0, 53.0], [50.5, 51.0, 51.5, 49.5, 52.0], [40.0, 43.0, 41.0, 40.0, 42.0]
 
 
-def test_all_that_cannot_be_told_from_the_best_are_marked(tmp_path):
+def test_methods_not_significantly_behind_are_bold(tmp_path):
     write_seeds(tmp_path, {"dp-fedgd": A, "dp-fedadam": B, "dp-fedyogi": C})
     column = [line[2] for line in lines(tmp_path, "accuracy")[2:]]
     assert column == ["**51.00 ± 1.58**", "**50.90 ± 0.96**", "41.20 ± 1.30"]
@@ -436,7 +436,7 @@ def test_holm_is_between_no_correction_and_bonferroni(values):
     assert [corrected for _, corrected in sorted(zip(values, found, strict=True))] == sorted(found)
 
 
-def test_a_larger_budget_that_did_worse_is_pointed_out_with_its_reason(tmp_path):
+def test_a_larger_budget_that_is_worse_is_noted_with_its_reason(tmp_path):
     of = study(methods=["dp-fedgd"], seeds={"confirm": [1, 2, 3]})
     with writing(tmp_path, of) as writer:
         for epsilon, score in ((1, 60.0), (8, 50.0)):
@@ -445,8 +445,8 @@ def test_a_larger_budget_that_did_worse_is_pointed_out_with_its_reason(tmp_path)
             writer.confirm("dp-fedgd", epsilon, {"learning_rate": 1.0}, {k: {LAST: score + k / 10} for k in (1, 2, 3)})
     build(tmp_path)
     warning = (
-        "DP-FedGD at ε = 8 is 10.00 worse than at ε = 1, a significant difference over the seeds: its winner lies on an "
-        "edge"
+        "DP-FedGD at ε = 8 is 10.00 worse than at ε = 1, a significant difference over the seeds: its winner lies on "
+        "an edge"
     )
     assert warning in caption(tmp_path, "accuracy")
     assert warning in (tmp_path / "tables" / "README.md").read_text()
@@ -455,7 +455,7 @@ def test_a_larger_budget_that_did_worse_is_pointed_out_with_its_reason(tmp_path)
 # ---- partition and noise
 
 
-def test_the_spread_is_split_into_partition_and_noise():
+def test_the_standard_deviation_is_split_into_partition_and_noise():
     """Balanced, two runs each: within, (0.5 + 0.5 + 0.5) / 3 = 0.5; means 0.5, 10.5, 20.5, so between is 2 * 100 = 200;
     the partition's variance is (200 - 0.5) / 2."""
     found = split({1: [0.0, 1.0], 2: [10.0, 11.0], 3: [20.0, 21.0]})
@@ -466,14 +466,14 @@ def test_the_spread_is_split_into_partition_and_noise():
     assert split({1: [1.0, 2.0]}) is None
 
 
-def test_groups_of_different_sizes_weigh_by_them():
+def test_groups_are_weighted_by_size():
     """One run at 0, three around 6: the mean is 4.5, within is (4 + 4) / 2, between 4.5^2 + 3 * 1.5^2 = 27; a group
     counts as (4 - (1 + 9) / 4) = 1.5 runs."""
     found = split({1: [0.0], 2: [4.0, 6.0, 8.0]})
     assert (found.noise, found.partition) == pytest.approx((2, (23 / 1.5) ** 0.5))
 
 
-def test_known_deviations_are_found_again_from_groups_of_any_size():
+def test_known_deviations_are_recovered_from_groups_of_any_size():
     rng = np.random.default_rng(1)
     groups = {k: (3 * rng.standard_normal() + rng.standard_normal(2 + k % 3)).tolist() for k in range(400)}
     found = split(groups)
@@ -483,8 +483,8 @@ def test_known_deviations_are_found_again_from_groups_of_any_size():
 # ---- how winners were chosen
 
 
-def test_selection_says_what_one_seed_would_have_taken(tmp_path):
-    """Three search seeds: the first likes 1.0 best, their mean 0.1, and so does the contest."""
+def test_selection_shows_what_one_seed_would_have_chosen(tmp_path):
+    """Three search seeds: 1.0 is best on the first, 0.1 on average and in the contest."""
     seeds = {"search": [1, 2, 3], "contest": [4, 5], "confirm": [42, 7]}
     of = study(methods=["dp-fedgd"], epsilons=[1], seeds=seeds)
     scores = {0.1: [50.0, 54.0, 52.0, 53.0, 55.0], 1.0: [58.0, 40.0, 42.0, 41.0, 41.0]}
@@ -521,7 +521,7 @@ def test_selection_says_what_one_seed_would_have_taken(tmp_path):
         (1, 0, 0.0, 1.0, "+"),  # (|1 - 0| - 1)^2 = 0
     ],
 )
-def test_mcnemar_by_the_papers_numbers(n10, n01, statistic, p, sign):
+def test_mcnemar_reproduces_the_papers_numbers(n10, n01, statistic, p, sign):
     found = Comparison(n10, n01, n10 + n01)  # one seed: every row that differs counts once
     assert (round(found.chi2, 3), round(found.p, 4), found.sign) == (statistic, p, sign)
 
@@ -535,8 +535,8 @@ def test_mcnemar_counts_only_rows_not_padding():
     assert Comparison.of([(padded, other)], 10) == Comparison(n10=4, n01=2, squares=6)
 
 
-def test_mcnemar_takes_a_row_for_one_observation_however_many_seeds_judge_it():
-    """Five seeds that all say the same are no more evidence than one; pooled as if independent, p would be 1e-7."""
+def test_mcnemar_counts_a_row_as_one_observation_with_any_number_of_seeds():
+    """Five identical seeds are no more evidence than one; pooled as if independent, p would be 1e-7."""
     rows = np.arange(200)
     reference, other = np.packbits(rows < 40).tobytes(), np.packbits((rows >= 20) & (rows < 46)).tobytes()
     one, five = (Comparison.of([(reference, other)] * seeds, 200) for seeds in (1, 5))
@@ -544,7 +544,7 @@ def test_mcnemar_takes_a_row_for_one_observation_however_many_seeds_judge_it():
     assert five.chi2 == pytest.approx((5 * 14 - 1) ** 2 / (25 * 26))
     assert one.p == pytest.approx(0.0108, abs=1e-4)
     assert 0.005 < five.p < one.p
-    # a row that one seed has right and another wrong speaks for nobody
+    # a row that one seed has right and another wrong favours neither
     mixed = Comparison.of([(reference, other), (other, reference)], 200)
     assert (mixed.n10, mixed.n01, mixed.squares, mixed.p) == (26, 26, 0, 1.0)
 
@@ -560,13 +560,13 @@ def test_mcnemar_table(finished):
     assert frame(finished, "mcnemar")["seeds"].tolist() == [42, 42], "the other seed has no bits"
 
 
-def test_mcnemar_takes_the_reference_that_the_study_names(tmp_path):
+def test_mcnemar_uses_the_reference_of_the_study(tmp_path):
     write_finished(tmp_path, study(compare_to="dp-fedgd"))
     build(tmp_path)
     assert lines(tmp_path, "mcnemar")[2] == ["DP-FedAdam", "50.00", "0", "2", "0.500", "0.4795", "0.9590", "-"]
 
 
-def test_a_very_small_p_is_shown_as_such_and_bold(tmp_path):
+def test_a_very_small_p_value_is_a_bound_and_bold(tmp_path):
     with writing(tmp_path, study(epsilons=[1])) as writer:
         for method, correct in (("dp-fedgd", b"\x00\x00\x00"), ("dp-fedadam", b"\xff\xff\xf0")):
             writer.search(method, 1, GRID)
@@ -579,7 +579,7 @@ def test_a_very_small_p_is_shown_as_such_and_bold(tmp_path):
 # ---- privacy
 
 
-def test_privacy_sets_what_was_claimed_beside_the_actual_epsilon(tmp_path):
+def test_privacy_shows_claimed_and_actual_epsilon(tmp_path):
     with writing(tmp_path, study(epsilons=[1])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         writer.confirm("dp-fedgd", 1, {}, LOW, epsilon_local=0.99999, epsilon_secure=0.45731)
@@ -600,8 +600,8 @@ def test_privacy_sets_what_was_claimed_beside_the_actual_epsilon(tmp_path):
     assert "**" not in "".join(line[1] for line in lines(tmp_path, "accuracy")[2:]), "too little noise is never best"
 
 
-def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
-    """Seeds may draw different cohorts, so what they buy may differ."""
+def test_the_largest_epsilon_of_several_seeds_is_shown(tmp_path):
+    """Seeds may draw different cohorts, so their actual eps may differ."""
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, GRID)
         better = {"epsilon_local": 0.9, "epsilon_secure": 0.5, "epsilon_unsampled": 0.9}
@@ -624,8 +624,8 @@ def test_of_several_seeds_the_worst_epsilon_is_shown(tmp_path):
         assert frames.cells(Results.read(ledger))["epsilon_actual"].tolist() == [1.5]
 
 
-def test_what_samples_are_credited_with_is_shown(tmp_path):
-    """In a column of its own, where some method samples; in no other study."""
+def test_epsilon_without_credit_for_sampling_is_shown(tmp_path):
+    """In a separate column, only if some method samples."""
     with writing(tmp_path, study(epsilons=[1], methods=["dp-fedgd", "dp-fedadamw"])) as writer:
         for method, unsampled in (("dp-fedgd", 1.0), ("dp-fedadamw", 7.25)):
             writer.search(method, 1, {})
@@ -638,8 +638,8 @@ def test_what_samples_are_credited_with_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("release", ["local", "secure-aggregation"])
-def test_a_claim_is_kept_or_not_as_its_own_release_is_seen(tmp_path, release):
-    """Two keep their claim locally, two in the sum. Those that do not have the better scores and are not held up."""
+def test_a_claim_is_checked_in_its_own_release_model(tmp_path, release):
+    """Two methods keep their claim locally, two in the sum. The others have better scores and are not bold."""
     keep = {"local": ["dp-fedgd", "dp-fedsgd"], "secure-aggregation": ["dp-fedadam", "dp-fedyogi"]}
     of = study(epsilons=[1], privacy={"release": release}, methods=[*keep["local"], *keep["secure-aggregation"]])
     with writing(tmp_path, of) as writer:
@@ -653,8 +653,8 @@ def test_a_claim_is_kept_or_not_as_its_own_release_is_seen(tmp_path, release):
     assert bold == [methods.get(name).title for name in keep[release]]
 
 
-def test_what_runs_as_released_is_never_in_bold(tmp_path):
-    """Not even where its noise buys what is claimed: it is there to be compared with, not to win."""
+def test_methods_run_as_released_are_never_bold(tmp_path):
+    """Even if the claim holds: they are baselines."""
     released = {"name": "dp-scaffold", "label": "released", "fixed": {"as_released": True, "local_steps": 1}}
     of = study(epsilons=[1], methods=["dp-fedgd", "dp-fedadam", released])
     with writing(tmp_path, of) as writer:
@@ -694,7 +694,7 @@ def test_an_epsilon_is_rounded_to_the_safe_side(epsilon, shown):
 # ---- timing
 
 
-def test_timing_is_kept_apart(finished):
+def test_timing_has_its_own_folder(finished):
     """Every trial took 2 seconds for 20 rounds; per method 2 budgets x 2 seeds, and 2 x 3 search trials."""
     text = (finished / "timing" / "seconds-per-round.md").read_text()
     assert "share of its pack's" in text
@@ -706,7 +706,7 @@ def test_timing_is_kept_apart(finished):
 # ---- best.yaml
 
 
-def test_best_holds_all_that_makes_the_confirm_trial(finished):
+def test_best_reproduces_the_confirm_trial(finished):
     entry = read_best(finished / "best.yaml")[f"{SETTING} / DP-FedAdam / eps 8"]
     assert entry["data"] == "synthetic-frozen:600,20,12,4"
     assert entry["test_accuracy"] == {42: 50.0, 7: 51.0}
@@ -734,7 +734,7 @@ def test_best_holds_all_that_makes_the_confirm_trial(finished):
 
 
 @pytest.mark.parametrize("text", ["cells: [", "cells: 3", "- a", ""])
-def test_a_file_that_is_no_best_yaml_is_refused(tmp_path, text):
+def test_other_files_than_best_yaml_are_refused(tmp_path, text):
     (tmp_path / "best.yaml").write_text(text)
     with pytest.raises(UserError, match=r"best\.yaml"):
         read_best(tmp_path / "best.yaml")
@@ -769,8 +769,8 @@ def test_tables_do_not_depend_on_the_order_in_which_trials_ended(tmp_path):
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-def test_several_settings_have_files_of_their_own(tmp_path):
-    """Names that differ only in what a file name cannot hold still get different files."""
+def test_several_settings_have_separate_files(tmp_path):
+    """Even if their names differ only in characters that file names leave out."""
     write_finished(tmp_path)
     build(tmp_path)
     assert (tmp_path / "tables" / "accuracy.md").exists()
@@ -790,7 +790,7 @@ def test_several_settings_have_files_of_their_own(tmp_path):
 
 
 def check_markdown(text: str) -> None:
-    """As a Markdown reader sees it: only the markup that tables have, links only to files beside it."""
+    """Parsed as Markdown: only table markup, and links only to neighbouring files."""
     parsed = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(text)
     inline = [child for token in parsed for child in token.children or []]
     links = [token.attrs["href"] for token in inline if token.type == "link_open"]
@@ -852,9 +852,9 @@ def test_hostile_names_neither_leave_the_folder_nor_become_markup(tmp_path):
     shown = (folder / "tables" / "accuracy-plain-iid.md").read_text()
     rows = MarkdownIt("commonmark").enable("table").parse(shown)
     texts = ["".join(c.content for c in token.children) for token in rows if token.type == "inline"]
-    assert label.replace("\r\n", "  ") in texts  # and this is all a reader sees of it
+    assert label.replace("\r\n", "  ") in texts  # unchanged for the reader
     accuracies = [pd.read_csv(path) for path in written if path.name.startswith("accuracy") and path.suffix == ".csv"]
-    # on one line, and with an apostrophe, without which a spreadsheet would compute it
+    # on one line, with an apostrophe against formulas
     expected = {"'" + label.replace("\r\n", "  "), "DP-FedAdam"}
     assert {name for found in accuracies for name in found["method"]} == expected
     assert f"{HOSTILE} / iid / {label} / eps 1" in yaml.safe_load((folder / "best.yaml").read_text())["cells"]
@@ -887,7 +887,7 @@ def test_text_is_escaped(text, markdown, latex):
         ("a\rb,c", "a b,c"),  # a bare carriage return ends a line for many readers
     ],
 )
-def test_no_cell_of_a_csv_is_a_formula_or_a_line_of_its_own(text, shown):
+def test_csv_cells_are_neither_formulas_nor_line_breaks(text, shown):
     table = render.Table("", "", "", [], "", [], pd.DataFrame({"a": [text], "b": [-1.5]}))
     assert list(csv.reader(io.StringIO(render.to_csv(table), newline=""))) == [["a", "b"], [shown, "-1.5"]]
 

@@ -91,12 +91,11 @@ def _duels(cells: Sequence[CellResult]) -> str:
 
 def _duel(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
     gap, objective = difference(ours, theirs, comparisons), ours.objective
+    a, b = (cell.method.shown.removesuffix(f", {', '.join(cell.method.own_options)}") for cell in (ours, theirs))
     if gap is None:
-        return f"{ours.method.shown} and {theirs.method.shown} have no seed in common"
+        return f"{a} and {b} have no seed in common"
     place, by = "ahead of" if objective.cost(gap.mean) < 0 else "behind", objective.shown(abs(gap.mean))
-    text = f"{ours.method.shown} is {place} {theirs.method.shown} by {by}"
-    if by == objective.shown(0.0):
-        text = f"{ours.method.shown} is level with {theirs.method.shown}"
+    text = f"{a} is level with {b}" if by == objective.shown(0.0) else f"{a} is {place} {b} by {by}"
     return text if gap.clear else f"{text} (not significant over the seeds)"
 
 
