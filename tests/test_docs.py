@@ -1,4 +1,4 @@
-"""The documentation: its links, its commands, its examples; whatever it shows is run or held against the code."""
+"""The documentation: links, commands and examples are run or compared with the code."""
 
 import json
 import re
@@ -21,16 +21,16 @@ from orchestrator.study.study import Study
 from trainables.methods import METHODS
 
 PAGES = sorted(DOCS.glob("*.md"))
-NEW = ("first-study", "install", "bring-your-data", "gpu", "python", "write-a-method", "integrations")
+PAGES_WITH_COMMANDS = ("first-study", "install", "bring-your-data", "gpu", "python", "write-a-method", "integrations")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built strictly: a link that leads nowhere fails."""
+    """The site, built strictly: a broken link fails."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    build = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert build.returncode == 0, build.stdout + build.stderr
     return folder
 
 
@@ -75,14 +75,14 @@ def test_search_works_on_pages_opened_from_disk(site, tmp_path):
         assert "Privacy" in titles
 
 
-def test_the_reference_in_the_repository_is_of_this_code():
-    """It is read there, too, without the site: `make docs` writes it."""
+def test_the_committed_reference_matches_the_code():
+    """It is also read without the site. `make docs` writes it."""
     made = runpy.run_path(str(DOCS / "reference.py"))["pages"]()
     assert {name: (DOCS / "reference" / name).read_text() for name in made} == made
 
 
 def test_the_reference_names_everything(site):
-    """Commands, keys of a study, hyperparameters: all that the code has, each with a text."""
+    """All commands, study keys and hyperparameters of the code, each with a description."""
     commands = (DOCS / "reference" / "commands.md").read_text()
     for name in typer.main.get_command(app).commands:
         assert f"## fedsweep {name}" in commands
@@ -98,9 +98,9 @@ def test_the_reference_names_everything(site):
             assert f"| `{h.name}` |" in methods
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_commands_that_pages_show(name):
-    """Every command and every flag is there."""
+@pytest.mark.parametrize("name", PAGES_WITH_COMMANDS)
+def test_commands_on_pages_exist(name):
+    """Every command and every flag exists."""
     for block in blocks(DOCS / f"{name}.md"):
         for line in block.splitlines():
             words = line.partition("#")[0].strip()
@@ -112,8 +112,8 @@ def test_commands_that_pages_show(name):
             check_fedsweep(words)
 
 
-def test_the_first_study_is_one():
-    """The file that the page shows, and the plan that it promises."""
+def test_the_first_study_is_valid():
+    """The study on the page is valid and has the cells it should have."""
     (text,) = blocks(DOCS / "first-study.md", "yaml")
     blueprint = Blueprint.draw(parse(text, "mine.yaml", REPOSITORY))
     assert len(blueprint.cells) == 4
@@ -127,7 +127,7 @@ def test_the_study_page_shows_the_defaults():
 
 
 def test_the_page_on_methods_shows_the_example_itself():
-    """What stands there is what the tests run, to the letter."""
+    """The code on the page is the code that the tests run."""
     sources = [(REPOSITORY / "examples" / "plugin" / name).read_text() for name in ("heavy_ball.py", "look_ahead.py")]
     source = "\n".join(sources)
     shown = blocks(DOCS / "write-a-method.md", "python")
@@ -138,8 +138,8 @@ def test_the_page_on_methods_shows_the_example_itself():
     assert yaml.safe_load(space) == yaml.safe_load((REPOSITORY / "examples/plugin/dp_heavy_ball.yaml").read_text())
 
 
-def test_data_of_one_s_own(tmp_path, monkeypatch, fedsweep):
-    """The page's few lines make a file that the commands and the example study take."""
+def test_own_data(tmp_path, monkeypatch, fedsweep):
+    """The program on the page writes a file that the commands and the example study accept."""
     monkeypatch.chdir(tmp_path)
     (program,) = blocks(DOCS / "bring-your-data.md", "python")
     exec(compile(program, "bring-your-data.md", "exec"), {})
@@ -158,7 +158,7 @@ def test_example_studies_can_be_run(file):
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch, no_ray):
-    """Cell by cell, as a person would."""
+    """Run all cells in order."""
     notebook = json.loads((REPOSITORY / "examples" / "notebooks" / "first-study.ipynb").read_text())
     assert notebook["nbformat"] == 4
     monkeypatch.chdir(tmp_path)
@@ -208,14 +208,14 @@ def test_the_workflows_run_what_the_readme_promises():
 
 
 def test_the_comparison_with_other_simulators_loads():
-    """Running it takes environments of their own; that it can be begun is seen here."""
-    found = subprocess.run(
+    """Running it needs separate environments; this test only imports it."""
+    imported = subprocess.run(
         [sys.executable, "-c", "import benchmarks.peers"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 0, found.stderr
+    assert imported.returncode == 0, imported.stderr
 
 
 def test_versions_agree():
@@ -227,8 +227,8 @@ def test_versions_agree():
     assert f"fedsweep-{version}-py3" in (DOCS / "install.md").read_text()
 
 
-def test_what_runs_is_pinned_alike_for_tests():
-    """The two files of pins agree, and the shorter one holds nothing of testing."""
+def test_both_lock_files_agree():
+    """Both lock files agree, and the runtime one has no test dependencies."""
     pins = [
         {line.partition("==")[0]: line for line in (REPOSITORY / name).read_text().splitlines() if "==" in line}
         for name in ("requirements.lock", "requirements-dev.lock")
