@@ -111,7 +111,7 @@ def weights_after(rounds: int, trials, of: Problem, hosts: int = 1, device: str 
 def kernels_of(device: str) -> list[str]:
     """Those that this machine has."""
     own = kernels.OWN[device]
-    return [own, "torch"] if kernels._to_be_had(device) else ["torch"]
+    return [own, "torch"] if kernels._available(device) else ["torch"]
 
 
 @contextlib.contextmanager

@@ -191,8 +191,8 @@ def test_nan_stays_nan_whatever_its_bits(bits, lanes):
 
 @pytest.mark.parametrize("rows", [1, 15, 16, kernels.TILE, kernels.TILE + 17])
 def test_wide_and_narrow_layouts_give_the_same_bits(rows, monkeypatch):
-    """LANES + LONE lanes: the last ones go one by one, and in a longer pack they do not."""
-    lanes = kernels.LANES + compiled.LONE
+    """LANES + MAX_NARROW lanes: the last ones go one by one, and in a longer pack they do not."""
+    lanes = kernels.LANES + compiled.MAX_NARROW
     x, y, theta = random_case(rows, 7, 11, lanes, scale=0.5)
     head, shard = SoftmaxHead(7, 11), Shard.build([(x, y)])
     more = np.concatenate([theta, theta[:1]])
@@ -235,7 +235,7 @@ def test_what_is_sure_leaves_nothing_subnormal(lanes):
 
 
 def test_a_damaged_library_is_compiled_anew(compiler, tmp_path):
-    file = kernels._compiled()
+    file = kernels._compile()
     file.write_bytes(b"")
     assert kernels.chosen() == "compiled"
     assert file.stat().st_size > 0

@@ -118,8 +118,8 @@ def test_single_precision_agrees_with_double(sizes, features, hidden, classes, l
 @pytest.mark.parametrize("rows", [1, 15, 16, kernels.TILE, kernels.TILE + 17])
 @pytest.mark.parametrize("automatic", [False, True])
 def test_a_lane_has_the_same_bits_alone_and_in_company(rows, automatic):
-    """In C the last ones of LANES + LONE go one by one, and in a longer pack they do not."""
-    head, lanes = MLPHead(7, 19, 11), kernels.LANES + compiled.LONE
+    """In C the last ones of LANES + MAX_NARROW go one by one, and in a longer pack they do not."""
+    head, lanes = MLPHead(7, 19, 11), kernels.LANES + compiled.MAX_NARROW
     shard, theta, clip = case(head, (rows, 9), lanes + 1, dtype=torch.float32)
     assert [part.wide for part in compiled.layouts(lanes, 11)] == [True, False]
     assert [part.wide for part in compiled.layouts(lanes + 1, 11)] == [True]

@@ -15,7 +15,7 @@ from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation.gpu_memory import lanes_that_fit
 from trainables.federation.pack import pack_group
-from trainables.models.lanes import MOST_CLIENTS, SHAPES
+from trainables.models.lanes import MAX_CLIENTS, SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.softmax import SoftmaxHead
 from trainables.ray_actors.federation import FederationSize
@@ -133,7 +133,7 @@ def test_every_client_is_in_one_batch(sizes, apart):
         batches = SHAPES[device].batches(clients, sizes, apart)
         assert sorted(client for some, _ in batches for client in some) == clients
         assert all(sizes[client] <= rows for some, rows in batches for client in some)
-        assert max(len(some) for some, _ in batches) <= MOST_CLIENTS
+        assert max(len(some) for some, _ in batches) <= MAX_CLIENTS
     alone = {client: SHAPES["cpu"].batches([client], sizes, apart)[0][1] for client in clients}
     assert all(alone[client] == rows for some, rows in SHAPES["cpu"].batches(clients, sizes, apart) for client in some)
 

@@ -139,10 +139,10 @@ def test_rounding_by_hand():
 
 def test_few_rows_at_a_time_are_never_added_to_very_many_weights():
     """With a thousand classes a chunk of all clients would hold 128 rows of each: then clients come one by one."""
-    from trainables.models.lanes import FEWEST
+    from trainables.models.lanes import MIN_ROWS
     from trainables.models.lanes import SHAPES as DEVICES
 
-    assert DEVICES["cuda"].rows(1000, 20) == 128 < FEWEST
+    assert DEVICES["cuda"].rows(1000, 20) == 128 < MIN_ROWS
     assert DEVICES["cuda"].chunk(1000, 20) == (1, 4096)
     assert DEVICES["cuda"].chunk(100, 20) == (20, 2048)
     assert DEVICES["cpu"].chunk(1000, 20) == (20, 64)

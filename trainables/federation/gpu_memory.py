@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from trainables.models import Model
-from trainables.models.lanes import MOST_CLIENTS, SHAPES
+from trainables.models.lanes import MAX_CLIENTS, SHAPES
 
 ALWAYS = 1 << 30  # libraries, their workspaces, the evaluation
 PER_CELL = 60  # bytes for every row, class and lane of a chunk in work
@@ -24,7 +24,7 @@ SHARE = 0.8  # of what is free: the allocator cannot use the last of it
 def lanes_that_fit(model: Model, sizes: Sequence[int], stateful: bool, free: float) -> int:
     """For the clients of one host, by the number of their rows, and bytes of free memory."""
     shape = SHAPES["cuda"]
-    together = min(len(sizes), MOST_CLIENTS)
+    together = min(len(sizes), MAX_CLIENTS)
     clients, step = shape.chunk(model.width, together)
     cells = clients * min(max(sizes), step) * model.width * shape.lanes
     room = SHARE * free - ALWAYS - PER_CELL * cells

@@ -1,4 +1,4 @@
-"""Models, many lanes at a time. What a model must be able to do, and which there are."""
+"""The interface of models, and the registry of models by name. A model is computed for many lanes at a time."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson")
 
 
 HEADS: dict[str, Callable[[str, int, int], Model]] = {}
-"""Plug-ins' heads by the word before the colon: made from what stands behind it, the features and the classes."""
+"""Heads of plug-ins, by the word before the colon: called with the text after it, features and classes."""
 
 
 class Model(Protocol):
     @property
     def dimension(self) -> int:
-        """d: how many weights a lane has."""
+        """d, the number of weights."""
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The sizes of the layers, one after the other in the weights."""
+        """Number of weights of each layer, in their order."""
 
     @property
     def width(self) -> int:
-        """Numbers in work for every row and lane."""
+        """Intermediate numbers per row and lane, for sizing chunks."""
 
     def initial(self, seed: int) -> torch.Tensor:
-        """The weights before the first round, addressed by the seed."""
+        """The weights before the first round, a function of the seed."""
 
     def clipped_gradient_sum(
         self,
@@ -45,20 +45,17 @@ class Model(Protocol):
         diagnose: bool = False,
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
-        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`, plainly
-        or automatically (see `clipping`).
+        """sum_x f_x g_x for every client and lane, with g_x the gradient of row x and f_x its clipping factor to
+        `clip`, plain or automatic (see `clipping`).
 
-        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum is (clients, lanes, d), in
-        double precision.
+        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d); the sum (clients, lanes, d), float64.
         """
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What the model says of rows (rows, features and the constant), by weights (d,): a score for every class, the
-        higher the likelier, or of counts the logarithm of their mean."""
+        """(rows, classes) scores of rows (rows, features + 1) with weights (d,); for counts, the log of their mean."""
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows); None where labels
-        are no classes."""
+        """Mean loss per lane (lanes,), and whether each row is classified correctly (lanes, rows); None for counts."""
 
 
 def parse(text: str, *, features: int, classes: int) -> Model:

@@ -1,4 +1,4 @@
-"""Features moved by a public centre, and weights moved back: a model of x - m is a model of x with another constant."""
+"""Centred features x - m, with a public centre m. A model of x - m is a model of x with another constant term."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def centred(x: NDArray[np.float32], centre: NDArray[np.float32] | None) -> NDArr
 
 
 def for_raw_features(theta: torch.Tensor, centre: NDArray[np.float32] | None, first_layer: int) -> torch.Tensor:
-    """Weights (lanes, d) of a model of centred features as those of the same model of features as they came: the first
-    layer's constant, its last row, takes -m^T W with it."""
+    """Weights (lanes, d) for centred features converted to weights for raw features: the constant (the last row) of the
+    first layer changes by -m^T W."""
     if centre is None:
         return theta
     moved = theta.clone()

@@ -1,7 +1,7 @@
-"""What the heads in C have in common: how lanes lie in memory, and what is handed over.
+"""The part that all C kernels share: memory layouts of lanes, argument checks, pointers.
 
-Lanes go in wide blocks of LANES; a few that are left over go one by one in the narrow layout, which pays for no others.
-The bits of a lane are the same in either.
+Lanes are computed in wide blocks of LANES. If only a few are left over, they are computed one by one in the narrow
+layout, which wastes no work on padding. A lane's result is bit-identical in both layouts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from trainables.models.lanes import from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 
 LOG2E = math.log2(math.e)
-LONE = 5  # so many lanes cost less one by one than in a block of LANES
+MAX_NARROW = 5  # up to this many lanes are faster one by one than in a block of LANES
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Some lanes, and how they lie in memory."""
+    """A range of lanes, and their memory layout."""
 
     lanes: slice
     wide: bool
     outputs: int
-    """Classes, or units of a hidden layer."""
+    """Classes, or hidden units."""
 
     @property
     def columns(self) -> int:
@@ -39,7 +39,7 @@ class Layout:
         return -(-self.outputs // width) * width
 
     def weights(self, mine: torch.Tensor, rows: int) -> torch.Tensor:
-        """(clients, lanes of these, d) as (blocks, clients, rows, columns)."""
+        """(clients, lanes of this range, d) as (blocks, clients, rows, columns)."""
         if self.wide:
             return to_blocks(mine, rows, self.outputs, LANES)
         narrow = torch.zeros(mine.shape[1], mine.shape[0], rows, self.columns)
@@ -57,26 +57,26 @@ class Layout:
         return self.lanes.stop - self.lanes.start
 
     @property
-    def side_by_side(self) -> int:
-        """Lanes of a block."""
+    def block_lanes(self) -> int:
+        """Lanes per block."""
         return LANES if self.wide else 1
 
     def clips(self, clip: torch.Tensor) -> torch.Tensor:
-        return vector_to_blocks(clip[self.lanes], self.side_by_side)
+        return vector_to_blocks(clip[self.lanes], self.block_lanes)
 
     def seen(self, blocks: int, clients: int) -> torch.Tensor:
-        """Room for losses, and for how many rows were clipped."""
-        return torch.empty(2, blocks, clients, self.side_by_side, dtype=torch.float64)
+        """Memory for losses and numbers of clipped rows."""
+        return torch.empty(2, blocks, clients, self.block_lanes, dtype=torch.float64)
 
     def by_lane(self, seen: torch.Tensor) -> torch.Tensor:
-        """(2, blocks, clients, LANES or one) as (2, clients, lanes)."""
+        """(2, blocks, clients, LANES or 1) as (2, clients, lanes)."""
         return seen.movedim(1, 2).flatten(2)[..., : self.count]
 
 
 def layouts(lanes: int, outputs: int) -> list[Layout]:
-    """All of so many lanes: wide blocks, then what is left over."""
+    """The layouts of `lanes` lanes: wide blocks, then the remainder."""
     left = lanes % LANES
-    apart = left if left <= LONE else 0
+    apart = left if left <= MAX_NARROW else 0
     cut = ((slice(0, lanes - apart), True), (slice(lanes - apart, lanes), False))
     return [Layout(part, wide, outputs) for part, wide in cut if part.stop > part.start]
 
@@ -84,18 +84,18 @@ def layouts(lanes: int, outputs: int) -> list[Layout]:
 def library() -> ctypes.CDLL:
     found = kernels.library()
     if found is None:
-        raise RuntimeError("the kernels in C are not compiled")
+        raise RuntimeError("the C kernels are not compiled")
     return found
 
 
 def check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """C takes what it is pointed at for what it expects: a bound of another type would be no bound."""
+    """C does not check types: a clip of another dtype would be read as garbage and bound nothing."""
     if tensor.dtype != dtype or tensor.shape != shape or tensor.device.type != "cpu":
         raise TypeError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, not {dtype} {shape}")
 
 
 def check_all(shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int) -> None:
-    """`theta` is (lanes, d), or (clients or one, lanes, d)."""
+    """`theta` is (lanes, d), or (clients or 1, lanes, d)."""
     clients, most = shard.clients, shard.rows
     check("x", shard.x, torch.float32, (clients, most, q))
     check("norm", shard.norm, torch.float32, (clients, most, 1))
@@ -115,38 +115,38 @@ def check_evaluation(shard: Shard, theta: torch.Tensor, q: int, classes: int) ->
 
 
 def check_labels(shard: Shard, classes: int) -> None:
-    """A label is a place in memory there."""
+    """C uses labels as memory offsets."""
     if shard.largest_label >= classes:
-        raise ValueError(f"label {shard.largest_label} is none of {classes} classes")
+        raise ValueError(f"label {shard.largest_label} is not one of {classes} classes")
 
 
-def place(tensor: torch.Tensor) -> int:
+def pointer(tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
-        raise ValueError("the compiled kernel wants neighbouring numbers")
+        raise ValueError("the compiled kernel needs a contiguous tensor")
     return tensor.data_ptr()
 
 
 def per_client(theta: torch.Tensor) -> bool:
-    """Whether every client has weights of its own."""
+    """Whether clients have different weights."""
     return theta.dim() == 3 and theta.shape[0] > 1
 
 
-def places(seen: torch.Tensor | None) -> tuple[int | None, int | None]:
-    """Of losses and of numbers clipped."""
-    return (None, None) if seen is None else (place(seen[0]), place(seen[1]))
+def pointers(seen: torch.Tensor | None) -> tuple[int | None, int | None]:
+    """Pointers to losses and to numbers of clipped rows."""
+    return (None, None) if seen is None else (pointer(seen[0]), pointer(seen[1]))
 
 
 class Part(NamedTuple):
-    """Some lanes."""
+    """The result for a range of lanes."""
 
     gradient: torch.Tensor
     """(clients, lanes, d)"""
     seen: torch.Tensor | None
-    """If asked for, losses and numbers clipped: (2, clients, lanes)."""
+    """Losses and numbers of clipped rows, (2, clients, lanes), if requested."""
 
 
-def joined(parts: Sequence[Part]) -> tuple[torch.Tensor, Diagnostics | None]:
-    """Of all lanes; losses to base e."""
+def join_lanes(parts: Sequence[Part]) -> tuple[torch.Tensor, Diagnostics | None]:
+    """The result for all lanes; losses are converted from base 2 to base e."""
     gradients, seen = [part.gradient for part in parts], [part.seen for part in parts if part.seen is not None]
     gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
     if not seen:
@@ -158,20 +158,21 @@ def joined(parts: Sequence[Part]) -> tuple[torch.Tensor, Diagnostics | None]:
 T = TypeVar("T")
 
 
-class Remembered(Generic[T]):
-    """What was made of the weights of all clients, while the same are asked for: a host goes through its clients with
-    them. The same tensor, that is, not written to by torch since; whoever writes past torch, as NumPy does to an array
-    that both share, has to give another one. Weights of a client's own change at every step: none are kept."""
+class LastCall(Generic[T]):
+    """Caches the last result of a function of theta: a host calls it with the same theta for many clients.
+
+    The cache is valid for the same tensor object, not written to by torch since. Writes that bypass torch, for example
+    through a shared NumPy array, are not detected. Per-client weights change at every step and are not cached."""
 
     def __init__(self, make: Callable[..., T]) -> None:
         self._make = make
         self._last: tuple[torch.Tensor, tuple[object, ...], T] | None = None
 
     def of(self, theta: torch.Tensor, *how: object) -> T:
-        if theta.dim() == 3 or theta.is_inference():  # the latter do not count how often they are written to
+        if theta.dim() == 3 or theta.is_inference():  # inference tensors have no version counter
             return self._make(theta, *how)
         last, asked = self._last, (theta._version, *how)
         if last is None or last[0] is not theta or last[1] != asked:
-            self._last = None  # not two of them at a time
+            self._last = None  # free it before the next one is made
             last = self._last = (theta, asked, self._make(theta, *how))
         return last[2]

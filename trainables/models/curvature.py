@@ -1,8 +1,10 @@
-"""The Hessian of the softmax head's loss, without a per-example Hessian.
+"""The clipped Hessian of the softmax head's loss, without per-example Hessians in memory.
 
-That of one example is A kron x x^T with A = diag(p) - p p^T, and its Frobenius norm is ||A||_F ||x||^2: clipping is a
-factor per row. A is the sum over pairs of classes k < l of p_k p_l (e_k - e_l)(e_k - e_l)^T, so c (c - 1) / 2 weighted
-Gram matrices make up the whole, and no difference of nearly equal numbers is ever taken.
+    H_x = A kron x x^T,  A = diag(p) - p p^T = sum over classes k < l of p_k p_l (e_k - e_l)(e_k - e_l)^T
+    ||H_x||_F = ||A||_F ||x||^2
+
+p are the predicted probabilities of row x. Clipping is one factor per row, and the sum over rows consists of
+c (c - 1) / 2 weighted Gram matrices. No nearly equal numbers are subtracted.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from __future__ import annotations
 from trainables.lazy import torch
 from trainables.models.shard import Shard
 
-ROWS = 512  # of a chunk: fixed, since it decides how sums are rounded
+ROWS = 512  # rows of a chunk; fixed, because it determines how sums are rounded
 
 
 def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torch.Tensor:
-    """For every client, the sum over the rows of per-example Hessians clipped to Frobenius norm `bound`.
+    """For every client, the sum over its rows of per-example Hessians clipped to Frobenius norm `bound`.
 
-    `theta` is (d,), one lane: its arithmetic cannot depend on others. The sum is (clients, d, d), its indices class by
-    class where the weights' are row by row (see `by_class`).
+    `theta` is (d,), a single lane. The sum is (clients, d, d), ordered (class, feature) where the weights are ordered
+    (feature, class); see `by_class`.
     """
     clients, q = shard.clients, shard.x.shape[2]
     weights = theta.view(q, -1)
@@ -48,7 +50,7 @@ def symmetric_eigh(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pairs_of(classes: int) -> torch.Tensor:
-    """(e_k - e_l)(e_k - e_l)^T of every pair of classes, flat."""
+    """(e_k - e_l)(e_k - e_l)^T for every pair of classes, flattened."""
     unit = torch.eye(classes)
     difference = torch.stack([unit[k] - unit[m] for k, m in torch.combinations(torch.arange(classes)).tolist()])
     return (difference.unsqueeze(2) * difference.unsqueeze(1)).flatten(1)

@@ -1,8 +1,9 @@
-"""Generalised linear models, many lanes at a time: what the M-estimation methods estimate.
+"""Generalised linear models, for many lanes at a time.
 
-The linear predictors of a row are eta = x^T W, one for every column of W. With r = mean(eta) - y its gradient is x r^T,
-of norm ||x|| ||r||, and with A the k x k matrix of second derivatives in eta its Hessian is (x x^T) (x) A, of Frobenius
-norm ||x||^2 ||A||: both are clipped in closed form. Estimation starts at W = 0.
+    gradient of row x:  x r^T,            norm ||x|| ||r||,              r = mean(eta) - y
+    Hessian of row x:   (x x^T) kron A,   Frobenius norm ||x||^2 ||A||,  A = second derivatives of the loss in eta
+
+eta = x^T W are the k linear predictors of the row. Both are clipped in closed form. Training starts at W = 0.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 
-LARGEST_LOG_MEAN = 30.0  # beyond it a Poisson gradient keeps its direction and is clipped; float32 ends at exp(88)
+LARGEST_LOG_MEAN = 30.0  # avoids overflow at exp(88): such a Poisson gradient is clipped anyway, in the same direction
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of every client, and their predictors."""
+    """A range of rows of every client, and their linear predictors."""
 
     x: torch.Tensor
     """(clients, rows, q)"""
     norm: torch.Tensor
-    """(clients, rows, 1); infinite for filling rows."""
+    """(clients, rows, 1); infinite for padding rows."""
     y: torch.Tensor
     """(clients, rows, 1, 1)"""
     eta: torch.Tensor
     """(clients, rows, columns, lanes)"""
 
     def factor(self, bound: torch.Tensor, norm: torch.Tensor, automatic: bool = False) -> torch.Tensor:
-        """What brings a row's contribution of this norm to the bound; 0 for filling rows. (clients, rows, lanes)"""
+        """The clipping factor of contributions with this norm; 0 for padding rows. (clients, rows, lanes)"""
         return factors_(norm, bound, automatic).where(torch.isfinite(self.norm), 0)
 
 
@@ -47,7 +48,7 @@ class GLM(ABC):
     @property
     @abstractmethod
     def columns(self) -> int:
-        """k: how many linear predictors there are."""
+        """k, the number of linear predictors."""
 
     @abstractmethod
     def residual(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -62,14 +63,14 @@ class GLM(ABC):
         """The negative log-likelihood: (clients, rows, lanes)."""
 
     def correct(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
-        """Whether the label is what the model predicts, (clients, rows, lanes); None where labels are no classes."""
+        """Whether the prediction is the label, (clients, rows, lanes); None for counts."""
         return None
 
-    # ---- what all families share
+    # ---- shared by all families
 
     @property
     def rows(self) -> int:
-        """q: the features and the constant."""
+        """q, the features and the constant."""
         return self.features + 1
 
     @property
@@ -117,8 +118,8 @@ class GLM(ABC):
         return gradient, Diagnostics(loss, cut)
 
     def clipped_hessian_sum(self, shard: Shard, theta: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-        """For every client and lane, the sum over the rows of per-example Hessians clipped to Frobenius norm `bound`:
-        (clients, lanes, d, d). No per-example Hessian is ever there: block (a, b) is a Gram matrix weighted by A_ab."""
+        """For every client and lane, the sum over rows of per-example Hessians clipped to Frobenius norm `bound`,
+        (clients, lanes, d, d). Block (a, b) is a Gram matrix weighted by A_ab: no per-example Hessian is stored."""
         lanes, count, k = SHAPES[theta.device.type].lanes, theta.shape[-2], self.columns
         weights, bounds = self._blocks(shard, theta), vector_to_blocks(bound, lanes)
         shape = (weights.shape[0], shard.clients, lanes, self.rows, k, self.rows, k)
@@ -161,7 +162,7 @@ class GLM(ABC):
         return to_blocks(per_client, self.rows, self.columns, lanes).expand(-1, shard.clients, -1, -1)
 
     def _chunks(self, shard: Shard, W: torch.Tensor, width: int) -> Iterator[Chunk]:
-        """`width`: numbers that a row needs in every lane."""
+        """`width`: intermediate numbers per row and lane."""
         step = SHAPES[W.device.type].rows(width, shard.clients)
         for start in range(0, shard.rows, step):
             rows = slice(start, start + step)
@@ -172,8 +173,8 @@ class GLM(ABC):
 
 @dataclass(frozen=True)
 class Multinomial(GLM):
-    """Log odds of every class against class 0: identifiable, unlike a softmax over all classes. With two classes this
-    is logistic regression."""
+    """Multinomial logistic regression: eta are the log odds of every class against class 0. This is identifiable,
+    unlike a softmax over all classes. With two classes it is logistic regression."""
 
     classes: int
 
@@ -195,23 +196,23 @@ class Multinomial(GLM):
         return scores.logsumexp(2) - self._of_label(scores, y)
 
     def correct(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """As the softmax head: a tie for the highest score counts as wrong."""
+        """A tie for the highest score counts as wrong, as in the softmax head."""
         scores = self._scores(eta)
         label = y.expand(-1, -1, 1, eta.shape[3])
         return self._of_label(scores, y) > scores.scatter(2, label, -torch.inf).amax(2)
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The reference class has the score 0."""
+        """Class 0 has score 0."""
         eta = super().scores(x, weights)
         return torch.cat([torch.zeros_like(eta[:, :1]), eta], dim=1)
 
     def _probabilities(self, eta: torch.Tensor) -> torch.Tensor:
-        """Of all classes but the reference."""
+        """Of all classes except class 0."""
         return eta.sigmoid() if self.columns == 1 else self._scores(eta).softmax(2)[:, :, 1:]
 
     @staticmethod
     def _scores(eta: torch.Tensor) -> torch.Tensor:
-        """Of all classes: the reference class has the score 0."""
+        """Of all classes; class 0 has score 0."""
         return torch.cat([torch.zeros_like(eta[:, :, :1]), eta], dim=2)
 
     @staticmethod
@@ -221,7 +222,7 @@ class Multinomial(GLM):
 
 @dataclass(frozen=True)
 class Poisson(GLM):
-    """Counts; eta is the logarithm of their mean."""
+    """Poisson regression: eta is the log of the mean count."""
 
     @property
     def columns(self) -> int:
@@ -234,7 +235,7 @@ class Poisson(GLM):
         return self._mean(eta).unsqueeze(3)
 
     def loss(self, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Infinite where the mean is: such a lane has diverged."""
+        """Infinite if the mean is: the lane has diverged."""
         counts = y.to(eta)
         return (eta.exp() - counts * eta + torch.lgamma(counts + 1)).squeeze(2)
 

@@ -1,8 +1,9 @@
-"""Which arithmetic a device uses: our own (C on a CPU, Triton on a GPU), or torch's.
+"""Chooses the kernels of a device: compiled C on a CPU, Triton on a GPU, or plain torch.
 
-What is in `c` is compiled by the machine's own compiler when it is first wanted (some seconds) and kept in the user's
-cache. The last bits of the ways differ, so a study keeps to one of them: the driver says which, and a host that cannot
-follow fails. FEDSWEEP_KERNEL=torch (or own) says it to the driver; else it is our own wherever that can be had.
+The C sources in `c` are compiled on first use with the machine's own compiler, which takes seconds, and cached in the
+user's cache folder. Results of different kernels differ in their last bits, so a whole study uses one kind: the driver
+chooses it, and a host that cannot provide it fails. By default the driver uses C and Triton where available;
+FEDSWEEP_KERNEL=torch selects torch, FEDSWEEP_KERNEL=own requires C and Triton.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from trainables.models.lanes import SHAPES
 
 SOURCES = Path(__file__).with_name("c")
 LANES = SHAPES["cpu"].lanes
-TILE = 128  # rows whose gradients are summed in single precision: it decides how sums are rounded
-# no multiply-adds but those that the source asks for: both layouts must round alike
+TILE = 128  # rows whose gradients are summed in float32; determines how sums are rounded
+# no multiply-adds except explicit ones: both layouts must round the same way
 FLAGS = (
     *(f"-DLANES={LANES}", f"-DTILE={TILE}", f"-DSOFTENING={SOFTENING}f"),
     *("-O3", "-march=native", "-fno-math-errno", "-ffp-contract=off"),
@@ -41,16 +42,16 @@ _chosen: dict[str, Kernel] = {}
 
 
 def chosen(device: str = "cpu") -> Kernel:
-    """The one this process uses."""
+    """The kernel that this process uses."""
     return _chosen.get(device) or _preferred(device)
 
 
 def choose(kernel: Kernel, device: str = "cpu") -> None:
-    """For this process, from now on; an error, if it cannot."""
-    if kernel != "torch" and not _to_be_had(device):
+    """Set the kernel of this process. Raises UserError if it is not available."""
+    if kernel != "torch" and not _available(device):
         lacks = "compile C" if device == "cpu" else "import triton"
         raise UserError(
-            f"kernel = {kernel!r}: {platform.node()} cannot {lacks}, as the driver can; give it what it needs, or run "
+            f"kernel = {kernel!r}: {platform.node()} cannot {lacks}, but the driver can; install what it needs, or run "
             "the study with FEDSWEEP_KERNEL=torch"
         )
     _chosen[device] = kernel
@@ -62,29 +63,29 @@ def _preferred(device: str) -> Kernel:
     one_of(("auto", "own", "torch"), FEDSWEEP_KERNEL=asked)
     if asked == "torch":
         return "torch"
-    if _to_be_had(device):
+    if _available(device):
         return OWN[device]
     if asked == "own":
-        raise UserError(f"FEDSWEEP_KERNEL = 'own': the kernel {OWN[device]!r} cannot be had here")
+        raise UserError(f"FEDSWEEP_KERNEL = 'own': the kernel {OWN[device]!r} is not available here")
     return "torch"
 
 
-def _to_be_had(device: str) -> bool:
+def _available(device: str) -> bool:
     return library() is not None if device == "cpu" else importlib.util.find_spec("triton") is not None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None where they cannot be had."""
+    """The compiled functions, or None if they cannot be compiled."""
     with contextlib.suppress(OSError, RuntimeError, AttributeError, subprocess.SubprocessError):
         try:
-            return _declared(ctypes.CDLL(str(_compiled())))
-        except OSError:  # a damaged one in the cache
-            return _declared(ctypes.CDLL(str(_compiled(anew=True))))
+            return _declare(ctypes.CDLL(str(_compile())))
+        except OSError:  # the cached file is damaged
+            return _declare(ctypes.CDLL(str(_compile(force=True))))
     return None
 
 
-def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
     place, number = ctypes.c_void_p, ctypes.c_int64
     found.vector_width.restype = number
     found.gradient_sums.argtypes = [*[place] * 4, *[number] * 4, place, *[number] * 3, place, number, *[place] * 4]
@@ -103,33 +104,33 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     return found
 
 
-def _compiled(anew: bool = False) -> Path:
-    """The compiled file; from the cache, if it is there for this source, compiler and kind of processor."""
+def _compile(force: bool = False) -> Path:
+    """The compiled file, from the cache if it has one for these sources, compiler and processor."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if not os.environ.get("CC") and shutil.which(compiler[0]) is None:
-        compiler = ["cc"]  # Python's own may have been built elsewhere
+        compiler = ["cc"]  # Python may have been built on a machine with another compiler
     sources = sorted(SOURCES.glob("*.[ch]"))
     texts = (source.read_text(encoding="utf-8") for source in sources)
     identity = "\n".join((*texts, *compiler, *FLAGS, _processor()))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
     file = folder / f"heads-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if anew or not file.is_file():
+    if force or not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        translated = [str(source) for source in sources if source.suffix == ".c"]
+        c_files = [str(source) for source in sources if source.suffix == ".c"]
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / file.name
             subprocess.run(
-                [*compiler, *FLAGS, "-shared", "-fPIC", *translated, "-o", str(made), "-lm"],
+                [*compiler, *FLAGS, "-shared", "-fPIC", *c_files, "-o", str(made), "-lm"],
                 check=True,
                 capture_output=True,
                 timeout=120,
             )
-            made.replace(file)  # whole or not at all, whoever else is at it
+            made.replace(file)  # atomic, as other processes may compile at the same time
     return file
 
 
 def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by machines of several kinds."""
+    """What -march=native depends on: machines of different types may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Lanes in blocks of one fixed shape.
+"""Lanes in blocks of a fixed shape.
 
-A matrix product may round differently for another width, so lanes are always computed a fixed number at a time, the
-last block filled up with zeros: a lane's arithmetic does not depend on how many others share its pack, nor on which.
+The rounding of a matrix product can depend on its shape. So lanes are always computed a fixed number at a time, with
+the last block padded: a lane's result does not depend on the other lanes of its pack.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from dataclasses import dataclass
 
 from trainables.lazy import torch
 
-MOST_CLIENTS = 256  # at once on a GPU: every client has a release for every lane, and its memory has an end
-FEWEST = 1024  # rows of a chunk on a GPU
-FILL = 32  # small clients are filled up to a multiple of so many rows
+MAX_CLIENTS = 256  # computed together on a GPU: memory holds one release per client and lane
+MIN_ROWS = 1024  # rows of a chunk of several clients on a GPU
+ROW_MULTIPLE = 32  # small clients are padded to a multiple of this many rows
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a device likes its work cut: fixed per kind of device, since it decides how sums are rounded."""
+    """How work is split on a device. Fixed per device type, because it determines how sums are rounded."""
 
     lanes: int
     rows_together: int | None
-    """Rows of the clients that a host computes at once. On a CPU about what fills the caches: of small clients several.
-    A GPU takes as many as `MOST_CLIENTS` (None), or many small steps would leave it idle."""
+    """Rows of clients that are computed together. On a CPU about what fits the caches, so several small clients.
+    None on a GPU: up to `MAX_CLIENTS` clients, whatever their rows, since small steps would leave it idle."""
     cells: int
-    """Rows x classes x lanes of one chunk: on a CPU what fits the second-level cache."""
+    """Rows x classes x lanes of one chunk; on a CPU what fits the L2 cache."""
 
     def rows(self, width: int, clients: int = 1) -> int:
-        """Rows of a chunk, for so many numbers a row and lane: a power of two, at least 64. On a CPU whatever the
-        clients computed together: how a client's sum is cut must not depend on the others."""
+        """Rows of a chunk with `width` numbers per row and lane: a power of two, at least 64. On a CPU it does not
+        depend on the number of clients: how a client's sum is split must not depend on other clients."""
         together = clients if self.rows_together is None else 1
         return max(64, 1 << (self.cells // (width * together * self.lanes)).bit_length() - 1)
 
     def chunk(self, width: int, clients: int) -> tuple[int, int]:
-        """Clients and rows of a chunk. One by one where together each would have few rows: every chunk's sum, as large
-        as the weights of its clients, is added to the total."""
+        """Clients and rows of a chunk. One client at a time if together each would have fewer than `MIN_ROWS` rows:
+        adding a chunk's sum to the total costs as much as the weights of its clients."""
         step = self.rows(width, clients)
-        if self.rows_together is None and step < FEWEST:
+        if self.rows_together is None and step < MIN_ROWS:
             return 1, self.rows(width)
         return clients, step
 
     def batches(self, clients: Sequence[int], sizes: Sequence[int], apart: bool) -> list[tuple[tuple[int, ...], int]]:
-        """Clients to compute together, and the rows that each of them is filled up to. On a CPU these depend on the
-        client alone: how many rows a product has may change how it is rounded, with whom it is computed does not.
-        `apart`: better one by one, where the device allows it."""
+        """Groups of clients to compute together, and the rows that each client is padded to. On a CPU the rows depend
+        on the client alone: the number of rows can change the rounding, the other clients cannot.
+        `apart`: one client at a time on a CPU."""
         if self.rows_together is None:
-            # those of like size together, which saves filling
+            # clients of similar size together, which needs less padding
             by_size = sorted(clients, key=lambda client: (-sizes[client], client))
-            cut = [by_size[start : start + MOST_CLIENTS] for start in range(0, len(by_size), MOST_CLIENTS)]
+            cut = [by_size[start : start + MAX_CLIENTS] for start in range(0, len(by_size), MAX_CLIENTS)]
             return [(tuple(sorted(some)), sizes[some[0]]) for some in cut]
         if apart:
             return [((client,), sizes[client]) for client in clients]
         by_rows: dict[int, list[int]] = {}
         for client in clients:
             size = sizes[client]
-            rows = size if size > self.rows_together // 2 else -(-size // FILL) * FILL
+            rows = size if size > self.rows_together // 2 else -(-size // ROW_MULTIPLE) * ROW_MULTIPLE
             by_rows.setdefault(rows, []).append(client)
         return [
             (tuple(alike[start : start + length]), rows)
@@ -72,8 +72,8 @@ SHAPES = {
 
 
 def to_blocks(theta: torch.Tensor, rows: int, classes: int, lanes: int) -> torch.Tensor:
-    """Weights (client, lane, row x class) as (block, client, row, class x lane): lanes innermost, so that what is done
-    class by class runs over contiguous lanes."""
+    """Weights (client, lane, row x class) as (block, client, row, class x lane): lanes are innermost, so operations per
+    class run over contiguous memory."""
     clients, have, size = theta.shape
     count = -(-have // lanes)
     padded = torch.zeros(clients, count * lanes, size, dtype=theta.dtype, device=theta.device)
@@ -83,27 +83,26 @@ def to_blocks(theta: torch.Tensor, rows: int, classes: int, lanes: int) -> torch
 
 
 def from_blocks(blocks: torch.Tensor, classes: int, lanes: int, count: int) -> torch.Tensor:
-    """The inverse of `to_blocks`, without the filling. Contiguous however many blocks there are: a sum over weights may
-    round by their strides."""
+    """The inverse of `to_blocks`, without padding. Always contiguous: the rounding of a sum can depend on strides."""
     number, clients, rows, _ = blocks.shape
     whole = blocks.view(number, clients, rows, classes, lanes).permute(1, 0, 4, 2, 3)
     return whole.reshape(clients, number * lanes, rows * classes)[:, :count].contiguous()
 
 
-SUMMED = 1024  # rows whose contributions are added up in float32; such sums are added in float64
+FLOAT32_ROWS = 1024  # rows that are added up in float32; these sums are added in float64
 
 
 def add_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
-    """Add x^T values of every client, (clients, rows, ...), to a total in float64. A long float32 sum would move by
-    more than what one row contributes when that row changes, for its last digits change too."""
-    for start in range(0, x.shape[1], SUMMED):
-        rows = slice(start, start + SUMMED)
+    """total += x^T values for every client, with x and values (clients, rows, ...), total in float64. In a long float32
+    sum, changing one row could change the result by more than that row's contribution, through rounding."""
+    for start in range(0, x.shape[1], FLOAT32_ROWS):
+        rows = slice(start, start + FLOAT32_ROWS)
         total += torch.bmm(x[:, rows].mT, values[:, rows])
 
 
 def in_fixed_blocks(function: Callable[..., torch.Tensor], *laned: torch.Tensor) -> torch.Tensor:
-    """A function of (lanes, ...) that multiplies matrices lane by lane. A GPU may round such products by how many there
-    are: it is given a fixed number of them, the last block filled up with its first lane."""
+    """Apply a function of (lanes, ...) that multiplies matrices lane by lane. On a GPU the rounding can depend on the
+    number of lanes, so it is called with a fixed number; the last block is padded with copies of its first lane."""
     if not laned[0].is_cuda:
         return function(*laned)
     size, parts = SHAPES["cuda"].lanes, []
@@ -116,7 +115,7 @@ def in_fixed_blocks(function: Callable[..., torch.Tensor], *laned: torch.Tensor)
 
 
 def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:
-    """One number per lane as (block, lane), filled up with ones."""
+    """One number per lane as (block, lane), padded with ones."""
     count = -(-values.shape[0] // lanes)
     padded = torch.ones(count * lanes, dtype=values.dtype, device=values.device)
     padded[: values.shape[0]] = values

@@ -1,9 +1,10 @@
-"""A head with one hidden layer, many lanes at a time: softmax(tanh(x W1) W2), a constant 1 beside x and beside tanh.
+"""A head with one hidden layer, for many lanes at a time.
 
-A layer's per-example gradient is (its input) (its error)^T, so the squared norm of the whole gradient is the sum over
-layers of ||input||^2 ||error||^2: clipping needs no per-example gradient in memory here either.
-`per_example.py` does the same for any loss, slowly; a test holds the two together. `c/mlp.c` is for float32 on a
-CPU.
+    p = softmax(h W2),  h = (tanh(x W1), 1),  x with a constant 1 appended
+    ||g_x||^2 = sum over layers of ||input||^2 ||error||^2
+
+The gradient of a layer is (input)(error)^T, so clipping needs no per-example gradients in memory. `per_example.py` does
+the same slowly for any loss, and tests compare the two. `c/mlp.c` is used for float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trainables.models.lanes import SHAPES, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
-MOST_WIDTH = 4096  # in C: a tile of more would fill no cache but memory
+MAX_WIDTH = 4096  # for C: a tile of a wider head would not fit any cache
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,14 @@ class MLPHead:
         return self.hidden + self.classes
 
     def initial(self, seed: int) -> torch.Tensor:
-        """Every layer as the linear head: N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs))."""
+        """Every layer ~ N(0, s^2), s = 0.5 sqrt(2 / (inputs + outputs)), as in the linear head."""
         drawn = torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension))
         sides = ((self.features + 1, self.hidden), (self.hidden + 1, self.classes))
         scales = [0.5 * math.sqrt(2.0 / (rows + columns)) for rows, columns in sides]
         return drawn * torch.repeat_interleave(torch.tensor(scales), torch.tensor(self.blocks))
 
     def loss(self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of one example: the definition, from which all that follows is derived."""
+        """Cross-entropy of one example: the definition, for `per_example`."""
         W1, W2 = self._layers(weights)
         scores = torch.tanh(x @ W1) @ W2[:-1] + W2[-1]
         return torch.nn.functional.cross_entropy(scores, y)
@@ -64,18 +65,17 @@ class MLPHead:
         if self._kernel(theta) == "compiled":
             return mlp_compiled.clipped_gradient_sum(shard, theta, clip, self._sizes, diagnose, automatic)
         shape, count = SHAPES[theta.device.type], theta.shape[-2]
-        step, lanes = shape.rows(self.width, shard.clients), _side_by_side(count, theta.device.type)
+        step, lanes = shape.rows(self.width, shard.clients), _block_lanes(count, theta.device.type)
         blocks = self._lane_blocks(theta if theta.dim() == 3 else theta.unsqueeze(0), lanes)
         clips = vector_to_blocks(clip, lanes)
-        wanted = (blocks.shape[0], shard.clients, *blocks.shape[2:])
-        total = torch.zeros(wanted, dtype=torch.float64, device=theta.device)
+        total = torch.zeros(blocks.shape[0], shard.clients, *blocks.shape[2:], dtype=torch.float64, device=theta.device)
         losses = torch.zeros(blocks.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         for block, weights in enumerate(blocks):
             W1, W2 = self._layers(weights)
             into1, into2 = self._layers(total[block])
             back_through = W2[..., :-1, :].mT
-            if blocks.shape[1] == 1 and _turns_slowly(theta.device.type):
+            if blocks.shape[1] == 1 and _transposed_matmul_is_slow(theta.device.type):
                 back_through = back_through.contiguous()
             for start in range(0, shard.rows, step):
                 # (clients, lanes, rows, ...), x and y the same for all lanes
@@ -83,7 +83,7 @@ class MLPHead:
                 y = shard.y[:, start : start + step].view(shard.clients, 1, -1, 1)
                 norm = shard.norm[:, start : start + step].unsqueeze(1)
                 real = torch.isfinite(norm)
-                norm = norm.masked_fill(~real, 0)  # an infinite one times an error of zero would be nan
+                norm = norm.masked_fill(~real, 0)  # inf * 0 would be nan
                 h = torch.tanh_(x @ W1)
                 z = torch.matmul(h, W2[..., :-1, :]).add_(W2[..., -1:, :])
                 label = y.expand(*z.shape[:-1], 1)
@@ -92,7 +92,9 @@ class MLPHead:
                 error = z.softmax(-1)
                 error.scatter_add_(-1, label, torch.full_like(label, -1, dtype=error.dtype))
                 back = torch.matmul(error, back_through).mul_(1 - h * h)
-                of_first = (norm * back).square_().sum(-1, keepdim=True)  # of a small `back` the square may be nothing
+                of_first = (
+                    (norm * back).square_().sum(-1, keepdim=True)
+                )  # norm first: the square of a small `back` may underflow
                 of_second = (h.square().sum(-1, keepdim=True) + 1) * error.square().sum(-1, keepdim=True)
                 whole = of_first.add_(of_second).sqrt_()
                 factor = factors_(whole, clips[block].view(1, -1, 1, 1), automatic).mul_(real)
@@ -114,13 +116,13 @@ class MLPHead:
         return torch.tanh(x @ W1) @ W2[:-1] + W2[-1]
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the linear head: a tie for the highest score counts as wrong."""
+        """A tie for the highest score counts as wrong, as in the linear head."""
         if self._kernel(theta) == "compiled":
             losses, right = mlp_compiled.evaluate(shard, theta, self._sizes)
             return losses * (math.log(2) / shard.rows), right
         shape, count = SHAPES[theta.device.type], theta.shape[0]
         step = shape.rows(self.width)
-        blocks = self._lane_blocks(theta.unsqueeze(0), _side_by_side(count, theta.device.type))[:, 0]
+        blocks = self._lane_blocks(theta.unsqueeze(0), _block_lanes(count, theta.device.type))[:, 0]
         loss = torch.zeros(*blocks.shape[:2], dtype=theta.dtype, device=theta.device)
         correct = torch.zeros(*blocks.shape[:2], shard.rows, dtype=torch.bool, device=theta.device)
         for block, weights in enumerate(blocks):
@@ -139,8 +141,8 @@ class MLPHead:
         return mlp_compiled.Sizes(self.features + 1, self.hidden, self.classes)
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
-        """Ours knows single precision alone, on a CPU."""
-        ours = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.width <= MOST_WIDTH
+        """The C kernel is for float32 on a CPU only."""
+        ours = theta.dtype == torch.float32 and theta.device.type == "cpu" and self.width <= MAX_WIDTH
         return kernels.chosen("cpu") if ours else "torch"
 
     def _layers(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,22 +155,22 @@ class MLPHead:
 
     @staticmethod
     def _lane_blocks(theta: torch.Tensor, lanes: int) -> torch.Tensor:
-        """(client, lane, d) as (block, client, lane, d), the last block filled up with zeros."""
+        """(client, lane, d) as (block, client, lane, d), the last block padded with zeros."""
         clients, have, size = theta.shape
         padded = torch.zeros(clients, -(-have // lanes) * lanes, size, dtype=theta.dtype, device=theta.device)
         padded[:, :have] = theta
         return padded.unflatten(1, (-1, lanes)).movedim(1, 0)
 
 
-def _turns_slowly(device: str) -> bool:
-    """OpenBLAS multiplies by a matrix that lies turned at a fiftieth of its rate. Set straight, the bits are the same
-    where all clients have the same weights; elsewhere, and in other libraries, they need not be."""
+def _transposed_matmul_is_slow(device: str) -> bool:
+    """OpenBLAS multiplies by a transposed matrix 50 times slower. A contiguous copy gives the same bits if all clients
+    have the same weights; otherwise, or with other libraries, it may not."""
     return device == "cpu" and not torch.backends.mkl.is_available()
 
 
-def _side_by_side(count: int, device: str) -> int:
-    """Lanes of a block. Each has matrices of its own, and on a CPU they are multiplied one after the other: how many
-    there are changes no bits, but for a single one, which takes another way. A GPU chooses its way by their number."""
+def _block_lanes(count: int, device: str) -> int:
+    """Lanes per block. A CPU multiplies their matrices one after the other: their number changes no bits, except that a
+    single one takes another code path, so there are at least 2. A GPU's algorithm depends on their number."""
     most = SHAPES[device].lanes
     if device != "cpu":
         return most

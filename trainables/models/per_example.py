@@ -1,6 +1,6 @@
-"""Per-example gradients of any loss, clipped and summed: the general way, for models without a closed form.
+"""Clipped gradient sums of any model from per-example gradients, for models without a closed form.
 
-Nothing but the loss of one example is asked for; memory and time grow with rows x weights.
+A model only has to define the loss of one example. Memory and time grow with rows x weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainables.models.clipping import factors_
 from trainables.models.shard import Shard
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of one example: weights (d,), features with the constant 1 (q,), label () -> ()."""
+"""Loss of one example: weights (d,), features with the constant 1 (q,), label () -> ()."""
 
 CELLS = 1 << 24  # rows x weights of a chunk
 
@@ -22,17 +22,17 @@ CELLS = 1 << 24  # rows x weights of a chunk
 def clipped_gradient_sum(
     loss: Loss, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, automatic: bool = False
 ) -> torch.Tensor:
-    """For every client and lane, as the models' own: (clients, lanes, d)."""
+    """As `Model.clipped_gradient_sum`: (clients, lanes, d)."""
     per_client = theta if theta.dim() == 3 else theta.expand(shard.clients, *theta.shape)
     total = torch.zeros_like(per_client, dtype=torch.float64)
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))
     step = max(1, CELLS // theta.shape[-1])
     for client in range(shard.clients):
-        for lane in range(theta.shape[-2]):  # one at a time: a lane's arithmetic does not depend on its neighbours
+        for lane in range(theta.shape[-2]):  # one at a time: a lane does not depend on the others
             for start in range(0, shard.rows, step):
                 rows = slice(start, start + step)
-                found = gradients(per_client[client, lane], shard.x[client, rows], shard.y[client, rows])
-                norm = torch.linalg.vector_norm(found, dim=1)
+                per_row = gradients(per_client[client, lane], shard.x[client, rows], shard.y[client, rows])
+                norm = torch.linalg.vector_norm(per_row, dim=1)
                 factor = factors_(norm, clip[lane], automatic) * torch.isfinite(shard.norm[client, rows, 0])
-                total[client, lane] += factor @ found
+                total[client, lane] += factor @ per_row
     return total

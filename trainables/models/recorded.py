@@ -1,7 +1,7 @@
-"""Functions of tensors recorded as CUDA graphs: many small kernels are then started by one call.
+"""Functions of tensors recorded as CUDA graphs, so that one call launches many small kernels.
 
-With few lanes a round is a few hundred kernels of some microseconds each, and starting them takes longer than running
-them. A recording is of fixed shapes; it is worth its while from the third call on.
+With few lanes a round consists of a few hundred kernels of some microseconds each, and launching them takes longer than
+running them. A recording is for fixed shapes and pays off from the third call on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """One for all recordings: libraries keep 32 MiB of workspace for every stream they have seen."""
+    """One for all recordings: libraries keep 32 MiB of workspace per stream."""
     return torch.cuda.Stream()
 
 
@@ -22,20 +22,20 @@ Function = Callable[..., "torch.Tensor"]
 
 
 class Recordings:
-    """The recordings of one function, by the shapes of what it is given."""
+    """The recordings of one function, by the shapes of its inputs."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._found: dict[tuple[torch.Size, ...], _Recording] = {}
+        self._by_shape: dict[tuple[torch.Size, ...], _Recording] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         shapes = tuple(value.shape for value in inputs)
-        if shapes not in self._found:
+        if shapes not in self._by_shape:
             lanes = inputs[0].shape[-2]
-            # another number of lanes is another pack: what was recorded for the last one is memory lost
-            self._found = {known: found for known, found in self._found.items() if known[0][-2] == lanes}
-            self._found[shapes] = _Recording(self._function, inputs)
-        return self._found[shapes](*inputs)
+            # a new number of lanes means a new pack: free the recordings of the last one
+            self._by_shape = {known: recording for known, recording in self._by_shape.items() if known[0][-2] == lanes}
+            self._by_shape[shapes] = _Recording(self._function, inputs)
+        return self._by_shape[shapes](*inputs)
 
 
 class _Recording:
@@ -43,7 +43,7 @@ class _Recording:
         self._inputs = [value.clone() for value in inputs]
         beside = _side_stream()
         beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):  # libraries set themselves up in a first call, which cannot be recorded
+        with torch.cuda.stream(beside):  # libraries initialise in a first call, which cannot be recorded
             function(*self._inputs)
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()

@@ -1,6 +1,6 @@
-"""From logits to clipped residuals (p - y) * factor, in place, in torch: for every device and type.
+"""Clipped residuals (p - y) f from logits, in place, in torch: for every device and dtype.
 
-`c/residuals.h` does the same for float32 on a CPU.
+p are the probabilities, y the one-hot label, f the clipping factor. `c/residuals.h` does the same for float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from trainables.lazy import torch
 from trainables.models.clipping import factors_
 
-LEAST = -60.0  # a power below 2^-60 changes no sum; as zero it cannot become a subnormal number either
+LEAST = -60.0  # powers below 2^-60 change no sum and are set to 0, so no subnormal numbers arise
 
 
-class Seen(NamedTuple):
-    """What diagnostics are made of, per row and lane: nothing of filling rows."""
+class RowDiagnostics(NamedTuple):
+    """Loss and clipping per row and lane; 0 for padding rows."""
 
     loss: torch.Tensor
-    """To base 2: log2 of the sum of powers less the label's shifted logit."""
+    """In base 2: log2 of the sum of powers minus the label's shifted logit."""
     clipped: torch.Tensor
 
 
@@ -28,13 +28,13 @@ def clip_residuals(
     clip: torch.Tensor,
     diagnose: bool = False,
     automatic: bool = False,
-) -> Seen | None:
+) -> RowDiagnostics | None:
     """`z` is (clients, rows, classes, lanes), logits to base 2; `y` (clients, rows), `row_norm` (clients, rows, 1),
     `clip` (lanes,)."""
     label = y.view(*y.shape, 1, 1).expand(-1, -1, 1, z.shape[3])
     z.sub_(z.amax(2, keepdim=True))
     label_logits = z.gather(2, label).squeeze(2) if diagnose else None
-    if not z.is_cuda:  # a GPU does not stumble over subnormal numbers
+    if not z.is_cuda:  # subnormal numbers do not slow a GPU down
         torch.threshold_(z, LEAST, -torch.inf)
     z.exp2_()
     inverse = z.gather(2, label).squeeze(2)
@@ -43,8 +43,8 @@ def clip_residuals(
     inverse.add_(others)
     sums = inverse.clone() if diagnose else None
     inverse.reciprocal_()
-    # ||p - y||^2 = sum of p_k^2 over the other classes + (1 - p_y)^2, and 1 - p_y is the sum of those p_k:
-    # no difference is taken, so the norm is right however sure the model is of the label
+    # ||p - y||^2 = sum over the other classes of p_k^2 + (1 - p_y)^2, and 1 - p_y is the sum of these p_k:
+    # without a subtraction, the norm is accurate even if p_y is close to 1
     norm = (z * z).sum(2).addcmul_(others, others)
     norm.sqrt_().mul_(inverse).mul_(row_norm)
     factors = factors_(norm, clip, automatic)
@@ -53,4 +53,4 @@ def clip_residuals(
     if sums is None or label_logits is None:
         return None
     real = torch.isfinite(row_norm)
-    return Seen(sums.log2_().sub_(label_logits).mul_(real), (factors < 1) & real)
+    return RowDiagnostics(sums.log2_().sub_(label_logits).mul_(real), (factors < 1) & real)

@@ -1,4 +1,4 @@
-"""The rows of clients on a device, and what a model says of them beside gradients."""
+"""The rows of one or more clients on a device."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trainables.lazy import torch
 from trainables.models.lanes import add_products
 from trainables.models.products import Products
 
-EVEN = 16  # numbers that a row is filled up to on a GPU: products of rows that begin anywhere are far slower
+ALIGNMENT = 16  # rows are padded to a multiple of this on a GPU: products of unaligned rows are far slower
 
 
 def pitch(columns: int, device: str) -> int:
-    """How far apart rows of so many numbers lie."""
-    return columns if device == "cpu" else -(-columns // EVEN) * EVEN
+    """Distance in memory between rows of `columns` numbers."""
+    return columns if device == "cpu" else -(-columns // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of one or more clients, resident on a device: features with the constant 1 appended, norms, labels.
+    """Rows of one or more clients: features with a constant 1 appended, their norms, labels.
 
-    Several clients stand side by side, filled up to the longest. A filling row has an infinite norm: its gradient is
-    clipped to nothing.
+    All clients are padded to the same number of rows. A padding row has an infinite norm, so its gradient is clipped
+    to 0.
     """
 
     x: torch.Tensor
@@ -38,10 +38,10 @@ class Shard:
     y: torch.Tensor
     """(clients, rows)"""
     size: torch.Tensor
-    """(clients, 1, 1): |D_i|, a public constant that releases are divided by."""
+    """(clients, 1, 1): |D_i|, a public constant that divides releases."""
     precision: Precision = "float32"
-    """Of the products of gradients. In bf16 the features are kept so: half the memory, and what they were rounded to is
-    what the client has."""
+    """Of the matrix products of gradients. With bf16 the features are stored in bf16 too: half the memory, and the
+    rounded features are the client's data."""
 
     @classmethod
     def build(
@@ -53,7 +53,7 @@ class Shard:
         sizes: Sequence[int] | None = None,
         precision: Precision = "float32",
     ) -> Shard:
-        """`rows`: what every client is filled up to, if not the longest. `sizes`: the public |D_i|, if not the rows."""
+        """`rows`: rows to pad every client to; default: the longest. `sizes`: the public |D_i|; default: the rows."""
         rows, dtype = rows or max(len(y) for _, y in parts), dtype or torch.float32
         features = parts[0][0].shape[1]
         x = np.zeros((len(parts), rows, pitch(features + 1, device)), dtype=np.float32)
@@ -73,21 +73,21 @@ class Shard:
         return cls(placed, norm, torch.from_numpy(labels).to(device), size, precision)
 
     def sample(self, chosen: Sequence[NDArray[np.int64]]) -> Shard:
-        """Some rows of every client; `size` stays what it was."""
+        """The chosen rows of every client; `size` does not change."""
         longest = max(1, *(len(rows) for rows in chosen))
         index = np.zeros((len(chosen), longest), dtype=np.int64)
-        filling = np.ones((len(chosen), longest, 1), dtype=bool)
+        padding = np.ones((len(chosen), longest, 1), dtype=bool)
         for client, rows in enumerate(chosen):
             index[client, : len(rows)] = rows
-            filling[client, : len(rows)] = False
+            padding[client, : len(rows)] = False
         device = self.x.device
         pick = (torch.arange(len(chosen), device=device).unsqueeze(1), torch.from_numpy(index).to(device))
-        nothing = torch.from_numpy(filling).to(device)
-        x, norm = self.x[pick].masked_fill_(nothing, 0), self.norm[pick].masked_fill_(nothing, math.inf)
+        is_padding = torch.from_numpy(padding).to(device)
+        x, norm = self.x[pick].masked_fill_(is_padding, 0), self.norm[pick].masked_fill_(is_padding, math.inf)
         return replace(self, x=x, norm=norm, y=self.y[pick])
 
     def gram(self, bound: float) -> torch.Tensor:
-        """For every client, the sum over the rows of x x^T, every x clipped to l2 norm `bound`; flat, in float64."""
+        """For every client, sum of x x^T over its rows, every x clipped to l2 norm `bound`; flattened, in float64."""
         x = self.x.to(self.norm)
         scaled = x * (bound / self.norm).clamp(max=1) if bound < math.inf else x
         total = torch.zeros(self.clients, self.x.shape[2], self.x.shape[2], dtype=torch.float64, device=self.x.device)
@@ -95,13 +95,13 @@ class Shard:
         return total.flatten(1)
 
     def feature_sum(self, bound: float) -> torch.Tensor:
-        """For every client, the sum over the rows of their features, clipped to l2 norm `bound`; in float64."""
+        """For every client, the sum of its rows' features, each clipped to l2 norm `bound`; in float64."""
         features = self.x[..., :-1].double()
         norm = torch.linalg.vector_norm(features, dim=2, keepdim=True)
         return (features * (bound / norm).clamp(max=1)).sum(1)
 
     def spectrum(self, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`: found once."""
+        """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`; computed once."""
         if bound not in self._spectra:
             gram = self.gram(bound).unflatten(1, (-1, self.x.shape[2])) / self.size
             values, vectors = torch.linalg.eigh(gram.double())
@@ -114,13 +114,13 @@ class Shard:
 
     @property
     def padded(self) -> torch.Tensor:
-        """`x` with what lies between its rows, if anything does: numbers that no weight is for. Products of whole
-        multiples of 16 are two or three times as fast in tf32 and bf16."""
+        """`x` including the padding between its rows: products whose sizes are multiples of 16 are two or three times
+        as fast in tf32 and bf16."""
         clients, rows, _ = self.x.shape
         return self.x.as_strided((clients, rows, self.x.stride(1)), self.x.stride())
 
     def aligned(self, width: int) -> torch.Tensor:
-        """The features alone, filled up with zeros to so many: made once."""
+        """The features without the constant, padded with zeros to `width`; computed once."""
         if width not in self._aligned:
             made = self._aligned[width] = torch.zeros(
                 *self.x.shape[:2], width, dtype=self.x.dtype, device=self.x.device
@@ -134,7 +134,7 @@ class Shard:
 
     @cached_property
     def real_rows(self) -> torch.Tensor:
-        """(clients,): how many rows of each are no filling."""
+        """(clients,): number of rows without padding."""
         return torch.isfinite(self.norm).sum((1, 2))
 
     @cached_property
@@ -152,8 +152,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What only the experimenter sees: sums over a client's rows, (clients, lanes). Not private, never a release. In
-    single precision, of which very large numbers add up exactly, too."""
+    """Sums over a client's rows for the experimenter, (clients, lanes), float32. Not private, never released."""
 
     loss: torch.Tensor
     clipped: torch.Tensor

@@ -1,10 +1,11 @@
-"""The softmax linear head, many lanes at a time.
+"""The linear softmax head, for many lanes at a time.
 
-A per-example gradient is x (p - y)^T, so its norm is ||x|| * ||p - y||: clipping needs no per-example gradient.
-Everything else is two matrix products and a handful of passes over a chunk in cache, in torch or in `c/softmax.c`.
-Exponentials are taken to base 2 (the weights are scaled by log2 e beforehand), which is the faster instruction.
-Sums over rows leave here in double precision: rounded to single, a sum of very many could tell more of one of them than
-its clipped gradient.
+    g_x = x (p - y)^T,  ||g_x|| = ||x|| ||p - y||,  p = softmax(x^T W)
+
+So clipping needs no per-example gradients: a clipped gradient sum is two matrix products and a few passes over a chunk
+in cache, in torch, in `c/softmax.c` or in Triton. Exponentials are in base 2, which is faster: weights are scaled by
+log2 e first. Sums over rows are returned in float64, because rounding a large float32 sum could reveal more about a row
+than its clipped gradient.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from trainables.models.products import Products
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
-MOST_CLASSES = 1 << 15  # in C: a tile of more would fill no cache but memory
-KEPT = 1 / (1 + 2**-8)  # of the clip, where products are rounded: no rounding makes a contribution longer than that
+MAX_CLASSES = 1 << 15  # for C: a tile with more classes would not fit any cache
+CLIP_MARGIN = 1 / (
+    1 + 2**-8
+)  # factor of the clip for rounded products: rounding cannot make a contribution longer than the clip
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class SoftmaxHead:
 
     @property
     def rows(self) -> int:
-        """q: the features and the constant."""
+        """q, the features and the constant."""
         return self.features + 1
 
     @property
@@ -50,7 +53,7 @@ class SoftmaxHead:
         return self.classes
 
     def initial(self, seed: int) -> torch.Tensor:
-        """W ~ N(0, s^2), s = 0.5 sqrt(2 / (q + c)), addressed by the seed."""
+        """W ~ N(0, s^2), s = 0.5 sqrt(2 / (q + c)), a function of the seed."""
         scale = 0.5 * math.sqrt(2.0 / (self.rows + self.classes))
         return torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension)) * scale
 
@@ -63,20 +66,15 @@ class SoftmaxHead:
         diagnose: bool = False,
         automatic: bool = False,
     ) -> tuple[torch.Tensor, Diagnostics | None]:
-        """For every client and lane, the sum over the rows of per-example gradients clipped to l2 norm `clip`, plainly
-        or automatically.
-
-        `theta` is (lanes, d), the same for all clients, or (clients, lanes, d).
-        """
         per_client = theta if theta.dim() == 3 else theta.unsqueeze(0)
         if shard.precision != "float32":
-            clip = clip * KEPT
+            clip = clip * CLIP_MARGIN
         kernel = self._kernel(theta)
         if kernel == "compiled" and shard.precision != "float32":
             kernel = "torch"
         if automatic and kernel == "triton":
-            kernel = "torch"  # that of a GPU knows plain clipping alone
-        clip_residuals: Callable[..., residuals.Seen | None]
+            kernel = "torch"  # the Triton kernel has plain clipping only
+        clip_residuals: Callable[..., residuals.RowDiagnostics | None]
         if kernel == "triton":
             from trainables.models import softmax_triton
 
@@ -128,10 +126,7 @@ class SoftmaxHead:
         return x @ weights.view(self.rows, self.classes)
 
     def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss per lane, and whether each row is classified correctly: (lanes,), (lanes, rows).
-
-        A tie for the highest score counts as wrong: weights that have collapsed to zero earn nothing.
-        """
+        """A tie for the highest score counts as wrong: collapsed weights (all zero) get no credit."""
         kernel = self._kernel(theta)
         if kernel == "triton":
             from trainables.models import softmax_triton
@@ -161,7 +156,7 @@ class SoftmaxHead:
         return loss.flatten()[:count] * (math.log(2) / shard.rows), correct.view(-1, shard.rows)[:count]
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
-        """Ours knows single precision alone."""
+        """The C and Triton kernels are for float32 only."""
         device = theta.device.type
-        ours = theta.dtype == torch.float32 and (device == "cuda" or self.classes < MOST_CLASSES)
+        ours = theta.dtype == torch.float32 and (device == "cuda" or self.classes < MAX_CLASSES)
         return kernels.chosen(device) if ours else "torch"

@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 
 from trainables.choices import Precision
-from trainables.models.residuals import Seen
+from trainables.models.residuals import RowDiagnostics
 from trainables.models.shard import Diagnostics, Shard
 
 PART = 1024  # rows of a part: sums over them are in single precision
 WARPS, STAGES = 4, 1
-MOST_FEATURES = 128
-MOST_CLASSES = 128
-MOST_BYTES = 1 << 30  # of the parts' sums at a time
+MAX_FEATURES = 128
+MAX_CLASSES = 128
+MAX_BYTES = 1 << 30  # of the parts' sums at a time
 LOG2E = math.log2(math.e)
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 # Triton would compile a kernel anew, for a second or more, when one of these turns from odd to a multiple of 16
@@ -51,7 +51,7 @@ class Tile(NamedTuple):
 
 def fits(features: int, classes: int, precision: Precision = "float32") -> bool:
     """Whether a tile of all features and all classes has room on the chip, and its products are known."""
-    if features > MOST_FEATURES or classes > MOST_CLASSES or precision not in PRODUCTS:
+    if features > MAX_FEATURES or classes > MAX_CLASSES or precision not in PRODUCTS:
         return False
     tile = Tile.of(features, classes)
     return tile.features * tile.classes * tile.lanes <= 64 * 128  # what a program adds up is in its registers
@@ -278,7 +278,7 @@ def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Ten
 
 def clip_residuals(
     z: torch.Tensor, y: torch.Tensor, row_norm: torch.Tensor, clip: torch.Tensor, diagnose: bool
-) -> Seen | None:
+) -> RowDiagnostics | None:
     """What lies between torch's products: `z` (clients, rows, classes, lanes), in place."""
     clients, rows, classes, lanes = z.shape
     if not z[0].is_contiguous():
@@ -289,11 +289,11 @@ def clip_residuals(
         z, y.contiguous(), row_norm.contiguous(), clip, seen[0], seen[1], z.stride(0), rows, classes, lanes,
         min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
     )  # fmt: skip
-    return Seen(*seen) if diagnose else None
+    return RowDiagnostics(*seen) if diagnose else None
 
 
 def _groups(count: int, together: int, bytes_per_lane: int) -> Iterator[tuple[int, int]]:
     """Lanes from where and how many, a multiple of `together`, so that the parts' sums have room."""
-    most = max(together, MOST_BYTES // bytes_per_lane // together * together)
+    most = max(together, MAX_BYTES // bytes_per_lane // together * together)
     for first in range(0, count, most):
         yield first, triton.cdiv(min(most, count - first), together) * together
