@@ -1,4 +1,4 @@
-"""Fixtures. Everything here needs only the package, except `shared_data`, which skips where the files are not."""
+"""Fixtures. `shared_data` skips tests whose feature files are missing; the others need only the package."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from plugin_registry import added_for_now
+from plugin_registry import temporary_plugins
 from repository_files import REPOSITORY
 
 from trainables import plugins
@@ -17,15 +17,21 @@ hypothesis.settings.load_profile("fedsweep")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--counts-into", type=Path, help="a page whose table of faults is to be written anew")
+    parser.addoption("--counts-into", type=Path, help="the page whose table of faults is rewritten")
 
 
-SLOW = ("test_faults.py", "test_methods.py", "test_audit.py", "test_sweep.py", "test_plugins.py", "test_slots.py")
+SLOWEST = tuple(
+    f"test_{name}.py"
+    for name in (
+        *("faults", "methods", "audit", "observed_releases", "mlp", "sweep", "federation", "slots", "plugins"),
+        *("fednew", "documented", "one_run_audit"),
+    )
+)
 
 
 def pytest_collection_modifyitems(items):
-    """The slowest files first: where two run at a time, neither is left alone with one at the end."""
-    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+    """The slowest files first, so that no worker runs a long file alone at the end."""
+    items.sort(key=lambda item: SLOWEST.index(item.path.name) if item.path.name in SLOWEST else len(SLOWEST))
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +49,7 @@ def small_problem():
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
 def both_kernels(request):
-    """Everything holds for our own kernels and for torch's; with one thread, as on every client host."""
+    """Runs the tests of a file with the compiled kernel and with torch's, on one thread, as client hosts do."""
     import torch
 
     from trainables.models import kernels
@@ -60,13 +66,13 @@ def both_kernels(request):
 
 @pytest.fixture(scope="session")
 def shared_data():
-    """The path of a real feature file, or a skip that says it was not there."""
+    """The path of a real feature file; skips the test if it is missing."""
     folder = Path(os.environ.get("FEDSWEEP_DATA") or REPOSITORY.parent / "shared" / "data")
 
     def find(name: str) -> Path:
         path = folder / name
         if not path.is_file():
-            pytest.skip(f"{path} is not there; set FEDSWEEP_DATA to the folder that holds {name}")
+            pytest.skip(f"{path} does not exist; set FEDSWEEP_DATA to the folder that holds {name}")
         return path
 
     return find
@@ -74,7 +80,7 @@ def shared_data():
 
 @pytest.fixture
 def fedsweep(monkeypatch, capfd):
-    """The command, in this process: exit code, standard output, standard error."""
+    """Runs the command in this process; returns exit code, standard output and standard error."""
 
     from orchestrator.cli import main
 
@@ -89,18 +95,18 @@ def fedsweep(monkeypatch, capfd):
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_added(monkeypatch):
-    """No test depends on those before it."""
+def isolated_plugins(monkeypatch):
+    """No test sees plug-ins that an earlier test loaded."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv(plugins.VARIABLE, "")
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    with added_for_now():
+    with temporary_plugins():
         yield
 
 
 @pytest.fixture(scope="module")
 def local_ray():
-    """A local Ray with two processors, for the tests of one file: none is left to the next."""
+    """A local Ray with two CPUs, shut down after each test file."""
     from orchestrator.execution.cluster.connect import connected
 
     with connected(cpus=2):
@@ -125,7 +131,7 @@ def all_faults():
 
 @pytest.fixture
 def tally(all_faults, request, pytestconfig):
-    """How often each fault struck so far; after each test it goes into the page that was asked for."""
+    """How often each fault was injected so far, written to the page of `--counts-into` after each test."""
     yield all_faults
     page = pytestconfig.getoption("--counts-into")
     if page is not None:

@@ -17,8 +17,8 @@ REGISTRIES = (
 
 
 @contextlib.contextmanager
-def added_for_now():
-    """Plug-ins that are loaded within the block, and what they added, are gone after it."""
+def temporary_plugins():
+    """Unload the plug-ins that were loaded in the block, and remove what they registered."""
     before = [dict(registry) for registry in REGISTRIES]
     yield
     added = [registry.keys() - known.keys() for registry, known in zip(REGISTRIES, before, strict=True)]

@@ -1,4 +1,4 @@
-"""Small problems and trials, and how to run them: what most tests start from."""
+"""Small problems and trials, and functions that run them in this process."""
 
 import contextlib
 import functools
@@ -45,7 +45,7 @@ def problem(
 def trial(
     of: Problem, method: str, hypers: dict | None = None, *, rounds: int = 12, every: int = 4, seed: int = 42, **privacy
 ) -> TrialSpec:
-    """A trial with the method's defaults, except for what is given."""
+    """A trial with the method's defaults, except for the given values."""
     return TrialSpec(
         problem=of.spec,
         method=method,
@@ -59,20 +59,20 @@ def trial(
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a trial leaves behind, to the last bit; only the time it took is left out."""
+    """Everything a trial produces, bit for bit, except its duration."""
 
     state: str
     rounds: int
     metrics: str
     correct: bytes
     weights: bytes
-    """After the round before the last: the server lets go of a lane that is done."""
+    """After the last round but one: the server drops a lane when it is done."""
 
 
 def run(
     trials, of: Problem, *, hosts: int = 1, restart_at: int | None = None, device: str = "cpu"
 ) -> dict[str, Outcome]:
-    """A pack in this process; at `restart_at` everything is thrown away and taken up again from a snapshot."""
+    """Run a pack in this process; after round `restart_at` a new server resumes from a checkpoint."""
     shipment = in_process(of)
     server = Server(HostsHere(hosts, device), device)
     server.open(trials, shipment)
@@ -91,7 +91,7 @@ def run(
 
 
 def assert_same_bits(trials, of: Problem) -> None:
-    """Together or alone, on one host or three, with a restart or without."""
+    """Results are the same together or alone, on one host or three, with a restart or without."""
     together = run(trials, of)
     assert together == run(trials, of, hosts=3)
     assert together == run(trials, of, restart_at=5)
@@ -109,7 +109,7 @@ def weights_after(rounds: int, trials, of: Problem, hosts: int = 1, device: str 
 
 
 def kernels_of(device: str) -> list[str]:
-    """Those that this machine has."""
+    """The kernels that this machine has."""
     own = kernels.OWN[device]
     return [own, "torch"] if kernels._available(device) else ["torch"]
 
@@ -122,14 +122,14 @@ def computed_with(kernel: str, device: str = "cpu") -> Iterator[None]:
 
 
 def shared_values(name: str) -> dict:
-    """What all trials of a pack must have in common; more than one local step, so that there is something to see, and
-    a bound on Hessians that is below any damping times |D_i|."""
-    telling = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6, "hessian_clip": 0.01}
-    return {h.name: telling.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
+    """The hyperparameters that all trials of a pack share, with values that have an effect: more than one local step,
+    and a bound on Hessians below any damping times |D_i|."""
+    effective = {"local_steps": 2, "sampling_rate": 0.3, "participation": 0.6, "hessian_clip": 0.01}
+    return {h.name: effective.get(h.name, h.default) for h in METHODS[name].hyperparameters if h.shared}
 
 
 def varied_trials(name: str, of, count: int) -> list:
-    """Trials that differ in every hyperparameter, in seed, budget and clip: a mixed pack, always the same."""
+    """Trials that differ in every hyperparameter, in seed, budget and clip: a mixed pack, the same at every call."""
     rng = np.random.default_rng(1)
     method, trials = METHODS[name], []
     for number in range(count):
@@ -137,7 +137,7 @@ def varied_trials(name: str, of, count: int) -> list:
         for h in method.hyperparameters:
             if h.name in hypers:
                 continue
-            if h.choices:  # lanes that choose alike form a group: mostly one large group, and some small ones
+            if h.choices:  # lanes with the same choice form a group: one large group and some small ones
                 hypers[h.name] = str(rng.choice(h.choices)) if number % 5 == 0 else h.choices[0]
             elif h.name.endswith("learning_rate"):
                 hypers[h.name] = float(10 ** rng.uniform(-1.5, 0.5))
@@ -147,7 +147,7 @@ def varied_trials(name: str, of, count: int) -> list:
                 hypers[h.name] = bool(rng.integers(2))
             elif h.high == 1:
                 hypers[h.name] = float(rng.uniform(0.5, 0.999))
-            elif h.name == "smallest_eigenvalue":  # a Newton step on a noisy Hessian near zero leads out of all numbers
+            elif h.name == "smallest_eigenvalue":  # a Newton step on a noisy Hessian near zero overflows
                 hypers[h.name] = float(10 ** rng.uniform(-0.5, 0))
             else:
                 hypers[h.name] = float(10 ** rng.uniform(-3, 0))

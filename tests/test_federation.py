@@ -192,7 +192,7 @@ def test_the_sum_of_all_releases_is_exact(small_problem):
 def test_clients_that_are_computed_together_leave_the_bits_they_leave_alone(method, classes, model, monkeypatch):
     """Sixty of them, from a few rows to more than are ever put together, in whichever batches the hosts make."""
     of = small.problem(f"synthetic-frozen:8000,100,12,{classes}", "dirichlet:0.3", clients=60, model=model)
-    trials = [small.trial(of, method, rounds=3, every=3, seed=seed) for seed in (42, 7)]
+    trials = [small.trial(of, method, rounds=2, every=2, seed=seed) for seed in (42, 7)]
     together, sizes = SHAPES["cpu"].rows_together, of.partition.sizes
     if classes == 4:
         assert min(sizes) < 32 < together / 2 < max(sizes), "there are batches of many, of few and of one"

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_cases import by_loops, random_case
 
-from trainables.errors import UserError
 from trainables.federation.exact_sum import GRID, from_grid, to_grid
 from trainables.models import compiled, kernels, softmax
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks
@@ -126,18 +125,6 @@ def test_gradients_stay_finite_when_the_model_is_sure():
 # ---- the compiled kernel
 
 
-@pytest.fixture
-def compiler(monkeypatch, tmp_path):
-    """An empty cache, and nothing remembered of what was compiled before."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delitem(kernels._chosen, "cpu", raising=False)
-    for remembered in (kernels.library, kernels._preferred):
-        remembered.cache_clear()
-    yield monkeypatch
-    for remembered in (kernels.library, kernels._preferred):
-        remembered.cache_clear()
-
-
 def small_case():
     """One client, three rows, two features and the constant, two classes, four lanes."""
     x, y, theta = random_case(3, 2, 2, 4)
@@ -232,29 +219,6 @@ def test_what_is_sure_leaves_nothing_subnormal(lanes):
     gradient, _ = head.clipped_gradient_sum(shard, torch.from_numpy(theta), torch.full((lanes,), 1e-3))
     found = gradient.abs()
     assert ((found == 0) | (found > torch.finfo(torch.float32).tiny)).all()
-
-
-def test_a_damaged_library_is_compiled_anew(compiler, tmp_path):
-    file = kernels._compile()
-    file.write_bytes(b"")
-    assert kernels.chosen() == "compiled"
-    assert file.stat().st_size > 0
-
-
-def test_without_a_compiler_torch_does_it(compiler):
-    compiler.setenv("CC", "/bin/false")
-    assert kernels.chosen() == "torch"
-    with pytest.raises(UserError, match=r"^kernel = 'compiled': .* cannot compile"):
-        kernels.choose("compiled")
-
-
-def test_the_kernel_can_be_said(compiler):
-    compiler.setenv("FEDSWEEP_KERNEL", "torch")
-    assert kernels.chosen() == "torch"
-    kernels._preferred.cache_clear()
-    compiler.setenv("FEDSWEEP_KERNEL", "Torch")
-    with pytest.raises(UserError, match="FEDSWEEP_KERNEL"):
-        kernels.chosen()
 
 
 # ---- lanes

@@ -317,8 +317,8 @@ every_method = pytest.mark.parametrize(
 
 
 @every_method
-def test_lanes_hosts_and_restarts_leave_the_same_bits(name, small_problem):
-    of = on_mlp(small_problem)
+def test_lanes_hosts_and_restarts_leave_the_same_bits(name):
+    of = on_mlp(small.problem("synthetic-frozen:250,100,12,4"))
     small.assert_same_bits(varied_trials(name, of, 18), of)
 
 

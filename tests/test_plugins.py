@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
-from plugin_registry import added_for_now
+from plugin_registry import temporary_plugins
 from repository_files import REPOSITORY
 from simulated_search import trial_of
 
@@ -80,7 +80,7 @@ def test_the_example_runs_with_workers_that_know_it(tmp_path):
 def test_a_folder_says_which_plug_ins_it_needs(fedsweep, no_ray, tmp_path, monkeypatch):
     """Nothing is imported because a folder names it: it may be anybody's. What to say is said."""
     folder = tmp_path / "results"
-    with added_for_now():
+    with temporary_plugins():
         code, _, err = fedsweep("run", STUDY, "--results", folder, "--import", EXAMPLE)
     monkeypatch.setenv(plugins.VARIABLE, "")
     assert code == 0, err
@@ -92,7 +92,7 @@ def test_a_folder_says_which_plug_ins_it_needs(fedsweep, no_ray, tmp_path, monke
         assert code == 2
         assert f"say --import {EXAMPLE}" in err
         assert err.count("\n") == 1
-    with added_for_now():
+    with temporary_plugins():
         _, out, err = fedsweep("status", folder, "--import", EXAMPLE)
     monkeypatch.setenv(plugins.VARIABLE, "")
     assert "study heavy-ball: finished" in out, err
@@ -205,7 +205,7 @@ def test_a_changed_plug_in_is_another_method(tmp_path):
     keys = []
     for factor in ("", "2 * "):
         file = module(tmp_path, f"changing{len(keys)}", text.replace("return theta +", f"return theta + {factor}"))
-        with added_for_now():
+        with temporary_plugins():
             plugins.use(file)
             study, _ = load(str(STUDY))
             _, own = (cell for cell in Blueprint.draw(study).cells if cell.epsilon == 1)
@@ -418,7 +418,7 @@ def test_a_module_s_methods_are_those_it_defines_and_can_be_made():
 def test_a_name_is_taken_once():
     """Again by the same class it is the same method, as when a module is loaded twice; by another it is refused."""
     first, again = method_of("a", "Mine"), method_of("b", "Mine")
-    with added_for_now():
+    with temporary_plugins():
         methods.add_all(module_with("a", Mine=first))
         assert type(methods.METHODS["mine"]) is first
         methods.add_all(module_with("a", Mine=first))
