@@ -1,4 +1,4 @@
-"""The package `fedsweep`: the same as the commands, from Python, with data frames."""
+"""The package `fedsweep`: studies, results as data frames, and training from Python."""
 
 import inspect
 import json
@@ -57,7 +57,7 @@ def test_trials(results):
     assert (trials["epsilon_local"] <= trials["epsilon_claimed"] * (1 + 1e-6)).all()
 
 
-def test_configurations_are_trials_by_everything_except_the_seed(results):
+def test_configurations_group_trials_over_seeds(results):
     trials, found = results.trials, results.configurations
     assert len(found) < len(trials)
     assert found["seeds"].sum() == len(trials)
@@ -69,8 +69,8 @@ def test_configurations_are_trials_by_everything_except_the_seed(results):
         assert line["accuracy_std"] == pytest.approx(own["accuracy"].std())
 
 
-def test_rounds_lead_to_the_scores(results):
-    """The last line of every trial's rounds is its accuracy, and the cell's score is the mean over the seeds."""
+def test_scores_follow_from_the_rounds(results):
+    """The last round of a trial has its accuracy, and the score of a cell is the mean over its seeds."""
     rounds, trials = results.rounds, results.trials
     last = rounds.sort_values("round").groupby(["stage", "key"])["accuracy"].last()
     assert last.loc[list(zip(trials["stage"], trials["key"], strict=True))].tolist() == trials["accuracy"].tolist()
@@ -82,14 +82,14 @@ def test_rounds_lead_to_the_scores(results):
     assert cell["missing"] == 0
 
 
-def test_winners_are_what_was_confirmed(results):
+def test_winners_are_the_confirmed_configurations(results):
     (winner,) = results.winners.to_dict("records")
     confirm = results.trials[results.trials["stage"] == "confirm"]
     assert set(confirm["learning_rate"]) == {winner["learning_rate"]}
 
 
-def test_the_files_beside_the_tables(results):
-    """They hold what the frames hold, but for the seconds."""
+def test_csv_files_equal_the_data_frames(results):
+    """Except for the column of seconds."""
     trials = pd.read_csv(f"{results.folder}/tables/trials.csv")
     assert trials["key"].tolist() == results.trials["key"].tolist()
     assert trials["accuracy"].tolist() == pytest.approx(results.trials["accuracy"].tolist())
@@ -99,16 +99,16 @@ def test_the_files_beside_the_tables(results):
     assert sorted(set(seeds["round"])) == [2, 4, 6]
 
 
-def test_again_nothing_runs(results, monkeypatch):
-    monkeypatch.setattr("orchestrator.execution.study_run._run_packs", lambda *a: pytest.fail("something ran"))
+def test_a_finished_study_is_not_run_again(results, monkeypatch):
+    monkeypatch.setattr("orchestrator.execution.study_run._run_packs", lambda *a: pytest.fail("a pack ran"))
     again = fedsweep.run_study(STUDY, results.folder)
     pd.testing.assert_frame_equal(again.trials, results.trials)
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("more", [{}, {"center": 0.1, "aggregate": "size", "secret_noise": True}])
-def test_weights_are_those_that_were_judged(more, local_ray, tmp_path):
-    """From arrays: scoring the test rows by hand gives the accuracy that the run reports, and so does the file."""
+def test_weights_are_those_that_were_evaluated(more, local_ray, tmp_path):
+    """Scoring the test rows with the weights gives the reported accuracy, and so does the saved file."""
     data = features.load(small.SMALL)
     arrays = {name: getattr(data, name) for name in ("x_train", "y_train", "x_test", "y_test")}
     model = fedsweep.train(
@@ -130,7 +130,7 @@ def test_weights_are_those_that_were_judged(more, local_ray, tmp_path):
     assert model.account.claimed == 8
     assert model.account.actual["local"] <= 8
     assert model.account.noise_multiplier > 0
-    assert (model.key is None) == bool(more), "what a secret seed gives away is not told"
+    assert (model.key is None) == bool(more), "the key would reveal a secret seed"
     model.save(tmp_path / "model.npz")
     saved = fedsweep.load_model(tmp_path / "model.npz")
     assert saved.predict(data.x_test).tolist() == model.predict(data.x_test).tolist() == scores.argmax(1).tolist()
@@ -172,7 +172,7 @@ def test_a_budget_is_stated_once():
         fedsweep.train(small.SMALL, method="dp-fedgd", epsilon=1, mu=2)
 
 
-def test_a_study_given_in_any_way_is_the_same(tmp_path):
+def test_all_forms_of_a_study_are_equivalent(tmp_path):
     from fedsweep.studies import read_study
 
     study, text = read_study(STUDY)
@@ -184,17 +184,17 @@ def test_a_study_given_in_any_way_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"epsilon": 3}, "the study: epsilon: there is no such setting; did you mean epsilons?"),
         ({"methods": ["dp-nope"]}, "methods.0.name: method 'dp-nope' is unknown"),
         ({"clients": 0}, "clients: 0 is less than 1"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(changes, said):
+def test_a_bad_study_is_reported_in_one_sentence(changes, message):
     with pytest.raises(fedsweep.UserError) as caught:
         fedsweep.run_study({**STUDY, **changes})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_bad_arrays_are_named():
@@ -207,13 +207,13 @@ def test_a_folder_without_results(tmp_path):
         fedsweep.load_results(tmp_path)
 
 
-def test_everything_promised_is_there_and_documented():
+def test_every_public_name_exists_and_is_documented():
     for name in fedsweep.__all__:
         value = getattr(fedsweep, name)
         assert name == "__version__" or value.__doc__, name
 
 
-# ---- for other tools
+# ---- exports to other tools
 
 
 def test_export_to_files(results, fedsweep, tmp_path):
@@ -229,8 +229,8 @@ def test_export_to_files(results, fedsweep, tmp_path):
 
 
 def test_export_to_tensorboard(results, fedsweep, tmp_path):
-    """A log a trial, whose events are the rounds."""
-    for _ in range(2):  # again, it is replaced
+    """One log per trial, with one event per round."""
+    for _ in range(2):  # the second export replaces the first
         code, _, err = fedsweep("export", results.folder, "--to", "tensorboard", "--out", tmp_path)
         assert code == 0, err
     logs = sorted(tmp_path.rglob("events.out.tfevents*"))
@@ -252,8 +252,8 @@ def test_export_to_optuna(results, fedsweep, tmp_path):
     assert {trial.params["learning_rate"] for trial in study.trials} == set(searched["learning_rate"])
 
 
-def test_what_optuna_is_told_an_axis_is():
-    """As wide as what was tried, on its scale; words and switches are choices, also beside numbers."""
+def test_axes_become_optuna_distributions():
+    """The range of the tried values, on the scale of the axis; strings and booleans become categories."""
     found = _distributions(
         [
             {"rate": 0.1, "steps": 1, "duals": True, "warmup": "auto"},
@@ -269,14 +269,14 @@ def test_what_optuna_is_told_an_axis_is():
 
 
 @pytest.mark.parametrize("form", ["mlflow", "wandb"])
-def test_a_tool_that_is_not_there_is_named(results, fedsweep, form, monkeypatch):
+def test_a_missing_tool_is_named(results, fedsweep, form, monkeypatch):
     monkeypatch.setitem(sys.modules, form, None)
     code, _, err = fedsweep("export", results.folder, "--to", form)
     assert code == 2
     assert f"{form} is not installed; pip install 'fedsweep[{form}]'" in err
 
 
-def test_what_mlflow_is_told(results, fedsweep, monkeypatch):
+def test_calls_of_mlflow(results, fedsweep, monkeypatch):
     mlflow = MagicMock()
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     assert fedsweep("export", results.folder, "--to", "mlflow")[0] == 0
@@ -289,7 +289,7 @@ def test_what_mlflow_is_told(results, fedsweep, monkeypatch):
     assert steps == results.rounds["round"].tolist()
 
 
-def test_what_wandb_is_told(results, fedsweep, monkeypatch):
+def test_calls_of_wandb(results, fedsweep, monkeypatch):
     wandb = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     assert fedsweep("export", results.folder, "--to", "wandb")[0] == 0
@@ -301,8 +301,8 @@ def test_what_wandb_is_told(results, fedsweep, monkeypatch):
     assert len(logged) == len(results.rounds)
 
 
-def test_mlflow_itself(results, fedsweep, tmp_path, monkeypatch):
-    """Where it is installed: every trial is a run with its curve, and a second export adds nothing."""
+def test_export_to_mlflow(results, fedsweep, tmp_path, monkeypatch):
+    """If it is installed: every trial becomes a run with its curve, and a second export adds nothing."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
@@ -323,8 +323,8 @@ def test_mlflow_itself(results, fedsweep, tmp_path, monkeypatch):
         assert [point.step for point in curve] == list(range(2, trial["rounds"] + 1, 2))
 
 
-def test_wandb_itself(results, fedsweep, tmp_path, monkeypatch):
-    """Where it is installed, and without a server: every trial leaves a run that `wandb sync` would send."""
+def test_export_to_wandb(results, fedsweep, tmp_path, monkeypatch):
+    """If it is installed: without a server, every trial becomes a run that `wandb sync` would upload."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -336,7 +336,7 @@ def test_wandb_itself(results, fedsweep, tmp_path, monkeypatch):
     assert all(b"learning_rate" in content and b"accuracy" in content for content in kept.values())
 
 
-def test_a_group_of_runs_has_a_name_that_wandb_takes():
+def test_group_names_fit_the_limit_of_wandb():
     long = 200 * "x"
     assert len(_short(long)) == 128
     assert _short(long) != _short(long + "y")
@@ -345,13 +345,13 @@ def test_a_group_of_runs_has_a_name_that_wandb_takes():
 
 def test_doctor(fedsweep):
     code, out, _ = fedsweep("doctor", "--json")
-    found = {line["what"]: line for line in json.loads(out)}
+    found = {line["check"]: line for line in json.loads(out)}
     assert code == 0
     assert {"fedsweep", "Python", "ray", "torch", "memory", "cores", "compiler", "plug-ins"} <= set(found)
-    assert found["torch"]["found"].startswith("2.")
+    assert found["torch"]["value"].startswith("2.")
 
 
-def test_doctor_finds_what_is_missing(fedsweep, monkeypatch):
+def test_doctor_reports_what_is_missing(fedsweep, monkeypatch):
     monkeypatch.setattr("orchestrator.commands.doctor.REQUIRED_MEMORY", 1 << 60)
     code, out, _ = fedsweep("doctor")
     assert code == 1
@@ -379,7 +379,7 @@ def test_the_shell_completes_commands():
     assert found.stdout.split() == ["check-method"], found.stderr
 
 
-def test_plug_ins_come_with_the_package():
-    """As docs/python.md calls them, after no other import."""
+def test_plugins_are_imported_with_the_package():
+    """As in docs/python.md, without another import."""
     program = "import fedsweep; fedsweep.plugins.use"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,4 +1,4 @@
-"""The command: JSON for programs on standard output, and one sentence and exit code 2 for bad input, at once."""
+"""The command line: JSON on standard output; bad input gives one sentence and exit code 2 before anything starts."""
 
 import json
 import subprocess
@@ -19,10 +19,10 @@ TINY = "synthetic-frozen:300,60,6,3"
 
 @pytest.fixture
 def no_actors(monkeypatch):
-    """Nothing may start Ray or an actor."""
+    """Fail if Ray or an actor is started."""
 
     def forbidden(*arguments, **options):
-        pytest.fail("an actor or a Ray was started")
+        pytest.fail("Ray or an actor was started")
 
     monkeypatch.setattr(ray, "init", forbidden)
     monkeypatch.setattr("trainables.ray_actors.federation.Federation.__init__", forbidden)
@@ -32,7 +32,7 @@ def no_actors(monkeypatch):
 
 
 def npz(folder: Path, **replaced) -> Path:
-    """A small feature file, some arrays replaced."""
+    """A small feature file with some arrays replaced."""
     arrays = {
         "x_train": np.ones((40, 3), dtype=np.float32),
         "y_train": np.arange(40) % 2,
@@ -119,15 +119,15 @@ def test_a_budget_is_never_assumed(fedsweep, no_actors):
 
 @pytest.mark.parametrize("flag", ["--epsilon 3", "--rounds 5", "--set rho=1", "--method dp-fedgd", "--mu 1"])
 def test_an_option_that_a_winner_would_ignore_is_refused(fedsweep, no_actors, flag):
-    """Before the file is even looked at."""
+    """Before the file is read."""
     result = fedsweep("train", "--from", "best.yaml", *flag.split())
     assert_one_sentence(result, f"{flag.split()[0]} does not go with --from")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "localhost:9"])
-def test_a_dead_cluster_is_one_sentence_at_once(fedsweep, address, monkeypatch):
-    """Nobody asks Ray itself, which would try for ten minutes."""
-    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray was asked"))
+def test_an_unreachable_cluster_is_reported_immediately(fedsweep, address, monkeypatch):
+    """Without `ray.init`, which would retry for ten minutes."""
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("ray.init was called"))
     result = fedsweep("train", "--data", TINY, "--partition", "iid", "--epsilon", 1, "--address", address)
     assert_one_sentence(result, f"no Ray cluster answers at address = '{address}'")
 
@@ -153,7 +153,7 @@ def test_bad_studies(fedsweep, no_actors, tmp_path, command, name):
     folder = tmp_path / "results"
     where = ["--results", folder] if command == "run" else []
     assert_one_sentence(fedsweep(command, study, *where), culprit)
-    assert not folder.exists(), "nothing was begun"
+    assert not folder.exists(), "nothing was started"
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
@@ -182,8 +182,8 @@ def test_unknown_command(fedsweep):
     assert_one_sentence(fedsweep("trian"), "trian")
 
 
-def test_bad_input_from_outside():
-    """As a user meets it: another process, no traceback, before anything slow has been loaded."""
+def test_bad_input_in_a_new_process():
+    """As a user sees it: no traceback."""
     found = subprocess.run(
         [sys.executable, "-m", "orchestrator.cli", "train", "--epsilon", "-3"],
         capture_output=True,
@@ -192,7 +192,7 @@ def test_bad_input_from_outside():
     assert_one_sentence((found.returncode, found.stdout, found.stderr), "epsilon = -3")
 
 
-def test_help_is_no_error(fedsweep):
+def test_help_exits_with_0(fedsweep):
     for arguments in ([], ["--help"], ["train", "--help"]):
         code, out, _ = fedsweep(*arguments)
         assert code == 0
@@ -214,7 +214,7 @@ def test_the_list_of_commands_has_whole_sentences(fedsweep):
     ("release", "sigma", "released"), [("local", 279.17, "local"), ("secure-aggregation", 62.43, "secure-aggregation")]
 )
 def test_calibrate(fedsweep, release, sigma, released):
-    """The issue's own check values. The noise of the sum has standard deviation clip x sigma_g."""
+    """Known values. The noise of the sum has standard deviation clip x sigma_g."""
     flags = f"--epsilon 1 --delta 1e-5 --rounds 70 --clients 20 --release {release} --adjacency replace-one --json"
     code, out, _ = fedsweep("calibrate", *flags.split())
     found = last_json(out)
@@ -228,14 +228,14 @@ def test_calibrate(fedsweep, release, sigma, released):
     assert found["epsilon"]["actual"][released] <= 1
 
 
-def test_calibrate_for_people(fedsweep):
+def test_calibrate_as_text(fedsweep):
     code, out, _ = fedsweep("calibrate", "--epsilon", 1)
     assert code == 0
     assert "279.17" in out
 
 
-def test_calibrate_the_non_private_arm(fedsweep):
-    """JSON has no infinity, so it is a string."""
+def test_calibrate_without_privacy(fedsweep):
+    """JSON has no infinity: it is written as a string."""
     code, out, _ = fedsweep("calibrate", "--epsilon", "inf", "--json")
     assert code == 0
     assert last_json(out)["noise_multiplier"] == 0
@@ -259,7 +259,7 @@ def test_partition(fedsweep):
     assert all(note in err for note in found["notes"])
 
 
-def test_partition_says_that_it_topped_up(fedsweep):
+def test_partition_notes_topped_up_clients(fedsweep):
     code, out, err = fedsweep("partition", "--data", TINY, "--partition", "dirichlet:0.1", "--clients", 6, "--json")
     assert code == 0
     notes = last_json(out)["notes"]
@@ -277,7 +277,7 @@ def test_partition_of_the_paper(fedsweep, shared_data):
     assert (min(found["sizes"]), max(found["sizes"])) == (891, 3498)
 
 
-def test_partition_for_people(fedsweep):
+def test_partition_as_text(fedsweep):
     code, out, _ = fedsweep("partition", "--data", TINY, "--clients", 4)
     assert code == 0
     assert "absent classes" in out
@@ -298,15 +298,15 @@ def test_methods(fedsweep):
         assert all(h["description"] and h["default"] is not None for h in entry["hyperparameters"])
 
 
-def test_methods_for_people(fedsweep):
+def test_methods_as_text(fedsweep):
     _, out, _ = fedsweep("methods")
     assert "learning_rate = " in out
     assert "dp-fedyogi" in out
 
 
 def test_the_diverging_direction_is_documented(fedsweep, repository):
-    """Where a user would look: the list of methods, the README or docs/ says, in one paragraph, that `direction` =
-    `gradient` diverges with the tuned values."""
+    """A paragraph of the README or docs/, or a line of `fedsweep methods`, says that `direction` = `gradient` diverges
+    with the tuned values."""
     _, out, _ = fedsweep("methods")
     pages = [repository / "README.md", *(repository / "docs").glob("*.md")]
     places = [*out.splitlines(), *(part for page in pages for part in page.read_text().split("\n\n"))]
@@ -317,9 +317,9 @@ def test_the_diverging_direction_is_documented(fedsweep, repository):
 
 
 @pytest.mark.ray
-def test_train_from_outside():
-    """The real entry point, with Ray actors of its own: JSON is all of standard output, and the numbers are those of
-    the same trial in one process."""
+def test_train_in_a_new_process():
+    """The installed command with Ray actors: standard output is JSON only, and the numbers equal those of the same trial
+    in this process."""
     script = Path(sys.executable).with_name("fedsweep")
     flags = (
         "--method dp-fedsofim --epsilon 8 --clip 5 --rounds 20 --clients 5 --partition dirichlet:1 --seed 42"
@@ -364,8 +364,8 @@ def test_train_on_the_validation_split(fedsweep, no_ray):
     assert all((value * 30 / 100) == pytest.approx(round(value * 30 / 100)) for value in report["accuracy"].values())
 
 
-def test_what_was_asked_for_is_on_standard_output(fedsweep, no_ray):
-    """`fedsweep train … > file` holds the table and the account."""
+def test_train_prints_its_results_to_standard_output(fedsweep, no_ray):
+    """`fedsweep train … > file` writes the table and the privacy account."""
     flags = f"--data {TINY} --method dp-fedgd --epsilon 1 --rounds 2 --evaluate-every 1 --clients 3 --hosts 1"
     code, out, err = fedsweep("train", *flags.split())
     assert code == 0
@@ -374,8 +374,8 @@ def test_what_was_asked_for_is_on_standard_output(fedsweep, no_ray):
     assert "actual epsilon" not in err
 
 
-def test_a_run_that_diverges_says_so(fedsweep, no_ray):
-    """An absurd learning rate with weight decay doubles the weights' digits every round: no traceback, valid JSON."""
+def test_a_diverged_run_is_reported(fedsweep, no_ray):
+    """A huge learning rate with weight decay: no traceback, valid JSON."""
     flags = (
         f"--data {TINY} --method dp-fedsofim --epsilon 8 --rounds 40 --evaluate-every 5 --clients 3 --hosts 1"
         " --set learning_rate=1e20 --set weight_decay=1e6 --json"

@@ -1,4 +1,4 @@
-"""Every command that the pages and the README show is run, in one folder, as someone who reads along would."""
+"""Run every command that the documentation and the README show, in one folder and in reading order."""
 
 import re
 import shlex
@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 from repository_files import DOCS, REPOSITORY, blocks
 
-PLACES = {  # what stands for something, and what it stands for here
+PLACEHOLDERS = {  # placeholder in the documentation: value in this test
     "STUDY": "mine.yaml",
-    "quickstart": "mine.yaml",  # which `make run` runs
+    "quickstart": "mine.yaml",  # `make run` runs it
     "URL": "results/url",
     "DIR2": "results/b",
     "[DIR2]": "results/b",
@@ -23,16 +23,16 @@ PLACES = {  # what stands for something, and what it stands for here
     "NAME": "synthetic-frozen:300,60,6,3 / dirichlet:0.5 / DP-FedGD / eps 1",
     "features.npz": "mine.npz",
 }
-ELSEWHERE = {  # a word of the command, and what runs it
-    "compare": "tests/test_compare.py: it wants a study of the papers",
-    "cancel": "tests/test_locations.py: it wants a sweep that runs",
-    "prepare": "tests/test_sources.py: it fetches",
-    "bench": "tests/test_bench.py and test_search.py: parts of it, and what --search does; it measures for minutes",
-    "--address": "tests/test_nodes.py: it wants a cluster",
-    "gpus_per_host=0.5": "`make reproduce`: it wants a GPU",
-    "as_released=true": "tests/test_audit.py: it takes a while",
-    "beyond-cifar10": "`make reproduce`: it wants the paper's features",
-    "precision-cifar10-resnet20": "tests/test_precision.py reads it: it takes minutes, and the paper's features",
+TESTED_ELSEWHERE = {  # a word of the command: where it is tested, and why
+    "compare": "tests/test_compare.py: needs a study of the papers",
+    "cancel": "tests/test_locations.py: needs a running sweep",
+    "prepare": "tests/test_sources.py: downloads",
+    "bench": "tests/test_bench.py and test_search.py: parts of it; takes minutes",
+    "--address": "tests/test_nodes.py: needs a cluster",
+    "gpus_per_host=0.5": "`make reproduce`: needs a GPU",
+    "as_released=true": "tests/test_audit.py: slow",
+    "beyond-cifar10": "`make reproduce`: needs the paper's features",
+    "precision-cifar10-resnet20": "tests/test_precision.py reads it: takes minutes and needs the paper's features",
 }
 PAGES = (
     *(
@@ -53,8 +53,8 @@ PAGES = (
 SMALL = "synthetic-frozen:300,60,6,3"
 
 
-def shown(text: str) -> list[str]:
-    """The commands of a text's code, without what is said of them: behind a #, or after two blanks."""
+def commands_in(text: str) -> list[str]:
+    """The commands in the code of a text, without comments (after # or two blanks)."""
     fenced = [code for language, code in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if not language]
     within = [" ".join(code.split()) for code in re.findall(r"`(fedsweep \w+ [^`]+)`", text)]
     code = "\n".join([*fenced, *re.findall(r"^    (fedsweep .*)$", text, re.M), *within])
@@ -63,18 +63,18 @@ def shown(text: str) -> list[str]:
 
 
 def every_command() -> list[str]:
-    """In the order in which they are read; the README's list, which is of words, comes last."""
+    """The commands of all pages in reading order, then those of the README."""
     pages = [(DOCS / f"{page}.md").read_text() for page in PAGES]
     readme = [
         command
-        for line in shown((REPOSITORY / "README.md").read_text())
+        for line in commands_in((REPOSITORY / "README.md").read_text())
         for command in ([f"fedsweep {name}" for name in line[9:].split(" | ")] if " | " in line else [line])
     ]
-    return [*(command for page in pages for command in shown(page)), *readme]
+    return [*(command for page in pages for command in commands_in(page)), *readme]
 
 
 def completed(command: str) -> list[str]:
-    words = [PLACES.get(word, word) for word in shlex.split(command)[1:]]
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)[1:]]
     if words[0] == "merge":
         words[words.index("--results") + 1] = "results/merged"
     if words == ["calibrate"]:
@@ -96,20 +96,20 @@ def completed(command: str) -> list[str]:
     return words
 
 
-def test_there_are_commands_to_run():
+def test_the_documentation_shows_commands():
     found = every_command()
     assert len(found) > 40
     assert {"fedsweep best DIR", "fedsweep doctor", "fedsweep plan mine.yaml"} <= set(found)
 
 
-def test_every_file_that_the_account_s_page_leans_on_is_there():
+def test_files_named_on_the_privacy_page_exist():
     named = set(re.findall(r"`?((?:tests|trainables|results)/[\w/.-]+)`", (DOCS / "privacy.md").read_text()))
     assert len(named) > 15
     assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
-def shorten_what_takes_long(monkeypatch):
-    """A server that somebody ends at once, a few images to pretrain on."""
+def shorten_slow_commands(monkeypatch):
+    """`serve` is interrupted at once; `pretrain` gets a few images."""
 
     def interrupted(server):
         raise KeyboardInterrupt
@@ -122,9 +122,9 @@ def shorten_what_takes_long(monkeypatch):
     monkeypatch.setattr("trainables.data.sources.formats.read", lambda *_: SimpleNamespace(arrays=few))
 
 
-def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatch):
-    """Sweeps and trainings run in this process, everything else as it is."""
-    shorten_what_takes_long(monkeypatch)
+def test_every_documented_command_runs(fedsweep, no_ray, tmp_path, monkeypatch):
+    """Sweeps and trainings run in this process without Ray; everything else is unchanged."""
+    shorten_slow_commands(monkeypatch)
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatc
     ran = 0
     for command in dict.fromkeys(every_command()):
         words = completed(command)
-        if any(word in ELSEWHERE for word in (*words, *shlex.split(command))):
+        if any(word in TESTED_ELSEWHERE for word in (*words, *shlex.split(command))):
             continue
         code, out, err = fedsweep(*words)
         caught = "--noise-factor" in words
@@ -154,7 +154,7 @@ def test_every_command_that_is_shown_runs(fedsweep, no_ray, tmp_path, monkeypatc
 
 
 def run_the_python_blocks():
-    """Those of two pages, on what the commands have left behind."""
+    """Run the Python blocks of two pages on the results of the commands."""
     names: dict = {}
     for program in blocks(DOCS / "python.md", "python"):
         exec(compile(program.replace('"quickstart"', '"mine.yaml"'), "python.md", "exec"), names)
@@ -162,7 +162,7 @@ def run_the_python_blocks():
     assert names["model"].account.claimed == 1
     (program,) = blocks(DOCS / "benchmark.md", "python")
     found = names["results"].trials
-    program = program.replace("trials.parquet", PLACES["FILE"])
+    program = program.replace("trials.parquet", PLACEHOLDERS["FILE"])
     program = program.replace("CIFAR-10 / ResNet-20 / dirichlet:0.5", found["setting"].iloc[0])
     by_optuna, _, _ = program.partition("from ray import tune")  # what Tune calls is in tests/test_benchmark_table.py
     exec(compile(by_optuna, "benchmark.md", "exec"), names)

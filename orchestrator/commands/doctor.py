@@ -25,11 +25,11 @@ def doctor(json: Json = False) -> None:
     """Check versions, memory, GPUs and compiler. Exits with 1 if something required is missing."""
     checks = list(_checks())
     if json:
-        emit_json([{"what": what, "found": text, "fine": fine} for what, text, fine in checks])
+        emit_json([{"check": name, "value": text, "ok": ok} for name, text, ok in checks])
     else:
-        for what, text, fine in checks:
-            typer.echo(f"{'' if fine else 'PROBLEM: '}{what:<14}{text}")
-    if not all(fine for _, _, fine in checks):
+        for name, text, ok in checks:
+            typer.echo(f"{'' if ok else 'PROBLEM: '}{name:<14}{text}")
+    if not all(ok for _, _, ok in checks):
         raise typer.Exit(1)
 
 
