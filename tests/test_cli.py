@@ -318,7 +318,7 @@ def test_the_diverging_direction_is_documented(fedsweep, repository):
 
 @pytest.mark.ray
 def test_train_in_a_new_process():
-    """The installed command with Ray actors: standard output is JSON only, and the numbers equal those of the same trial
+    """The installed command with Ray actors: standard output is JSON only, and the numbers equal those of the trial
     in this process."""
     script = Path(sys.executable).with_name("fedsweep")
     flags = (
