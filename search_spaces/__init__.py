@@ -1,7 +1,8 @@
-"""Search spaces: one YAML file per method with its coarse grid, its fine grid and the scale of every axis."""
+"""Search spaces: one YAML file per method with a coarse grid, a fine grid and the scale of every axis."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,26 +14,26 @@ from types import MappingProxyType
 import yaml
 
 from trainables import methods
-from trainables.errors import UserError
+from trainables.errors import UserError, one_of
 from trainables.methods.base import Hyperparameter
 from trainables.spec import HyperValue
 
 Axis = tuple[HyperValue, ...]
 Configuration = dict[str, HyperValue]
-SCALES = ("log", "linear", "complement")  # complement: logarithmic in 1 - x, for what lives just below one
+SCALES = ("log", "linear", "complement")  # complement: logarithmic in 1 - x, for values just below one
 RUN_AXES = (
-    Hyperparameter("clip", 10.0, "bound on what a record (or a user) contributes", low=0, open_low=True),
+    Hyperparameter("clip", 10.0, "bound on the contribution of a record (or user)", low=0, open_low=True),
     Hyperparameter(
-        "rounds", 50, "rounds of a run: more of them, with more noise in each", low=1, high=10**6, integer=True
+        "rounds", 50, "rounds of a run: more rounds have more noise in each", low=1, high=10**6, integer=True
     ),
 )
-"""What is no method's own and may still be searched over, in place of what the study says."""
+"""Settings of a run that may be searched like hyperparameters; they override the study's values."""
 RUN_NAMES = tuple(axis.name for axis in RUN_AXES)
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What a method is tuned over. Axes are crossed; a configuration holds only the axes, not the fixed values."""
+    """The axes that a method is tuned over, and its fixed values."""
 
     method: str
     coarse: Mapping[str, Axis]
@@ -41,21 +42,21 @@ class SearchSpace:
     fixed: Mapping[str, HyperValue] = field(default_factory=dict)
 
     def grid(self, axes: Mapping[str, Axis]) -> list[Configuration]:
-        """Every combination, in grid order, each once."""
+        """All combinations with the fixed values, each once; the last axis varies fastest."""
         names = list(axes)
-        found = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
-        return unique({**self.fixed, **configuration} for configuration in found)
+        combinations = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
+        return unique({**self.fixed, **combination} for combination in combinations)
 
     def run_settings(self, *, clip: float, rounds: int) -> Configuration:
-        """What a configuration of this space says beyond its method, given what its run had."""
+        """The part of a run's settings that belongs to its configuration in this space."""
         values: Configuration = {"clip": clip, "rounds": rounds}
         return {name: value for name, value in values.items() if name in self.coarse or name in self.fixed}
 
     def size(self, axes: Mapping[str, Axis]) -> int:
-        """How many configurations `grid` has: no axis holds a value twice."""
+        """The number of configurations of `grid`: no axis holds a value twice."""
         return math.prod(len(axis) for axis in axes.values())
 
-    def changed(
+    def with_overrides(
         self,
         *,
         fixed: Mapping[str, HyperValue],
@@ -63,11 +64,11 @@ class SearchSpace:
         fine: Mapping[str, Sequence[HyperValue]],
         scale: Mapping[str, str] = MappingProxyType({}),
     ) -> SearchSpace:
-        """With a study's overrides: a fixed hyperparameter is no axis any more, an axis given anew replaces the old.
-        One that is added to the coarse grid alone has the same values in the fine one."""
+        """Apply a study's overrides. A fixed hyperparameter is no longer an axis; a given axis replaces the packaged
+        one. An axis that is added only to the coarse grid has the same values in the fine grid."""
         for name in scale:
             if name not in self.coarse and name not in coarse:
-                raise UserError(f"{self.method}: scale of {name!r}, which is no axis")
+                raise UserError(f"{self.method}: scale of {name!r}, which is not an axis")
         merged = {**{k: v for k, v in self.coarse.items() if k not in fixed}, **coarse}
         added = {k: v for k, v in coarse.items() if k not in self.coarse}
         return build(
@@ -80,7 +81,7 @@ class SearchSpace:
 
 
 def load(method: str) -> SearchSpace:
-    """The packaged space of a method."""
+    """The packaged search space of a method."""
     methods.get(method)
     return _read(method)
 
@@ -89,16 +90,16 @@ def file_name(method: str) -> str:
     return f"{method.replace('-', '_')}.yaml"
 
 
-def has(method: str) -> bool:
-    """Whether there is a packaged space."""
+def is_packaged(method: str) -> bool:
+    """Whether the method has a packaged search space."""
     return (resources.files(__name__) / file_name(method)).is_file()
 
 
 @cache
 def _read(method: str) -> SearchSpace:
-    if not has(method):
+    if not is_packaged(method):
         raise UserError(
-            f"method {method!r} has no search space; a study must give its coarse axes, or lie beside a file "
+            f"method {method!r} has no search space; a study must give its coarse axes, or be next to a file "
             f"{file_name(method)}"
         )
     file = resources.files(__name__) / file_name(method)
@@ -113,68 +114,62 @@ def build(
     scale: Mapping[str, str],
     fixed: Mapping[str, HyperValue],
 ) -> SearchSpace:
-    """A space with every value checked against the method's own rules."""
-    known = _known(method)
+    """A search space with every value checked by its hyperparameter."""
+    searchable = _searchable(method)
+    for name in (*fixed, *coarse, *fine):
+        if name not in searchable:
+            raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(searchable)}")
 
     def checked(axes: Mapping[str, Sequence[HyperValue]]) -> dict[str, Axis]:
-        found = {}
         for name, values in axes.items():
-            if name not in known:
-                raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(known)}")
             if not isinstance(values, list | tuple) or not values:
                 raise UserError(f"{method}: axis {name} = {values!r} is not a list of values")
-            found[name] = tuple(dict.fromkeys(known[name].check(value) for value in values))
-        return found
+        return {n: tuple(dict.fromkeys(searchable[n].check(value) for value in axes[n])) for n in axes}
 
-    for name in fixed:
-        if name not in known:
-            raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(known)}")
-    fixed_values = {name: known[name].check(value) for name, value in fixed.items()}
+    fixed_values = {name: searchable[name].check(value) for name, value in fixed.items()}
     if set(coarse) != set(fine):
-        odd = sorted(set(coarse) ^ set(fine))[0]
-        raise UserError(f"{method}: axis {odd!r} is in only one of the coarse and the fine grid")
+        name = min(set(coarse) ^ set(fine))
+        raise UserError(f"{method}: axis {name!r} is in only one of the coarse and the fine grid")
     for name in coarse:
         if name in fixed:
             raise UserError(f"{method}: {name!r} is both fixed and an axis")
     scales = {name: scale.get(name, "log" if name in RUN_NAMES else "linear") for name in coarse}
     for name, kind in scales.items():
-        if kind not in SCALES:
-            raise UserError(f"{method}: scale of {name} = {kind!r} is unknown; choose one of: {', '.join(SCALES)}")
+        one_of(SCALES, **{f"{method}: scale of {name}": kind})
     return SearchSpace(method, checked(coarse), checked(fine), scales, fixed_values)
 
 
-def _known(method: str) -> dict[str, Hyperparameter]:
-    """All that can be an axis."""
+def _searchable(method: str) -> dict[str, Hyperparameter]:
+    """Everything that can be an axis."""
     return {h.name: h for h in (*methods.get(method).hyperparameters, *RUN_AXES)}
 
 
 def unique(configurations: Iterable[Configuration]) -> list[Configuration]:
-    seen: dict[tuple[tuple[str, HyperValue], ...], Configuration] = {}
+    """Without duplicates, in order."""
+    by_content: dict[tuple[tuple[str, HyperValue], ...], Configuration] = {}
     for configuration in configurations:
-        seen.setdefault(tuple(sorted(configuration.items())), configuration)
-    return list(seen.values())
+        by_content.setdefault(tuple(sorted(configuration.items())), configuration)
+    return list(by_content.values())
 
 
 # ---- refinement
 
 
 def refine(space: SearchSpace, rule: str, winner: Configuration) -> list[Configuration]:
-    """The fine grid. `table`: as printed. `zoom`: around the coarse winner."""
+    """The fine grid. `table`: the fine axes of the space. `zoom`: around the winner of the coarse grid."""
     if rule == "table":
         return space.grid(space.fine)
-    known = _known(space.method)
-    numeric = [name for name, axis in space.coarse.items() if is_numeric(axis)]
-    steps = _zoom_steps(space)
+    searchable, steps = _searchable(space.method), _zoom_steps(space)
     return space.grid(
         {
-            name: zoom(known[name], axis, space.scale[name], winner[name], steps) if name in numeric else axis
+            name: zoom(searchable[name], axis, space.scale[name], winner[name], steps) if is_numeric(axis) else axis
             for name, axis in space.coarse.items()
         }
     )
 
 
 def refined_size(space: SearchSpace, rule: str) -> int:
-    """How many configurations `refine` will give, at most."""
+    """The largest number of configurations that `refine` can return."""
     if rule == "table":
         return space.size(space.fine)
     return math.prod(
@@ -183,8 +178,8 @@ def refined_size(space: SearchSpace, rule: str) -> int:
     )
 
 
-def kept_in_zoom(space: SearchSpace) -> int:
-    """How many of them stand in the coarse grid too, at most: every second place of an axis."""
+def zoom_overlap(space: SearchSpace) -> int:
+    """How many of them can be in the coarse grid, too: every second point of an axis."""
     return math.prod(
         min(len(axis), 2 * (_zoom_steps(space) // 2) + 1) if is_numeric(axis) else len(axis)
         for axis in space.coarse.values()
@@ -192,22 +187,19 @@ def kept_in_zoom(space: SearchSpace) -> int:
 
 
 def _zoom_steps(space: SearchSpace) -> int:
-    """A grid grows with the power of its axes: 5^3 = 125, 3^4 = 81."""
+    """Points on either side of the winner; fewer with many axes: 5^3 = 125 configurations, 3^4 = 81."""
     return 2 if sum(map(is_numeric, space.coarse.values())) <= 3 else 1
 
 
 def refine_again(
     space: SearchSpace, tried: Mapping[str, Axis], winner: Configuration, axes: Iterable[str]
 ) -> list[Configuration]:
-    """Closer to a winner on the axes in question, all others as it has them: half way to the values beside it that were
-    tried, and where it sits on an edge half a coarse step and a whole one beyond. Only what has some new value."""
-    known = _known(space.method)
-    questioned = set(axes)
+    """A finer grid around a winner on the given axes; the other axes keep its values. On each axis: half way to the
+    neighbours that were tried, and on an edge half a step and a whole step beyond. Only new values."""
+    searchable, refined = _searchable(space.method), set(axes)
     grid = {
-        name: _closer(known[name], tried[name], space.scale[name], winner[name])
-        if name in questioned
-        else (winner[name],)
-        for name in space.coarse
+        name: _closer(searchable[name], tried[name], space.scale[name], value) if name in refined else (value,)
+        for name, value in ((name, winner[name]) for name in space.coarse)
     }
     return [configuration for configuration in space.grid(grid) if any(configuration[n] not in tried[n] for n in grid)]
 
@@ -215,19 +207,22 @@ def refine_again(
 def _closer(hyper: Hyperparameter, tried: Axis, scale: str, winner: HyperValue) -> Axis:
     values = sorted(float(value) for value in tried)
     scale = usable_scale(scale, values)
-    places = [_forward(scale, value) for value in values]
-    position, step = values.index(float(winner)), max(b - a for a, b in itertools.pairwise(places))
-    here = places[position]
-    below = [(here + places[position - 1]) / 2] if position > 0 else [here - step, here - step / 2]
-    above = [(here + places[position + 1]) / 2] if position + 1 < len(places) else [here + step / 2, here + step]
-    found: list[HyperValue] = [winner]
-    for place in (*below, *above):
-        value = _significant(_backward(scale, place))
-        try:
-            found.append(hyper.check(round(value) if hyper.integer else value))
-        except UserError:
-            continue  # beyond what the method allows
-    return tuple(dict.fromkeys(found))
+    points = [_forward(scale, value) for value in values]
+    position, step = values.index(float(winner)), max(b - a for a, b in itertools.pairwise(points))
+    point = points[position]
+    below = [(point + points[position - 1]) / 2] if position > 0 else [point - step, point - step / 2]
+    above = [(point + points[position + 1]) / 2] if position + 1 < len(points) else [point + step / 2, point + step]
+    new = _valid(hyper, [_significant(_backward(scale, at)) for at in (*below, *above)])
+    return tuple(dict.fromkeys([winner, *new]))
+
+
+def _valid(hyper: Hyperparameter, values: Iterable[float]) -> list[HyperValue]:
+    """The values that the hyperparameter allows, rounded if it is an integer."""
+    valid = []
+    for value in values:
+        with contextlib.suppress(UserError):
+            valid.append(hyper.check(round(value) if hyper.integer else value))
+    return valid
 
 
 def is_numeric(axis: Axis) -> bool:
@@ -235,8 +230,8 @@ def is_numeric(axis: Axis) -> bool:
 
 
 def zoom(hyper: Hyperparameter, axis: Axis, scale: str, winner: HyperValue, steps: int = 2) -> Axis:
-    """The winner and `steps` points on either side, half a coarse step apart on the axis' scale. Where the winner sits
-    on an edge the axis goes on beyond it by the same step, as far as the method allows."""
+    """The winner and `steps` points on either side, half a coarse step apart on the axis' scale. If the winner is on an
+    edge, the axis continues beyond it with the same step, as far as the method allows."""
     values = sorted(float(value) for value in axis)
     if len(values) == 1:
         return axis
@@ -246,28 +241,24 @@ def zoom(hyper: Hyperparameter, axis: Axis, scale: str, winner: HyperValue, step
     gaps = [_forward(scale, b) - _forward(scale, a) for a, b in itertools.pairwise(values)]
     down = gaps[position - 1] if position > 0 else gaps[0]
     up = gaps[position] if position < len(gaps) else gaps[-1]
-    found: list[HyperValue] = []
+    points = []
     for k in range(-steps, steps + 1):
         neighbour = position + k // 2
         if k % 2 == 0 and 0 <= neighbour < len(values):
-            value = values[neighbour]  # as it stands in the coarse grid: the same trial
+            points.append(values[neighbour])  # exactly the value of the coarse grid, so that its trial is reused
         else:
-            value = _significant(_backward(scale, middle + (up if k > 0 else down) * k / 2))
-        try:
-            found.append(hyper.check(round(value) if hyper.integer else value))
-        except UserError:
-            continue  # beyond what the method allows
-    return tuple(dict.fromkeys(found))
+            points.append(_significant(_backward(scale, middle + (up if k > 0 else down) * k / 2)))
+    return tuple(dict.fromkeys(_valid(hyper, points)))
 
 
 def usable_scale(scale: str, values: Sequence[float]) -> str:
-    """The axis' scale, or `linear` where a value has no place on it, as zero has none among logarithms."""
+    """The axis' scale, or `linear` if a value is outside its domain, as 0 is for `log`."""
     outside = (scale == "log" and min(values) <= 0) or (scale == "complement" and max(values) >= 1)
     return "linear" if outside else scale
 
 
 def on_edge(axis: Axis, value: HyperValue) -> bool:
-    """Whether a value is the lowest or highest of a numeric axis that has others."""
+    """Whether a value is the lowest or highest of a numeric axis with at least two values."""
     if not is_numeric(axis) or len(axis) < 2:
         return False
     numbers = [float(v) for v in axis]
@@ -287,7 +278,7 @@ def _backward(scale: str, value: float) -> float:
 
 
 def _significant(value: float, digits: int = 4) -> float:
-    """Numbers a person would type; for values just below one the digits count from there."""
+    """Rounded to a few digits; for values just below one, the digits of 1 - value."""
     if 0.9 < value < 1:
         return 1 - float(f"{1 - value:.{digits}g}")
     return float(f"{value:.{digits}g}")

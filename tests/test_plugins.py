@@ -46,10 +46,10 @@ def test_the_example_method_keeps_the_contract(fedsweep):
     where = f"{EXAMPLE}:DPHeavyBall"
     code, out, err = fedsweep("check-method", where, "--twin", f"{EXAMPLE}:twin", "--repetitions", 2000, "--json")
     assert code == 0, err
-    findings = json.loads(out)["findings"]
+    findings = json.loads(out)["checks"]
     assert len(findings) == 10
     assert err.splitlines() == [f"{finding['check']}: passed" for finding in findings]
-    assert not any(finding["complaint"] for finding in findings)
+    assert not any(finding["failure"] for finding in findings)
 
 
 def test_the_example_study_takes_everything_from_the_plug_in(example):
@@ -266,10 +266,10 @@ class Wild(Faulty):
 
 
 FAULTS = {
-    "one lane is many lanes": Mixing,
-    "a restart from a snapshot": Forgetful,
-    "releases tell no more than is claimed": Leaky,
-    "runs to its end": Wild,
+    "a lane alone": Mixing,
+    "a restart from a checkpoint": Forgetful,
+    "releases reveal no more": Leaky,
+    "runs to the last round": Wild,
 }
 
 
@@ -277,8 +277,8 @@ FAULTS = {
 def test_a_broken_method_is_found_out(monkeypatch, check):
     made = FAULTS[check]()
     monkeypatch.setitem(methods.METHODS, made.name, made)
-    found = contract.examine(made, {}, repetitions=2000)  # one check after the other, up to the one that is broken
-    assert any(finding.complaint and finding.check.startswith(check) for finding in found)
+    found = contract.run_checks(made, {}, repetitions=2000)  # one check after the other, up to the one that is broken
+    assert any(finding.failure and finding.check.startswith(check) for finding in found)
 
 
 def test_a_step_unlike_its_twin_is_found_out(monkeypatch):
@@ -286,28 +286,28 @@ def test_a_step_unlike_its_twin_is_found_out(monkeypatch):
     monkeypatch.setitem(methods.METHODS, made.name, made)
     twins = {
         "": lambda W, G, t, state, *, learning_rate: W - learning_rate * G,
-        "off by": lambda W, G, t, state, *, learning_rate: W - 1.001 * learning_rate * G,
+        "differ by": lambda W, G, t, state, *, learning_rate: W - 1.001 * learning_rate * G,
     }
     for said, twin in twins.items():
-        (last,) = [f for f in contract.examine(made, {}, twin, 200) if f.check == "steps as its twin does"]
-        assert (said in last.complaint) if said else last.complaint == ""
+        (last,) = [f for f in contract.run_checks(made, {}, twin, 200) if f.check == "steps like its reference"]
+        assert (said in last.failure) if said else last.failure == ""
 
 
 def test_the_example_with_clients_of_its_own_keeps_the_contract():
     plugins.use(str(EXAMPLE.with_name("look_ahead.py")))
-    assert [f.check for f in contract.examine(methods.get("dp-look-ahead"), {}) if f.complaint] == []
+    assert [f.check for f in contract.run_checks(methods.get("dp-look-ahead"), {}) if f.failure] == []
 
 
 def test_packaged_methods_keep_the_contract_too():
     """One of each kind of client program that is quick; tests/test_methods.py asks more of all of them."""
     for name in ("dp-fedgd", "dp-scaffold"):
-        broken = [f for f in contract.examine(methods.get(name), {}, repetitions=2000) if f.complaint]
+        broken = [f for f in contract.run_checks(methods.get(name), {}, repetitions=2000) if f.failure]
         assert broken == []
 
 
 def test_a_check_is_named_before_it_runs():
     begun = []
-    found = contract.examine(methods.get("dp-fedgd"), {}, begins=begun.append)
+    found = contract.run_checks(methods.get("dp-fedgd"), {}, on_start=begun.append)
     assert [next(found).check, next(found).check] == begun
 
 

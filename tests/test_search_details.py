@@ -302,14 +302,14 @@ def test_beside_a_winner_are_those_below_and_above(tmp_path):
 
 def test_draws_follow_the_scale_of_an_axis():
     """Half of them lie below the middle of the scale: ten of 1 to 100, and 1 - 0.1 of 1 - 0.01 to 1 - 1."""
-    space = load("dp-fedavg").changed(
+    space = load("dp-fedavg").with_overrides(
         fixed={}, coarse={"local_steps": [1, 100]}, fine={"local_steps": [1, 100]}, scale={"local_steps": "log"}
     )
     steps = [c["local_steps"] for c in sample(space, 200, 0)]
     assert all(isinstance(step, int) and 1 <= step <= 100 for step in steps)
     assert 60 < sum(step <= 10 for step in steps) < 140
     beta = {"beta": [0.0, 0.99]}
-    space = load("dp-fedsofim").changed(fixed={}, coarse=beta, fine=beta, scale={"beta": "complement"})
+    space = load("dp-fedsofim").with_overrides(fixed={}, coarse=beta, fine=beta, scale={"beta": "complement"})
     assert 60 < sum(c["beta"] >= 0.9 for c in sample(space, 200, 0)) < 140
 
 

@@ -1,4 +1,4 @@
-"""Search spaces: the paper's grids as printed, zooming in on a winner, and what a study may change."""
+"""Search spaces: the paper's grids as printed, zooming in on a winner, and a study's overrides."""
 
 import itertools
 import math
@@ -53,7 +53,7 @@ def test_every_method_has_a_packaged_space(method):
     assert set(space.coarse) == set(space.fine) == set(space.scale)
     for configuration in (*space.grid(space.coarse), *space.grid(space.fine)):
         checked = methods.get(method).check(configuration)
-        assert {name: checked[name] for name in configuration} == configuration, "values have their proper types"
+        assert {name: checked[name] for name in configuration} == configuration, "values have the right types"
 
 
 @pytest.mark.parametrize("method", PAPER)
@@ -81,7 +81,7 @@ def test_grids_of_dp_fedsofim_as_printed():
     ]
 
 
-def test_a_grid_runs_over_its_last_axis_first_and_holds_each_configuration_once():
+def test_the_last_axis_of_a_grid_varies_fastest_and_each_configuration_occurs_once():
     space = build("dp-fedsofim", {"rho": [1, 1.0, 2], "beta": [0.9, 0.5]}, {"rho": [1], "beta": [0.9]}, {}, {})
     assert space.grid(space.coarse) == [
         {"rho": 1.0, "beta": 0.9},
@@ -121,23 +121,23 @@ def test_zoom_halves_the_step_on_the_complement_scale():
         (1.0, (0.1, 0.3162, 1.0, 3.162, 10.0)),  # the highest
     ],
 )
-def test_zoom_goes_on_beyond_an_edge(winner, expected):
+def test_zoom_continues_beyond_an_edge(winner, expected):
     assert zoom(hyper("dp-fedgd", "learning_rate"), (0.01, 0.1, 1.0), "log", winner) == expected
 
 
-def test_zoom_goes_no_further_than_the_method_allows():
-    """Below 0 of a decay there is nothing, nor at 1."""
+def test_zoom_stays_within_the_method_s_range():
+    """A decay lies in [0, 1)."""
     beta = hyper("dp-fedsofim", "beta")
     assert zoom(beta, (0.0, 0.1, 0.2), "linear", 0.0) == (0.0, 0.05, 0.1)
-    assert zoom(beta, (0.5, 0.7, 0.9), "linear", 0.9) == (0.7, 0.8, 0.9), "1.0 and 1.1 are no decays"
+    assert zoom(beta, (0.5, 0.7, 0.9), "linear", 0.9) == (0.7, 0.8, 0.9), "1.0 and 1.1 are not allowed"
 
 
-def test_zoom_keeps_whole_numbers_whole():
+def test_zoom_keeps_integers():
     """ln 1, ln 3, ln 5, ln 7: half a step below 3 is sqrt(3) = 1.73, above it sqrt(15) = 3.87."""
     found = zoom(hyper("dp-fedavg", "local_steps"), (1, 3, 5, 7), "log", 3)
     assert found == (1, 2, 3, 4, 5)
     assert all(type(value) is int for value in found)
-    # below 1 there is nothing; 0.58 rounds to 1, which is there already, and 0.33 to 0
+    # 0.58 rounds to 1, a duplicate, and 0.33 to 0, which is not allowed
     assert zoom(hyper("dp-fedavg", "local_steps"), (1, 3, 5, 7), "log", 1) == (1, 2, 3)
 
 
@@ -146,7 +146,7 @@ def test_zoom_does_not_depend_on_the_order_of_the_axis():
     assert zoom(rate, (1.0, 0.01, 0.1), "log", 0.1) == zoom(rate, (0.01, 0.1, 1.0), "log", 0.1)
 
 
-def test_zoom_leaves_an_axis_of_one_value_alone():
+def test_zoom_does_not_change_an_axis_of_one_value():
     assert zoom(hyper("dp-fedgd", "learning_rate"), (0.3,), "log", 0.3) == (0.3,)
 
 
@@ -160,11 +160,11 @@ HUNDREDTHS = [k / 100 for k in range(1, 100)]
         ("dp-fedsofim", "learning_rate", [(0.0123456, 0.1, 0.654321)]),
     ],
 )
-def test_zoom_comes_back_to_the_neighbours_exactly(method, name, axes):
-    """A neighbour that came out a hair beside itself would be run a second time under another key."""
+def test_zoom_reproduces_the_neighbours_exactly(method, name, axes):
+    """A neighbour with a rounding error would be run again under another key."""
     for axis in axes:
         found = zoom(hyper(method, name), axis, load(method).scale[name], axis[1])
-        assert found[::2] == axis, f"{axis} came back as {found[::2]}"
+        assert found[::2] == axis, f"{axis} became {found[::2]}"
 
 
 def test_refinement_by_zoom_crosses_the_zoomed_axes():
@@ -186,8 +186,8 @@ def test_refinement_of_four_axes_takes_three_points_of_each():
     assert len(found) == 81
 
 
-def test_axes_that_are_no_numbers_stay():
-    space = load("dp-fedsofim").changed(
+def test_axes_without_numbers_are_not_zoomed():
+    space = load("dp-fedsofim").with_overrides(
         fixed={"beta": 0.9, "learning_rate": 1},
         coarse={"rho": [1, 10], "direction": ["gradient", "momentum"], "warmup_rounds": ["auto", 5]},
         fine={"rho": [1], "direction": ["momentum"], "warmup_rounds": ["auto"]},
@@ -206,7 +206,7 @@ def test_axes_that_are_no_numbers_stay():
 
 def test_an_axis_with_zero_can_be_zoomed():
     """mu0 = 0 is allowed (no proximal term) and its scale is logarithmic."""
-    space = load("dp-adafedprox").changed(
+    space = load("dp-adafedprox").with_overrides(
         fixed={"local_steps": 1, "client_learning_rate": 0.1, "server_learning_rate": 1},
         coarse={"mu0": [0, 0.1, 1]},
         fine={"mu0": [0]},
@@ -226,9 +226,9 @@ AXES = [
 
 
 @given(data=st.data())
-def test_zoom_never_leaves_what_the_method_allows(data):
-    """For any axis of any method and any winner on it: valid, without duplicates, the winner in it, in order, and with
-    a smaller step than the axis had."""
+def test_zoom_gives_valid_values_for_every_method(data):
+    """For any axis of any method and any winner on it: valid, sorted, without duplicates, with the winner, and with
+    a smaller step than the axis."""
     method, name = data.draw(st.sampled_from(AXES))
     rule, scale = hyper(method, name), load(method).scale[name]
     if rule.integer:
@@ -253,7 +253,7 @@ def test_zoom_never_leaves_what_the_method_allows(data):
     if position > 0 and here > 0:
         assert ordered[position - 1] * (1 - 1e-3) <= found[here - 1] < winner
     if position == len(ordered) - 1 and rule.high == math.inf:
-        assert max(found) > winner, "beyond the upper edge there is always more"
+        assert max(found) > winner, "continues beyond the upper edge"
 
 
 @pytest.mark.parametrize(
@@ -271,28 +271,30 @@ def test_on_edge(axis, value, edge):
     assert on_edge(axis, value) is edge
 
 
-# ---- what a study changes
+# ---- a study's overrides
 
 
-def test_a_fixed_hyperparameter_is_no_axis_any_more():
-    space = load("dp-fedsofim").changed(fixed={"beta": 0.9, "direction": "gradient"}, coarse={}, fine={})
+def test_a_fixed_hyperparameter_is_no_longer_an_axis():
+    space = load("dp-fedsofim").with_overrides(fixed={"beta": 0.9, "direction": "gradient"}, coarse={}, fine={})
     assert set(space.coarse) == set(space.fine) == {"learning_rate", "rho"}
     grid = space.grid(space.coarse)
     assert len(grid) == 25
     assert all(c["beta"] == 0.9 and c["direction"] == "gradient" for c in grid)
 
 
-def test_an_axis_given_anew_replaces_the_old_one():
-    space = load("dp-fedgd").changed(fixed={}, coarse={"learning_rate": ["0.5", 1]}, fine={"learning_rate": [0.75]})
+def test_a_given_axis_replaces_the_packaged_one():
+    space = load("dp-fedgd").with_overrides(
+        fixed={}, coarse={"learning_rate": ["0.5", 1]}, fine={"learning_rate": [0.75]}
+    )
     assert space.coarse == {"learning_rate": (0.5, 1.0)}
     assert space.fine == {"learning_rate": (0.75,)}
     assert space.scale == {"learning_rate": "log"}, "the scale stays"
-    assert load("dp-fedgd").coarse["learning_rate"] != (0.5, 1.0), "the packaged space is not touched"
+    assert load("dp-fedgd").coarse["learning_rate"] != (0.5, 1.0), "the packaged space is unchanged"
 
 
 def test_an_added_axis_is_zoomed_on_the_scale_it_is_given():
     def tried(scale):
-        space = load("dp-fedgd").changed(fixed={}, coarse={"clip": [1, 4, 16]}, fine={}, scale={"clip": scale})
+        space = load("dp-fedgd").with_overrides(fixed={}, coarse={"clip": [1, 4, 16]}, fine={}, scale={"clip": scale})
         return {c["clip"] for c in refine(space, "zoom", {**space.grid(space.coarse)[0], "clip": 4.0})}
 
     assert tried("log") == {1, 2, 4, 8, 16}
@@ -311,7 +313,7 @@ def test_an_added_axis_is_zoomed_on_the_scale_it_is_given():
         ({"coarse": {"beta": [0.9, 1.0]}}, r"beta = 1 is not in \[0, 1\)"),
         ({"fine": {"learning_rate": [-1]}}, r"learning_rate = -1 is not in \(0, inf\)"),
         ({"fine": {"weight_decay": [0]}}, "axis 'weight_decay' is in only one of the coarse and the fine grid"),
-        ({"scale": {"weight_decay": "log"}}, "scale of 'weight_decay', which is no axis"),
+        ({"scale": {"weight_decay": "log"}}, "scale of 'weight_decay', which is not an axis"),
         ({"scale": {"rho": "cubic"}}, "scale of rho = 'cubic' is unknown"),
         ({"coarse": {"clip": [0, 1]}}, r"clip = 0 is not in \(0, inf\)"),
         ({"coarse": {"rounds": [2.5]}}, "rounds = 2.5 is not a whole number"),
@@ -319,25 +321,25 @@ def test_an_added_axis_is_zoomed_on_the_scale_it_is_given():
         ({"fixed": {"rho": 1}, "coarse": {"rho": [1]}, "fine": {"rho": [1]}}, "'rho' is both fixed and an axis"),
     ],
 )
-def test_wrong_changes_are_refused_with_name_and_value(changes, sentence):
+def test_bad_overrides_are_refused_with_name_and_value(changes, sentence):
     with pytest.raises(UserError, match=sentence):
-        load("dp-fedsofim").changed(**{"fixed": {}, "coarse": {}, "fine": {}, **changes})
+        load("dp-fedsofim").with_overrides(**{"fixed": {}, "coarse": {}, "fine": {}, **changes})
 
 
 def test_an_axis_may_be_added_with_its_scale():
-    """To the coarse grid alone: the fine one has the same values, and zooming goes by the scale."""
-    space = load("dp-fedgd").changed(
+    """Added to the coarse grid only: the fine grid has the same values, and zoom uses the scale."""
+    space = load("dp-fedgd").with_overrides(
         fixed={}, coarse={"learning_rate": [1], "clip": [1, 4, 16]}, fine={}, scale={"clip": "linear"}
     )
     assert space.fine["clip"] == space.coarse["clip"] == (1.0, 4.0, 16.0)
     assert space.scale["clip"] == "linear"
     found = refine(space, "zoom", {"learning_rate": 1.0, "clip": 4.0})
     assert [configuration["clip"] for configuration in found] == [1.0, 2.5, 4.0, 10.0, 16.0]
-    plain = load("dp-fedgd").changed(fixed={}, coarse={"clip": [1, 4, 16], "rounds": [10, 40]}, fine={})
-    assert (plain.scale["clip"], plain.scale["rounds"]) == ("log", "log"), "which is what they are by nature"
+    plain = load("dp-fedgd").with_overrides(fixed={}, coarse={"clip": [1, 4, 16], "rounds": [10, 40]}, fine={})
+    assert (plain.scale["clip"], plain.scale["rounds"]) == ("log", "log"), "their default scale"
 
 
-def test_no_method_has_a_hyperparameter_that_every_run_has():
+def test_no_hyperparameter_is_named_like_a_run_setting():
     for method in METHODS.values():
         assert not {h.name for h in method.hyperparameters} & set(search_spaces.RUN_NAMES), method.name
 

@@ -43,7 +43,7 @@ class DPHeavyBall(Method):
 
 
 def twin(W, G, t, state, *, learning_rate, momentum):
-    """The same step for one model in NumPy, which the method is compared with."""
+    """The same step for one model in NumPy; `check-method` compares both."""
     state["velocity"] = momentum * state.get("velocity", 0.0) - learning_rate * G
     return W + state["velocity"]
 

@@ -146,10 +146,10 @@ def _audit_winner(
                 "hyperparameters": training.trial.hyperparameters,
                 "canaries": result.canaries,
                 "guesses": result.guesses,
-                "right": result.right,
+                "correct": result.correct,
                 "confidence": one_run.CONFIDENCE,
                 "epsilon": {"claimed": privacy.epsilon, "actual": actual, "at_least": result.epsilon},
-                "power": {"epsilon": result.most, "noise": result.noise},
+                "power": {"epsilon": result.max_epsilon, "noise": result.noise},
                 "caught": result.caught,
             }
         )
@@ -159,9 +159,9 @@ def _audit_winner(
         typer.echo(f"actual     eps {number(actual)}, by the privacy account")
         typer.echo(
             f"measured   eps at least {number(result.epsilon)} with {one_run.CONFIDENCE:.0%} confidence: "
-            f"{result.right} of {result.guesses} guesses are right, for {result.canaries} canaries in one run"
+            f"{result.correct} of {result.guesses} guesses are correct, for {result.canaries} canaries in one run"
         )
-        typer.echo(f"power      {_power(result.noise, result.most, privacy.epsilon)}")
+        typer.echo(f"power      {_power(result.noise, result.max_epsilon, privacy.epsilon)}")
         typer.echo(_verdict(result.caught))
     if result.caught:
         raise typer.Exit(1)

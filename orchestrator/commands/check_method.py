@@ -42,16 +42,18 @@ def check_method(
     else:
         examined = methods.get(method)
     reference = _load(twin) if twin else None
-    findings = []
+    results = []
     hypers = key_values(hyperparameters)
-    for finding in contract.examine(examined, hypers, reference, repetitions, lambda check: _print(f"{check}: ", json)):
-        findings.append(finding)
-        _print(f"FAILED: {finding.complaint}\n" if finding.complaint else "passed\n", json)
-    failed = [finding for finding in findings if finding.complaint]
+    for result in contract.run_checks(
+        examined, hypers, reference, repetitions, lambda check: _print(f"{check}: ", json)
+    ):
+        results.append(result)
+        _print(f"FAILED: {result.failure}\n" if result.failure else "passed\n", json)
+    failed = [result for result in results if result.failure]
     if json:
-        emit_json({"method": examined.name, "findings": [vars(finding) for finding in findings]})
+        emit_json({"method": examined.name, "checks": [vars(result) for result in results]})
     else:
-        typer.echo(f"{examined.name}: {len(findings) - len(failed)} of {len(findings)} checks passed")
+        typer.echo(f"{examined.name}: {len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)
 

@@ -1,7 +1,8 @@
-"""What every method must keep, as checks that run on anybody's: `fedsweep check-method`.
+"""The contract of a method, as checks that run on any method: `fedsweep check-method`.
 
-A method that breaks one of the first group gives results that depend on the company a trial ran in, or on where it ran;
-one that breaks the last leaks more than its account says.
+Lanes, hosts and restarts: a method that fails gives results that depend on the other trials of its pack or on where it
+ran. Account and audit: a method that fails leaks more than it claims. Reference: its server step is not what its paper
+says.
 """
 
 from __future__ import annotations
@@ -29,59 +30,58 @@ from trainables.privacy.plan import PrivacySettings
 from trainables.spec import HyperValue
 
 Twin = Callable[..., np.ndarray]
-"""The server's step, written for reading: twin(W, G, t, state, **hyperparameters) -> the weights after round t."""
-LANES = 21  # full vectors of any width, and a rest
+"""Readable reference of the server's step: twin(W, G, t, state, **hyperparameters) -> the weights after round t."""
+LANES = 21  # not a multiple of any vector width
 ROUNDS = 8
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What became of a check: no complaint, or a sentence."""
-
+class CheckResult:
     check: str
-    complaint: str = ""
+    failure: str = ""
+    """What is wrong, in one sentence; empty if the check passed."""
 
 
-def examine(
+def run_checks(
     method: Method,
     hyperparameters: Mapping[str, HyperValue],
     twin: Twin | None = None,
     repetitions: int = 4_000,
-    begins: Callable[[str], None] = lambda check: None,
-) -> Iterator[Finding]:
-    """Every check, one after the other; the method must be known by its name (`methods.add_all`). `hyperparameters`: a
-    setting under which it is stable, from which the checks vary it. `begins`: told of a check before it runs."""
+    on_start: Callable[[str], None] = lambda check: None,
+) -> Iterator[CheckResult]:
+    """Run all checks in turn. The method must be registered (`methods.add_all`). `hyperparameters`: a stable
+    configuration, which the checks vary. `on_start`: called with the name of a check before it runs."""
     base = method.check(hyperparameters)
     problem = _problem(method)
-    trials = _varied(method, problem, base)
+    trials = _mixed_trials(method, problem, base)
     checks: dict[str, Callable[[], str]] = {
-        "describes itself and refuses bad values": lambda: _describes(method),
-        "buys what it claims, by its account": lambda: _account(trials, problem),
-        "runs to its end with finite weights": lambda: _runs(trials, problem),
-        "one lane is many lanes, to the last bit": lambda: _alone(trials, problem),
-        "the order of lanes does not matter": lambda: _same(trials, problem, order=True),
-        "one host is many hosts": lambda: _same(trials, problem, hosts=3),
-        "a restart from a snapshot changes nothing": lambda: _same(trials, problem, restart_at=5),
-        "releases tell no more than is claimed": lambda: _leaks(method, base, repetitions, 1.0),
-        "and half the noise would be caught": lambda: _leaks(method, base, repetitions, 0.5),
+        "has a complete description and refuses bad values": lambda: _check_description(method),
+        "actual eps is at most the claimed eps": lambda: _check_account(trials, problem),
+        "runs to the last round with finite weights": lambda: _check_finite(trials, problem),
+        "a lane alone and in a pack give identical bits": lambda: _check_alone(trials, problem),
+        "the order of lanes does not matter": lambda: _check_same(trials, problem, reverse=True),
+        "the number of hosts does not matter": lambda: _check_same(trials, problem, hosts=3),
+        "a restart from a checkpoint changes nothing": lambda: _check_same(trials, problem, restart_at=5),
+        "releases reveal no more than is claimed": lambda: _check_leak(method, base, repetitions, 1.0),
+        "half the noise would be detected": lambda: _check_leak(method, base, repetitions, 0.5),
     }
     if twin is not None:
-        checks["steps as its twin does"] = lambda: _agrees(method, problem, base, twin)
+        checks["steps like its reference"] = lambda: _check_twin(method, problem, base, twin)
     for name, run in checks.items():
-        begins(name)
+        on_start(name)
         try:
-            yield Finding(name, run())
+            yield CheckResult(name, run())
         except (UserError, NotImplementedError) as error:
-            yield Finding(name, str(error))
-        except Exception as error:  # whatever the method does wrong
-            yield Finding(name, f"{type(error).__name__}: {error}")
+            yield CheckResult(name, str(error))
+        except Exception as error:  # any exception of the method is a failure
+            yield CheckResult(name, f"{type(error).__name__}: {error}")
 
 
-# ---- what they run on
+# ---- the problem and the trials
 
 
 def _problem(method: Method) -> Problem:
-    """400 rows of 6 features, dealt to 5 clients; with a head that the method accepts."""
+    """400 rows of 6 features, partitioned among 5 clients, with the first model that the method accepts."""
     data = features.load("synthetic-frozen:400,80,6,3")
     for model in ("softmax", "multinomial", "mlp:4"):
         spec = ProblemSpec(
@@ -94,11 +94,11 @@ def _problem(method: Method) -> Problem:
         problem = Problem.prepare(data, spec)
         if method.accepts(problem.model):
             return problem
-    raise UserError(f"{method.name} accepts none of the packaged heads")
+    raise UserError(f"{method.name} accepts none of the packaged models")
 
 
-def _varied(method: Method, problem: Problem, base: Mapping[str, HyperValue]) -> list[TrialSpec]:
-    """A mixed pack: lanes differ in every number that may differ in a pack, in seed, clip and budget."""
+def _mixed_trials(method: Method, problem: Problem, base: Mapping[str, HyperValue]) -> list[TrialSpec]:
+    """Lanes that differ in seed, clip, eps and every hyperparameter that may differ within a pack."""
     rng = np.random.default_rng(1)
     trials = []
     for _ in range(LANES):
@@ -107,8 +107,8 @@ def _varied(method: Method, problem: Problem, base: Mapping[str, HyperValue]) ->
             value = hypers[h.name]
             if h.static or h.boolean or isinstance(value, bool | str) or h.integer:
                 continue
-            moved = float(value) * float(rng.uniform(0.5, 1.0)) if value else value
-            hypers[h.name] = h.check(moved) if _allowed(h, moved) else value
+            changed = float(value) * float(rng.uniform(0.5, 1.0)) if value else value
+            hypers[h.name] = h.check(changed) if _is_allowed(h, changed) else value
         privacy = PrivacySettings(
             epsilon=float(rng.choice([1.0, 8.0, math.inf])),
             clip=float(rng.choice([1.0, 5.0])),
@@ -118,7 +118,7 @@ def _varied(method: Method, problem: Problem, base: Mapping[str, HyperValue]) ->
     return list({trial.key: trial for trial in trials}.values())
 
 
-def _allowed(h: Hyperparameter, value: HyperValue) -> bool:
+def _is_allowed(h: Hyperparameter, value: HyperValue) -> bool:
     try:
         h.check(value)
     except UserError:
@@ -143,14 +143,14 @@ def _trial(
 def _run(
     trials: Sequence[TrialSpec], problem: Problem, hosts: int = 1, restart_at: int | None = None
 ) -> dict[str, tuple[Any, ...]]:
-    """All that the trials leave behind, but for the time they took."""
+    """All results of the trials except timings."""
     server = Server(HostsHere(hosts), "cpu")
     server.open(trials, in_process(problem))
     if restart_at is not None:
         server.advance(restart_at)
         saved = server.snapshot()
         server = Server(HostsHere(hosts), "cpu")
-        with _as_in_a_new_process(trials[0].method):
+        with _new_instance(trials[0].method):
             server.open(trials, in_process(problem), saved)
     server.advance(ROUNDS - 1)
     weights = {t.key: row.numpy().tobytes() for t, row in zip(server.trials, server.theta, strict=True)}
@@ -162,20 +162,20 @@ def _run(
 
 
 @contextlib.contextmanager
-def _as_in_a_new_process(name: str) -> Iterator[None]:
-    """With an instance of the method that remembers nothing."""
-    before = methods.METHODS[name]
-    methods.METHODS[name] = type(before)()
+def _new_instance(name: str) -> Iterator[None]:
+    """Replace the method by a new instance without state, as a new process would."""
+    original = methods.METHODS[name]
+    methods.METHODS[name] = type(original)()
     try:
         yield
     finally:
-        methods.METHODS[name] = before
+        methods.METHODS[name] = original
 
 
-# ---- the checks: each returns its complaint
+# ---- the checks: each returns its failure, or an empty string
 
 
-def _describes(method: Method) -> str:
+def _check_description(method: Method) -> str:
     for attribute in ("name", "title", "paper", "hyperparameters"):
         if not getattr(method, attribute, None):
             return f"it has no {attribute}"
@@ -183,19 +183,19 @@ def _describes(method: Method) -> str:
         return f"the name {method.name!r} belongs to another method"
     names = [h.name for h in method.hyperparameters]
     if len(set(names)) != len(names):
-        return "two hyperparameters have one name"
+        return "two hyperparameters have the same name"
     for h in method.hyperparameters:
         if not h.description:
             return f"hyperparameter {h.name} has no description"
         h.check(h.default)
         bad_values: list[HyperValue] = ["nonsense"] if h.choices or h.boolean else ["nonsense", math.nan]
         for bad in bad_values:
-            if bad != AUTO and _allowed(h, bad):
+            if bad != AUTO and _is_allowed(h, bad):
                 return f"hyperparameter {h.name} accepts {bad!r}"
     return ""
 
 
-def _account(trials: Sequence[TrialSpec], problem: Problem) -> str:
+def _check_account(trials: Sequence[TrialSpec], problem: Problem) -> str:
     for trial in trials:
         plan = check(trial, problem)
         claimed, actual = trial.privacy.epsilon, plan.actual_epsilon[trial.privacy.release]
@@ -206,43 +206,43 @@ def _account(trials: Sequence[TrialSpec], problem: Problem) -> str:
     return ""
 
 
-def _runs(trials: Sequence[TrialSpec], problem: Problem) -> str:
-    ended = _run(trials, problem)
+def _check_finite(trials: Sequence[TrialSpec], problem: Problem) -> str:
+    results = _run(trials, problem)
     for trial in trials:
-        if ended[trial.key][0] != "done":
-            return f"it diverged with {trial.hyperparameters}; give a calmer setting with --set"
+        if results[trial.key][0] != "done":
+            return f"it diverged with {trial.hyperparameters}; pass a stable configuration with --set"
     return ""
 
 
-def _alone(trials: Sequence[TrialSpec], problem: Problem) -> str:
+def _check_alone(trials: Sequence[TrialSpec], problem: Problem) -> str:
     together = _run(trials, problem)
     for trial in trials[::4]:
         if _run([trial], problem)[trial.key] != together[trial.key]:
-            return f"alone it computes something else than in a pack, with {trial.hyperparameters}"
+            return f"a lane alone gives other results than in a pack, with {trial.hyperparameters}"
     return ""
 
 
-def _same(trials: Sequence[TrialSpec], problem: Problem, *, order: bool = False, **changed: int) -> str:
-    other = trials[::-1] if order else trials
-    return "" if _run(trials, problem) == _run(other, problem, **changed) else "the results differ"
+def _check_same(trials: Sequence[TrialSpec], problem: Problem, *, reverse: bool = False, **options: int) -> str:
+    other = trials[::-1] if reverse else trials
+    return "" if _run(trials, problem) == _run(other, problem, **options) else "the results differ"
 
 
-def _leaks(method: Method, base: Mapping[str, HyperValue], repetitions: int, factor: float) -> str:
-    """At one budget; `fedsweep audit` tries others."""
+def _check_leak(method: Method, base: Mapping[str, HyperValue], repetitions: int, factor: float) -> str:
+    """A paired audit at one eps; `fedsweep audit` runs others."""
     privacy = PrivacySettings(epsilon=2.0, delta=1e-5, level=method.levels[0])
-    found = paired.audit(method.name, privacy, base, repetitions=repetitions, noise_factor=factor)
-    if factor == 1 and found.caught:
-        return f"eps 2 is claimed, and at least {found.epsilon:.3g} was seen"
-    if factor < 1 and not found.caught and not found.sampled:
+    result = paired.audit(method.name, privacy, base, repetitions=repetitions, noise_factor=factor)
+    if factor == 1 and result.caught:
+        return f"eps 2 is claimed, but eps is at least {result.epsilon:.3g}"
+    if factor < 1 and not result.caught and not result.sampled:
         return (
-            f"with {factor:g} of the noise only eps {found.epsilon:.3g} was seen in {repetitions} repetitions: is "
-            "there noise that costs nothing, or were they too few?"
+            f"with {factor:g} of the noise only eps {result.epsilon:.3g} was measured in {repetitions} repetitions: "
+            "the method adds noise that its account does not use, or needs more repetitions"
         )
     return ""
 
 
-def _agrees(method: Method, problem: Problem, base: Mapping[str, HyperValue], twin: Twin) -> str:
-    """Three lanes through ten rounds of made-up releases, in float32, beside the twin in float64."""
+def _check_twin(method: Method, problem: Problem, base: Mapping[str, HyperValue], twin: Twin) -> str:
+    """Three lanes through ten rounds of random releases in float32, compared with the twin in float64."""
     rng, lanes, d = np.random.default_rng(3), 3, problem.model.dimension
     privacy = PrivacySettings(epsilon=2.0, level=method.levels[0])
     resolved = method.resolve(dict(base), privacy)
@@ -252,14 +252,16 @@ def _agrees(method: Method, problem: Problem, base: Mapping[str, HyperValue], tw
     }
     hypers |= {"level": privacy.level, "rounds": 10, "model": problem.model, "clipping": privacy.clipping}
     theta = torch.from_numpy(rng.normal(size=(lanes, d)).astype(np.float32))
-    slow = theta.numpy().astype(np.float64)
+    reference = theta.numpy().astype(np.float64)
     state = method.initial_state(theta, hypers)
     states: list[dict[str, Any]] = [{} for _ in range(lanes)]
     for t in range(1, 11):
         G = rng.normal(size=(lanes, d)).astype(np.float32)
         theta = method.step(t, theta, torch.from_numpy(G), state, hypers)
-        slow = np.stack([twin(slow[i], G[i].astype(np.float64), t, states[i], **resolved) for i in range(lanes)])
-        off = float(np.abs(theta.numpy() - slow).max() / max(1.0, np.abs(slow).max()))
-        if not off <= 1e-5 * t:
-            return f"after round {t} the weights are off by {off:.2g} of their size"
+        reference = np.stack(
+            [twin(reference[i], G[i].astype(np.float64), t, states[i], **resolved) for i in range(lanes)]
+        )
+        error = float(np.abs(theta.numpy() - reference).max() / max(1.0, np.abs(reference).max()))
+        if not error <= 1e-5 * t:
+            return f"after round {t} the weights differ by {error:.2g} of their size"
     return ""

@@ -1,18 +1,20 @@
-"""An empirical check of the account: how well can one who sees the releases tell whether a planted record is there?
+"""Paired audit: how well can an adversary who sees all releases tell whether a planted record is in the data?
 
-The real engine runs many times on two neighbouring data sets; repetitions are lanes with seeds of their own. One half
-of the runs teaches the adversary a statistic of everything released and a threshold, the other half counts its errors.
-The statistic is a likelihood ratio: it looks at where the releases lie (linear) and at how far they scatter
-(quadratic), for a noise scale can tell as much as a mean.
-Clopper and Pearson's bounds on them bound from below what the mechanism leaks:
+The real engine runs many times on two neighbouring data sets; repetitions are lanes with different seeds. Half of the
+runs train the adversary: a likelihood ratio of everything released, and a threshold. It uses the releases' positions
+(linear) and their scatter (quadratic), since the scale of the noise can reveal as much as its mean. The other half
+counts its errors. Clopper-Pearson bounds on the error rates give lower bounds on what the mechanism leaks:
 
 * mu: a mu-GDP mechanism allows no test with Phi^-1(1 - false positives) - Phi^-1(false negatives) > mu;
-* eps, plainly: an (eps, delta)-DP one allows none with 1 - delta - false negatives > e^eps false positives, nor with
-  the two exchanged. It is much weaker, but holds for any mechanism: where samples are secret, only this one does.
+* plain eps: an (eps, delta)-DP mechanism allows none with 1 - delta - false negatives > e^eps false positives, nor with
+  the two rates exchanged. This bound is much weaker but holds for any mechanism; with secret sampling, only this holds.
 
-The data make the planted record as visible as can be. There are few rows; weights start at zero and hardly move (the
-account knows no learning rate), so that it contributes its full bound every round while the other rows, in pairs of
-opposite labels, cancel. What is not caught may still be there: every audit says how much it would have caught.
+A bound above the claimed eps means that the method adds too little noise or releases something it does not account for.
+A bound below it proves nothing, so every audit also reports the smallest violation that it would have detected.
+
+The data make the planted record as visible as possible. There are few rows. Weights start at zero and hardly move (the
+account does not depend on the learning rate), so the record contributes its full bound in every round, while the other
+rows, in pairs of opposite labels, cancel.
 """
 
 from __future__ import annotations
@@ -45,43 +47,42 @@ from trainables.privacy.plan import Level, PrivacyPlan, PrivacySettings
 from trainables.spec import HyperValue
 
 CONFIDENCE = 0.95
-CLIP = 0.5  # what follows has longer gradients at zero weights: all are clipped
+CLIP = 0.5  # all rows below have longer gradients at zero weights, so all are clipped
 LEARNING_RATE = 1e-3
-LANES = 1024  # of one pack
+LANES = 1024  # per pack
 
 Row = tuple[float, int]
 """A feature and a label."""
 PLANTED: Row = (6.0, 1)
 OTHER: Row = (1.0, 0)
-"""What replaces it: a gradient all but opposite, and other features for what is made of those alone."""
+"""Replaces the planted record: an almost opposite gradient, and other features for releases of features alone."""
 PAIR: tuple[Row, Row] = ((1.0, 0), (1.0, 1))
 """Rows whose gradients cancel."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """The smallest violation that an audit of this size catches with probability `CONFIDENCE`."""
+    """The smallest violation that an audit of this size detects with probability `CONFIDENCE`."""
 
     mu: float
-    """What releases must tell, as mu."""
     epsilon: float
-    """The same as eps, at the claimed delta."""
+    """The same violation as eps, at the claimed delta."""
     noise: float
-    """The part of the planned noise that would have told as much, given how visible the planted record was."""
+    """The fraction of the planned noise that gives this violation, given how visible the planted record was."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was claimed and what was seen. A bound holds with `CONFIDENCE`."""
+    """The claim, and lower bounds on what the releases reveal. Each bound holds with probability `CONFIDENCE`."""
 
     trial: TrialSpec
     plan: PrivacyPlan
     repetitions: int
     mu: float
-    """A lower bound, for a mechanism of Gaussian releases over all records."""
+    """Lower bound for a mechanism with Gaussian releases and without sampling."""
     epsilon_of_mu: float
     plain_epsilon: float
-    """A lower bound for any mechanism."""
+    """Lower bound for any mechanism."""
     power: Power
 
     @property
@@ -90,12 +91,12 @@ class Audit:
 
     @property
     def epsilon(self) -> float:
-        """The lower bound that counts."""
+        """The strongest lower bound that is valid for this method."""
         return self.plain_epsilon if self.sampled else self.epsilon_of_mu
 
     @property
     def caught(self) -> bool:
-        """Whether the releases tell more than the claim allows."""
+        """Whether the releases reveal more than the claim allows."""
         return self.epsilon > self.trial.privacy.epsilon
 
     @property
@@ -118,19 +119,20 @@ def audit(
     public_sizes: bool = True,
     seed: int = 0,
 ) -> Audit:
-    """Run a method `repetitions` times with the planted record (or user) and as often without. The clip is the data's
-    own. Two checks of the check: the noise is that of the plan, times `noise_factor`; without `public_sizes` releases
-    are divided by how many rows there really are."""
+    """Run a method `repetitions` times with the planted record (or user) and as often without, always with `CLIP`. Two
+    options test the audit itself: `noise_factor` scales the planned noise, and without `public_sizes` releases are
+    divided by the true number of rows."""
     in_range(1, 10**4, rounds=rounds)
     in_range(2, 1000, clients=clients)
     in_range(100, 10**6, repetitions=repetitions)
     in_range(0, 100, "(]", noise_factor=noise_factor)
     in_range(0, 2**40, seed=seed)
     if math.isinf(privacy.epsilon):
-        raise UserError("epsilon = inf claims nothing that could be audited")
+        raise UserError("epsilon = inf claims no privacy, so there is nothing to audit")
     settings = privacy.model_copy(update={"clip": CLIP}).check()
     chosen = methods.get(method).check({**most_visible(method, privacy.level), **hyperparameters})
-    seen, plans, problems = [], [], neighbours(settings, model, clients)
+    problems = neighbours(settings, model, clients)
+    runs, plans = [], []
     for world, problem in enumerate(problems):
         trial = TrialSpec(
             problem=problem.spec,
@@ -145,32 +147,32 @@ def audit(
         )
         plans.append(check(trial, problems[0]))
         sizes = (problems[0] if public_sizes else problem).partition.sizes
-        seen.append(releases(trial, problem, repetitions, noise_factor, sizes))
-    there, away = seen
+        runs.append(releases(trial, problem, repetitions, noise_factor, sizes))
+    (present, absent), plan = runs, plans[0]
     half = repetitions // 2
-    adversary = Adversary.taught(there[:half], away[:half])
-    taught = Mistakes(adversary.scores(there[:half]), adversary.scores(away[:half]), settings.delta)
-    tried = Mistakes(adversary.scores(there[half:]), adversary.scores(away[half:]), settings.delta)
-    mu = tried.mu(np.zeros(1)).item()  # where either is as likely
-    extremes = np.quantile(np.concatenate([taught.there, taught.away]), np.linspace(0.005, 0.995, 199))
-    plain = tried.epsilon(extremes[[np.argmax(taught.epsilon(extremes))]]).item()
-    sampled = any(event.sampling < 1 for event in plans[0].events)
-    least = least_caught(settings.epsilon, settings.delta, repetitions - half, plain=sampled)
-    # noise and mu are inverse to each other, so far as the record shows
-    shown = min(1.0, tried.apart * noise_factor / plans[0].mu(settings.release))
-    noise = mu_of(settings.epsilon, settings.delta) * shown / least
-    power = Power(least, epsilon_of(least, settings.delta), noise)
-    return Audit(trial, plans[0], repetitions, mu, epsilon_of(mu, settings.delta), plain, power)
+    adversary = Adversary.fit(present[:half], absent[:half])
+    training = Scores(adversary.scores(present[:half]), adversary.scores(absent[:half]), settings.delta)
+    test = Scores(adversary.scores(present[half:]), adversary.scores(absent[half:]), settings.delta)
+    mu = test.mu(np.zeros(1)).item()  # the threshold at which both are equally likely
+    thresholds = np.quantile(np.concatenate([training.present, training.absent]), np.linspace(0.005, 0.995, 199))
+    plain = test.epsilon(thresholds[[np.argmax(training.epsilon(thresholds))]]).item()
+    sampled = any(event.sampling < 1 for event in plan.events)
+    detectable = smallest_detectable_mu(settings.epsilon, settings.delta, repetitions - half, plain=sampled)
+    # mu is inversely proportional to the noise, as far as the record is visible
+    visibility = min(1.0, test.mu_estimate * noise_factor / plan.mu(settings.release))
+    noise = mu_of(settings.epsilon, settings.delta) * visibility / detectable
+    power = Power(detectable, epsilon_of(detectable, settings.delta), noise)
+    return Audit(trial, plan, repetitions, mu, epsilon_of(mu, settings.delta), plain, power)
 
 
-# ---- what is run
+# ---- the runs
 
 
 def most_visible(method: str, level: Level) -> dict[str, HyperValue]:
-    """Hyperparameters under which the planted record shows most; what else is asked for goes before them."""
+    """Hyperparameters that make the planted record most visible; the caller's values take precedence."""
     rates: dict[str, HyperValue] = {"sampling_rate": 1.0, "participation": 1.0, "local_steps": 1, "hessian_clip": 0.01}
-    rates["every"] = 2  # turns enough for their sum to show, and not all rounds
-    if level == "user":  # what a user sends must be longer than the clip, and not follow the last round's noise
+    rates["every"] = 2  # some turns, so that their sum is visible, but not every round
+    if level == "user":  # a user's update must be longer than the clip, and independent of the last round's noise
         rates |= {"client_learning_rate": 10.0, "feature_clip": 0.1, "alpha": 0.1, "rho": 0.01}
     names = [h.name for h in methods.get(method).hyperparameters]
     return {name: rates.get(name, LEARNING_RATE) for name in names if name in rates or name.endswith("learning_rate")}
@@ -183,25 +185,25 @@ def defaults(method: str) -> dict[str, HyperValue]:
 def neighbours(settings: PrivacySettings, model: str, clients: int) -> tuple[Problem, Problem]:
     """Two data sets that differ in one record, or in one user.
 
-    Seen locally, a client is all that matters; in a sum there are others. The planted one is the smallest. A record
-    that counts as nothing is left out; what is known of the sizes is what they are with it.
+    With local release one client is enough; in a sum there are others, and the client with the planted record is the
+    smallest. With zero-out adjacency the record is missing from the second data set, while the public sizes include it.
     """
     replaced = settings.adjacency == "replace-one"
     if settings.level == "record":
-        rest = list(PAIR)
-        there, away = [*rest, PLANTED], [*rest, OTHER] if replaced else rest
+        present = [*PAIR, PLANTED]
+        absent = [*PAIR, OTHER] if replaced else [*PAIR]
     else:
-        there, away = [PLANTED] * 2, [OTHER] * 2 if replaced else list(PAIR)
-    others = [] if settings.release == "local" else [list(PAIR) * (len(there) // 2 + 1)] * (clients - 1)
-    return _problem("there", [there, *others], model), _problem("away", [away, *others], model)
+        present, absent = [PLANTED] * 2, [OTHER] * 2 if replaced else [*PAIR]
+    others = [] if settings.release == "local" else [list(PAIR) * (len(present) // 2 + 1)] * (clients - 1)
+    return _problem("there", [present, *others], model), _problem("away", [absent, *others], model)
 
 
 def _problem(name: str, clients: Sequence[Sequence[Row]], model: str) -> Problem:
-    rows = [*(row for held in clients for row in held), *PAIR]  # the last two are nobody's, but show both labels
+    rows = [*(row for client in clients for row in client), *PAIR]  # no client holds the last two: both labels occur
     x = np.array([[feature] for feature, _ in rows], dtype=np.float32)
     y = np.array([label for _, label in rows], dtype=np.int64)
-    ends = np.cumsum([len(held) for held in clients])
-    dealt = Partition(tuple(np.arange(end - len(held), end) for end, held in zip(ends, clients, strict=True)))
+    ends = np.cumsum([len(client) for client in clients])
+    partition = Partition(tuple(np.arange(end - len(rows), end) for end, rows in zip(ends, clients, strict=True)))
     content = f"audit:{name}:{clients}"
     spec = ProblemSpec(
         data=DataSpec(fingerprint=content),
@@ -210,35 +212,35 @@ def _problem(name: str, clients: Sequence[Sequence[Row]], model: str) -> Problem
         evaluate_on="test",
         model=model,
     )
-    return Problem(spec, FeatureSet(name, content, x, y, x, y), dealt, x, y)
+    return Problem(spec, FeatureSet(name, content, x, y, x, y), partition, x, y)
 
 
 def from_zero(model: Model) -> Model:
-    """The same model with all weights zero at first, whatever the seed."""
+    """The same model with zero initial weights for every seed."""
     kind: Any = type(model)
     zero = type(f"{kind.__name__}FromZero", (kind,), {"initial": lambda self, seed: torch.zeros(self.dimension)})
     return zero(**vars(model))
 
 
-class OverheardHosts(HostsHere):
-    """A host whose every release is written down, lane by lane, on its way to the server."""
+class RecordingHosts(HostsHere):
+    """A host that records every release, lane by lane, on its way to the server."""
 
     def __init__(self, noise_factor: float) -> None:
         super().__init__(1)
-        self.heard: list[torch.Tensor] = []
+        self.recorded: list[torch.Tensor] = []
         self._factor = noise_factor
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
-        totals = super().prepare(self._changed(work))
-        self.heard.append(totals[0][torch.from_numpy(work.distinct_noises()[1])])
+        totals = super().prepare(self._with_noise_factor(work))
+        self.recorded.append(totals[0][torch.from_numpy(work.distinct_noises()[1])])
         return totals
 
     def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
-        replies = super().round(self._changed(work), t, sent, diagnose)
-        self.heard.append(replies[0].total)
+        replies = super().round(self._with_noise_factor(work), t, sent, diagnose)
+        self.recorded.append(replies[0].total)
         return replies
 
-    def _changed(self, work: ClientWork) -> ClientWork:
+    def _with_noise_factor(self, work: ClientWork) -> ClientWork:
         if self._factor == 1:
             return work
         scaled = {name: (std * self._factor).astype(np.float32) for name, std in work.noise_std.items()}
@@ -248,94 +250,96 @@ class OverheardHosts(HostsHere):
 def releases(
     trial: TrialSpec, problem: Problem, repetitions: int, noise_factor: float, sizes: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Everything that is released in the course of a run, a row for every repetition. `sizes`: the public ones."""
+    """All releases of a run, one row per repetition. `sizes`: the public sizes."""
     shipment: Shipment = replace(in_process(problem), model=from_zero(problem.model), sizes=sizes)
     rows = []
-    lanes = 1 if trial.preprocess.center else LANES  # every seed has a centre, and features, of its own
+    lanes = 1 if trial.preprocess.center else LANES  # the centre, and so the features, depend on the seed
     for start in range(0, repetitions, lanes):
         seeds = range(trial.seed + start, trial.seed + min(start + lanes, repetitions))
-        hosts = OverheardHosts(noise_factor)
+        hosts = RecordingHosts(noise_factor)
         server = Server(hosts)
         server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], shipment)
         server.advance(trial.rounds)
-        rows.append(from_grid(torch.cat(hosts.heard, dim=1)).numpy())
-    found = np.concatenate(rows)
-    if not np.isfinite(found).all():
+        rows.append(from_grid(torch.cat(hosts.recorded, dim=1)).numpy())
+    values = np.concatenate(rows)
+    if not np.isfinite(values).all():
         raise UserError(f"{trial.method} diverges with these hyperparameters, so there is nothing to compare")
-    return found
+    return values
 
 
-# ---- what the adversary makes of it
+# ---- the adversary
 
 
-def most_telling(there: NDArray[np.float64], away: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The direction in which the two kinds of runs differ most, against their common spread (Fisher's)."""
-    spread = np.sqrt((there.var(0) + away.var(0)) / 2)
+def fisher_direction(present: NDArray[np.float64], absent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The direction in which the two kinds of runs differ most, relative to their common covariance."""
+    spread = np.sqrt((present.var(0) + absent.var(0)) / 2)
     scale = np.where(spread > 0, spread, 1.0)
-    common = (np.cov(there / scale, rowvar=False) + np.cov(away / scale, rowvar=False)) / 2
-    regular = common + 1e-6 * np.eye(len(scale))  # some releases may follow from others
-    return np.linalg.solve(regular, (there.mean(0) - away.mean(0)) / scale) / scale
+    common = (np.cov(present / scale, rowvar=False) + np.cov(absent / scale, rowvar=False)) / 2
+    regular = common + 1e-6 * np.eye(len(scale))  # some releases may be functions of others
+    return np.linalg.solve(regular, (present.mean(0) - absent.mean(0)) / scale) / scale
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """Two views of everything released, the most telling direction and the scatter, and the likelihood of both views
-    with and without the planted record, as if they were Gaussian."""
+    """A likelihood ratio test on two statistics of all releases: the projection on Fisher's direction, and the scatter.
+    With and without the planted record, both are modelled as Gaussian."""
 
     direction: NDArray[np.float64]
     centre: NDArray[np.float64]
     spread: NDArray[np.float64]
     fits: tuple[tuple[NDArray[Any], NDArray[Any]], ...]
-    """Mean and inverse covariance of the views, with and without."""
+    """Mean and inverse covariance of the statistics, with and without the record."""
     offset: float
 
     @classmethod
-    def taught(cls, there: NDArray[np.float64], away: NDArray[np.float64]) -> Adversary:
-        """From runs with and without the record."""
-        direction = most_telling(there, away)
-        both = np.concatenate([there - there.mean(0), away - away.mean(0)])
+    def fit(cls, present: NDArray[np.float64], absent: NDArray[np.float64]) -> Adversary:
+        """Fit to runs with and without the record."""
+        direction = fisher_direction(present, absent)
+        both = np.concatenate([present - present.mean(0), absent - absent.mean(0)])
         spread = both.std(0)
-        found = cls(direction, (there.mean(0) + away.mean(0)) / 2, np.where(spread > 0, spread, np.inf), (), 0.0)
+        adversary = cls(
+            direction, (present.mean(0) + absent.mean(0)) / 2, np.where(spread > 0, spread, np.inf), (), 0.0
+        )
         fits: list[tuple[NDArray[Any], NDArray[Any]]] = []
         offset = 0.0
-        for sign, views in zip((1, -1), map(found._views, (there, away)), strict=True):
-            covariance = np.cov(views, rowvar=False) + 1e-12 * np.eye(2)
-            fits.append((views.mean(0), np.linalg.inv(covariance)))
+        for sign, statistics in zip((1, -1), map(adversary._statistics, (present, absent)), strict=True):
+            covariance = np.cov(statistics, rowvar=False) + 1e-12 * np.eye(2)
+            fits.append((statistics.mean(0), np.linalg.inv(covariance)))
             offset -= sign * np.linalg.slogdet(covariance)[1] / 2
-        return replace(found, fits=tuple(fits), offset=offset)
+        return replace(adversary, fits=tuple(fits), offset=offset)
 
-    def _views(self, runs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _statistics(self, runs: NDArray[np.float64]) -> NDArray[np.float64]:
         centred = runs - self.centre
         return np.stack([centred @ self.direction, ((centred / self.spread) ** 2).mean(1)], axis=1)
 
     def scores(self, runs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The logarithm of the ratio of likelihoods: the higher, the likelier is the record there."""
-        views = self._views(runs)
-        there, away = (-0.5 * np.einsum("ij,jk,ik->i", views - mean, inverse, views - mean)
+        """Log-likelihood ratios: the higher, the likelier the record is present."""
+        statistics = self._statistics(runs)
+        present, absent = (-0.5 * np.einsum("ij,jk,ik->i", statistics - mean, inverse, statistics - mean)
                        for mean, inverse in self.fits)  # fmt: skip
-        found: NDArray[np.float64] = there - away + self.offset
-        return found
+        ratios: NDArray[np.float64] = present - absent + self.offset
+        return ratios
 
 
 @dataclass(frozen=True)
-class Mistakes:
-    """Scores of runs with and without the planted record. The adversary says "there" above a threshold."""
+class Scores:
+    """Scores of runs with and without the planted record. Above a threshold, the adversary guesses "present"."""
 
-    there: NDArray[np.float64]
-    away: NDArray[np.float64]
+    present: NDArray[np.float64]
+    absent: NDArray[np.float64]
     delta: float
 
     @property
-    def apart(self) -> float:
-        """mu as it looks, between even chances; not a bound."""
-        positive, negative = (self.away > 0).mean(), (self.there <= 0).mean()
+    def mu_estimate(self) -> float:
+        """Estimate of mu at threshold 0; not a bound."""
+        positive, negative = (self.absent > 0).mean(), (self.present <= 0).mean()
         return float(np.clip(-ndtri(positive) - ndtri(negative), 0, 1e3))
 
     def rates(self, thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Upper bounds on the rates of false positives and of false negatives."""
-        positives = (self.away[:, None] > thresholds).sum(0)
-        negatives = (self.there[:, None] <= thresholds).sum(0)
-        return at_most(positives, len(self.away)), at_most(negatives, len(self.there))
+        """Upper bounds on the false positive and the false negative rate at each threshold."""
+        positives = (self.absent[:, None] > thresholds).sum(0)
+        negatives = (self.present[:, None] <= thresholds).sum(0)
+        return rate_upper_bound(positives, len(self.absent)), rate_upper_bound(negatives, len(self.present))
 
     def mu(self, thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Lower bounds on mu."""
@@ -343,27 +347,27 @@ class Mistakes:
         return np.maximum(0.0, -ndtri(positive) - ndtri(negative))
 
     def epsilon(self, thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Lower bounds on eps, of any mechanism."""
+        """Lower bounds on eps that hold for any mechanism."""
         positive, negative = self.rates(thresholds)
         ratios = ((1 - self.delta - negative) / positive, (1 - self.delta - positive) / negative)
         return np.log(np.maximum(1.0, np.maximum(*ratios)))
 
 
-def at_most(count: NDArray[np.int64], of: int) -> NDArray[np.float64]:
-    """Clopper and Pearson's upper bound on a rate. Two of them hold together with `CONFIDENCE`."""
-    exact = beta.ppf(1 - (1 - CONFIDENCE) / 2, count + 1, np.maximum(of - count, 1))
-    return np.where(count == of, 1.0, exact)
+def rate_upper_bound(count: NDArray[np.int64], total: int) -> NDArray[np.float64]:
+    """Clopper-Pearson upper bound on a rate. Two of them hold jointly with probability `CONFIDENCE`."""
+    exact = beta.ppf(1 - (1 - CONFIDENCE) / 2, count + 1, np.maximum(total - count, 1))
+    return np.where(count == total, 1.0, exact)
 
 
-def least_caught(epsilon: float, delta: float, runs: int, *, plain: bool) -> float:
-    """The smallest mu of a Gaussian mechanism that a test on so many runs of each kind catches with probability
-    `CONFIDENCE` at a claim of eps: both counts of errors may be as bad as chance has it once in forty. `plain`: by the
-    bound for any mechanism, at the best threshold."""
-    shifts = np.linspace(-4, 4, 161) if plain else np.zeros(1)  # of the threshold, from the middle
-    chance = 1 - (1 - CONFIDENCE) / 2
+def smallest_detectable_mu(epsilon: float, delta: float, runs: int, *, plain: bool) -> float:
+    """The smallest mu of a Gaussian mechanism for which this many runs of each kind refute a claim of eps with
+    probability `CONFIDENCE`: each error count is taken at its upper 2.5% quantile. `plain`: with the bound for any
+    mechanism, at the best threshold."""
+    shifts = np.linspace(-4, 4, 161) if plain else np.zeros(1)  # of the threshold, from the middle of both means
+    quantile = 1 - (1 - CONFIDENCE) / 2
 
-    def seen(mu: float) -> float:
-        positive, negative = (at_most(np.asarray(binom.ppf(chance, runs, ndtr(-mu / 2 + s)), dtype=np.int64), runs)
+    def excess(mu: float) -> float:
+        positive, negative = (rate_upper_bound(np.asarray(binom.ppf(quantile, runs, ndtr(-mu / 2 + s)), np.int64), runs)
                               for s in (-shifts, shifts))  # fmt: skip
         if not plain:
             return float((-ndtri(positive) - ndtri(negative)).max()) - mu_of(epsilon, delta)
@@ -371,11 +375,11 @@ def least_caught(epsilon: float, delta: float, runs: int, *, plain: bool) -> flo
         return float(np.log(np.maximum(ratios, 1e-300)).max()) - epsilon
 
     low, high = mu_of(epsilon, delta), 2 * mu_of(epsilon, delta)
-    while seen(high) <= 0:
+    while excess(high) <= 0:
         if high > 1e3:
             return math.inf
         low, high = high, 2 * high
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if seen(middle) > 0 else (middle, high)
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
     return high

@@ -48,7 +48,7 @@ class Grid(Strategy):
         if not same_rounds:
             return {}
         if task.refine == "zoom":
-            return {"fine": search_spaces.kept_in_zoom(space)}  # if the coarse winner is on no edge
+            return {"fine": search_spaces.zoom_overlap(space)}  # if the coarse winner is on no edge
         return {"fine": math.prod(len({*axis} & {*space.fine[name]}) for name, axis in space.coarse.items())}
 
     def fixed_configurations(self, task: SearchTask) -> dict[str, list[Configuration]]:

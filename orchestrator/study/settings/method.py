@@ -112,11 +112,11 @@ class MethodSettings(Section):
         own = self.search_space
         if own is not None:
             space = search_spaces.build(self.name, own.coarse, own.fine or own.coarse, own.scale, own.fixed)
-        elif self.coarse and not search_spaces.has(self.name):
+        elif self.coarse and not search_spaces.is_packaged(self.name):
             space = search_spaces.build(self.name, {}, {}, {}, {})
         else:
             space = search_spaces.load(self.name)
-        return space.changed(fixed=self.fixed, coarse=self.coarse, fine=self.fine, scale=self.scale)
+        return space.with_overrides(fixed=self.fixed, coarse=self.coarse, fine=self.fine, scale=self.scale)
 
     @property
     def shown(self) -> str:
