@@ -1,4 +1,4 @@
-"""What every specification shares: a content hash as its key, and the small value types used across the package."""
+"""The base class of all specifications: immutable, with a hash of the content as key."""
 
 from __future__ import annotations
 
