@@ -116,9 +116,17 @@ def build(
 ) -> SearchSpace:
     """A search space with every value checked by its hyperparameter."""
     searchable = _searchable(method)
-    for name in (*fixed, *coarse, *fine):
+    if set(coarse) != set(fine):
+        name = min(set(coarse) ^ set(fine))
+        raise UserError(f"{method}: axis {name!r} is in only one of the coarse and the fine grid")
+    for name in (*fixed, *coarse):
         if name not in searchable:
             raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(searchable)}")
+        if name in fixed and name in coarse:
+            raise UserError(f"{method}: {name!r} is both fixed and an axis")
+    scales = {name: scale.get(name, "log" if name in RUN_NAMES else "linear") for name in coarse}
+    for name, kind in scales.items():
+        one_of(SCALES, **{f"{method}: scale of {name}": kind})
 
     def checked(axes: Mapping[str, Sequence[HyperValue]]) -> dict[str, Axis]:
         for name, values in axes.items():
@@ -127,15 +135,6 @@ def build(
         return {n: tuple(dict.fromkeys(searchable[n].check(value) for value in axes[n])) for n in axes}
 
     fixed_values = {name: searchable[name].check(value) for name, value in fixed.items()}
-    if set(coarse) != set(fine):
-        name = min(set(coarse) ^ set(fine))
-        raise UserError(f"{method}: axis {name!r} is in only one of the coarse and the fine grid")
-    for name in coarse:
-        if name in fixed:
-            raise UserError(f"{method}: {name!r} is both fixed and an axis")
-    scales = {name: scale.get(name, "log" if name in RUN_NAMES else "linear") for name in coarse}
-    for name, kind in scales.items():
-        one_of(SCALES, **{f"{method}: scale of {name}": kind})
     return SearchSpace(method, checked(coarse), checked(fine), scales, fixed_values)
 
 
@@ -194,8 +193,8 @@ def _zoom_steps(space: SearchSpace) -> int:
 def refine_again(
     space: SearchSpace, tried: Mapping[str, Axis], winner: Configuration, axes: Iterable[str]
 ) -> list[Configuration]:
-    """A finer grid around a winner on the given axes; the other axes keep its values. On each axis: half way to the
-    neighbours that were tried, and on an edge half a step and a whole step beyond. Only new values."""
+    """New configurations around a winner on the given axes; the other axes keep its values. On each axis: half way to
+    the neighbours that were tried, and on an edge half a step and a whole step beyond."""
     searchable, refined = _searchable(space.method), set(axes)
     grid = {
         name: _closer(searchable[name], tried[name], space.scale[name], value) if name in refined else (value,)
