@@ -138,6 +138,11 @@ def test_the_page_on_methods_shows_the_example_itself():
     assert yaml.safe_load(space) == yaml.safe_load((REPOSITORY / "examples/plugin/dp_heavy_ball.yaml").read_text())
 
 
+def test_the_page_on_strategies_shows_the_code_itself():
+    (block,) = blocks(DOCS / "write-a-strategy.md", "python")
+    assert block in (REPOSITORY / "orchestrator" / "search" / "strategies" / "random.py").read_text()
+
+
 def test_own_data(tmp_path, monkeypatch, fedsweep):
     """The program on the page writes a file that the commands and the example study accept."""
     monkeypatch.chdir(tmp_path)
