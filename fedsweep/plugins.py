@@ -1,9 +1,9 @@
-"""The plug-in interface: the base class of methods, and decorators for heads, data sources and partitions.
+"""The plug-in interface: base classes of methods and search strategies, decorators for heads, data and partitions.
 
 `use` loads a plug-in, as the option --import does. A study refers to heads, sources and partitions by their registered
 name and a parameter: `model: wide:64`, `source: sensors:2024`, `partitions: [by-size:2]`.
 
-Stability: provisional. Names stay; the hooks of `Method` may gain optional arguments in minor releases.
+Stability: provisional. Names stay; the hooks of `Method` and `Strategy` may gain optional arguments in minor releases.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from orchestrator.search.history import History
+from orchestrator.search.strategies.base import Proposal, SearchTask, Strategy
+from orchestrator.section import Section
 from trainables import models
 from trainables.data import features
 from trainables.data import partition as partitions
@@ -38,14 +41,19 @@ __all__ = [
     "ClientRound",
     "Event",
     "FeatureSet",
+    "History",
     "Hyperparameter",
     "Hypers",
     "Method",
     "Model",
     "PartitionSpec",
+    "Proposal",
     "Rows",
     "Run",
+    "SearchTask",
+    "Section",
     "State",
+    "Strategy",
     "UserError",
     "data_source",
     "head",

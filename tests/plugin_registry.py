@@ -3,11 +3,13 @@
 import contextlib
 import sys
 
+from orchestrator.search.strategies import STRATEGIES
 from trainables import methods, models, plugins
 from trainables.data import features, partition
 
 REGISTRIES = (
     methods.METHODS,
+    STRATEGIES,
     models.HEADS,
     features.PLUGIN_SOURCES,
     partition.PLUGIN_PARTITIONS,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import optuna
+from typing import TYPE_CHECKING
 
 import search_spaces
 from search_spaces import Configuration, SearchSpace
 
+if TYPE_CHECKING:
+    import optuna
+
 
 def sample(space: SearchSpace, count: int, seed: int) -> list[Configuration]:
     """`count` random configurations."""
+    import optuna  # slow to import, and few commands need it
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     return [suggest(space, study.ask()) for _ in range(count)]

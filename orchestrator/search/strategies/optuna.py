@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import optuna
 from pydantic import Field
 
 from orchestrator.search.candidates import Rank
@@ -13,6 +13,9 @@ from orchestrator.search.ranges import suggest
 from orchestrator.search.strategies.base import Proposal, SearchTask, Strategy
 from orchestrator.section import Section
 from search_spaces import Configuration, SearchSpace
+
+if TYPE_CHECKING:
+    import optuna
 
 
 class OptunaSettings(Section):
@@ -54,6 +57,8 @@ class _Sampler:
     """Optuna's study with what it was asked, in order."""
 
     def __init__(self, seed: int) -> None:
+        import optuna  # slow to import, and few commands need it
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -67,9 +72,11 @@ class _Sampler:
 
     def tell(self, ranks: Sequence[Rank]) -> None:
         """The mean over the seeds; a candidate with a failed seed has failed."""
+        from optuna.trial import TrialState
+
         for trial, rank in list(zip(self.asked, ranks, strict=False))[self._told :]:
             if rank.failed:
-                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                self._study.tell(trial, state=TrialState.FAIL)
             else:
                 self._study.tell(trial, -rank.cost)
             self._told += 1
