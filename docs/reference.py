@@ -180,9 +180,8 @@ def python() -> str:
     import fedsweep.plugins
 
     parts = ["# Python\n", f"{_without_stability(_doc(fedsweep))}\n", *_stability(fedsweep)]
-    for name in fedsweep.__all__:
-        if name != "__version__":
-            parts.append(_documented(f"fedsweep.{name}", getattr(fedsweep, name)))
+    public = [name for name in fedsweep.__all__ if name != "__version__"]
+    parts += [_documented(f"fedsweep.{name}", getattr(fedsweep, name)) for name in public]
     parts.append(f"## fedsweep.plugins\n\n{_without_stability(_doc(fedsweep.plugins))}\n")
     parts += [_documented(f"fedsweep.plugins.{name}", getattr(fedsweep.plugins, name)) for name in PLUGIN_NAMES]
     return "\n".join(parts)
@@ -204,7 +203,8 @@ def _documented(name: str, value: Any) -> str:
     if not inspect.isclass(value):
         return f"## {name}\n\n```python\n{name.rpartition('.')[2]}{_signature(value)}\n```\n\n{_doc(value)}\n"
     if issubclass(value, BaseModel):
-        return f"## {name}\n\nA study, with the [study keys](study.md) as fields. `Study.model_validate(dict)` creates one.\n"
+        text = "A study, with the [study keys](study.md) as fields. `Study.model_validate(dict)` creates one."
+        return f"## {name}\n\n{text}\n"
     public = {name: member for name, member in vars(value).items() if not name.startswith("_")}
     rows = [f"`{n}` | {_cell(_doc(m.fget))}" for n, m in public.items() if isinstance(m, property)]
     rows += [

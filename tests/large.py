@@ -9,9 +9,9 @@ from handmade_ledgers import LAST, row, study, writing
 
 
 def wide_study(methods: int, **changes):
-    """Many methods, each the same under another name."""
-    labels = [f"Variant {number}" for number in range(methods)]
-    return study(methods=[{"dp-fedadam": {"label": label}} for label in labels], **changes)
+    """Many variants of one method."""
+    variants = [{"dp-fedadam": {"label": f"Variant {number}", "clip": 1 + number}} for number in range(methods)]
+    return study(methods=variants, **changes)
 
 
 def write(folder: Path, of, configurations: int, *, points: int = 1, metrics: Sequence[str] = ()) -> int:

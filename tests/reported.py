@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from handmade_ledgers import LAST, Writer, study, writing
+from handmade_ledgers import LAST, Writer, setting_id, study, writing
 
 HOSTILE = '</script><img src=x onerror="boom()">'
 METHOD = "<b onclick='boom()'>A&B</b>\u2028${1}"
@@ -28,8 +28,10 @@ def accuracy(rate: float, tau: float, epsilon: float) -> float:
 def write(folder: Path, *, finished: bool = True, shift: float = 0.0) -> None:
     with writing(folder, hostile_study(), setting=SETTING) as writer:
         writer.ledger.begin_session()
-        writer.ledger.add_partitions({(SETTING, 42): [[10, 0, 3], [0, 7, 5], [1, 1, 1], [20, 2, 2]]})
-        writer.ledger.add_data({HOSTILE: "synthetic-frozen:1:600,20,12,4"})
+        writer.ledger.add_partitions(
+            {(setting_id(writer.study, SETTING), 42): [[10, 0, 3], [0, 7, 5], [1, 1, 1], [20, 2, 2]]}
+        )
+        writer.ledger.add_data({writer.study.data[0].id: "synthetic-frozen:1:600,20,12,4"})
         for epsilon in (1, 8):
             fill(writer, epsilon, finished or epsilon == 1, shift)
         writer.ledger.add_failure(["a", "b"], f"actor died {HOSTILE}")

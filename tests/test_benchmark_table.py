@@ -6,10 +6,11 @@ import math
 import optuna
 import pandas as pd
 import pytest
+from handmade_ledgers import cell_id, setting_id
 
 from orchestrator.report.benchmark.columns import COLUMNS
 from orchestrator.report.benchmark.lookup import Task
-from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row, SettingFacts
 from orchestrator.study.study import Study
 from trainables import methods
 from trainables.data import partition
@@ -43,11 +44,11 @@ def folder(tmp_path_factory):
     with Ledger.write(place) as ledger:
         ledger.add_study(study.model_dump_json(), "by hand")
         ledger.add_data({"toy": "sha256:abc"})
-        ledger.add_facts({f"validation_rows:{SETTING}": 50, f"test_rows:{SETTING}": 20})
+        ledger.add_settings({setting_id(study, SETTING): SettingFacts(50, 20, 10)})
         for method in ("dp-fedgd", "dp-fedsofim"):
             rhos = RHOS if method == "dp-fedsofim" else (0.5,)
             keys = [add(ledger, method, rate, rho, seed) for rate in RATES for rho in rhos for seed in (1, 2)]
-            ledger.add_stage(f"{SETTING} / {methods.get(method).title} / eps 1", "grid", "coarse", keys)
+            ledger.add_stage(cell_id(study, methods.get(method).title, 1, SETTING), "grid", "coarse", keys)
     return place
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from handmade_ledgers import cell_id, setting_id
 
 from orchestrator.reproduction import write_comparison
 from orchestrator.reproduction.comparison import comparison_tables
@@ -21,7 +22,7 @@ from orchestrator.reproduction.paper_tables import FEDNEW, FEDSOFIM, published
 from orchestrator.reproduction.partition_table import partition_table
 from orchestrator.reproduction.reasons import explain
 from orchestrator.reproduction.runtime_table import is_timed
-from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row, SettingFacts
 from orchestrator.results.winners import Score
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
@@ -71,11 +72,11 @@ def fill(folder, study, final=FINAL, setting=SETTING):
     """Accuracy rises linearly from 40% of the final accuracy; the seeds of a method are 0.5 apart."""
     with Ledger.write(folder) as ledger:
         ledger.add_study(study.model_dump_json(), "by hand")
-        ledger.add_facts({f"validation_rows:{setting}": 5000, f"test_rows:{setting}": 8})
+        ledger.add_settings({setting_id(study, setting): SettingFacts(5000, 8, 50_000)})
         counts = [[0] * 10 for _ in range(20)]
         for row in partition_rows(14):
             counts[row.client][row.label] = row.rows
-        ledger.add_partitions({(setting, 42): counts})
+        ledger.add_partitions({(setting_id(study, setting), 42): counts})
         for method in study.methods:
             for epsilon, end in zip(study.epsilons, final[method.shown], strict=True):
                 _cell(ledger, study, method, epsilon, end, setting)
@@ -115,7 +116,7 @@ def _cell(ledger, study, method, epsilon, end, setting, validated=None):
             )
             keys[stage].append(trial.key)
     for stage, members in keys.items():
-        ledger.add_stage(f"{setting} / {method.shown} / eps {epsilon:g}", "grid single", stage, members)
+        ledger.add_stage(cell_id(study, method.shown, epsilon, setting), "grid single", stage, members)
 
 
 @pytest.fixture(scope="module")

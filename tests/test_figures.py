@@ -62,7 +62,9 @@ def test_nothing_is_cut_off_with_many_methods_and_two_strategies(tmp_path):
 def test_a_long_legend_is_right_of_the_panels(tmp_path):
     """Above them it would be taller than the panels."""
     labels = [f"Variant {number} with so long a name that no line holds it" for number in range(18)]
-    with writing(tmp_path, study(methods=[{"dp-fedgd": {"label": label}} for label in labels], epsilons=[8])) as writer:
+    with writing(
+        tmp_path, study(methods=[{"dp-fedgd": {"label": x, "clip": 1 + n}} for n, x in enumerate(labels)], epsilons=[8])
+    ) as writer:
         for label in labels:
             writer.confirm("dp-fedgd", 8, {}, {42: {LAST: 60.0}, 7: {LAST: 61.0}}, label=label)
     (figure,) = drawn(tmp_path).values()

@@ -29,8 +29,9 @@ from hypothesis import strategies as st
 
 from orchestrator.results import locations as results
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger
+from orchestrator.results.ledger import Ledger, SettingFacts
 from orchestrator.study import reading
+from orchestrator.study.cell_id import SettingId
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
 from trainables.data import features
@@ -394,7 +395,7 @@ def ledger_bytes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     with Ledger.write(folder) as ledger:
         ledger.add_study(Study.model_validate({**STUDY, "methods": ["dp-fedgd"]}).model_dump_json(), "text")
-        ledger.add_facts({"validation_rows:toy / iid": 6})
+        ledger.add_settings({SettingId("toy", "iid"): SettingFacts(6, 6, 6)})
     with sqlite3.connect(folder / "ledger.sqlite") as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return (folder / "ledger.sqlite").read_bytes()

@@ -83,7 +83,7 @@ def test_two_folders_are_compared(folder, tmp_path, fedsweep):
 def test_a_folder_without_results_is_refused(tmp_path, fedsweep):
     code, _, err = fedsweep("report", tmp_path)
     assert code == 2
-    assert err == f"fedsweep: result folder {tmp_path} holds no ledger.sqlite.\n"
+    assert err == f"fedsweep: results folder {tmp_path} holds no ledger.sqlite.\n"
 
 
 def test_a_study_that_has_not_begun(tmp_path):

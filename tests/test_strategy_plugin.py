@@ -49,11 +49,11 @@ def test_the_settings_of_a_plug_in_are_checked_with_their_line(example):
 
 def test_the_search_stops_when_a_batch_brings_nothing_and_resumes_with_the_same_trials(example, tmp_path):
     study, _ = load(str(STUDY))
-    assert plan(study).trials["halton"] == 24 * 2
+    assert plan(study).trials["halton"] == 48 * 2
     whole = drive(tmp_path / "whole", study, near(0.3))
     assert whole.finished
     tried = whole.stages[Blueprint.draw(study).cells[0].id, "halton", "halton"]
-    assert 6 * 2 * 2 < len(tried) < 24 * 2, "two batches at least, and fewer than the budget"
+    assert 6 * 2 * 2 < len(tried) < 48 * 2, "two batches at least, and fewer than the budget"
     for stop in (1, 20, 40, 60):
         part = tmp_path / str(stop)
         drive(part, study, near(0.3), stop_after=stop)

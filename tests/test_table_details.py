@@ -364,14 +364,19 @@ def test_nothing_is_missing_if_every_search_trial_diverged(tmp_path):
     assert (cell.missing, cell.more_to_come) == (0, False)
 
 
-def test_settings_outside_the_study_come_last(tmp_path):
-    """Cells outside the study are left out."""
+def test_cells_that_the_study_does_not_have_are_left_out(tmp_path):
+    """A folder may hold cells of an earlier form of the study."""
+    larger = study(methods=["dp-fedgd", "dp-fedadam"], data=[*study().data, {"source": "b", "label": "elsewhere"}])
     of = study(epsilons=[1], methods=["dp-fedgd"])
     for setting in ("elsewhere / iid", SETTING):
-        with writing(tmp_path, of, setting=setting) as writer:
+        with writing(tmp_path, larger, setting=setting) as writer:
             writer.search("dp-fedgd", 1, GRID)
             writer.search("dp-fedadam", 8, GRID)
-    assert results_of(tmp_path).settings == (SETTING, "elsewhere / iid")
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add_study(of.model_dump_json(), "by hand")
+    found = results_of(tmp_path)
+    assert found.settings == (SETTING,)
+    assert [(cell.method.name, cell.epsilon) for cell in found.cells] == [("dp-fedgd", 1)]
 
 
 def test_unknown_validation_rows_count_as_one(tmp_path):

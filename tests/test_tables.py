@@ -19,6 +19,7 @@ from handmade_ledgers import (
     SETTING,
     build,
     caption,
+    cell_id,
     frame,
     lines,
     row,
@@ -69,9 +70,7 @@ def test_trade_off_curves_are_written(finished):
 
 
 def test_a_large_delta_is_noted(tmp_path):
-    write_finished(tmp_path)
-    with Ledger.write(tmp_path) as ledger:
-        ledger.add_facts({f"protected:{SETTING}": 200_000})
+    write_finished(tmp_path, protected=200_000)
     build(tmp_path)
     assert "Delta = 1e-05 is above 1/N = 5e-06, with 200000 records" in caption(tmp_path, "privacy")
 
@@ -729,7 +728,7 @@ def test_best_reproduces_the_confirm_trial(finished):
         seed=7,
     )
     with Ledger.read(finished) as ledger:
-        keys = ledger.stages()[f"{SETTING} / DP-FedAdam / eps 8", "grid", "confirm"]
+        keys = ledger.stages()[cell_id(study(), "DP-FedAdam", 8), "grid", "confirm"]
     assert again.key == keys[1]
 
 
@@ -774,7 +773,7 @@ def test_several_settings_have_separate_files(tmp_path):
     write_finished(tmp_path)
     build(tmp_path)
     assert (tmp_path / "tables" / "accuracy.md").exists()
-    data = [{"source": "a", "label": "toy"}, {"source": "b", "label": "TOY"}, {"source": "folder/other.npz"}]
+    data = [*study().data, {"source": "b", "label": "TOY"}, {"source": "folder/other.npz"}]
     grown = study(data=data)
     with writing(tmp_path, grown, setting="TOY / iid") as writer:
         writer.search("dp-fedgd", 1, GRID)
