@@ -64,13 +64,13 @@ class Layout:
     def clips(self, clip: torch.Tensor) -> torch.Tensor:
         return vector_to_blocks(clip[self.lanes], self.block_lanes)
 
-    def seen(self, blocks: int, clients: int) -> torch.Tensor:
+    def diagnostics(self, blocks: int, clients: int) -> torch.Tensor:
         """Memory for losses and numbers of clipped rows."""
         return torch.empty(2, blocks, clients, self.block_lanes, dtype=torch.float64)
 
-    def by_lane(self, seen: torch.Tensor) -> torch.Tensor:
+    def by_lane(self, diagnostics: torch.Tensor) -> torch.Tensor:
         """(2, blocks, clients, LANES or 1) as (2, clients, lanes)."""
-        return seen.movedim(1, 2).flatten(2)[..., : self.count]
+        return diagnostics.movedim(1, 2).flatten(2)[..., : self.count]
 
 
 def layouts(lanes: int, outputs: int) -> list[Layout]:
@@ -131,9 +131,9 @@ def per_client(theta: torch.Tensor) -> bool:
     return theta.dim() == 3 and theta.shape[0] > 1
 
 
-def pointers(seen: torch.Tensor | None) -> tuple[int | None, int | None]:
+def pointers(diagnostics: torch.Tensor | None) -> tuple[int | None, int | None]:
     """Pointers to losses and to numbers of clipped rows."""
-    return (None, None) if seen is None else (pointer(seen[0]), pointer(seen[1]))
+    return (None, None) if diagnostics is None else (pointer(diagnostics[0]), pointer(diagnostics[1]))
 
 
 class Part(NamedTuple):
@@ -141,17 +141,20 @@ class Part(NamedTuple):
 
     gradient: torch.Tensor
     """(clients, lanes, d)"""
-    seen: torch.Tensor | None
+    diagnostics: torch.Tensor | None
     """Losses and numbers of clipped rows, (2, clients, lanes), if requested."""
 
 
 def join_lanes(parts: Sequence[Part]) -> tuple[torch.Tensor, Diagnostics | None]:
     """The result for all lanes; losses are converted from base 2 to base e."""
-    gradients, seen = [part.gradient for part in parts], [part.seen for part in parts if part.seen is not None]
+    gradients, diagnostics = (
+        [part.gradient for part in parts],
+        [part.diagnostics for part in parts if part.diagnostics is not None],
+    )
     gradient = gradients[0] if len(gradients) == 1 else torch.cat(gradients, dim=1)
-    if not seen:
+    if not diagnostics:
         return gradient, None
-    loss, clipped = torch.cat(seen, dim=2)
+    loss, clipped = torch.cat(diagnostics, dim=2)
     return gradient, Diagnostics((loss * math.log(2)).float(), clipped.float())
 
 

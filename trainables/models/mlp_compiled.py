@@ -89,7 +89,7 @@ def clipped_gradient_sum(
         units, clips, scratch = weights.units, weights.units.clips(clip), weights.scratch()
         first = torch.zeros(weights.blocks, shard.clients, *weights.first.shape[2:], dtype=torch.float64)
         second = torch.zeros(weights.blocks, shard.clients, *weights.second.shape[2:], dtype=torch.float64)
-        seen = units.seen(weights.blocks, shard.clients) if diagnose else None
+        diagnostics = units.diagnostics(weights.blocks, shard.clients) if diagnose else None
         library().mlp_gradient_sums(
             *(pointer(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(shard.clients, shard.rows, size.q, size.units, size.classes),
@@ -99,11 +99,11 @@ def clipped_gradient_sum(
                 None if weights.transposed is None else pointer(weights.transposed),
             ),
             *(per_client(theta), weights.blocks, units.wide, pointer(clips), automatic),
-            *(pointer(first), pointer(second), *pointers(seen), pointer(scratch)),
+            *(pointer(first), pointer(second), *pointers(diagnostics), pointer(scratch)),
         )
         of_units = units.gradient(first).unflatten(2, (size.q, size.units))[..., : size.hidden].flatten(2)
         gradient = torch.cat([of_units, weights.classes.gradient(second)], dim=2)
-        parts.append(Part(gradient, None if seen is None else units.by_lane(seen)))
+        parts.append(Part(gradient, None if diagnostics is None else units.by_lane(diagnostics)))
     return join_lanes(parts)
 
 

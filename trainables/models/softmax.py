@@ -107,13 +107,13 @@ class SoftmaxHead:
                 x = products.rounded(whole[some, rows])
                 n = x.shape[1]
                 flat = products.of(x, factors, logits[: len(x), :n])
-                seen = clip_residuals(
+                diagnostics = clip_residuals(
                     flat.view(-1, n, c, lanes),
                     *(shard.y[some, rows], shard.norm[some, rows], clips[block], diagnose),
                 )
-                if seen is not None:
-                    losses[block, some] += seen.loss.sum(1)
-                    clipped[block, some] += seen.clipped.sum(1)
+                if diagnostics is not None:
+                    losses[block, some] += diagnostics.loss.sum(1)
+                    clipped[block, some] += diagnostics.clipped.sum(1)
                 total[block, some] += products.of(x.mT, products.rounded(flat))
         count = theta.shape[-2]
         gradient = from_blocks(total[:, :, : self.rows], c, lanes, count)

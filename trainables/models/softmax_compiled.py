@@ -39,14 +39,14 @@ def clipped_gradient_sum(
     for layout, weights in _last_layout.of(theta, q, classes):
         clips, scratch = layout.clips(clip), _scratch(layout)
         total = torch.zeros(len(weights), shard.clients, q, layout.columns, dtype=torch.float64)
-        seen = layout.seen(len(weights), shard.clients) if diagnose else None
+        diagnostics = layout.diagnostics(len(weights), shard.clients) if diagnose else None
         library().gradient_sums(
             *(pointer(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
             *(shard.clients, shard.rows, q, classes),
             *(pointer(weights), per_client(theta), len(weights), layout.wide, pointer(clips), automatic),
-            *(pointer(total), *pointers(seen), pointer(scratch)),
+            *(pointer(total), *pointers(diagnostics), pointer(scratch)),
         )
-        parts.append(Part(layout.gradient(total), None if seen is None else layout.by_lane(seen)))
+        parts.append(Part(layout.gradient(total), None if diagnostics is None else layout.by_lane(diagnostics)))
     return join_lanes(parts)
 
 

@@ -1,12 +1,13 @@
-"""The softmax head on a GPU: one pass over a client's rows, in Triton; logits never leave the chip.
+"""The softmax head on a GPU, in Triton: one pass over a client's rows, without writing logits to memory.
 
-A program takes some rows of one client (a part) and a few lanes: it multiplies, takes the softmax, clips and multiplies
-back, and leaves the part's sum of gradients. A second kernel adds the parts up in double precision, always in the same
-order: no atomic additions, so the same bits every time. How a client is cut follows from its rows alone, and columns of
-a product know nothing of each other: what a lane gets depends on no other lane. Filling rows are not computed.
+1. `_gradient_parts`: a program takes PART rows of one client and a few lanes. It computes logits, softmax and clipped
+   residuals, and stores the part's gradient sum.
+2. `_add_parts` adds the parts in float64, always in the same order: no atomic additions, so results are deterministic.
 
-Products are split into three of 19 bits (tf32x3), which keeps single precision's accuracy. For many classes or features
-the whole does not fit a chip: then the products are torch's, and one kernel does what lies between them.
+How rows are split depends only on the client, and the columns of a product are independent, so a lane's result does not
+depend on other lanes. Padding rows are skipped. Products use three tf32 products (tf32x3), which has the accuracy of
+float32. Heads with many classes or features do not fit the registers: then torch computes the products, and `_between`
+the clipped residuals.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from trainables.choices import Precision
 from trainables.models.residuals import RowDiagnostics
 from trainables.models.shard import Diagnostics, Shard
 
-PART = 1024  # rows of a part: sums over them are in single precision
+PART = 1024  # rows of a part, which are summed in float32
 WARPS, STAGES = 4, 1
 MAX_FEATURES = 128
 MAX_CLASSES = 128
-MAX_BYTES = 1 << 30  # of the parts' sums at a time
+MAX_BYTES = 1 << 30  # of part sums in memory
 LOG2E = math.log2(math.e)
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
-# Triton would compile a kernel anew, for a second or more, when one of these turns from odd to a multiple of 16
+# without this Triton recompiles (a second or more) when one of these becomes a multiple of 16
 SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
 
 
 class Tile(NamedTuple):
-    """What a program has in work: powers of two."""
+    """The shape a program works on; powers of two."""
 
     features: int
     classes: int
@@ -44,26 +45,26 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, features: int, classes: int) -> Tile:
-        """As measured on an H200: 64 rows and columns, of more classes a single lane, of more than 64 fewer rows."""
+        """Fastest on an H200: 64 rows x 64 columns; one lane for more classes, fewer rows beyond 64 classes."""
         C = max(2, triton.next_power_of_2(classes))
         return cls(max(16, triton.next_power_of_2(features)), C, max(1, 64 // C), 64 if C <= 64 else 32)
 
 
 def fits(features: int, classes: int, precision: Precision = "float32") -> bool:
-    """Whether a tile of all features and all classes has room on the chip, and its products are known."""
+    """Whether a tile of all features and classes fits the registers, and the precision is supported."""
     if features > MAX_FEATURES or classes > MAX_CLASSES or precision not in PRODUCTS:
         return False
     tile = Tile.of(features, classes)
-    return tile.features * tile.classes * tile.lanes <= 64 * 128  # what a program adds up is in its registers
+    return tile.features * tile.classes * tile.lanes <= 64 * 128  # the accumulators are in registers
 
 
 @triton.jit
 def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
-    """Logits to base 2 (rows, lanes, classes) to clipped residuals; and loss and number clipped, per lane."""
+    """Clipped residuals of logits in base 2 (rows, lanes, classes); loss and number of clipped rows per lane."""
     top = tl.max(z, 2)
     power = tl.exp2(z - top[:, :, None])
     is_label = classes[None, None, :] == y[:, None, None]
-    # the label's own power is kept apart: 1 - p_y is the sum of the others, and no difference is taken
+    # 1 - p_y as the sum of the other classes' probabilities, without a subtraction
     others = tl.where(is_label, 0.0, power)
     lost = tl.sum(others, 2)
     whole = tl.sum(power, 2)
@@ -82,7 +83,7 @@ def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
 
 @triton.jit
 def _weights(theta, lane, feature, label, used, features, count, wanted, classes):
-    """(features, columns) of the weights to base 2; the constant's row apart. Classes that are none are never top."""
+    """Weights in base 2 (features, columns), and the constant's row; padding classes have logit -inf."""
     place = theta + lane * (features + 1) * classes + label
     known = used & (lane < count)
     w = tl.load(
@@ -98,7 +99,7 @@ def _gradient_parts(
     features: tl.constexpr, classes: tl.constexpr, D: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """One part of one client for L lanes, of `count` from `first` on."""
+    """One part of one client, for L of the `count` lanes, starting from `first`."""
     client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     rows = tl.load(ROWS + client)
     if part * PART >= rows:
@@ -142,7 +143,7 @@ def _gradient_parts(
 
 @triton.jit(do_not_specialize=SIZES)
 def _add_parts(SUMS, ROWS, TOTAL, parts, lanes, first, count, width, BLOCK: tl.constexpr, PART: tl.constexpr):
-    """The parts of a client one after the other, in double precision."""
+    """Sum of a client's parts in order, in float64."""
     client = tl.program_id(1)
     rows = tl.load(ROWS + client)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -178,7 +179,7 @@ def _evaluate(
         top = tl.maximum(of_label, highest)
         whole = tl.sum(tl.exp2(z - top[:, :, None]), 2)
         losses += tl.sum(tl.where(real[:, None], tl.log2(whole) + top - of_label, 0.0), 0)
-        right = (of_label > highest) & (whole == whole)  # a nan is never right
+        right = (of_label > highest) & (whole == whole)  # nan is never right
         place = RIGHT + mine.to(tl.int64)[None, :] * rows + row[:, None]
         tl.store(place, right, mask=real[:, None] & (mine < count)[None, :])
     tl.store(LOSS + part * count + mine, losses, mask=mine < count)
@@ -189,8 +190,8 @@ def _between(
     Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes,
     C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
 ):  # fmt: skip
-    """Logits (client, row, class, lane) to clipped residuals, in place; C classes at a time. `of_client`: how far apart
-    the clients' lie, which may be more than they fill."""
+    """Clipped residuals of logits (client, row, class, lane), in place, C classes at a time. `of_client`: the distance
+    of clients in memory."""
     row, client = tl.program_id(0), tl.program_id(1)
     lane, some = tl.program_id(2) * L + tl.arange(0, L), tl.arange(0, C)
     known = lane < lanes
@@ -200,7 +201,7 @@ def _between(
     clip = tl.load(CLIP + lane, mask=known, other=1.0)
     top = tl.full((L,), float("-inf"), tl.float32)
     whole = tl.zeros((L,), tl.float32)
-    for start in range(0, classes, C):  # a streaming softmax: the sums are kept to the highest logit so far
+    for start in range(0, classes, C):  # streaming softmax: sums are relative to the largest logit so far
         k = start + some
         inside = (k < classes)[:, None] & known[None, :]
         z = tl.load(place[None, :] + k[:, None] * lanes, mask=inside, other=float("-inf"))
@@ -234,7 +235,7 @@ def _between(
 def clipped_gradient_sum(
     shard: Shard, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool
 ) -> tuple[torch.Tensor, Diagnostics | None]:
-    """`theta` is (clients or one, lanes, d). The sum is (clients, lanes, d), in double precision."""
+    """`theta` is (clients or 1, lanes, d). The sum is (clients, lanes, d), in float64."""
     clients, most, q = shard.x.shape
     count, width = theta.shape[1:]
     D, C, L, TILE = Tile.of(q - 1, classes)
@@ -244,9 +245,9 @@ def clipped_gradient_sum(
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     for first, lanes in _groups(count, L, clients * parts * width * 4):
         sums = torch.empty(clients * parts, lanes, width, device=theta.device)
-        seen = torch.zeros(2, clients, parts, lanes, device=theta.device) if diagnose else sums.new_empty(2, 0)
+        diagnostics = torch.zeros(2, clients, parts, lanes, device=theta.device) if diagnose else sums.new_empty(2, 0)
         _gradient_parts[(lanes // L, clients * parts)](
-            shard.aligned(D), shard.y, shard.norm, shard.real_rows, theta, clip, sums, seen[0], seen[1],
+            shard.aligned(D), shard.y, shard.norm, shard.real_rows, theta, clip, sums, *diagnostics,
             most, parts, 0 if theta.shape[0] == 1 else count * width, first, count, q - 1, classes,
             D, C, L, TILE, PART, LOG2E, diagnose, PRODUCTS[shard.precision], num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
@@ -254,7 +255,7 @@ def clipped_gradient_sum(
             sums, shard.real_rows, total, parts, lanes, first, count, width, 1024, PART
         )
         if diagnose:
-            loss, cut = seen.double().sum(2)[..., : count - first]
+            loss, cut = diagnostics.double().sum(2)[..., : count - first]
             kept.append((loss, cut))
     if not diagnose:
         return total, None
@@ -279,21 +280,21 @@ def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Ten
 def clip_residuals(
     z: torch.Tensor, y: torch.Tensor, row_norm: torch.Tensor, clip: torch.Tensor, diagnose: bool
 ) -> RowDiagnostics | None:
-    """What lies between torch's products: `z` (clients, rows, classes, lanes), in place."""
+    """Clipped residuals of logits `z` (clients, rows, classes, lanes), in place, between torch's two products."""
     clients, rows, classes, lanes = z.shape
     if not z[0].is_contiguous():
-        raise ValueError("a client's logits are to be neighbours")
-    seen = torch.empty(2, clients, rows, lanes, device=z.device) if diagnose else z.new_empty(2, 0)
+        raise ValueError("the logits of a client must be contiguous")
+    diagnostics = torch.empty(2, clients, rows, lanes, device=z.device) if diagnose else z.new_empty(2, 0)
     L = 32
     _between[(rows, clients, triton.cdiv(lanes, L))](
-        z, y.contiguous(), row_norm.contiguous(), clip, seen[0], seen[1], z.stride(0), rows, classes, lanes,
+        z, y.contiguous(), row_norm.contiguous(), clip, *diagnostics, z.stride(0), rows, classes, lanes,
         min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
     )  # fmt: skip
-    return RowDiagnostics(*seen) if diagnose else None
+    return RowDiagnostics(*diagnostics) if diagnose else None
 
 
 def _groups(count: int, together: int, bytes_per_lane: int) -> Iterator[tuple[int, int]]:
-    """Lanes from where and how many, a multiple of `together`, so that the parts' sums have room."""
+    """(first lane, number of lanes) of groups whose part sums fit MAX_BYTES; numbers are multiples of `together`."""
     most = max(together, MAX_BYTES // bytes_per_lane // together * together)
     for first in range(0, count, most):
         yield first, triton.cdiv(min(most, count - first), together) * together

@@ -1,15 +1,17 @@
-"""Addressed noise made on a GPU: the same numbers as `noise.py` draws, without a wait for the processor.
+"""Addressed noise on a GPU: the same numbers as `noise.py`, without waiting for the CPU.
 
-A program makes the whole vector of one address. It hashes the address (BLAKE2b, one block), draws 32-bit words from
-Philox (whole numbers: exact), and turns them into normal numbers by the ziggurat of NumPy's generators. Nearly every
-word gives a number by itself; the others, one in eighty, need the words that follow, so that where a number begins
-depends on all before it. But what a word does, and what it does next, follows from one of six states: each word is a
-function from states to states, and functions are composed by a parallel scan.
+A program generates the whole vector of one address:
+1. BLAKE2b hash of the address (one block) -> key of Philox
+2. 32-bit words from Philox 4x64-10, exact integer arithmetic
+3. normal numbers by NumPy's ziggurat
 
-What is the same as NumPy's: every bit, where it multiplies and adds apart (as on x86). What may not be: numbers beyond
-3.65 standard deviations, one in 3,800, hold a logarithm, of which libraries differ in the last bit; here it is rounded
-correctly. A bit there could also decide whether a number counts at all, and then all that follow shift; that is as
-rare as one in a hundred million.
+Most words give one number each. One in eighty needs the words that follow, so where a number starts depends on all
+words before it. To compute this in parallel, a word is treated as a function on six states (what the next word is used
+for), and these functions are composed by a parallel scan.
+
+The bits are NumPy's where NumPy does not fuse multiply-adds (x86). Numbers beyond 3.65 standard deviations (one in
+3,800) use a logarithm, whose last bit differs between libraries; here it is correctly rounded. That bit could also
+decide whether a number is accepted, which would shift all later ones: about one in 10^8.
 """
 
 from __future__ import annotations
@@ -26,43 +28,43 @@ from numpy.typing import NDArray
 
 from trainables.privacy.noise import PERSON
 
-CHUNK = 1024  # words in work
+CHUNK = 1024  # words processed at a time
 STRIPS = 256
-EDGE = 3.6541528853610087963519472518  # where the tail begins, with so many strips
+EDGE = 3.6541528853610087963519472518  # start of the tail with 256 strips
 
-# ---- what a word does: it begins a number (START), says whether a number in a wedge counts (WEDGE), or is the first or
-# second word of a number in the tail, whose sign is known from the word before
+# ---- states: a word starts a number (START), decides whether a number in a wedge is accepted (WEDGE), or is the first
+# or second word of a number in the tail, whose sign the word before determined
 START = tl.constexpr(0)
 WEDGE = tl.constexpr(1)
-TAIL = tl.constexpr(2)  # and 3, where it is negative
-TAIL_THEN = tl.constexpr(4)  # and 5
-STAY = tl.constexpr(0 | 1 << 3 | 2 << 6 | 3 << 9 | 4 << 12 | 5 << 15)  # the function that leaves a state as it is
+TAIL = tl.constexpr(2)  # 3 if negative
+TAIL_THEN = tl.constexpr(4)  # 5 if negative
+STAY = tl.constexpr(0 | 1 << 3 | 2 << 6 | 3 << 9 | 4 << 12 | 5 << 15)  # the identity function on states
 EDGE_F = tl.constexpr(float(np.float32(EDGE)))
 INVERSE_EDGE_F = tl.constexpr(float(np.float32(1 / EDGE)))
 
 
 @triton.jit
 def _mix(a, b, c, d, x, y):
-    """BLAKE2b's step."""
+    """BLAKE2b's mixing function G."""
     a = a + b + x
-    d = _turned(d ^ a, 32)
+    d = _rotate(d ^ a, 32)
     c = c + d
-    b = _turned(b ^ c, 24)
+    b = _rotate(b ^ c, 24)
     a = a + b + y
-    d = _turned(d ^ a, 16)
+    d = _rotate(d ^ a, 16)
     c = c + d
-    b = _turned(b ^ c, 63)
+    b = _rotate(b ^ c, 63)
     return a, b, c, d
 
 
 @triton.jit
-def _turned(x, by: tl.constexpr):
+def _rotate(x, by: tl.constexpr):
     return (x >> by) | (x << (64 - by))
 
 
 @triton.jit
 def _word(WORDS, ORDER, place, seed, client, t, step):
-    """A word of the message: the address's numbers, then its purpose."""
+    """A word of the message: the numbers of the address, then the purpose."""
     which = tl.load(ORDER + place)
     word = tl.load(WORDS + 16 + which).to(tl.uint64)
     word = tl.where(which == 0, seed, word)
@@ -73,7 +75,7 @@ def _word(WORDS, ORDER, place, seed, client, t, step):
 
 @triton.jit
 def _key(WORDS, ORDER, seed, client, t, step):
-    """BLAKE2b of an address: the two words of Philox's key."""
+    """BLAKE2b hash of an address: the two words of Philox's key."""
     a0 = tl.load(WORDS + 0).to(tl.uint64)
     a1 = tl.load(WORDS + 1).to(tl.uint64)
     a2 = tl.load(WORDS + 2).to(tl.uint64)
@@ -112,8 +114,8 @@ def _key(WORDS, ORDER, seed, client, t, step):
 
 
 @triton.jit
-def _drawn(at, key0, key1):
-    """Words of 32 bits of Philox 4x64-10 at these places of its stream: of every 64 bits the lower half first."""
+def _philox(at, key0, key1):
+    """32-bit words of Philox 4x64-10 at these positions of its stream; the lower half of every 64 bits comes first."""
     whole = at >> 1
     zero = (at & 0).to(tl.uint64)
     c0, c1, c2, c3 = ((whole >> 2) + 1).to(tl.uint64), zero, zero, zero
@@ -131,8 +133,8 @@ def _drawn(at, key0, key1):
 
 
 @triton.jit
-def _parts(word):
-    """Strip, signed?, and 23 bits of a word that begins a number."""
+def _split(word):
+    """Strip, sign bit and 23 bits of a word that starts a number."""
     return (word & 0xFF).to(tl.int32), ((word >> 8) & 1).to(tl.int32), (word >> 9).to(tl.int32)
 
 
@@ -143,21 +145,21 @@ def _fraction(word):
 
 @triton.jit
 def _logarithm(word):
-    """Of one minus a fraction, which is exact: rounded to single precision once."""
+    """log(1 - fraction), rounded once to float32; 1 - fraction is exact."""
     return tl.log(1.0 - _fraction(word).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
-def _in_tail(first, second):
-    """How far beyond the edge, and whether that counts."""
+def _tail(first, second):
+    """Distance beyond the edge, and whether it is accepted."""
     beyond = -INVERSE_EDGE_F * _logarithm(first)
     other = -_logarithm(second)
     return beyond, other + other > beyond * beyond
 
 
 @triton.jit
-def _after(f, g):
-    """g after f: three bits for every state."""
+def _compose(f, g):
+    """The composition g after f; a function has three bits per state."""
     composed = f & 0
     for state in tl.static_range(6):
         composed |= ((g >> (((f >> (3 * state)) & 7) * 3)) & 7) << (3 * state)
@@ -165,12 +167,12 @@ def _after(f, g):
 
 
 @triton.jit
-def _does(before, word, LIMITS):
-    """A word's function of states, given the word before it."""
-    strip, _, bits = _parts(word)
+def _transition(before, word, LIMITS):
+    """The state transition of a word, given the word before it."""
+    strip, _, bits = _split(word)
     at_once = bits < tl.load(LIMITS + strip)
     start = tl.where(at_once, START, tl.where(strip == 0, TAIL + ((bits >> 8) & 1), WEDGE))
-    _, counts = _in_tail(before, word)
+    _, counts = _tail(before, word)
     plus, minus = tl.where(counts, START, TAIL), tl.where(counts, START, TAIL + 1)
     return start | START << 3 | (TAIL_THEN << 6) | ((TAIL_THEN + 1) << 9) | (plus << 12) | (minus << 15)
 
@@ -188,16 +190,18 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
     state = address * 0
     while made < size:
         at = begin + inside
-        word, before, second = _drawn(at, key0, key1), _drawn(at - 1, key0, key1), _drawn(at - 2, key0, key1)
-        done = tl.where(inside == 0, STAY, _does(second, before, LIMITS))  # by all words before this one
-        now = (tl.associative_scan(done, 0, _after) >> (3 * state)) & 7
-        # what this word makes
-        strip, negative, bits = _parts(word)
+        word, before, second = _philox(at, key0, key1), _philox(at - 1, key0, key1), _philox(at - 2, key0, key1)
+        done = tl.where(
+            inside == 0, STAY, _transition(second, before, LIMITS)
+        )  # transitions of all words before this one
+        now = (tl.associative_scan(done, 0, _compose) >> (3 * state)) & 7
+        # a number from this word alone
+        strip, negative, bits = _split(word)
         value = bits.to(tl.float32) * tl.load(WIDTHS + strip)
         value = tl.where(negative == 1, -value, value)
         at_once = (now == START) & (bits < tl.load(LIMITS + strip))
-        # of the word before it, that fell into a wedge
-        strip, negative, bits = _parts(before)
+        # a number from the word before, which fell into a wedge
+        strip, negative, bits = _split(before)
         earlier = bits.to(tl.float32) * tl.load(WIDTHS + strip)
         earlier = tl.where(negative == 1, -earlier, earlier)
         low = tl.load(HEIGHTS + strip)
@@ -205,8 +209,8 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
         curve = tl.exp(-0.5 * earlier.to(tl.float64) * earlier.to(tl.float64))
         under = ((high - low) * _fraction(word) + low).to(tl.float64) < curve
         in_wedge = (now == WEDGE) & under
-        # of the tail
-        beyond, counts = _in_tail(before, word)
+        # a number from the tail
+        beyond, counts = _tail(before, word)
         far = tl.where((now & 1) == 1, -(EDGE_F + beyond), EDGE_F + beyond)
         in_tail = (now >= TAIL_THEN) & counts
         makes = (at_once | in_wedge | in_tail).to(tl.int32)
@@ -214,13 +218,13 @@ def _normals(OUT, SEEDS, CLIENTS, WORDS, ORDER, LIMITS, WIDTHS, HEIGHTS, t, step
         value = tl.where(in_wedge, earlier, tl.where(in_tail, far, value))
         tl.store(out + place, value, mask=(makes == 1) & (place < size))
         made += tl.sum(makes, 0)
-        following = (_does(before, word, LIMITS) >> (3 * now)) & 7
+        following = (_transition(before, word, LIMITS) >> (3 * now)) & 7
         state = tl.max(tl.where(inside == CHUNK - 1, following, 0), 0)
         begin += CHUNK
 
 
 def normals(clients: torch.Tensor, seeds: torch.Tensor, t: int, step: int, purpose: str, size: int) -> torch.Tensor:
-    """`Address(seed, client, t, step, purpose).normal(size)` for all of them: (clients, seeds, size)."""
+    """`Address(seed, client, t, step, purpose).normal(size)` for all clients and seeds: (clients, seeds, size)."""
     device = str(clients.device)
     out = torch.empty(len(clients), len(seeds), size, device=device)
     if out.numel():
@@ -253,19 +257,19 @@ ORDER = (
 
 @cache
 def _order(device: str) -> torch.Tensor:
-    """In which order BLAKE2b's twelve rounds take the words of a message."""
+    """The order of message words in BLAKE2b's twelve rounds."""
     return torch.tensor([ORDER[i % 10] for i in range(12)], dtype=torch.int32, device=device).flatten()
 
 
 @cache
 def _words(purpose: str, device: str) -> torch.Tensor:
-    """BLAKE2b as it begins (16 words), and the message (16 words, of which the address's numbers are still missing)."""
+    """BLAKE2b's initial state (16 words), and the message (16 words, without the numbers of the address)."""
     message = bytes(32) + purpose.encode()
     if len(message) > 128:
         raise ValueError(f"purpose = {purpose!r} is longer than {128 - 32} bytes")
     person = struct.unpack("<2Q", PERSON.ljust(16, b"\0"))
     chained = [*INITIAL[:6], INITIAL[6] ^ person[0], INITIAL[7] ^ person[1]]
-    chained[0] ^= 0x01010000 ^ 16  # a tree of one leaf, no key, 16 bytes wanted
+    chained[0] ^= 0x01010000 ^ 16  # parameters: fanout 1, depth 1, no key, digest of 16 bytes
     begins = [*chained, *INITIAL[:4], INITIAL[4] ^ len(message), INITIAL[5], INITIAL[6] ^ MASK, INITIAL[7]]
     words = struct.pack("<16Q", *begins) + message.ljust(128, b"\0")
     return torch.from_numpy(np.frombuffer(words, dtype="<i8").copy()).to(device)
@@ -277,8 +281,8 @@ def _strips(device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def strips() -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Of the ziggurat (Marsaglia and Tsang 2000), strip by strip, the one with the tail first: below which 23 bits a
-    number lies under the curve for certain, how wide one bit is, and how high the curve is where the strip ends."""
+    """Tables of the ziggurat (Marsaglia and Tsang 2000) per strip, the one with the tail first: the bound on the
+    23 bits below which a number is under the curve, the width of one bit, and the curve's height at the strip's end."""
 
     def curve(x: float) -> float:
         return math.exp(-0.5 * x * x)

@@ -1,8 +1,8 @@
 /* A head with one hidden layer on a CPU, a tile of rows at a time: softmax(h W2), h = (tanh(x W1), 1).
 
-As in `softmax.c` there are a wide and a narrow layout, and a lane has the same bits in either. `units`: the hidden ones
-and, as the last, the constant beside them. Its weights in W1 are zero, and since 1 - h^2 is, so is what comes back to
-it: nowhere is it a case of its own, but where it is set to 1. */
+Wide and narrow layout as in `softmax.c`, with the same bits in both. `units`: the hidden units and, last, the constant.
+The constant's weights in W1 are zero, and so is its error, since 1 - h^2 = 0: the only special case is setting it to
+1. */
 
 #include <float.h>
 
@@ -12,34 +12,35 @@ it: nowhere is it a case of its own, but where it is set to 1. */
 #define LN2 0.69314718f
 #define LOG2E_TWICE 2.8853900818f
 
-/* To about three units in the last place. With m = e^(-2|x|) - 1 it is -m / (2 + m), of x's sign; m has no sum that
-cancels: 2^n 2^f - 1 = 2^n (2^f - 1) + (2^n - 1). nan stays nan. */
+/* tanh, accurate to about three units in the last place: sign(x) (-m) / (2 + m) with m = e^(-2|x|) - 1, computed
+without cancellation as 2^n 2^f - 1 = 2^n (2^f - 1) + (2^n - 1). nan stays nan. */
 INLINE vector tanh_of(vector x) {
     const vector sign = (vector)((integers)x & (integers)all(-0.0f));
     vector exponent = (vector)((integers)x ^ (integers)sign) * -LOG2E_TWICE;
-    exponent = larger(all(LEAST), exponent); /* nan is not below */
+    exponent = larger(all(LEAST), exponent); /* keeps nan */
     vector whole, f = fraction_of(exponent, &whole);
-    vector p = series(multiply_add(all(1.525273e-5f), f, all(SIXTH)), f) * f; /* a term more: it is divided by */
+    vector p = series(multiply_add(all(1.525273e-5f), f, all(SIXTH)), f) * f; /* one more term, as m divides */
     vector m = multiply_add(whole, p, whole - 1.0f);
     return (vector)((integers)(-m / (m + 2.0f)) | (integers)sign);
 }
 
-/* A layer's inputs and outputs of a tile. */
+/* Intermediate results of a tile. */
 typedef struct {
     float *h, *back;         /* (rows, columns of the units) */
     float *z;                /* (rows, columns of the classes) */
-    float *turned;           /* (units or classes, LANES) */
-    float *length, *factor;  /* (rows, LANES or one); the latter in groups of LANES rows, which are written whole */
-} room;
+    float *transposed;           /* (units or classes, LANES) */
+    float *length, *factor;  /* (rows, LANES or 1); narrow: written LANES rows at a time */
+} buffers;
 
-INLINE room laid_out(float *scratch, int64_t units_columns, int64_t classes_columns) {
+INLINE buffers split_scratch(float *scratch, int64_t units_columns, int64_t classes_columns) {
     float *z = scratch + 2 * TILE * units_columns, *length = z + TILE * classes_columns;
-    return (room){scratch, scratch + TILE * units_columns, z, length + 2 * TILE * LANES, length, length + TILE * LANES};
+    float *back = scratch + TILE * units_columns, *transposed = length + 2 * TILE * LANES;
+    return (buffers){scratch, back, z, transposed, length, length + TILE * LANES};
 }
 
-/* Logits to base 2 of a tile, and the hidden layer. */
+/* The hidden layer of a tile, and its logits in base 2. */
 static void forward(const float *x, int64_t rows, int64_t q, int64_t units, int64_t classes, int64_t wide,
-                    const float *w1, const float *w2, room in) {
+                    const float *w1, const float *w2, buffers in) {
     int64_t across = columns_of(units, wide), side_by_side = wide ? LANES : 1;
     logits_of(x, q, rows, q, w1, across, in.h);
     for (int64_t i = 0; i < rows * across; i += WIDTH) store(in.h + i, tanh_of(load(in.h + i)));
@@ -51,22 +52,22 @@ static void forward(const float *x, int64_t rows, int64_t q, int64_t units, int6
         logits_of(in.h, across, rows, units, w2, columns_of(classes, wide), in.z);
 }
 
-/* The sum of squares of LANES columns of so many numbers, each times the row's `scale` (of LANES rows with step 1). */
+/* Sums of squares of LANES columns of numbers, each multiplied by its row's `scale` (step 1: LANES different rows). */
 INLINE void squares_of(const float *values, int64_t numbers, const float *scale, const int step, float *sum) {
-    vector found[VECTORS], by[VECTORS];
+    vector acc[VECTORS], by[VECTORS];
     EACH {
-        found[v] = all(0);
+        acc[v] = all(0);
         by[v] = step ? load(scale + WIDTH * v) : all(*scale);
     }
     for (int64_t j = 0; j < numbers; j++) EACH {
         vector value = load(values + j * LANES + WIDTH * v) * by[v];
-        found[v] = multiply_add(value, value, found[v]);
+        acc[v] = multiply_add(value, value, acc[v]);
     }
-    EACH store(sum + WIDTH * v, found[v]);
+    EACH store(sum + WIDTH * v, acc[v]);
 }
 
-/* What clips LANES gradients, whose squared length is ||x||^2 ||back||^2 + ||h||^2 ||residual||^2. `back` and `h`: what
-belongs to each layer, squared; the first with the row's norm in it, for the square of a small number may be nothing. */
+/* Clipping factors of LANES gradients with squared norm ||x||^2 ||back||^2 + ||h||^2 ||residual||^2. `back` and `h` are
+squared norms; `back` includes ||x||, because the square of a small number may underflow. */
 INLINE void factors_of(const float *back, const float *h, const float *length, const int step, const float *clip,
                        int64_t automatic, float *factor) {
     EACH {
@@ -74,21 +75,21 @@ INLINE void factors_of(const float *back, const float *h, const float *length, c
         vector whole = multiply_add(load(h + WIDTH * v), residual * residual, load(back + WIDTH * v));
         for (int l = 0; l < WIDTH; l++) whole[l] = sqrtf(whole[l]);
         vector bound = step ? all(*clip) : load(clip + WIDTH * v);
-        store(factor + WIDTH * v, brought_to(bound, whole, automatic));
+        store(factor + WIDTH * v, clip_factor(bound, whole, automatic));
     }
 }
 
-/* Residuals to clipped ones, in both layers. `w2_turned`: W2^T, for the narrow layout. */
+/* Clipped residuals of both layers. `w2_transposed`: W2^T, for the narrow layout. */
 static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide, const float *w2,
-                     const float *w2_turned, const float *norm, const float *clip, int64_t automatic, room in) {
+                     const float *w2_transposed, const float *norm, const float *clip, int64_t automatic, buffers in) {
     int64_t across = columns_of(units, wide), classes_across = columns_of(classes, wide);
     const float one[LANES] = {[0 ... LANES - 1] = 1};
     float of_back[LANES], of_h[LANES];
     if (wide)
         back_of_lanes(in.z, rows, units, w2, classes, in.back);
     else
-        logits_of(in.z, classes_across, rows, classes, w2_turned, across, in.back);
-    for (int64_t i = 0; i < rows * across; i += WIDTH) { /* W2 is to base 2, hence the logarithm */
+        logits_of(in.z, classes_across, rows, classes, w2_transposed, across, in.back);
+    for (int64_t i = 0; i < rows * across; i += WIDTH) { /* W2 is in base 2, hence LN2 */
         vector h = load(in.h + i);
         store(in.back + i, load(in.back + i) * (multiply_add(-h, h, all(1)) * LN2));
     }
@@ -108,10 +109,10 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
             int64_t some = rows - i < LANES ? rows - i : LANES;
             float norms[LANES];
             for (int64_t l = 0; l < LANES; l++) norms[l] = l < some ? norm[i + l] : 1;
-            turn(in.back + i * across, some, units, across, in.turned);
-            squares_of(in.turned, units, norms, 1, of_back);
-            turn(in.h + i * across, some, units, across, in.turned);
-            squares_of(in.turned, units, one, 1, of_h);
+            transpose(in.back + i * across, some, units, across, in.transposed);
+            squares_of(in.transposed, units, norms, 1, of_back);
+            transpose(in.h + i * across, some, units, across, in.transposed);
+            squares_of(in.transposed, units, one, 1, of_h);
             factors_of(of_back, of_h, in.length + i, 1, clip, automatic, in.factor + i);
             for (int64_t l = i; l < i + some; l++) {
                 for (int64_t j = 0; j < across; j++) in.back[l * across + j] *= in.factor[l];
@@ -120,37 +121,38 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
         }
 }
 
-/* ---- what is called
+/* ---- exported functions
 
-As in `softmax.c`. `w1` (blocks, clients or one, q, columns of the units), `w2` (blocks, clients or one, units, columns
-of the classes), its logits to base 2; `w2_turned`, for the narrow layout, (…, classes, columns of the units).
-`total1` and `total2` as the weights, zero before.
+As in `softmax.c`. `w1` (blocks, clients or 1, q, columns of the units); `w2` (blocks, clients or 1, units, columns of
+the classes), for logits in base 2; `w2_transposed` (blocks, clients or 1, classes, columns of the units), narrow only.
+`total1` and `total2`: shaped like the weights of every client, initially zero.
 `scratch`: TILE rows of twice the units' columns, the classes' columns and 2 LANES; LANES of the units or classes. */
 
 void mlp_gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes, int64_t clients,
                        int64_t most, int64_t q, int64_t units, int64_t classes, const float *w1, const float *w2,
-                       const float *w2_turned, int64_t of_client, int64_t blocks, int64_t wide, const float *clip,
+                       const float *w2_transposed, int64_t of_client, int64_t blocks, int64_t wide, const float *clip,
                        int64_t automatic, double *total1, double *total2, double *loss, double *clipped,
                        float *scratch) {
     int64_t across = columns_of(units, wide), classes_across = columns_of(classes, wide), lanes = wide ? LANES : 1;
-    room in = laid_out(scratch, across, classes_across);
+    buffers in = split_scratch(scratch, across, classes_across);
     float no_bound[LANES];
     for (int l = 0; l < LANES; l++) no_bound[l] = FLT_MAX;
     for (int64_t block = 0; block < blocks; block++)
         for (int64_t client = 0; client < clients; client++) {
             int64_t which = block * clients + client, whose = of_client ? which : block;
             const float *first_layer = w1 + whose * q * across, *second = w2 + whose * units * classes_across;
-            const float *turned = wide ? 0 : w2_turned + whose * classes * across;
+            const float *transposed = wide ? 0 : w2_transposed + whose * classes * across;
             double *into1 = total1 + which * q * across, *into2 = total2 + which * units * classes_across;
-            sums of_all = {0};
+            lane_sums totals = {0};
             for (int64_t first = 0; first < sizes[client]; first += TILE) {
                 int64_t row = client * most + first, left = sizes[client] - first, rows = left < TILE ? left : TILE;
-                account of[LANES];
-                begin(of);
+                tile_sums of[LANES];
+                reset(of);
                 forward(x + row * q, rows, q, units, classes, wide, first_layer, second, in);
-                residuals_of_tile(in.z, rows, classes, classes_across, wide, label + row, 0, no_bound, 0, in.turned,
+                residuals_of_tile(in.z, rows, classes, classes_across, wide, label + row, 0, no_bound, 0, in.transposed,
                                   in.length, loss ? of : 0);
-                backward(rows, units, classes, wide, second, turned, norm + row, clip + block * lanes, automatic, in);
+                backward(rows, units, classes, wide, second, transposed, norm + row, clip + block * lanes, automatic,
+                         in);
                 add_gradient(x + row * q, q, rows, q, in.back, across, into1);
                 if (wide)
                     add_gradient_of_lanes(in.h, rows, units, in.z, classes, into2);
@@ -158,11 +160,11 @@ void mlp_gradient_sums(const float *x, const float *norm, const int64_t *label, 
                     add_gradient(in.h, across, rows, units, in.z, classes_across, into2);
                 if (loss)
                     for (int64_t i = 0; i < rows * lanes; i++) of[i % lanes].clipped += in.factor[i] < 1.0f;
-                add_account(&of_all, of);
+                add_tile(&totals, of);
             }
             if (loss) {
-                memcpy(loss + which * lanes, of_all.loss, lanes * sizeof *loss);
-                memcpy(clipped + which * lanes, of_all.clipped, lanes * sizeof *clipped);
+                memcpy(loss + which * lanes, totals.loss, lanes * sizeof *loss);
+                memcpy(clipped + which * lanes, totals.clipped, lanes * sizeof *clipped);
             }
         }
 }
@@ -171,19 +173,19 @@ void mlp_evaluation(const float *x, const int64_t *label, int64_t all_rows, int6
                     const float *w1, const float *w2, int64_t blocks, int64_t wide, double *loss, uint8_t *right,
                     float *scratch) {
     int64_t across = columns_of(units, wide), classes_across = columns_of(classes, wide), lanes = wide ? LANES : 1;
-    room in = laid_out(scratch, across, classes_across);
+    buffers in = split_scratch(scratch, across, classes_across);
     for (int64_t block = 0; block < blocks; block++) {
-        sums of_all = {0};
+        lane_sums totals = {0};
         for (int64_t row = 0; row < all_rows; row += TILE) {
             int64_t rows = all_rows - row < TILE ? all_rows - row : TILE;
-            account of[LANES];
-            begin(of);
+            tile_sums of[LANES];
+            reset(of);
             forward(x + row * q, rows, q, units, classes, wide, w1 + block * q * across,
                     w2 + block * units * classes_across, in);
-            judge_tile(in.z, rows, classes, classes_across, wide, label + row, in.turned, of,
+            evaluate_tile(in.z, rows, classes, classes_across, wide, label + row, in.transposed, of,
                        right + block * lanes * all_rows + row, all_rows);
-            add_account(&of_all, of);
+            add_tile(&totals, of);
         }
-        memcpy(loss + block * lanes, of_all.loss, lanes * sizeof *loss);
+        memcpy(loss + block * lanes, totals.loss, lanes * sizeof *loss);
     }
 }

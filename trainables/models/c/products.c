@@ -1,34 +1,35 @@
-/* Matrix products of a tile of rows. Every number is one chain of multiply-adds, whatever block it is computed in. */
+/* Matrix products of a tile of rows. Every number is one chain of multiply-adds, so its bits do not depend on the block
+it is computed in. */
 
 #include "products.h"
 
-/* What was found: written to floats, or `added` to doubles. */
-INLINE void keep(vector found, const int added, void *into, int64_t at) {
+/* Store the result as floats, or add it to doubles (`added`). */
+INLINE void store_result(vector acc, const int added, void *into, int64_t at) {
     if (added) {
         doubles total;
         memcpy(&total, (double *)into + at, sizeof total);
-        total += __builtin_convertvector(found, doubles);
+        total += __builtin_convertvector(acc, doubles);
         memcpy((double *)into + at, &total, sizeof total);
     } else
-        store((float *)into + at, found);
+        store((float *)into + at, acc);
 }
 
-/* M rows of a product, N vectors each: the sum over t of a[i, t] b[t][:]. */
+/* M rows x N vectors of a product: sum over t of a[i, t] b[t][:]. */
 INLINE void product(const int M, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
                     const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
-    vector found[MOST_ROWS][MOST_VECTORS];
+    vector acc[MOST_ROWS][MOST_VECTORS];
     UNROLLED for (int i = 0; i < M; i++)
-        UNROLLED for (int v = 0; v < N; v++) found[i][v] = all(0);
+        UNROLLED for (int v = 0; v < N; v++) acc[i][v] = all(0);
     for (int64_t t = 0; t < steps; t++) {
         vector factor[MOST_VECTORS];
         UNROLLED for (int v = 0; v < N; v++) factor[v] = load(b + t * b_row + WIDTH * v);
         UNROLLED for (int i = 0; i < M; i++) {
             vector one = all(a[i * a_row + t * a_step]);
-            UNROLLED for (int v = 0; v < N; v++) found[i][v] = multiply_add(factor[v], one, found[i][v]);
+            UNROLLED for (int v = 0; v < N; v++) acc[i][v] = multiply_add(factor[v], one, acc[i][v]);
         }
     }
     UNROLLED for (int i = 0; i < M; i++)
-        UNROLLED for (int v = 0; v < N; v++) keep(found[i][v], added, into, i * into_row + WIDTH * v);
+        UNROLLED for (int v = 0; v < N; v++) store_result(acc[i][v], added, into, i * into_row + WIDTH * v);
 }
 
 INLINE void product_of(int64_t rows, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
@@ -46,7 +47,7 @@ INLINE void product_of(int64_t rows, const int N, const int added, const float *
 #undef CASE
 }
 
-/* The whole of it, cut into blocks of about equal size that fit the registers. How it is cut changes no bit. */
+/* The whole product, in blocks of about equal size that fit the registers. */
 INLINE void multiply(const int added, const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *b,
                      int64_t columns, int64_t steps, void *into) {
     int64_t vectors = columns / WIDTH, across = (vectors + MOST_VECTORS - 1) / MOST_VECTORS;
@@ -78,29 +79,29 @@ void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const 
     multiply(1, x, 1, x_row, q, residuals, columns, rows, total);
 }
 
-/* ---- lane by lane: every lane has matrices of its own, which lie side by side */
+/* ---- a different matrix per lane, lanes interleaved */
 
-/* M x N numbers of every lane, some lanes at a time: the sum over t of a[i, t] b[t, j]. */
-INLINE void laned(const int M, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
+/* M x N numbers of every lane, WIDTH lanes at a time: sum over t of a[i, t] b[t, j]. */
+INLINE void lane_product(const int M, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
                   const float *b, int64_t b_step, int64_t b_column, int64_t steps, void *into, int64_t into_row) {
     for (int part = 0; part < LANES; part += WIDTH) {
-        vector found[MOST_SIDE][MOST_SIDE];
+        vector acc[MOST_SIDE][MOST_SIDE];
         UNROLLED for (int i = 0; i < M; i++)
-            UNROLLED for (int j = 0; j < N; j++) found[i][j] = all(0);
+            UNROLLED for (int j = 0; j < N; j++) acc[i][j] = all(0);
         for (int64_t t = 0; t < steps; t++) {
             vector factor[MOST_SIDE];
             UNROLLED for (int j = 0; j < N; j++) factor[j] = load(b + t * b_step + j * b_column + part);
             UNROLLED for (int i = 0; i < M; i++) {
                 vector one = load(a + i * a_row + t * a_step + part);
-                UNROLLED for (int j = 0; j < N; j++) found[i][j] = multiply_add(factor[j], one, found[i][j]);
+                UNROLLED for (int j = 0; j < N; j++) acc[i][j] = multiply_add(factor[j], one, acc[i][j]);
             }
         }
         UNROLLED for (int i = 0; i < M; i++)
-            UNROLLED for (int j = 0; j < N; j++) keep(found[i][j], added, into, i * into_row + j * LANES + part);
+            UNROLLED for (int j = 0; j < N; j++) store_result(acc[i][j], added, into, i * into_row + j * LANES + part);
     }
 }
 
-/* The whole of it, (rows, columns, LANES), cut into blocks that fit the registers. */
+/* The whole product (rows, columns, LANES), in blocks that fit the registers. */
 INLINE void multiply_laned(const int added, const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *b,
                            int64_t b_step, int64_t b_column, int64_t columns, int64_t steps, void *into) {
     int64_t across = (columns + MOST_SIDE - 1) / MOST_SIDE, size = added ? sizeof(double) : sizeof(float);
@@ -110,7 +111,7 @@ INLINE void multiply_laned(const int added, const float *a, int64_t a_row, int64
             int64_t from = columns * j / across, count = columns * (j + 1) / across - from;
             const float *mine = a + i * a_row, *its = b + from * b_column;
             void *there = (char *)into + (i * columns + from) * LANES * size;
-#define BLOCK(M, N) laned(M, N, added, mine, a_row, a_step, its, b_step, b_column, steps, there, columns * LANES)
+#define BLOCK(M, N) lane_product(M, N, added, mine, a_row, a_step, its, b_step, b_column, steps, there, columns * LANES)
 #define CASE(N) case N: if (some == 1) BLOCK(1, N); else BLOCK(MOST_SIDE, N); break;
             switch (count) {
                 CASE(1) CASE(2) CASE(3)

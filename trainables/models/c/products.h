@@ -5,14 +5,14 @@
 
 #include "vectors.h"
 
-/* z (rows, columns) = x (rows, q) w (q, columns). Rows of x lie `x_row` numbers apart. */
+/* z (rows, columns) = x (rows, q) w (q, columns). Rows of x are `x_row` floats apart. */
 void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *w, int64_t columns, float *z);
 
 /* total (q, columns) += x^T residuals (rows, columns) */
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total);
 
-/* The same where every lane has an x of its own, h (rows, units, LANES), and w is (units, classes, LANES). */
+/* The same with a different x per lane: h (rows, units, LANES), w (units, classes, LANES). */
 void logits_of_lanes(const float *h, int64_t rows, int64_t units, const float *w, int64_t classes, float *z);
 void add_gradient_of_lanes(const float *h, int64_t rows, int64_t units, const float *residuals, int64_t classes,
                            double *total);

@@ -1,23 +1,23 @@
-/* From logits to clipped residuals, or to what an evaluation asks for: LANES softmaxes at a time, all of one row or of
-LANES rows. */
+/* Clipped residuals, or losses and predictions, from logits: LANES softmaxes at a time, for LANES lanes of one row
+(wide layout) or for LANES rows of one lane (narrow layout). */
 
 #ifndef RESIDUALS_H
 #define RESIDUALS_H
 
 #include "vectors.h"
 
-#define LEAST (-60.0f) /* a power below 2^-60 changes no sum; as zero it cannot become a subnormal number either */
+#define LEAST (-60.0f) /* powers below 2^-60 change no sum and are set to 0, so no subnormal numbers arise */
 
-#define SIXTH 1.540353e-4f /* of Taylor's series of 2^f on [-1/2, 1/2] */
+#define SIXTH 1.540353e-4f /* sixth coefficient of the Taylor series of 2^f on [-1/2, 1/2] */
 
-/* x is a whole number, whose power of two is `whole`, and what comes out. */
+/* x = n + f with n the nearest integer. Returns f; `whole` is 2^n. */
 INLINE vector fraction_of(vector x, vector *whole) {
-    vector shifted = x + 12582912.0f; /* 1.5 * 2^23: the nearest whole number is in the last bits */
+    vector shifted = x + 12582912.0f; /* 1.5 * 2^23: the last bits are the nearest integer */
     *whole = (vector)(((integers)shifted << 23) + (127 << 23));
     return x - (shifted - 12582912.0f);
 }
 
-/* (2^f - 1) / f by Taylor's series, whose terms from the sixth on are p. */
+/* (2^f - 1) / f by its Taylor series; p: the terms from the sixth on. */
 INLINE vector series(vector p, vector f) {
     p = multiply_add(p, f, all(1.333355814e-3f));
     p = multiply_add(p, f, all(9.618129107e-3f));
@@ -26,44 +26,43 @@ INLINE vector series(vector p, vector f) {
     return multiply_add(p, f, all(6.931471805e-1f));
 }
 
-/* 2^x for x <= 0, to about one unit in the last place; below 2^LEAST it is 0. nan stays nan. */
+/* 2^x for x <= 0, accurate to about one unit in the last place; 0 below 2^LEAST. nan stays nan. */
 INLINE vector power_of_two(vector x) {
     vector whole, f = fraction_of(x, &whole);
-    /* a product, not a sum of exponents: it leaves every nan a nan */
+    /* a product, not a sum of exponents, keeps nan */
     vector p = multiply_add(series(all(SIXTH), f), f, all(1.0f)) * whole;
     return where(x < LEAST, all(0), p);
 }
 
-/* What is known of LANES softmaxes beside their residuals. */
+/* What else is computed for LANES softmaxes. */
 typedef struct {
-    float sum[LANES];   /* of the powers */
-    float label[LANES]; /* the label's shifted logit */
-    float length[LANES]; /* of the residuals, before they are clipped, times the row's */
+    float sum[LANES];   /* of the powers 2^(z - max z) */
+    float label[LANES]; /* the label's logit minus the largest */
+    float length[LANES]; /* norm of the residual before clipping, times the row's norm */
     float factor[LANES];
-} seen;
+} row_stats;
 
-/* Where each of LANES softmaxes has its label: all in one row (step 0), or each in a row of its own (step 1). */
+/* Address of the label's logit of softmax l: all have the same row (step 0), or a different one each (step 1). */
 #define OF_LABEL(l) (z + label[(l) * step] * LANES + (l))
 
-/* What brings contributions of some length to their bound. */
-INLINE vector brought_to(vector bound, vector length, int64_t automatic) {
+/* The clipping factor of contributions of this length. */
+INLINE vector clip_factor(vector bound, vector length, int64_t automatic) {
     vector factor = bound / (automatic ? length + SOFTENING : length);
     return automatic ? factor : where(factor > 1.0f, all(1.0f), factor);
 }
 
-/* `z` (classes, LANES): logits to base 2, in place of which come the clipped residuals. `automatic`: short ones are
-stretched, too. */
+/* `z` (classes, LANES): logits in base 2, replaced by the clipped residuals. `automatic`: automatic clipping. */
 INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, const int step, const float *row_norm,
-                              const float *clip, int64_t automatic, seen *said) {
+                              const float *clip, int64_t automatic, row_stats *stats) {
     vector top[VECTORS], of_label[VECTORS], others[VECTORS], squares[VECTORS], scale[VECTORS];
     EACH top[v] = load(z + WIDTH * v);
     for (int64_t k = 1; k < classes; k++) EACH top[v] = larger(load(z + k * LANES + WIDTH * v), top[v]);
     for (int l = 0; l < LANES; l++) {
-        said->label[l] = *OF_LABEL(l);
+        stats->label[l] = *OF_LABEL(l);
         *OF_LABEL(l) = -INFINITY;
     }
     EACH {
-        of_label[v] = load(said->label + WIDTH * v) - top[v];
+        of_label[v] = load(stats->label + WIDTH * v) - top[v];
         others[v] = squares[v] = all(0);
     }
     for (int64_t k = 0; k < classes; k++) EACH {
@@ -79,12 +78,12 @@ INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, c
         scale[v] = 1.0f / sum;
         vector of_row = step ? load(row_norm + WIDTH * v) : all(*row_norm);
         vector bound = step ? all(*clip) : load(clip + WIDTH * v);
-        vector length = norm * scale[v] * of_row, factor = brought_to(bound, length, automatic);
+        vector length = norm * scale[v] * of_row, factor = clip_factor(bound, length, automatic);
         scale[v] *= factor;
-        store(said->sum + WIDTH * v, sum);
-        store(said->label + WIDTH * v, of_label[v]);
-        store(said->length + WIDTH * v, length);
-        store(said->factor + WIDTH * v, factor);
+        store(stats->sum + WIDTH * v, sum);
+        store(stats->label + WIDTH * v, of_label[v]);
+        store(stats->length + WIDTH * v, length);
+        store(stats->factor + WIDTH * v, factor);
     }
     float lost[LANES];
     EACH store(lost + WIDTH * v, -others[v]);
@@ -95,11 +94,12 @@ INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, c
     }
 }
 
-/* Whether the label's logit is above all others, and what the loss is made of; `z` is not needed after. */
-INLINE void judged(float *z, int64_t classes, const int64_t *label, const int step, seen *said, uint8_t *right) {
+/* Whether the label's logit is above all others, and the parts of the loss; overwrites `z`. */
+INLINE void evaluate_rows(float *z, int64_t classes, const int64_t *label, const int step, row_stats *stats,
+                          uint8_t *right) {
     vector top[VECTORS], of_label[VECTORS], sum[VECTORS];
     for (int l = 0; l < LANES; l++) {
-        said->label[l] = *OF_LABEL(l);
+        stats->label[l] = *OF_LABEL(l);
         *OF_LABEL(l) = -INFINITY;
     }
     EACH top[v] = load(z + WIDTH * v);
@@ -107,76 +107,77 @@ INLINE void judged(float *z, int64_t classes, const int64_t *label, const int st
     float highest[LANES];
     EACH {
         store(highest + WIDTH * v, top[v]);
-        of_label[v] = load(said->label + WIDTH * v);
+        of_label[v] = load(stats->label + WIDTH * v);
         top[v] = larger(of_label[v], top[v]);
         of_label[v] -= top[v];
         sum[v] = power_of_two(of_label[v]);
     }
     for (int64_t k = 0; k < classes; k++) EACH sum[v] += power_of_two(load(z + k * LANES + WIDTH * v) - top[v]);
     EACH {
-        store(said->sum + WIDTH * v, sum[v]);
+        store(stats->sum + WIDTH * v, sum[v]);
     }
-    for (int l = 0; l < LANES; l++) right[l] = said->label[l] > highest[l] && said->sum[l] == said->sum[l]; /* no nan */
-    EACH store(said->label + WIDTH * v, of_label[v]);
+    for (int l = 0; l < LANES; l++) /* a nan is never right */
+        right[l] = stats->label[l] > highest[l] && stats->sum[l] == stats->sum[l];
+    EACH store(stats->label + WIDTH * v, of_label[v]);
 }
 
-/* The loss of a tile, -ln 2 (label's logit - log2 of the sum): the sums are multiplied, so that one logarithm serves many
-rows; they are between 1 and the number of classes, and doubles are long. */
+/* The loss of a tile, -ln 2 (label's logit - log2 of the sum). Sums are multiplied, so that many rows need one
+logarithm: they are between 1 and the number of classes, and a double has a large exponent. */
 typedef struct {
     double product, loss, clipped;
-} account;
+} tile_sums;
 
-/* Rows whose sums have room in a double: of up to 255 classes those of a tile, of 2^31 32 of them. */
+/* Rows whose product of sums fits a double: a tile for up to 255 classes, 32 rows for up to 2^31 classes. */
 INLINE int64_t rows_of_product(int64_t classes) { return classes < 256 ? TILE : 32; }
 
-INLINE void note(account *of, const seen *said, int l) {
-    of->product *= said->sum[l];
-    of->loss -= said->label[l];
+INLINE void add_row(tile_sums *of, const row_stats *stats, int l) {
+    of->product *= stats->sum[l];
+    of->loss -= stats->label[l];
 }
 
-INLINE void take_logarithms(account *of, int64_t lanes) {
+INLINE void take_logarithms(tile_sums *of, int64_t lanes) {
     for (int64_t l = 0; l < lanes; l++) {
         of[l].loss += log2(of[l].product);
         of[l].product = 1;
     }
 }
 
-/* The narrow layout's rows, LANES at a time, classes apart; what is filled up is a row of zeros. */
-INLINE void turn(const float *z, int64_t rows, int64_t classes, int64_t columns, float *turned) {
+/* LANES rows of the narrow layout as (classes, LANES); missing rows are 0. */
+INLINE void transpose(const float *z, int64_t rows, int64_t classes, int64_t columns, float *transposed) {
     for (int64_t k = 0; k < classes; k++)
-        for (int64_t l = 0; l < LANES; l++) turned[k * LANES + l] = l < rows ? z[l * columns + k] : 0;
+        for (int64_t l = 0; l < LANES; l++) transposed[k * LANES + l] = l < rows ? z[l * columns + k] : 0;
 }
 
-INLINE void turn_back(const float *turned, int64_t rows, int64_t classes, int64_t columns, float *z) {
+INLINE void transpose_back(const float *transposed, int64_t rows, int64_t classes, int64_t columns, float *z) {
     for (int64_t l = 0; l < rows; l++)
-        for (int64_t k = 0; k < classes; k++) z[l * columns + k] = turned[k * LANES + l];
+        for (int64_t k = 0; k < classes; k++) z[l * columns + k] = transposed[k * LANES + l];
 }
 
-/* LANES labels (and norms), where there are so many; filled up with the first class (and 1). */
-INLINE void take(const int64_t *label, const float *norm, int64_t rows, int64_t *labels, float *norms) {
+/* LANES labels and norms; those of missing rows are 0 and 1. */
+INLINE void pad_rows(const int64_t *label, const float *norm, int64_t rows, int64_t *labels, float *norms) {
     for (int64_t l = 0; l < LANES; l++) {
         labels[l] = l < rows ? label[l] : 0;
         norms[l] = norm && l < rows ? norm[l] : 1;
     }
 }
 
-/* A tile's logits `z` (rows, columns), wide or narrow, to clipped residuals. `norm`: the rows' lengths, or none for 1.
-`length`, where wanted: the residuals', times that, before they are clipped, (rows, LANES or one). `of`: the lanes'
-accounts, where wanted. */
+/* Clipped residuals of a tile's logits `z` (rows, columns), in place, wide or narrow. `norm`: the rows' norms, or null
+for 1. `length` (rows, LANES or 1), or null: norms of the residuals before clipping, times the rows'. `of`, or null: the
+lanes' lane_sums. */
 INLINE void residuals_of_tile(float *z, int64_t rows, int64_t classes, int64_t columns, int64_t wide,
                               const int64_t *label, const float *norm, const float *clip, int64_t automatic,
-                              float *turned, float *length, account *of) {
+                              float *transposed, float *length, tile_sums *of) {
     const int64_t at_once = rows_of_product(classes);
     const float one = 1;
-    seen said;
+    row_stats stats;
     if (wide)
         for (int64_t i = 0; i < rows; i++) {
-            clipped_residuals(z + i * columns, classes, label + i, 0, norm ? norm + i : &one, clip, automatic, &said);
-            if (length) memcpy(length + i * LANES, said.length, sizeof said.length);
+            clipped_residuals(z + i * columns, classes, label + i, 0, norm ? norm + i : &one, clip, automatic, &stats);
+            if (length) memcpy(length + i * LANES, stats.length, sizeof stats.length);
             if (of)
                 for (int l = 0; l < LANES; l++) {
-                    note(of + l, &said, l);
-                    of[l].clipped += said.factor[l] < 1.0f;
+                    add_row(of + l, &stats, l);
+                    of[l].clipped += stats.factor[l] < 1.0f;
                 }
             if (of && (i + 1) % at_once == 0) take_logarithms(of, LANES);
         }
@@ -184,32 +185,32 @@ INLINE void residuals_of_tile(float *z, int64_t rows, int64_t classes, int64_t c
         for (int64_t i = 0; i < rows; i += LANES) {
             int64_t some = rows - i < LANES ? rows - i : LANES, labels[LANES];
             float norms[LANES];
-            take(label + i, norm ? norm + i : 0, some, labels, norms);
-            turn(z + i * columns, some, classes, columns, turned);
-            clipped_residuals(turned, classes, labels, 1, norms, clip, automatic, &said);
-            turn_back(turned, some, classes, columns, z + i * columns);
-            if (length) memcpy(length + i, said.length, sizeof said.length);
+            pad_rows(label + i, norm ? norm + i : 0, some, labels, norms);
+            transpose(z + i * columns, some, classes, columns, transposed);
+            clipped_residuals(transposed, classes, labels, 1, norms, clip, automatic, &stats);
+            transpose_back(transposed, some, classes, columns, z + i * columns);
+            if (length) memcpy(length + i, stats.length, sizeof stats.length);
             if (of)
                 for (int l = 0; l < some; l++) {
-                    note(of, &said, l);
-                    of->clipped += said.factor[l] < 1.0f;
+                    add_row(of, &stats, l);
+                    of->clipped += stats.factor[l] < 1.0f;
                 }
             if (of && (i + LANES) % at_once == 0) take_logarithms(of, 1);
         }
     if (of) take_logarithms(of, wide ? LANES : 1);
 }
 
-/* A tile's logits to losses and to whether each row is `right`, (LANES or one, all rows); `z` is not needed after. */
-INLINE void judge_tile(float *z, int64_t rows, int64_t classes, int64_t columns, int64_t wide, const int64_t *label,
-                       float *turned, account *of, uint8_t *right, int64_t all_rows) {
+/* Losses of a tile's logits, and whether each row is `right`, (LANES or 1, all rows); overwrites `z`. */
+INLINE void evaluate_tile(float *z, int64_t rows, int64_t classes, int64_t columns, int64_t wide, const int64_t *label,
+                       float *transposed, tile_sums *of, uint8_t *right, int64_t all_rows) {
     const int64_t at_once = rows_of_product(classes);
     uint8_t yes[LANES];
-    seen said;
+    row_stats stats;
     if (wide)
         for (int64_t i = 0; i < rows; i++) {
-            judged(z + i * columns, classes, label + i, 0, &said, yes);
+            evaluate_rows(z + i * columns, classes, label + i, 0, &stats, yes);
             for (int l = 0; l < LANES; l++) {
-                note(of + l, &said, l);
+                add_row(of + l, &stats, l);
                 right[l * all_rows + i] = yes[l];
             }
             if ((i + 1) % at_once == 0) take_logarithms(of, LANES);
@@ -218,33 +219,33 @@ INLINE void judge_tile(float *z, int64_t rows, int64_t classes, int64_t columns,
         for (int64_t i = 0; i < rows; i += LANES) {
             int64_t some = rows - i < LANES ? rows - i : LANES, labels[LANES];
             float norms[LANES];
-            take(label + i, 0, some, labels, norms);
-            turn(z + i * columns, some, classes, columns, turned);
-            judged(turned, classes, labels, 1, &said, yes);
-            for (int l = 0; l < some; l++) note(of, &said, l);
+            pad_rows(label + i, 0, some, labels, norms);
+            transpose(z + i * columns, some, classes, columns, transposed);
+            evaluate_rows(transposed, classes, labels, 1, &stats, yes);
+            for (int l = 0; l < some; l++) add_row(of, &stats, l);
             memcpy(right + i, yes, some);
             if ((i + LANES) % at_once == 0) take_logarithms(of, 1);
         }
     take_logarithms(of, wide ? LANES : 1);
 }
 
-/* The tiles of one client, or of an evaluation, one after the other: what is known of their lanes. */
+/* Sums over all tiles of a client, or of an evaluation, per lane. */
 typedef struct {
     double loss[LANES], clipped[LANES];
-} sums;
+} lane_sums;
 
-INLINE void begin(account *of) {
-    for (int l = 0; l < LANES; l++) of[l] = (account){1, 0, 0};
+INLINE void reset(tile_sums *of) {
+    for (int l = 0; l < LANES; l++) of[l] = (tile_sums){1, 0, 0};
 }
 
-INLINE void add_account(sums *to, const account *of) {
+INLINE void add_tile(lane_sums *to, const tile_sums *of) {
     for (int l = 0; l < LANES; l++) {
         to->loss[l] += of[l].loss;
         to->clipped[l] += of[l].clipped;
     }
 }
 
-/* Columns of so many numbers of a row. */
+/* Columns of a row with this many numbers, in the wide or narrow layout. */
 INLINE int64_t columns_of(int64_t numbers, int64_t wide) {
     return wide ? numbers * LANES : (numbers + WIDTH - 1) / WIDTH * WIDTH;
 }

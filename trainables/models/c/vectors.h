@@ -1,4 +1,4 @@
-/* Vectors of floats as this processor has them, and what is done with them. */
+/* SIMD vectors of floats of this processor's width, and their basic operations. */
 
 #ifndef VECTORS_H
 #define VECTORS_H
@@ -13,8 +13,8 @@
 #include <arm_neon.h>
 #endif
 
-/* A vector, and how many rows of how many vectors of a product are held in registers, with both factors beside them;
-MOST_SIDE of either where the rows are vectors, too. */
+/* WIDTH: floats per vector. A matrix product holds a block of MOST_ROWS rows x MOST_VECTORS vectors in registers,
+together with its factors; where rows are vectors too, a block of MOST_SIDE x MOST_SIDE. */
 #ifdef __AVX512F__
 #pragma GCC target("prefer-vector-width=512")
 #define WIDTH 16
@@ -44,9 +44,9 @@ typedef int32_t integers __attribute__((vector_size(4 * WIDTH)));
 typedef double doubles __attribute__((vector_size(8 * WIDTH)));
 
 INLINE vector load(const float *from) {
-    vector found;
-    memcpy(&found, from, sizeof found);
-    return found;
+    vector values;
+    memcpy(&values, from, sizeof values);
+    return values;
 }
 
 INLINE void store(float *into, vector values) { memcpy(into, &values, sizeof values); }
@@ -59,7 +59,7 @@ INLINE vector all(float value) {
 #elif defined(__ARM_NEON) && defined(__aarch64__)
     return (vector)vdupq_n_f32(value);
 #else
-    return value - (vector){0}; /* a sum would make -0 a 0 */
+    return value - (vector){0}; /* value + 0 would make -0 a 0 */
 #endif
 }
 
@@ -67,8 +67,8 @@ INLINE vector where(integers yes, vector a, vector b) {
     return (vector)(((integers)a & yes) | ((integers)b & ~yes));
 }
 
-/* a b + c, rounded once where the processor can. Always said, never left to the compiler, whose taste may differ from one
-copy of a function to the next: both layouts must round alike. */
+/* a b + c, rounded once if the processor has a fused multiply-add. Always explicit: a compiler may contract differently
+in each copy of a function, and both layouts must round the same way. */
 INLINE vector multiply_add(vector a, vector b, vector c) {
 #if defined(__AVX512F__)
     return (vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
