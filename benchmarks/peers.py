@@ -19,11 +19,12 @@ from orchestrator.bench.machine import problem_of
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import AUTO_LANES
 from trainables import methods
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.pack import plan_of
-from trainables.federation.problem import Shipper
 from trainables.federation.trial_spec import TrialSpec
 from trainables.privacy.plan import PrivacySettings
-from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.ray_actors.federation import RayFederation
+from trainables.ray_actors.object_store import ObjectStoreProblems
 
 HERE = Path(__file__).resolve().parent
 LANES = AUTO_LANES["cpu"]
@@ -61,10 +62,10 @@ class Fedsweep:
         """One trial, and a pack of the default size."""
         reports = []
         with connected():
-            federation = Federation(FederationSize(hosts=min(os.cpu_count() or 1, CLIENTS)))
-            shipment = Shipper().ship(self.problem)
+            federation = RayFederation(FederationSize(hosts=min(os.cpu_count() or 1, CLIENTS)))
+            data = ObjectStoreProblems().data(self.problem)
             for lanes in (1, LANES):
-                federation.open(self.trials(lanes), shipment)
+                federation.open(self.trials(lanes), data)
                 federation.advance(1)
                 seconds = []
                 for t in range(2, ROUNDS):

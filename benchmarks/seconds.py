@@ -23,7 +23,7 @@ from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
 from trainables.federation.pack import pack_group
-from trainables.federation.problem import in_process
+from trainables.federation.problem import ProblemData
 from trainables.lazy import torch
 
 ROUNDS = 20
@@ -94,27 +94,29 @@ def parts_of_rounds(study: Study) -> None:
 
 def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
     # imported late: the driver of a sweep does not need them
-    from trainables.federation import client_host
-    from trainables.federation.server import HostsHere, Server
+    from trainables.federation.client_host import ClientHost
+    from trainables.federation.hosts import Hosts
+    from trainables.federation.lane_vectors import LaneVectors
+    from trainables.federation.server import Server
     from trainables.models.softmax import SoftmaxHead
 
-    shipment = in_process(blueprint.problems[trials[0].problem.key])
-    plain = Server(HostsHere(1, device), device)
-    plain.open(trials, shipment)
+    data = ProblemData.of(blueprint.problems[trials[0].problem.key])
+    plain = Server(Hosts(1, device), device)
+    plain.open(trials, data)
     plain.advance(3)
     _synchronise()
     start = time.perf_counter()
     plain.advance(3 + ROUNDS)
     _synchronise()
     whole_s, parts = time.perf_counter() - start, Parts()
-    server = Server(HostsHere(1, device), device)
-    server.open(trials, shipment)
+    server = Server(Hosts(1, device), device)
+    server.open(trials, data)
     server.advance(3)
     with (
-        parts.timed(client_host._Lanes, "_drawn", "noise"),
+        parts.timed(LaneVectors, "_normals", "noise"),
         parts.timed(SoftmaxHead, "evaluate", "evaluation"),
         parts.timed(type(server._groups[0].method), "step", "server's step"),
-        parts.timed(client_host.ClientHost, "round", "hosts, including noise"),
+        parts.timed(ClientHost, "round", "hosts, including noise"),
     ):
         server.advance(3 + ROUNDS)
     by_part = ", ".join(f"{what} {1e3 * seconds / ROUNDS:.2f}" for what, seconds in sorted(parts.seconds.items()))

@@ -27,7 +27,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
 from trainables.federation.checkpoints import PackStorage
-from trainables.ray_actors.federation import FederationSize
+from trainables.federation.federation_size import FederationSize
 
 CELLS = 4
 WAVES = {0.5: 24, 2.0: 12, 30.0: 3}  # seconds per pack: packs per slot and stage
@@ -83,10 +83,10 @@ def measure(slots: int, seconds: float) -> Measured:
         began, processor = time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
             sweep = Sweep(Blueprint.draw(measured_study), ledger)
-            ray_backend.run(
+            ray_backend.run_slots(
                 sweep,
                 Capacity(FederationSize(), slots, lanes_per_pack=1),
-                lambda conductor: None,
+                lambda scheduler: None,
                 PackStorage(str(folder / "packs")),
                 folder / "tune",
                 start=functools.partial(WaitingFederation, seconds, slots, str(seen)),
@@ -129,7 +129,7 @@ def cost_of_trials(trials: int) -> str:
             sweep = Sweep(Blueprint.draw(measured_study), ledger)
             planned = time.process_time() - processor
             view = View()
-            ray_backend.run(
+            ray_backend.run_slots(
                 sweep,
                 Capacity(FederationSize(), 2, lanes_per_pack=1024),
                 view.changed,

@@ -19,13 +19,13 @@ class WaitingFederation:
         self._seconds, self._slots, self._folder = seconds, slots, Path(folder)
         (self._folder / f"up-{os.getpid()}").touch()
 
-    def open(self, trials: list[Any], shipment: Any, snapshot: bytes | None = None) -> None:
+    def open(self, trials: list[Any], data: Any, checkpoint: bytes | None = None) -> None:
         (self._folder / f"began-{os.getpid()}").touch()
         while len(list(self._folder.glob("began-*"))) < self._slots:
             time.sleep(0.05)
         self._trials, self._t, self._began = trials, 0, time.time()
 
-    def lanes_that_fit(self, trials: list[Any], shipment: Any) -> None:
+    def lanes_that_fit(self, trials: list[Any], data: Any) -> None:
         return None
 
     def progress(self, until: int) -> Any:
@@ -34,12 +34,12 @@ class WaitingFederation:
         self._t = until
         return SimpleNamespace(running=len(self._trials) if until < rounds else 0, computing_s=self._seconds)
 
-    def results(self) -> bytes:
+    def collect_results(self) -> bytes:
         with (self._folder / f"packs-{os.getpid()}").open("a") as out:
             out.write(json.dumps([self._began, time.time()]) + "\n")
         return pickle.dumps([_result(trial) for trial in self._trials])
 
-    def snapshot(self) -> bytes:
+    def checkpoint(self) -> bytes:
         return b""
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ def run_study(
     study: StudyLike,
     results: str | Path | None = None,
     *,
+    backend: str = "ray",
     address: str | None = None,
     resources: Mapping[str, Any] | None = None,
     view: View | None = None,
@@ -38,6 +39,7 @@ def run_study(
 
     `study`: a file, the name of a packaged study, a dict with the keys of a study file, or a `Study`.
     `results`: results folder or URL; default: results/NAME.
+    `backend`: "ray", or "local" to run in this process; the results are the same.
     `address`: address of a Ray cluster; default: a local Ray that runs until the call returns.
     `resources`: overrides of the study's resource settings for this run; resources never change results.
     `view`: receives progress; default: none (`LineView` of orchestrator.execution.progress prints lines).
@@ -45,7 +47,7 @@ def run_study(
     loaded, text = read_study(study)
     folder = str(results or Path("results") / loaded.name)
     chosen = ResourceSettings.model_validate({**loaded.resources.model_dump(), **(resources or {})})
-    study_run.run(loaded, text, folder, view or Quiet(), address, chosen)
+    study_run.run(loaded, text, folder, view or Quiet(), backend=backend, address=address, resources=chosen)
     return Results(folder)
 
 

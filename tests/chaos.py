@@ -364,7 +364,7 @@ def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], lis
 def checkpoints(folder: Path) -> list[Path]:
     """That packs have left there."""
     with contextlib.suppress(FileNotFoundError):  # one was replaced while we looked
-        return list(folder.rglob("*.snapshot"))
+        return list(folder.rglob("*.checkpoint"))
     return []
 
 

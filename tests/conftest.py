@@ -1,5 +1,6 @@
 """Fixtures. `shared_data` skips tests whose feature files are missing; the others need only the package."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -114,12 +115,21 @@ def local_ray():
 
 
 @pytest.fixture
-def no_ray():
-    """Sweeps and trainings run in this process."""
-    from without_ray import without_ray
+def no_ray(monkeypatch):
+    """Commands run as documented, but in this process: on the local backend, and training on a server here."""
+    from types import SimpleNamespace
 
-    with without_ray():
-        yield
+    from orchestrator.execution import study_run, training
+    from orchestrator.execution.backends.local import LocalBackend
+    from trainables.federation.hosts import Hosts
+    from trainables.federation.problem import ProblemData
+    from trainables.federation.server import Server
+
+    monkeypatch.setattr(study_run.backends, "get", lambda *_: LocalBackend())
+    monkeypatch.setattr(training, "connected", contextlib.nullcontext)
+    monkeypatch.setattr(training, "RayFederation", lambda size: Server(Hosts(size.hosts)))
+    monkeypatch.setattr(training, "ObjectStoreProblems", lambda: SimpleNamespace(data=ProblemData.of))
+    monkeypatch.setattr(training, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
 
 
 @pytest.fixture(scope="session")

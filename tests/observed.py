@@ -18,9 +18,10 @@ import torch
 
 from trainables.federation import client_host
 from trainables.federation.exact_sum import from_grid
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork
-from trainables.federation.problem import Problem, in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods import dp_fednew
 from trainables.privacy.noise import Address
@@ -107,7 +108,7 @@ def run(trial: TrialSpec, of: Problem) -> Record:
     clients = len(of.partition.sizes)
     with _watching(record, {}, {}):
         server = Server(_Hosts(clients, record))
-        server.open([trial], in_process(of))
+        server.open([trial], ProblemData.of(of))
         server.advance(trial.rounds)
     return record
 
@@ -126,14 +127,14 @@ def again(record: Record, noise: Vectors | None = None, sums: Vectors | None = N
     return told.released
 
 
-class _Hosts(HostsHere):
+class _Hosts(Hosts):
     def __init__(self, clients: int, record: Record) -> None:
         super().__init__(clients)
         self.record = record
 
     def prepare(self, work):
         totals = super().prepare(work)
-        self._note(work, CENTRE if work.wants_centre else ONCE, totals)
+        self._note(work, CENTRE if work.needs_centre else ONCE, totals)
         return totals
 
     def round(self, work, t, sent, diagnose):
@@ -171,14 +172,14 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             record.coins.append((self.seed, self.client, self.round, self.step))
         return plain_generator(self)
 
-    class Watched(client_host._Clients):
+    class Watched(client_host.BatchRound):
         """What a program sees of its one client."""
 
         def __init__(self, batch, t, work, *rest):
             self._unseen = 1
             super().__init__(batch, t, work, *rest)
             (self._client,) = batch.clients
-            self._when = CENTRE if t == ONCE and work.wants_centre else t
+            self._when = CENTRE if t == ONCE and work.needs_centre else t
             self._unseen = 0
 
         @contextlib.contextmanager
@@ -292,6 +293,6 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Address, "normal", normal)
         patch.setattr(Address, "generator", generator)
-        patch.setattr(client_host, "_Clients", Watched)
+        patch.setattr(client_host, "BatchRound", Watched)
         patch.setattr(dp_fednew, "clipped_hessian_sum", lambda rows, *rest: rows.hessian(hessian_sum, *rest))
         yield

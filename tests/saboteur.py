@@ -23,14 +23,14 @@ def environment(**order) -> dict[str, str]:
 def install() -> None:
     order = json.loads(os.environ[ORDER])
     if "checkpoint_every_s" in order:
-        from trainables.ray_actors import slot
+        from trainables.federation import pack_runner
 
-        slot.CHECKPOINT_EVERY_S, slot.CHECKPOINT_SHARE = order["checkpoint_every_s"], 1.0
+        pack_runner.CHECKPOINT_EVERY_S, pack_runner.CHECKPOINT_SHARE = order["checkpoint_every_s"], 1.0
     if "patience_s" in order:
-        from trainables.ray_actors import federation
+        from trainables.ray_actors import timeouts
 
-        federation.PATIENCE_S = 60.0
-        federation.LEAST_PATIENCE_S, federation.SLOWEST_TIMES = order["patience_s"], 0.0
+        timeouts.FIRST_ANSWER_S = 60.0
+        timeouts.LEAST_S, timeouts.SLOWEST_TIMES = order["patience_s"], 0.0
     if "poison" in order:
         poison(order["poison"], order["victim"])
     if "memory_for" in order:
@@ -47,8 +47,8 @@ def poison(key: str, victim: str) -> None:
 
     kind, method, keys = {
         "client host": (ClientHost, "round", lambda host, work, *_: work.lanes),
-        "server": (Server, "advance", lambda server, *_: [trial.key for trial in server.trials]),
-        "trial process": (PackSlot, "_advance", lambda slot: [trial.key for trial in slot.trials]),
+        "server": (Server, "progress", lambda server, *_: [trial.key for trial in server.trials]),
+        "trial process": (PackSlot, "_advance", lambda slot: [trial.key for trial in slot.runner.trials]),
     }[victim]
     original = getattr(kind, method)
 

@@ -12,8 +12,9 @@ import pytest
 from trainables import methods
 from trainables.data import features
 from trainables.data import partition as partitions
-from trainables.federation.problem import Problem, in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.hosts import Hosts
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.methods import METHODS
 from trainables.models import kernels
@@ -73,14 +74,14 @@ def run(
     trials, of: Problem, *, hosts: int = 1, restart_at: int | None = None, device: str = "cpu"
 ) -> dict[str, Outcome]:
     """Run a pack in this process; after round `restart_at` a new server resumes from a checkpoint."""
-    shipment = in_process(of)
-    server = Server(HostsHere(hosts, device), device)
-    server.open(trials, shipment)
+    data = ProblemData.of(of)
+    server = Server(Hosts(hosts, device), device)
+    server.open(trials, data)
     if restart_at:
         server.advance(restart_at)
-        saved = server.snapshot()
-        server = Server(HostsHere(hosts, device), device)
-        server.open(trials, shipment, saved)
+        saved = server.checkpoint()
+        server = Server(Hosts(hosts, device), device)
+        server.open(trials, data, saved)
     server.advance(server.rounds - 1)
     weights = {t.key: row.cpu().numpy().tobytes() for t, row in zip(server.trials, server.theta, strict=True)}
     server.advance(server.rounds)
@@ -101,8 +102,8 @@ def assert_same_bits(trials, of: Problem) -> None:
 
 def weights_after(rounds: int, trials, of: Problem, hosts: int = 1, device: str = "cpu") -> tuple[np.ndarray, Server]:
     """The trials' weights after some rounds, in the order given, as (trial, feature and constant, class)."""
-    server = Server(HostsHere(hosts, device), device)
-    server.open(trials, in_process(of))
+    server = Server(Hosts(hosts, device), device)
+    server.open(trials, ProblemData.of(of))
     server.advance(rounds)
     rows = {t.key: row for t, row in zip(server.trials, server.theta.cpu().numpy(), strict=True)}
     return np.stack([rows[t.key].reshape(of.model.rows, -1) for t in trials]), server

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import small
-from without_ray import without_ray
 
 import fedsweep
 from orchestrator.commands.train import train as train_command
@@ -35,8 +34,7 @@ STUDY = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    with without_ray():
-        return fedsweep.run_study(STUDY, tmp_path_factory.mktemp("api") / "results")
+    return fedsweep.run_study(STUDY, tmp_path_factory.mktemp("api") / "results", backend="local")
 
 
 def test_a_study_from_a_dict(results):
@@ -100,7 +98,7 @@ def test_csv_files_equal_the_data_frames(results):
 
 
 def test_a_finished_study_is_not_run_again(results, monkeypatch):
-    monkeypatch.setattr("orchestrator.execution.study_run._run_packs", lambda *a: pytest.fail("a pack ran"))
+    monkeypatch.setattr("orchestrator.execution.backends.ray.RayBackend.run", lambda *a: pytest.fail("a pack ran"))
     again = fedsweep.run_study(STUDY, results.folder)
     pd.testing.assert_frame_equal(again.trials, results.trials)
 

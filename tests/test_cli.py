@@ -11,8 +11,8 @@ import ray
 import small
 from command_line import assert_one_sentence, last_json
 
-from trainables.federation.problem import in_process
-from trainables.federation.server import run_here
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import run_pack
 
 TINY = "synthetic-frozen:300,60,6,3"
 
@@ -344,7 +344,7 @@ def test_train_in_a_new_process():
 
     of = small.problem()
     trial = small.trial(of, "dp-fedsofim", {"learning_rate": 0.5, "rho": 1.0}, rounds=20, every=10)
-    expected = run_here([trial], in_process(of))[trial.key]
+    expected = run_pack([trial], ProblemData.of(of))[trial.key]
     assert report["key"] == trial.key
     assert report["metrics"] == json.loads(json.dumps(expected.metrics))
 

@@ -152,11 +152,11 @@ def test_what_a_clusters_monitoring_sees(monkeypatch):
     monkeypatch.setattr(metrics, "Counter", Recorded)
     monkeypatch.setattr(metrics, "Gauge", Recorded)
     study = SimpleNamespace(blueprint=SimpleNamespace(study=SimpleNamespace(name="mine")), outcomes={"a": 1})
-    conductor = SimpleNamespace(sweep=study, lane_rounds=5, retries=0, in_flight={1: "pack"})
-    seen = metrics.Metrics(conductor)
+    scheduler = SimpleNamespace(sweep=study, lane_rounds=5, retries=0, in_flight={1: "pack"})
+    seen = metrics.Metrics(scheduler)
     study.outcomes |= {"b": 1, "c": 1}
-    conductor.lane_rounds, conductor.retries = 25, 1
-    seen.update(conductor)
+    scheduler.lane_rounds, scheduler.retries = 25, 1
+    seen.update(scheduler)
     assert sorted(said) == [
         ("mine", "fedsweep_faults", 1),
         ("mine", "fedsweep_packs_in_flight", 1),
@@ -164,8 +164,8 @@ def test_what_a_clusters_monitoring_sees(monkeypatch):
         ("mine", "fedsweep_trials", 2),
     ]
     said.clear()
-    conductor.in_flight.clear()
-    seen.update(conductor)
+    scheduler.in_flight.clear()
+    seen.update(scheduler)
     assert said == [("mine", "fedsweep_packs_in_flight", 0)]
 
 

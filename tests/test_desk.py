@@ -2,7 +2,8 @@
 
 import asyncio
 
-from trainables.ray_actors.desk import Order, PackDesk, Report
+from trainables.federation.messages import Order, Report
+from trainables.ray_actors.desk import PackDesk
 
 FIRST, SECOND = (Order(number, b"trials") for number in (1, 2))
 
@@ -14,7 +15,7 @@ async def waiting(desk: PackDesk, slot: str) -> asyncio.Task:
     return task
 
 
-def told(reports: list[Report]) -> list[tuple[str, int, str]]:
+def kinds(reports: list[Report]) -> list[tuple[str, int, str]]:
     return [(report.slot, report.number, report.kind) for report in reports]
 
 
@@ -24,7 +25,7 @@ def test_a_pack_is_for_whoever_waits():
         slot = await waiting(desk, "a")
         await desk.exchange([FIRST])
         assert await slot == FIRST
-        assert told((await desk.exchange([]))[0]) == [("a", 1, "began")]
+        assert kinds(await desk.exchange([])) == [("a", 1, "started")]
 
     asyncio.run(play())
 
@@ -53,7 +54,7 @@ def test_a_pack_that_was_handed_to_the_dead_is_said_to_be_lost():
         await desk.exchange([FIRST])
         assert await dead == FIRST, "and nobody hears the answer"
         alive = await waiting(desk, "a")
-        assert told((await desk.exchange([SECOND]))[0]) == [("a", 1, "began"), ("a", 1, "lost")]
+        assert kinds(await desk.exchange([SECOND])) == [("a", 1, "started"), ("a", 1, "lost")]
         assert await alive == SECOND
 
     asyncio.run(play())
@@ -65,10 +66,10 @@ def test_what_has_ended_is_not_lost():
         await desk.exchange([FIRST, SECOND])
         for number in (1, 2):
             assert (await desk.take("a", "node", 0)).number == number
-            await desk.tell(Report("a", number, "went on"))
-            await desk.tell(Report("a", number, "ended" if number == 1 else "too large"))
+            await desk.report(Report("a", number, "progress"))
+            await desk.report(Report("a", number, "ended" if number == 1 else "too large"))
         assert await desk.take("a", "node", 0) is None
-        assert "lost" not in {report.kind for report in (await desk.exchange([]))[0]}
+        assert "lost" not in {report.kind for report in await desk.exchange([])}
 
     asyncio.run(play())
 
@@ -90,9 +91,9 @@ def test_what_a_dead_slot_had_come_for_goes_to_others():
 def test_a_node_that_is_pardoned_gets_packs_again():
     async def play():
         desk = PackDesk()
-        await desk.exchange([FIRST], shunned=["node"])
+        await desk.exchange([FIRST], blocked_nodes=["node"])
         assert await desk.take("a", "node", 0) is None
-        await desk.exchange([], shunned=[])
+        await desk.exchange([], blocked_nodes=[])
         assert await desk.take("a", "node", 0) == FIRST
 
     asyncio.run(play())

@@ -21,8 +21,8 @@ from orchestrator.study import reading
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
 from trainables.errors import UserError
-from trainables.federation.problem import in_process
-from trainables.federation.server import run_here
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import run_pack
 from trainables.privacy.gaussian import epsilon_of
 
 TEXT = """
@@ -234,7 +234,7 @@ def test_a_winner_is_trained_again_on_its_own_draw(finished):
     cell = next(iter(best))
     for seed in (1, 3):
         training = from_best(finished / "best.yaml", cell, seed, None)
-        (result,) = run_here([training.trial], in_process(training.problem)).values()
+        (result,) = run_pack([training.trial], ProblemData.of(training.problem)).values()
         assert result.metrics["squared_error"][8] == best[cell]["test_squared_error"][seed]
 
 

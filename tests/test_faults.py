@@ -19,15 +19,13 @@ from pathlib import Path
 import chaos
 import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
-from simulated_search import trial_of
-from without_ray import without_ray
 
 from orchestrator.execution import study_run
 from orchestrator.execution.cluster import head
 from orchestrator.execution.progress import View
 from orchestrator.results.locations import PACKS
 from orchestrator.study.reading import parse
-from trainables.federation.checkpoints import DamagedError, PackStorage, name_of
+from trainables.federation.checkpoints import CorruptCheckpointError, PackStorage, checkpoint_name
 
 pytestmark = pytest.mark.ray
 IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
@@ -42,8 +40,7 @@ def undisturbed(tmp_path_factory) -> Left:
 
 
 def run_alone(folder: Path, text: str) -> dict:
-    with without_ray():
-        study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View())
+    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
     return chaos.ledger(folder)[0]
 
 
@@ -220,7 +217,7 @@ def test_a_pack_goes_on_from_its_checkpoint_when_the_driver_was_killed(folder, u
     assert chaos.checkpoints(folder)
     with Driver.resume(folder) as driver:
         finished(driver, undisturbed)
-    assert "goes on from its last checkpoint" in chaos.log(folder)
+    assert "resumes from its last checkpoint" in chaos.log(folder)
 
 
 @pytest.mark.chaos
@@ -373,7 +370,7 @@ def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
                 os.kill(pid, signal.SIGKILL)
         tally.add(f"checkpoint, {damage.__name__.replace('_', ' ')}", "coarse")
         finished(driver, undisturbed)
-    assert "starts again from round 0: " in chaos.log(folder)
+    assert "restarts from round 0: " in chaos.log(folder)
 
 
 def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
@@ -382,7 +379,7 @@ def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
     storage.save(keys, 30, b"all that is needed to go on")
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
-    assert storage.load(name_of(keys)) == (30, b"all that is needed to go on")
+    assert storage.load(checkpoint_name(keys)) == (30, b"all that is needed to go on")
     cut = [whole[:length] for length in range(len(whole))]
     flipped = [
         whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
@@ -391,8 +388,8 @@ def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
     ]
     for content in (*cut, *flipped):
         file.write_bytes(content)
-        with pytest.raises(DamagedError):
-            storage.load(name_of(keys))
+        with pytest.raises(CorruptCheckpointError):
+            storage.load(checkpoint_name(keys))
 
 
 # ---- a full disk
@@ -419,9 +416,7 @@ def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, un
         small_disk.fill()
         tally.add("full disk, ledger", "coarse")
         assert driver.end() == 2
-        assert (
-            f"fedsweep: result folder {folder} cannot be written: database or disk is full; nothing fin" in driver.said
-        )
+        assert f"fedsweep: results folder {folder} cannot be written: database or disk is full; no fin" in driver.said
         assert driver.left_behind() == []
     with Driver(folder, "status", str(folder), **there) as driver:
         assert driver.end() == 0, driver.said
@@ -458,7 +453,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_written(small_disk, folder, un
         driver.wait_until(lambda: chaos.checkpoints(small_disk.seen), "there is a checkpoint")
         small_disk.fill()
         tally.add("full disk, checkpoint", "coarse")
-        driver.wait_until(lambda: "could not leave a checkpoint" in chaos.log(folder), "the log says so")
+        driver.wait_until(lambda: "could not write a checkpoint" in chaos.log(folder), "the log says so")
         driver.strike("server", IN_FINE)
         assert driver.end() == 0, driver.said
     (folder / PACKS).unlink()
@@ -517,7 +512,7 @@ def test_a_device_without_enough_memory(folder, undisturbed, tally):
     with Driver.run(folder, chaos.study(), memory_for=2) as driver:
         finished(driver, undisturbed)
     tally.add("out of memory", "coarse")
-    assert "the device has memory for 2 of 4 trials: smaller packs" in chaos.log(folder)
+    assert "2 of 4 trials fit into the device's memory: packs are made smaller" in chaos.log(folder)
     assert chaos.retries(folder) == []
 
 
@@ -568,7 +563,7 @@ def test_a_clock_that_jumps_back(folder, undisturbed, tally):
 STUDIES_IN_A_ROW = """\
 import gc, json, os, sys, threading
 from pathlib import Path
-from orchestrator.running import sweeping
+from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.study.reading import parse
 

@@ -15,15 +15,20 @@ import torch
 from pydantic import BaseModel
 
 from trainables.errors import UserError
+from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import ClientHost, ClientStateLostError
+from trainables.federation.federation_size import FederationSize
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import assign, client_work, pack_group
-from trainables.federation.problem import Shipper, in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import ClientProgram
 from trainables.models.lanes import SHAPES, Shape
-from trainables.ray_actors import federation as federations
-from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.ray_actors import timeouts
+from trainables.ray_actors.errors import HungError
+from trainables.ray_actors.federation import RayFederation
+from trainables.ray_actors.object_store import ObjectStoreProblems
 
 ROUNDS = 30
 
@@ -41,8 +46,8 @@ def trials(small_problem):
 @pytest.fixture(scope="module")
 def expected(trials, small_problem):
     """What the same pack leaves in this process, without Ray."""
-    server = Server(HostsHere(1))
-    server.open(trials, in_process(small_problem))
+    server = Server(Hosts(1))
+    server.open(trials, ProblemData.of(small_problem))
     return outcomes(server.advance(ROUNDS))
 
 
@@ -54,7 +59,7 @@ def outcomes(results) -> dict[str, tuple]:
 @pytest.fixture(scope="module")
 def federation(local_ray):
     """Two client hosts for five clients, reused by test after test, as packs reuse it."""
-    made = Federation(FederationSize(hosts=2, cpus_per_host=0.5))
+    made = RayFederation(FederationSize(hosts=2, cpus_per_host=0.5))
     yield made
     made.close()
 
@@ -66,20 +71,20 @@ def host_pid(host) -> int:
 @pytest.mark.ray
 def test_actors_leave_the_same_bits_pack_after_pack(federation, trials, expected, small_problem):
     """And the same actors serve another problem in between."""
-    shipper = Shipper()
-    federation.open(trials, shipper.ship(small_problem))
+    problems = ObjectStoreProblems()
+    federation.open(trials, problems.data(small_problem))
     pids = [host_pid(host) for host in federation._hosts]
     assert len({*pids, os.getpid()}) == 3, "hosts are processes of their own"
     assert outcomes(federation.advance(ROUNDS)) == expected
 
     other = small.problem(partition="iid", clients=4)
     trial = small.trial(other, "dp-fedyogi", rounds=5)
-    federation.open([trial], shipper.ship(other))
-    here = Server(HostsHere(1))
-    here.open([trial], in_process(other))
+    federation.open([trial], problems.data(other))
+    here = Server(Hosts(1))
+    here.open([trial], ProblemData.of(other))
     assert outcomes(federation.advance(5)) == outcomes(here.advance(5))
 
-    federation.open(trials, shipper.ship(small_problem))
+    federation.open(trials, problems.data(small_problem))
     assert outcomes(federation.advance(ROUNDS)) == expected
     assert [host_pid(host) for host in federation._hosts] == pids
 
@@ -87,7 +92,7 @@ def test_actors_leave_the_same_bits_pack_after_pack(federation, trials, expected
 @pytest.mark.ray
 def test_a_host_killed_between_rounds(federation, trials, expected, small_problem):
     """It is restarted, reloads its shards and is asked again; the other host never notices."""
-    federation.open(trials, Shipper().ship(small_problem))
+    federation.open(trials, ObjectStoreProblems().data(small_problem))
     federation.advance(13)
     before = [host_pid(host) for host in federation._hosts]
     os.kill(before[1], signal.SIGKILL)
@@ -100,10 +105,10 @@ def test_a_host_killed_between_rounds(federation, trials, expected, small_proble
 @pytest.mark.ray
 def test_both_hosts_killed_while_rounds_are_running(federation, trials, expected, small_problem):
     """Wherever in a round it strikes, the result does not show it."""
-    federation.open(trials, Shipper().ship(small_problem))
+    federation.open(trials, ObjectStoreProblems().data(small_problem))
     federation.advance(2)
     before = [host_pid(host) for host in federation._hosts]
-    running = federation._server.advance.remote(ROUNDS)
+    running = federation._server.call.remote("advance", ROUNDS)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     assert outcomes(ray.get(running)) == expected
@@ -113,13 +118,13 @@ def test_both_hosts_killed_while_rounds_are_running(federation, trials, expected
 @pytest.mark.ray
 def test_a_federation_goes_on_from_a_snapshot_made_elsewhere(federation, trials, expected, small_problem):
     """The server and the hosts that began are gone; their snapshot is enough."""
-    begun = Server(HostsHere(3))
-    begun.open(trials, in_process(small_problem))
+    begun = Server(Hosts(3))
+    begun.open(trials, ProblemData.of(small_problem))
     begun.advance(17)
-    federation.open(trials, Shipper().ship(small_problem), begun.snapshot())
+    federation.open(trials, ObjectStoreProblems().data(small_problem), begun.checkpoint())
     federation.advance(23)
-    resumed = Server(HostsHere(1))
-    resumed.open(trials, in_process(small_problem), federation.snapshot())
+    resumed = Server(Hosts(1))
+    resumed.open(trials, ProblemData.of(small_problem), federation.checkpoint())
     assert outcomes(federation.advance(ROUNDS)) == expected
     assert outcomes(resumed.advance(ROUNDS)) == expected
 
@@ -127,11 +132,11 @@ def test_a_federation_goes_on_from_a_snapshot_made_elsewhere(federation, trials,
 @pytest.mark.ray
 def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, monkeypatch):
     """Here because no node has so many processors. Nothing waits for it without end."""
-    monkeypatch.setattr(federations, "START_PATIENCE_S", 0.5)
-    made = Federation(FederationSize(hosts=1, cpus_per_host=1000))
+    monkeypatch.setattr(timeouts, "START_S", 0.5)
+    made = RayFederation(FederationSize(hosts=1, cpus_per_host=1000))
     try:
-        with pytest.raises(federations.HungError, match=r"(client host 0|the server) has not started within 0 s"):
-            made.open(trials, Shipper().ship(small_problem))
+        with pytest.raises(HungError, match=r"(client host 0|the server) has not started within 0 s"):
+            made.open(trials, ObjectStoreProblems().data(small_problem))
     finally:
         made.close()
 
@@ -169,8 +174,8 @@ def test_the_sum_of_all_releases_is_exact(small_problem):
     theta = torch.zeros(1, small_problem.model.dimension)
 
     def total(hosts: int) -> bytes:
-        work = replace(client_work([trial], in_process(small_problem), hosts), program=WideReleases())
-        replies = HostsHere(hosts).round(work, 1, {"theta": theta}, False)
+        work = replace(client_work([trial], ProblemData.of(small_problem), hosts), program=WideReleases())
+        replies = Hosts(hosts).round(work, 1, {"theta": theta}, False)
         return torch.stack([reply.total for reply in replies]).sum(0).numpy().tobytes()
 
     assert total(1) == total(2) == total(3) == total(5)
@@ -217,17 +222,17 @@ def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
     """DP-SCAFFOLD's clients keep c_i. When a host is started anew, rounds are repeated from the last snapshot, or from
     the first round; the result does not show it."""
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (42, 7)]
-    hosts = HostsHere(3)
+    hosts = Hosts(3)
     server = Server(hosts)
-    server.open(trials, in_process(small_problem))
+    server.open(trials, ProblemData.of(small_problem))
     if snapshot_at:
         server.advance(snapshot_at)
-        server.snapshot()
+        server.checkpoint()
     server.advance(7)
     hosts._hosts[1] = ClientHost(1)
     found = outcomes(server.advance(12))
-    undisturbed = Server(HostsHere(1))
-    undisturbed.open(trials, in_process(small_problem))
+    undisturbed = Server(Hosts(1))
+    undisturbed.open(trials, ProblemData.of(small_problem))
     assert found == outcomes(undisturbed.advance(12))
 
 
@@ -237,15 +242,15 @@ def test_a_snapshot_is_whole_though_a_host_died_before_it(small_problem, hosts, 
     """The rounds since the last one are repeated first: a snapshot without some clients' states is none to go on from.
     It is of the round that was reached."""
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (42, 7)]
-    here, undisturbed = HostsHere(hosts), Server(HostsHere(1))
-    server, after = Server(here), Server(HostsHere(2))
+    here, undisturbed = Hosts(hosts), Server(Hosts(1))
+    server, after = Server(here), Server(Hosts(2))
     for one in (server, undisturbed):
-        one.open(trials, in_process(small_problem))
+        one.open(trials, ProblemData.of(small_problem))
         one.advance(4)
-        one.snapshot()
+        one.checkpoint()
         one.advance(7)
     here._hosts[died % hosts] = ClientHost(died % hosts)
-    after.open(trials, in_process(small_problem), server.snapshot())
+    after.open(trials, ProblemData.of(small_problem), server.checkpoint())
     assert (server.t, after.t) == (7, 7)
     expected = outcomes(undisturbed.advance(12))
     assert outcomes(server.advance(12)) == expected
@@ -255,7 +260,7 @@ def test_a_snapshot_is_whole_though_a_host_died_before_it(small_problem, hosts, 
 def test_a_host_knows_which_round_its_states_are_from(small_problem):
     """Of the round before the one that is asked for, or they are as good as lost."""
     trial = small.trial(small_problem, "dp-scaffold")
-    work = client_work([trial], in_process(small_problem), 1)
+    work = client_work([trial], ProblemData.of(small_problem), 1)
     sent = {"theta": small_problem.model.initial(1).unsqueeze(0), "c": torch.zeros(1, small_problem.model.dimension)}
     host = ClientHost(0)
     for t in (1, 2):
@@ -268,7 +273,7 @@ def test_a_host_knows_which_round_its_states_are_from(small_problem):
 
 def test_a_round_that_fails_half_way_leaves_the_states_as_they_were(small_problem, monkeypatch):
     trial = small.trial(small_problem, "dp-scaffold")
-    work = client_work([trial], in_process(small_problem), 1)
+    work = client_work([trial], ProblemData.of(small_problem), 1)
     sent = {"theta": small_problem.model.initial(1).unsqueeze(0), "c": torch.zeros(1, small_problem.model.dimension)}
     host, undisturbed = ClientHost(0), ClientHost(0)
     for t in (1, 2):
@@ -302,14 +307,14 @@ def test_idle_hosts_do_not_speak_for_clients_of_the_pack(small_problem):
     first = small.trial(small_problem, "dp-scaffold")
     two = small.problem(clients=2)
     second = small.trial(two, "dp-scaffold")
-    server = Server(HostsHere(5))
-    server.open([first], in_process(small_problem))
+    server = Server(Hosts(5))
+    server.open([first], ProblemData.of(small_problem))
     server.advance(6)
-    server.open([second], in_process(two))
+    server.open([second], ProblemData.of(two))
     server.advance(6)
-    saved = server.snapshot()
-    resumed = Server(HostsHere(1))
-    resumed.open([second], in_process(two), saved)
+    saved = server.checkpoint()
+    resumed = Server(Hosts(1))
+    resumed.open([second], ProblemData.of(two), saved)
     assert outcomes(resumed.advance(12)) == outcomes(server.advance(12))
 
 
@@ -327,19 +332,20 @@ class Payload:
 def test_a_snapshot_with_code_in_it_is_refused(trials, small_problem, tmp_path):
     trap, buffer = tmp_path / "sprung", io.BytesIO()
     torch.save({"t": Payload(str(trap))}, buffer)
-    server = Server(HostsHere(1))
-    with pytest.raises(pickle.UnpicklingError):
-        server.open(trials, in_process(small_problem), buffer.getvalue())
+    server = Server(Hosts(1))
+    with pytest.raises(UnusableCheckpointError) as caught:
+        server.open(trials, ProblemData.of(small_problem), buffer.getvalue())
+    assert isinstance(caught.value.__cause__, pickle.UnpicklingError)
     assert not trap.exists()
 
 
 def test_a_snapshot_of_another_pack_is_refused(trials, small_problem):
-    shipment = in_process(small_problem)
-    server = Server(HostsHere(1))
-    server.open(trials[:3], shipment)
-    saved = server.snapshot()
+    data = ProblemData.of(small_problem)
+    server = Server(Hosts(1))
+    server.open(trials[:3], data)
+    saved = server.checkpoint()
     with pytest.raises(ValueError, match="another pack"):
-        server.open(trials[3:6], shipment, saved)
+        server.open(trials[3:6], data, saved)
 
 
 # ---- trials, packs, assignment
@@ -414,14 +420,14 @@ def test_trials_that_cannot_share_a_pack_are_refused(small_problem):
     ]
     for stranger in strangers:
         with pytest.raises(ValueError, match="pack"):
-            Server(HostsHere(1)).open([base, stranger], in_process(small_problem))
+            Server(Hosts(1)).open([base, stranger], ProblemData.of(small_problem))
 
 
 def test_a_pack_is_opened_with_its_own_data(small_problem):
-    """Noise is calibrated to the shipment's client sizes: another problem's shipment must not go unseen either."""
+    """Noise is calibrated to the data's client sizes: data of another problem must not go unnoticed."""
     trial = small.trial(small_problem, "dp-fedgd")
     with pytest.raises(ValueError, match="problem"):
-        Server(HostsHere(1)).open([trial], in_process(small.problem(partition="iid")))
+        Server(Hosts(1)).open([trial], ProblemData.of(small.problem(partition="iid")))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7, 20, 50])

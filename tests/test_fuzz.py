@@ -36,10 +36,11 @@ from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
 from trainables.data import features
 from trainables.errors import UserError
-from trainables.federation.checkpoints import ENDING, DamagedError, PackStorage, name_of
-from trainables.federation.problem import in_process
+from trainables.federation.checkpoints import ENDING, CorruptCheckpointError, PackStorage, checkpoint_name
+from trainables.federation.hosts import Hosts
+from trainables.federation.problem import ProblemData
 from trainables.federation.saved_model import SavedModel
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.server import Server
 
 tried = settings(
     max_examples=int(os.environ.get("FEDSWEEP_FUZZ", "100")),
@@ -339,36 +340,41 @@ def test_models_that_are_nasty(tmp_path, name):
 def pack_of_two():
     of = small.problem()
     trials = [small.trial(of, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (1, 2)]
-    server = Server(HostsHere(1))
-    server.open(trials, in_process(of))
+    server = Server(Hosts(1))
+    server.open(trials, ProblemData.of(of))
     server.advance(4)
-    return trials, in_process(of), server.snapshot()
+    return trials, ProblemData.of(of), server.checkpoint()
 
 
 @tried
 @given(damage, st.booleans())
 def test_a_checkpoint_that_is_damaged(tmp_path, pack_of_two, how, with_checksum):
     """A pack whose checkpoint cannot be read starts again; what a checksum would have to be wrong for is an error."""
-    trials, _, snapshot = pack_of_two
+    trials, _, checkpoint = pack_of_two
     keys = [trial.key for trial in trials]
     storage = PackStorage(str(tmp_path / "packs"))
-    storage.make()
-    storage.save(keys, 4, snapshot)
-    file = tmp_path / "packs" / (name_of(keys) + ENDING)
+    storage.create()
+    storage.save(keys, 4, checkpoint)
+    file = tmp_path / "packs" / (checkpoint_name(keys) + ENDING)
     whole = file.read_bytes()
     found = damaged(whole, *how)
     if with_checksum:
         found = zlib.crc32(found[4:]).to_bytes(4, "little") + found[4:]
     file.write_bytes(found)
     with limits(tmp_path):
-        held = storage.held()
-        assert set(held) <= {name_of(keys)}
+        held = storage.trials_by_checkpoint()
+        assert set(held) <= {checkpoint_name(keys)}
         try:
-            t, read = storage.load(name_of(keys))
-        except (DamagedError, ValueError, LookupError, TypeError):  # whatever it is, the pack starts from round 0
+            t, read = storage.load(checkpoint_name(keys))
+        except (
+            CorruptCheckpointError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # whatever it is, the pack starts from round 0
             assert found != whole
             return
-    assert with_checksum or (t, read) == (4, snapshot), "what has another checksum is never believed"
+    assert with_checksum or (t, read) == (4, checkpoint), "what has another checksum is never believed"
 
 
 class _Program:
@@ -379,11 +385,11 @@ class _Program:
 
 
 def test_a_checkpoint_holds_no_program(tmp_path, pack_of_two):
-    trials, shipment, snapshot = pack_of_two
+    trials, data, checkpoint = pack_of_two
     buffer = io.BytesIO()
-    torch.save({**torch.load(io.BytesIO(snapshot), weights_only=True), "states": _Program()}, buffer)
+    torch.save({**torch.load(io.BytesIO(checkpoint), weights_only=True), "states": _Program()}, buffer)
     with limits(tmp_path), pytest.raises(pickle.UnpicklingError):
-        Server(HostsHere(1)).open(trials, shipment, buffer.getvalue())
+        Server(Hosts(1)).open(trials, data, buffer.getvalue())
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

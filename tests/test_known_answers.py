@@ -7,8 +7,8 @@ All nine runs are lanes of one pack. The noise here is not the authors', hence t
 import pytest
 import small
 
-from trainables.federation.problem import in_process
-from trainables.federation.server import run_here
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import run_pack
 
 TUNED = {  # DP-FedSOFIM, CIFAR-10 / ResNet-20
     0.5: {"learning_rate": 0.2, "rho": 0.5, "beta": 0.95},
@@ -39,7 +39,7 @@ def results(shared_data):
     }
     published = {**TUNED[10], "direction": "gradient"}
     trials["gradient"] = small.trial(of, "dp-fedsofim", published, epsilon=10.0, **run)
-    found = run_here(list(trials.values()), in_process(of))
+    found = run_pack(list(trials.values()), ProblemData.of(of))
     return {name: found[trial.key] for name, trial in trials.items()}
 
 

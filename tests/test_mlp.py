@@ -15,10 +15,11 @@ from small import varied_trials
 
 from trainables import models
 from trainables.errors import UserError
-from trainables.federation.denormals import taken_for_zero
+from trainables.federation.denormals import flush_denormals
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import check, plan_of
-from trainables.federation.problem import in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import Server
 from trainables.methods import METHODS
 from trainables.models import compiled, kernels, per_example
 from trainables.models.lanes import SHAPES
@@ -249,7 +250,7 @@ def test_a_row_far_away_is_clipped_all_the_same():
     second = theta[:, head.blocks[0] :].view(2, 65, 2)
     second[:, :64] = torch.tensor([0.005, -0.005])
     second[:, 64, 0] = 41.3
-    with taken_for_zero():
+    with flush_denormals():
         gradient, _ = head.clipped_gradient_sum(row, theta, clip)
     assert gradient[0].norm(dim=1).tolist() == pytest.approx(clip.tolist(), rel=1e-5)
 
@@ -337,8 +338,8 @@ def test_dp_fedgd_by_hand(level, small_problem):
     """Four rounds, example by example with autograd in float64."""
     of = on_mlp(small_problem)
     trial = small.trial(of, "dp-fedgd", rounds=6, level=level, clip=0.5)
-    server = Server(HostsHere(1))
-    server.open([trial], in_process(of))
+    server = Server(Hosts(1))
+    server.open([trial], ProblemData.of(of))
     std = plan_of(trial, of.partition.sizes).noise_std["gradient"]
     clip = torch.tensor([trial.privacy.clip if level == "record" else math.inf], dtype=torch.float64)
     W = of.model.initial(trial.seed).double()

@@ -25,11 +25,13 @@ from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import parse
 from trainables.errors import UserError
-from trainables.federation.checkpoints import PackStorage, name_of
-from trainables.federation.problem import Shipper
+from trainables.federation import pack_runner
+from trainables.federation.checkpoints import PackStorage, checkpoint_name
+from trainables.federation.federation_size import FederationSize
+from trainables.federation.messages import Order
 from trainables.ray_actors import slot
-from trainables.ray_actors.desk import Order
-from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.ray_actors.federation import RayFederation
+from trainables.ray_actors.object_store import ObjectStoreProblems
 
 pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
@@ -171,7 +173,7 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     large = cluster.add(3)
     wait_for(lambda: len(large.processes(HOST)) == 3, "the federation was on the new node", driver.alive)
     assert len(driver.finished()["retries"]) >= 1
-    assert "gone, and no fault of the packs they had: node" in (driver.folder / "fedsweep.log").read_text()
+    assert "lost, which their packs are not blamed for: node" in (driver.folder / "fedsweep.log").read_text()
     assert shown(driver.folder) == expected
 
 
@@ -265,13 +267,13 @@ def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, exp
     assert shown(folder / "results") == expected
     said = (folder / "results.out").read_text()
     assert "needs 1 CPU on one node, which none has; waiting for nodes" in said
-    assert "2 federations work now" in (folder / "results" / "fedsweep.log").read_text()
+    assert "2 federations run now" in (folder / "results" / "fedsweep.log").read_text()
 
 
 def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monkeypatch, expected):
     """Somebody has all processors; the study says who, and begins when they are free."""
-    monkeypatch.setattr(ray_backend, "SAY_BUSY_EVERY_S", 0.0)
-    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(ray_backend, "REPORT_BUSY_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.1)
     other = placement_group([{"CPU": 2}])
     ray.get(other.ready())
     said = []
@@ -360,21 +362,22 @@ def test_eight_federations_compute_at_once_and_leave_what_one_leaves(tmp_path, t
 SHIP = """
 import json, ray, small
 from orchestrator.execution.cluster.connect import connected
-from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.federation.federation_size import FederationSize
+from trainables.ray_actors.federation import RayFederation
 from trainables.federation.checkpoints import PackStorage
-from trainables.federation.problem import Shipper
+from trainables.ray_actors.object_store import ObjectStoreProblems
 from ray.util.placement_group import placement_group
 problem = small.problem(data="synthetic-frozen:20000,100,64,10")
 with connected({address!r}):
     group = placement_group([{{"CPU": 1}}] * {hosts}, strategy="SPREAD")
     ray.get(group.ready())
-    federation = Federation(FederationSize(hosts={hosts}), group)
-    shipment = Shipper().ship(problem)
-    federation.open([small.trial(problem, "dp-fedgd", rounds=1)], shipment)
+    federation = RayFederation(FederationSize(hosts={hosts}), group)
+    data = ObjectStoreProblems().data(problem)
+    federation.open([small.trial(problem, "dp-fedgd", rounds=1)], data)
     federation.advance(1)
     ask = lambda self: ray.get_runtime_context().get_node_id()
     places = ray.get([host.__ray_call__.remote(ask) for host in federation._hosts])
-    held = ray.experimental.get_object_locations([shipment.x])[shipment.x]["node_ids"]
+    held = ray.experimental.get_object_locations([data.x.reference])[data.x.reference]["node_ids"]
     print(json.dumps({{"hosts": places, "copies": held, "driver": ray.get_runtime_context().get_node_id()}}))
 """
 
@@ -458,9 +461,9 @@ def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_pa
     """Planned for two cores, of which one is gone when the first pack starts: nothing waits for ever."""
     plans = []
     there = lambda: [{"CPU": 1.0 if plans else 2.0}]  # noqa: E731
-    monkeypatch.setattr(nodes, "present_and_gone", lambda: (there(), set()))
+    monkeypatch.setattr(nodes, "alive_and_dead", lambda: (there(), set()))
     monkeypatch.setattr(nodes, "free_resources", there)
-    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     monkeypatch.setattr(ray_backend, "WAIT_FOR_NODES_S", 0.0)
 
     class Plans(View):
@@ -475,9 +478,9 @@ def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_pa
 def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
     """Planned for one core; from the second look on there are two."""
     looks = iter([1.0])
-    monkeypatch.setattr(nodes, "present_and_gone", lambda: ([{"CPU": next(looks, 2.0)}], set()))
+    monkeypatch.setattr(nodes, "alive_and_dead", lambda: ([{"CPU": next(looks, 2.0)}], set()))
     monkeypatch.setattr(nodes, "free_resources", lambda: [{"CPU": 1.0}])
-    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     most = []
 
     class Busy(View):
@@ -490,8 +493,8 @@ def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
 
 def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
     rooms = iter([2.0])
-    monkeypatch.setattr(nodes, "present_and_gone", lambda: ([{"CPU": next(rooms, 0.0)}], set()))
-    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(nodes, "alive_and_dead", lambda: ([{"CPU": next(rooms, 0.0)}], set()))
+    monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     monkeypatch.setattr(ray_backend, "WAIT_FOR_NODES_S", 0.0)
     with pytest.raises(UserError, match=r"^resources: a federation of 1 hosts needs 1 CPU on one node, which none has"):
         study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, View())
@@ -500,10 +503,10 @@ def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
 class Desk:
     """Gives one pack and keeps what is said of it. Its methods are called as an actor's."""
 
-    def __init__(self, trials, shipment, resume_from: str = "") -> None:
-        self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from=resume_from, shipment=shipment)], []
+    def __init__(self, trials, data, resume_from: str = "") -> None:
+        self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from=resume_from, data=data)], []
         self.take = SimpleNamespace(remote=lambda *_: ray.put(self.orders.pop() if self.orders else None))
-        self.tell = SimpleNamespace(remote=lambda report: ray.put(self.reports.append(report)))
+        self.report = SimpleNamespace(remote=lambda report: ray.put(self.reports.append(report)))
 
     @property
     def lanes(self) -> list:
@@ -513,18 +516,18 @@ class Desk:
 @pytest.fixture
 def ran(local_ray, small_problem, monkeypatch):
     """A slot as Tune makes it, in this process, which runs one pack and would save after every look at the clock."""
-    monkeypatch.setattr(slot, "CHECKPOINT_EVERY_S", -1.0)
-    monkeypatch.setattr(slot, "CHECKPOINT_SHARE", 1e9)
-    monkeypatch.setattr(slot, "CHUNK_S", 0.0)
+    monkeypatch.setattr(pack_runner, "CHECKPOINT_EVERY_S", -1.0)
+    monkeypatch.setattr(pack_runner, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(pack_runner, "CHUNK_S", 0.0)
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, rounds=8, seed=seed) for seed in range(3)]
-    shipment = Shipper().reference(small_problem)
+    data = ObjectStoreProblems().reference(small_problem)
 
     def run(storage: PackStorage, resume_from: str = "", of=trials) -> tuple[list, Desk]:
-        desk = Desk(of, shipment, resume_from)
+        desk = Desk(of, data, resume_from)
         one = slot.PackSlot.__new__(slot.PackSlot)
-        one.setup({"slot": "here"}, desk, lambda: Federation(FederationSize()), storage)
+        one.setup({"slot": "here"}, desk, lambda: RayFederation(FederationSize()), storage)
         try:
-            while not desk.reports or desk.reports[-1].kind == "went on":
+            while not desk.reports or desk.reports[-1].kind == "progress":
                 one.step()
         finally:
             one.cleanup()
@@ -540,18 +543,18 @@ def bits(desk: Desk) -> dict:
 def test_a_pack_saves_only_where_it_can(ran, tmp_path):
     """A node that does not see the driver's folder leaves no checkpoints, instead of failing with each."""
     trials, desk = ran(PackStorage(str(tmp_path)))
-    name = name_of(trial.key for trial in trials)
-    assert (desk.reports[-1].kind, desk.reports[-1].saved) == ("ended", name)
-    assert list(PackStorage(str(tmp_path)).held()) == [name]
+    name = checkpoint_name(trial.key for trial in trials)
+    assert (desk.reports[-1].kind, desk.reports[-1].checkpoint) == ("ended", name)
+    assert list(PackStorage(str(tmp_path)).trials_by_checkpoint()) == [name]
     _, desk = ran(PackStorage(str(tmp_path / "elsewhere")))
-    assert (desk.reports[-1].kind, desk.reports[-1].saved) == ("ended", "")
+    assert (desk.reports[-1].kind, desk.reports[-1].checkpoint) == ("ended", "")
 
 
 def test_a_pack_goes_on_from_its_checkpoint_and_so_does_a_part_of_it(ran, tmp_path):
     """On a round between two evaluations, with clients that keep state: the same bits, whole or split."""
     storage = PackStorage(str(tmp_path))
     trials, desk = ran(storage)
-    name, whole = name_of(trial.key for trial in trials), bits(desk)
+    name, whole = checkpoint_name(trial.key for trial in trials), bits(desk)
     t, _ = storage.load(name)
     assert t == 7
     assert bits(ran(storage, name)[1]) == whole
@@ -564,19 +567,19 @@ def test_a_pack_goes_on_from_its_checkpoint_and_so_does_a_part_of_it(ran, tmp_pa
 def test_a_checkpoint_that_is_out_of_reach(ran, tmp_path):
     """The pack was saved on another node, whose folder this one does not see: it starts again, with the same bits."""
     trials, first = ran(PackStorage(str(tmp_path)))
-    _, again = ran(PackStorage(str(tmp_path / "elsewhere")), name_of(trial.key for trial in trials))
+    _, again = ran(PackStorage(str(tmp_path / "elsewhere")), checkpoint_name(trial.key for trial in trials))
     assert bits(again) == bits(first)
     notes = [note for report in again.reports for note in report.notes]
-    assert notes == ["pack of 3 trials starts again from round 0: no checkpoint"]
+    assert notes == ["pack of 3 trials restarts from round 0: no checkpoint"]
 
 
 def test_a_checkpoint_that_is_of_another_pack(ran, tmp_path):
     """It reads well, and nobody can go on from it: the pack starts again, with the same bits."""
     storage = PackStorage(str(tmp_path))
     trials, first = ran(storage)
-    name = name_of(trial.key for trial in trials)
+    name = checkpoint_name(trial.key for trial in trials)
     storage.save([trial.key for trial in trials], 3, b"of another program")
     _, again = ran(storage, name)
     assert bits(again) == bits(first)
     (note,) = [note for report in again.reports for note in report.notes]
-    assert note.startswith("pack of 3 trials starts again from round 0: its checkpoint is of no use: ")
+    assert note.startswith("pack of 3 trials restarts from round 0: its checkpoint cannot be used: ")

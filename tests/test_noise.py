@@ -14,7 +14,7 @@ from scipy import stats
 
 from trainables.federation.client_host import ClientHost
 from trainables.federation.pack import client_work
-from trainables.federation.problem import in_process
+from trainables.federation.problem import ProblemData
 from trainables.privacy.noise import SERVER, Address
 
 HOME = Address(seed=42, client=3, round=7, step=0, purpose="gradient")
@@ -133,7 +133,7 @@ def test_a_gpu_makes_the_same_numbers_cuda(size, purpose):
 
 def released_noise(trials, of, hosts: int, t: int) -> dict[str, np.ndarray]:
     """The noise that all clients together added in round t, by trial."""
-    work = client_work(trials, in_process(of), hosts)
+    work = client_work(trials, ProblemData.of(of), hosts)
     theta = torch.zeros(len(trials), of.model.dimension)
     replies = [ClientHost(index).round(work, t, {"theta": theta}, True) for index in range(len(work.assignment))]
     total = torch.stack([reply.diagnostics.noise for reply in replies]).sum(0).numpy()
@@ -163,7 +163,7 @@ def test_each_client_adds_the_noise_of_its_own_address(small_problem):
     """One host per client: what a host reports is std x normal(seed, client, round, 0, "gradient") / |D_i|."""
     trial = small.trial(small_problem, "dp-fedgd", seed=5)
     clients = len(small_problem.partition.sizes)
-    work = client_work([trial], in_process(small_problem), clients)
+    work = client_work([trial], ProblemData.of(small_problem), clients)
     theta = torch.zeros(1, small_problem.model.dimension)
     std = float(work.noise_std["gradient"][0])
     for host, held in enumerate(work.assignment):

@@ -113,7 +113,7 @@ def test_centred_and_weighted_runs_are_audited_as_they_are(problem):
 
 def test_canaries_change_only_their_rows(problem):
     planted = Canaries.plant(problem, trial(problem), 100, seed=3)
-    shipped = planted.shipment(planted.coins)
+    shipped = planted.data(planted.coins)
     changed = np.flatnonzero((shipped.x != problem.data.x_train).any(1))
     assert set(changed) == set(planted.rows)
     assert len(set(planted.rows)) == 100
@@ -122,7 +122,7 @@ def test_canaries_change_only_their_rows(problem):
     for row, client in zip(planted.rows, planted.clients, strict=True):
         assert row in problem.partition.rows[client]
     zero_out = Canaries.plant(problem, trial(problem, adjacency="zero-out"), 100, seed=3)
-    shipped = zero_out.shipment(zero_out.coins)
+    shipped = zero_out.data(zero_out.coins)
     assert sum(map(len, shipped.rows)) == sum(shipped.sizes) - (zero_out.coins < 0).sum()
 
 

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.execution import host_memory, planning
-from orchestrator.execution.packing import AUTO_LANES, Capacity, capacity, make_packs
+from orchestrator.execution.packing import AUTO_LANES, Capacity, cluster_capacity, make_packs
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.gpu_memory import lanes_that_fit
 from trainables.federation.pack import pack_group
 from trainables.models.lanes import MAX_CLIENTS, SHAPES
 from trainables.models.mlp import MLPHead
 from trainables.models.softmax import SoftmaxHead
-from trainables.ray_actors.federation import FederationSize
 
 
 def fitting(*nodes: dict[str, float], clients: int = 20, **settings) -> tuple[int, int]:
     """Federations, and hosts of each."""
-    found = capacity(nodes, ResourceSettings(**settings), clients)
+    found = cluster_capacity(nodes, ResourceSettings(**settings), clients)
     return found.federations, found.size.hosts
 
 
@@ -105,9 +105,9 @@ def test_what_does_not_fit_is_said(nodes, settings, sentence):
 
 
 def test_lanes_of_a_pack():
-    assert capacity([cpus(2)], ResourceSettings(), 20).lanes_per_pack == AUTO_LANES["cpu"]
-    assert capacity([cpus(2)], ResourceSettings(lanes_per_pack=7), 20).lanes_per_pack == 7
-    gpu = capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
+    assert cluster_capacity([cpus(2)], ResourceSettings(), 20).lanes_per_pack == AUTO_LANES["cpu"]
+    assert cluster_capacity([cpus(2)], ResourceSettings(lanes_per_pack=7), 20).lanes_per_pack == 7
+    gpu = cluster_capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
     assert (gpu.size.device, gpu.lanes_per_pack) == ("cuda", AUTO_LANES["cuda"])
 
 
@@ -221,15 +221,15 @@ def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
     """Half of it at most; a study that says how many lanes is obeyed, and a GPU counts for itself."""
     settings, gib = ResourceSettings(), 2**30
     nodes = [{**cpus(2), "memory": 16.0 * gib}]
-    size = capacity(nodes, settings, 20)
+    size = cluster_capacity(nodes, settings, 20)
     assert host_memory.within_memory(size, settings, 650, nodes) == size, "a small head never notices"
     large = host_memory.within_memory(size, settings, 10**7, nodes)
     assert 1 <= large.lanes_per_pack < size.lanes_per_pack
     assert host_memory.lanes_bytes(large, 10**7) <= 8 * gib
     assert host_memory.within_memory(size, settings, 10**12, nodes).lanes_per_pack == 1
     told = ResourceSettings(lanes_per_pack=128)
-    assert host_memory.within_memory(capacity(nodes, told, 20), told, 10**7, nodes).lanes_per_pack == 128
-    gpu = capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
+    assert host_memory.within_memory(cluster_capacity(nodes, told, 20), told, 10**7, nodes).lanes_per_pack == 128
+    gpu = cluster_capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
     assert host_memory.within_memory(gpu, ResourceSettings(gpus_per_host=1), 10**9, nodes) == gpu
     monkeypatch.setattr(host_memory, "machine_bytes", lambda: 16 * gib)
     assert host_memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's"
@@ -240,7 +240,7 @@ def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
     text += "model: mlp:99999\nresources: {hosts: 1, lanes_per_pack: LANES}\n"
     monkeypatch.setattr("orchestrator.execution.planning.machine_bytes", lambda: 23 * 2**30)
     monkeypatch.setattr(host_memory, "machine_bytes", lambda: 23 * 2**30)
-    monkeypatch.setattr("orchestrator.execution.planning.local_resources", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr("orchestrator.execution.cluster.connect.local_resources", lambda: [{"CPU": 2.0}])
     greedy = planning.plan(parse(text.replace("LANES", "128"), "wide.yaml", tmp_path))
     assert "GiB of memory, more than the 23.0 it has" in greedy.as_text()
     modest = planning.plan(parse(text.replace("LANES", "auto"), "wide.yaml", tmp_path))
@@ -251,6 +251,8 @@ def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
 def test_gpus_without_a_processor_beside_them_are_of_no_use():
     """Nor do they keep a study from the processors of other nodes."""
     assert fitting({"CPU": 4}, {"GPU": 8}) == (1, 4)
-    on_cpus = capacity([{"CPU": 4}], ResourceSettings(), 20)
-    assert on_cpus.waits_for_gpus
-    assert [on_cpus.on_gpus([node]) for node in ({"GPU": 8}, {"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 0.5})] == [0, 1, 0]
+    on_cpus = cluster_capacity([{"CPU": 4}], ResourceSettings(), 20)
+    assert on_cpus.prefers_gpus
+    assert [
+        on_cpus.gpu_federations_on([node]) for node in ({"GPU": 8}, {"CPU": 2, "GPU": 1}, {"CPU": 2, "GPU": 0.5})
+    ] == [0, 1, 0]

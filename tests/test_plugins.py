@@ -77,11 +77,11 @@ def test_the_example_runs_with_workers_that_know_it(tmp_path):
     assert "DP-HeavyBall" in (folder / "tables" / "accuracy.md").read_text()
 
 
-def test_a_folder_says_which_plug_ins_it_needs(fedsweep, no_ray, tmp_path, monkeypatch):
+def test_a_folder_says_which_plug_ins_it_needs(fedsweep, tmp_path, monkeypatch):
     """Nothing is imported because a folder names it: it may be anybody's. What to say is said."""
     folder = tmp_path / "results"
     with temporary_plugins():
-        code, _, err = fedsweep("run", STUDY, "--results", folder, "--import", EXAMPLE)
+        code, _, err = fedsweep("run", STUDY, "--results", folder, "--backend", "local", "--import", EXAMPLE)
     monkeypatch.setenv(plugins.VARIABLE, "")
     assert code == 0, err
     assert f'--cell "NAME" --seed SEED --import {EXAMPLE}' in (folder / "best.yaml").read_text()

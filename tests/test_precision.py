@@ -14,9 +14,10 @@ from orchestrator.study.reading import load
 from orchestrator.study.study import Study
 from trainables.choices import PRECISIONS
 from trainables.errors import UserError
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import check, pack_group
-from trainables.federation.problem import in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import Server
 from trainables.models import kernels
 from trainables.models import lanes as lane_shapes
 from trainables.models.products import Products
@@ -115,8 +116,8 @@ def test_a_run_ends_near_the_one_in_float32_and_not_on_its_bits(small_problem, d
     found = {}
     for precision in PRECISIONS:
         trial = small.trial(small_problem, "dp-fedgd").model_copy(update={"precision": precision})
-        server = Server(HostsHere(1, device), device)
-        server.open([trial], in_process(small_problem))
+        server = Server(Hosts(1, device), device)
+        server.open([trial], ProblemData.of(small_problem))
         server.advance(trial.rounds - 1)
         found[precision] = server.theta[0].cpu()
     for precision in ("tf32", "bf16"):
@@ -179,12 +180,12 @@ def test_methods_that_look_at_more_than_gradients_run_in_it(name, small_problem)
 def test_a_host_that_has_rows_of_one_precision_loads_them_anew_for_another(small_problem):
     """Packs follow one another on the same host: what the first has loaded is not what the second computes on."""
     trial = small.trial(small_problem, "dp-fedgd")
-    alone, shared = {}, Server(HostsHere(1))
+    alone, shared = {}, Server(Hosts(1))
     for precision in ("float32", "bf16", "float32"):
         one = trial.model_copy(update={"precision": precision})
-        fresh = Server(HostsHere(1))
+        fresh = Server(Hosts(1))
         for server in (fresh, shared):
-            server.open([one], in_process(small_problem))
+            server.open([one], ProblemData.of(small_problem))
             server.advance(3)
         assert (shared.theta == fresh.theta).all()
         alone[precision] = fresh.theta
@@ -208,11 +209,11 @@ search: {refine: table}
 """
 
 
-def test_results_are_marked_from_the_trial_to_the_best_and_back(tmp_path, no_ray, fedsweep):
+def test_results_are_marked_from_the_trial_to_the_best_and_back(tmp_path, fedsweep):
     """A study in bf16 with one method that says otherwise, and one that says float32."""
     file = tmp_path / "rounded.yaml"
     file.write_text(TEXT)
-    code, *_ = fedsweep("run", file, "--results", tmp_path / "r")
+    code, *_ = fedsweep("run", file, "--results", tmp_path / "r", "--backend", "local")
     assert code == 0
     names = ["DP-FedGD, bf16", "mine, tf32", "plain"]
     for table in ("accuracy.md", "privacy.md", "hyperparameters.md", "accuracy.csv", "trials.csv"):

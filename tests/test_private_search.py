@@ -11,7 +11,6 @@ import yaml
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from private_study import SECRET, TEXT, study
-from without_ray import without_ray
 
 from orchestrator.execution import merging, study_run
 from orchestrator.execution.progress import View
@@ -193,14 +192,13 @@ def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> st
     """With a known secret, for a number of runs that is not too small."""
     with Ledger.write(folder) as ledger:
         ledger.add_secrets({CELL_ID: secret})
-    return study_run.run(study(text), text, folder, View(), **options)
+    return study_run.run(study(text), text, folder, View(), backend="local", **options)
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("private")
-    with without_ray():
-        finished = run(folder)
+    finished = run(folder)
     assert (finished.complete, finished.failed) == (True, 0)
     return folder
 
@@ -276,12 +274,12 @@ def test_an_interrupted_search_goes_on_with_the_same_runs(swept, tmp_path, local
     assert published(begun) == published(swept)
 
 
-def test_a_search_that_lost_half_of_its_runs_draws_the_same_ones(swept, tmp_path, no_ray):
+def test_a_search_that_lost_half_of_its_runs_draws_the_same_ones(swept, tmp_path):
     halved = Path(shutil.copytree(swept, tmp_path / "halved"))
     with Ledger.write(halved) as ledger:
         keys = list(ledger.outcomes())
         ledger._db.executemany("DELETE FROM trials WHERE key = ?", ((key,) for key in keys[::2]))
-    study_run.run(study(), TEXT, halved, View())
+    study_run.run(study(), TEXT, halved, View(), backend="local")
     assert published(halved) == published(swept)
 
 

@@ -17,7 +17,7 @@ from scipy.stats import norm
 from trainables.errors import UserError
 from trainables.federation.client_host import ClientHost
 from trainables.federation.pack import client_work, plan_of
-from trainables.federation.problem import in_process
+from trainables.federation.problem import ProblemData
 from trainables.methods.base import ClientProgram
 from trainables.models.shard import Shard
 from trainables.models.softmax import SoftmaxHead
@@ -79,7 +79,7 @@ def drawn(of, rate, seeds, t=1, step=0):
         small.trial(of, "dp-fedgd", {"learning_rate": 0.1 + i}, seed=seed, clip=3.0) for i, seed in enumerate(seeds)
     ]
     probe = Probe(rate, step)
-    work = dataclasses.replace(client_work(trials, in_process(of), 1), program=probe)
+    work = dataclasses.replace(client_work(trials, ProblemData.of(of), 1), program=probe)
     theta = torch.stack([of.model.initial(1)] * len(trials))
     ClientHost(0).round(work, t, {"theta": theta}, False)
     return probe.seen

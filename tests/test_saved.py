@@ -10,10 +10,11 @@ from command_line import assert_one_sentence
 
 from orchestrator.execution.training import Trained, Training, saved_model, with_secret_seed
 from trainables.errors import UserError
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import check
-from trainables.federation.problem import in_process
+from trainables.federation.problem import ProblemData
 from trainables.federation.saved_model import SavedModel
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import Preprocess
 
 BETTER = {"preprocess": Preprocess(center=0.1, bound=3.0), "aggregate": "size"}
@@ -22,8 +23,8 @@ BETTER = {"preprocess": Preprocess(center=0.1, bound=3.0), "aggregate": "size"}
 def trained(model="softmax", epsilon=8.0, **update):
     of = small.problem(model=model)
     trial = small.trial(of, "dp-fedgd", epsilon=epsilon).model_copy(update=update)
-    server = Server(HostsHere(1))
-    server.open([trial], in_process(of))
+    server = Server(Hosts(1))
+    server.open([trial], ProblemData.of(of))
     (result,) = server.advance(trial.rounds)
     return Training(trial, of, check(trial, of)), Trained(result, 0.0, server.final_weights())
 

@@ -9,18 +9,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray import cloudpickle
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 from ray.tune.search import Searcher
 from simulated_search import GD, SOFIM, drive, study
 
 from benchmarks.waiting import WaitingFederation, _result
 from orchestrator.execution.backends import ray as ray_backend
-from orchestrator.execution.cluster import nodes
+from orchestrator.execution.cluster import failures, nodes, ray_internals
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import Blueprint
 from trainables.federation.checkpoints import PackStorage
-from trainables.ray_actors.federation import FederationSize
+from trainables.federation.federation_size import FederationSize
+from trainables.federation.messages import Failure
+from trainables.ray_actors.errors import ActorLostError, HungError
 
 pytestmark = pytest.mark.ray
 
@@ -38,7 +43,9 @@ def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> 
     with Ledger.write(folder / "results") as ledger:
         sweep = Sweep(Blueprint.draw(of), ledger)
         size = Capacity(FederationSize(1, cpus_per_host=CORES / slots), slots, lanes_per_pack=lanes, **more)
-        ray_backend.run(sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start)
+        ray_backend.run_slots(
+            sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start
+        )
         assert sweep.finished
         return ledger.outcomes(), ledger.stages()
 
@@ -81,14 +88,14 @@ def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
 
 def test_gpus_that_come_take_over_what_has_not_begun(local_ray, tmp_path, monkeypatch):
     """The packs in flight end where they are; nothing that ended is run again."""
-    monkeypatch.setattr(ray_backend, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     seen = tmp_path / "seen"
     seen.mkdir()
     come = {"CPU": 1.0, "GPU": 1.0}
     monkeypatch.setattr(nodes, "free_resources", lambda: [come] if any(seen.glob("packs-*")) else [{"GPU": 8.0}])
     start = functools.partial(WaitingFederation, 0.2, 1, str(seen))
-    with pytest.raises(ray_backend.GPUsCameError):
-        swept(tmp_path, 2, start, waits_for_gpus=True)
+    with pytest.raises(ray_backend.GPUsAvailableError):
+        swept(tmp_path, 2, start, prefers_gpus=True)
     with Ledger.read(tmp_path / "results") as ledger:
         before = ledger.outcomes()
     outcomes, stages = swept(tmp_path, 2, start)  # as the driver goes on: without a wait for more
@@ -123,10 +130,10 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
 
 def test_slots_are_suggested_while_there_is_use_for_them():
     """And when all is over Tune is told so: it would wait ten minutes for a first one."""
-    conductor = SimpleNamespace(over=False, size=SimpleNamespace(federations=3), has_use_for=lambda slots: slots <= 2)
-    slots = ray_backend.Slots(conductor)
+    scheduler = SimpleNamespace(over=False, capacity=SimpleNamespace(federations=3), can_use=lambda slots: slots <= 2)
+    slots = ray_backend.SlotSearcher(scheduler)
     assert [slots.suggest(name) for name in "abc"] == [{"slot": "a"}, {"slot": "b"}, None]
-    conductor.over = True
+    scheduler.over = True
     assert slots.suggest("d") == Searcher.FINISHED
 
 
@@ -139,7 +146,8 @@ def test_a_slot_has_no_use_for_torch():
     """It takes seconds to import, and the federation waits for them: its own processes import it, side by side."""
     program = (
         "import sys\n"
-        "from trainables import federation, lane_result, pack_desk, pack_slot, pack_storage, spec\n"
+        "from trainables.federation import checkpoints, lane_result, pack_runner, trial_spec\n"
+        "from trainables.ray_actors import desk, federation, slot\n"
         "sys.exit('torch' in sys.modules)"
     )
     ends_well(program)
@@ -149,7 +157,8 @@ def test_whoever_plans_has_no_use_for_torch_either():
     """A study is read, checked and its data dealt before Ray starts: nothing that it is made of touches torch."""
     program = (
         "import sys\n"
-        "from orchestrator.running import runner, sweeping\n"
+        "from orchestrator.execution import study_run\n"
+        "from orchestrator.execution.backends import ray\n"
         "from orchestrator.study import cells, reading\n"
         "cells.Blueprint.draw(reading.load('quickstart')[0])\n"
         "sys.exit('torch' in sys.modules)"
@@ -174,30 +183,46 @@ def test_what_is_imported_later_travels_by_its_name():
     ends_well(program)
 
 
-FAILURES = """\
-Failure # 1 (occurred at 2026-11-16_01-02-03)
-The actor died because its node has died. Node Id: 5e
-\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats
-Failure # 2 (occurred at 2026-11-16_01-03-03)
-Traceback (most recent call last):
-  File "python/ray/_raylet.pyx", line 1, in step
-ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
-\tnamespace: x
-The actor is dead because its node has died. Node Id: 5e
-\tthe actor's node was terminated: received SIGTERM Some common causes include: many
-"""
+def died(message: str) -> ActorDiedError:
+    context = ActorDiedErrorContext(error_message=message, class_name="ServerActor", actor_id=bytes(16))
+    return ActorDiedError(context)
 
 
-def test_the_cause_of_a_death_stands_lines_before_its_details(tmp_path):
-    """As Ray words it, and Tune writes it down: one failure after the other."""
-    file = tmp_path / "error.txt"
-    file.write_text(FAILURES)
-    failure = ray_backend._failure(SimpleNamespace(error_file=str(file)))
-    assert failure.startswith(" 2 (occurred at")
-    assert ray_backend.NODE_DIED in failure
-    assert ray_backend._reason(failure) == "the actor's node was terminated: received SIGTERM"
+def lost(message: str) -> ActorLostError:
+    return ActorLostError.of(died(message))
+
+
+def elsewhere(error: Exception) -> RayTaskError:
+    """As it arrives from another process."""
+    arrived = cloudpickle.loads(cloudpickle.dumps(RayTaskError("step", "Traceback ...", error)))
+    return arrived.as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("error", "cause_of_death", "expected"),
+    [
+        (died("its node has died"), "node died", Failure("its node has died", "node died")),
+        (elsewhere(lost("its node has died")), "node died", Failure("its node has died", "node died")),
+        (elsewhere(elsewhere(lost("gone Some common causes: ..."))), "", Failure("gone", "error")),
+        (died("its node has died"), "", Failure("its node has died", "error")),
+        (elsewhere(lost("killed")), "out of memory", Failure("killed", "out of memory")),
+        (elsewhere(elsewhere(MemoryError("too much"))), "", Failure("MemoryError: too much", "out of memory")),
+        (OutOfMemoryError("the node ran out"), "", Failure("OutOfMemoryError: the node ran out", "out of memory")),
+        (elsewhere(HungError("no answer")), "", Failure("HungError: no answer", "error")),
+        (elsewhere(ValueError("running low on memory")), "", Failure("ValueError: running low on memory", "error")),
+        (None, "", Failure("its process ended without an error message", "error")),
+    ],
+)
+def test_failure_kinds_come_from_types_and_from_records_of_dead_actors(error, cause_of_death, expected, monkeypatch):
+    """Never from the words of a message."""
+    monkeypatch.setattr(ray_internals, "death_cause", lambda actor_id: cause_of_death)
+    assert failures.failure_from(error) == expected
+
+
+def test_the_failure_of_a_slot_is_what_tune_has_recorded(tmp_path):
+    file = tmp_path / "error.pkl"
+    file.write_bytes(cloudpickle.dumps(elsewhere(ValueError("wrong"))))
+    assert failures.failure_of(SimpleNamespace(pickled_error_file=str(file))) == Failure("ValueError: wrong")
     for nothing in (None, str(tmp_path / "gone")):
-        assert (
-            ray_backend._reason(ray_backend._failure(SimpleNamespace(error_file=nothing)))
-            == "its process ended without a word"
-        )
+        failure = failures.failure_of(SimpleNamespace(pickled_error_file=nothing))
+        assert failure == Failure("its process ended without an error message")

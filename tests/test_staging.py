@@ -79,36 +79,36 @@ def test_nothing_is_written_over_before_it_has_left(pinned):
     """Many more arrays than there are places, of sizes that come and go."""
     shapes = [(1 + number % 5, 1 + 7 * number % 11) for number in range(5 * DEPTH)]
     strategy = Staging()
-    sent = [strategy.sent(shape, filled(number)) for number, shape in enumerate(shapes)]
+    sent = [strategy.copy(shape, filled(number)) for number, shape in enumerate(shapes)]
     for number, (shape, found) in enumerate(zip(shapes, arrived(sent), strict=True)):
         np.testing.assert_array_equal(found, number + np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
 
 
-def test_the_processor_runs_ahead_of_the_device_as_far_as_there_are_places(pinned):
+def test_the_processor_runs_ahead_of_the_device_as_far_as_there_are_buffers(pinned):
     """Nobody waits before all places are taken: what was sent so far is still to be read."""
     strategy = Staging()
-    sent = [strategy.sent((3,), filled(number)) for number in range(DEPTH)]
+    sent = [strategy.copy((3,), filled(number)) for number in range(DEPTH)]
     assert all(array.isnan().all() for array in sent)
-    strategy.sent((3,), filled(DEPTH))
+    strategy.copy((3,), filled(DEPTH))
     assert [bool(array.isnan().any()) for array in sent] == [False] + [True] * (DEPTH - 1)
 
 
 def test_memory_is_pinned_once_and_again_only_for_more(pinned):
     strategy = Staging()
     for number in range(3 * DEPTH):
-        strategy.sent((4, 6), filled(number))
+        strategy.copy((4, 6), filled(number))
     assert pinned == [24] * DEPTH
     for number in range(DEPTH):
-        strategy.sent((5,), filled(number))
+        strategy.copy((5,), filled(number))
     assert pinned == [24] * DEPTH
-    strategy.sent((25,), filled(0))
+    strategy.copy((25,), filled(0))
     assert pinned == [24] * DEPTH + [25]
 
 
 @pytest.mark.parametrize(("more", "times"), [(0, 1), (1, 0)])
 def test_what_is_large_is_sent_without_locking_memory(pinned, monkeypatch, more, times):
     monkeypatch.setattr(staging, "LARGEST", 12)
-    found = Staging().sent((12 + more,), filled(1))
+    found = Staging().copy((12 + more,), filled(1))
     assert pinned == [12] * times
     np.testing.assert_array_equal(arrived([found])[0], np.arange(1, 13 + more, dtype=np.float32))
 
@@ -116,7 +116,7 @@ def test_what_is_large_is_sent_without_locking_memory(pinned, monkeypatch, more,
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_on_a_real_device():
     strategy = Staging()
-    sent = [strategy.sent((1000, 1 + number % 7), filled(number)) for number in range(5 * DEPTH)]
+    sent = [strategy.copy((1000, 1 + number % 7), filled(number)) for number in range(5 * DEPTH)]
     for number, array in enumerate(sent):
         expected = number + np.arange(array.numel(), dtype=np.float32).reshape(array.shape)
         np.testing.assert_array_equal(array.cpu().numpy(), expected)

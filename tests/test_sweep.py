@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from without_ray import without_ray
 
 from orchestrator.execution import planning, study_run
 from orchestrator.execution.backends import ray as ray_backend
@@ -52,8 +51,8 @@ def study_text(resources: str = "gpus_per_host: 0") -> str:
     return f"{TEXT}resources: {{{resources}}}\n"
 
 
-def run(folder: Path, text: str, view: View | None = None) -> study_run.Finished:
-    return study_run.run(parse(text, "tiny.yaml", Path.cwd()), text, folder, view or View())
+def run(folder: Path, text: str, view: View | None = None, backend: str = "ray") -> study_run.Finished:
+    return study_run.run(parse(text, "tiny.yaml", Path.cwd()), text, folder, view or View(), backend=backend)
 
 
 def rows(folder: Path) -> dict[str, Row]:
@@ -104,8 +103,8 @@ def nothing_runs(monkeypatch):
     def forbidden(*arguments, **named):
         pytest.fail("something was run")
 
-    monkeypatch.setattr(ray_backend, "run", forbidden)
-    monkeypatch.setattr("trainables.ray_actors.federation.Federation.__init__", forbidden)
+    monkeypatch.setattr(ray_backend, "run_slots", forbidden)
+    monkeypatch.setattr("trainables.ray_actors.federation.RayFederation.__init__", forbidden)
 
 
 # ---- what a sweep leaves
@@ -129,7 +128,7 @@ class Told(View):
 
 
 @pytest.mark.parametrize("select", ["[contest]", "[single]"])
-def test_plan_run_status_and_readme_count_the_same_trials(select, no_ray, tmp_path):
+def test_plan_run_status_and_readme_count_the_same_trials(select, tmp_path):
     """Of the fine grids' learning rates one stands in the coarse grid as well, and so do two of DP-FedSOFIM's points:
     such a trial is one, whoever counts."""
     text = study_text().replace("fine: {learning_rate: [0.3, 2]", "fine: {learning_rate: [0.1, 1, 2]")
@@ -140,7 +139,7 @@ def test_plan_run_status_and_readme_count_the_same_trials(select, no_ray, tmp_pa
     assert planned.exact
     assert f"trials: {total} (" in planned.as_text()
     told = Told()
-    page = run(tmp_path, text, told).page
+    page = run(tmp_path, text, told, "local").page
     assert told.sentences[0].startswith(f"{total} trials to run, 0 done before")
     assert {of for _, of in told.looks} == {total}, "no stage that opens changes it"
     assert told.looks[-1] == (total, total)
@@ -248,15 +247,13 @@ def test_tables_that_were_deleted_come_back_the_same(copied, nothing_runs):
 
 
 @pytest.mark.parametrize(
-    ("resources", "where"),
-    [("lanes_per_pack: 1", without_ray), ("lanes_per_pack: 7, hosts: 1", contextlib.nullcontext)],
-    ids=["each alone, in one process", "on two federations"],
+    ("resources", "backend"),
+    [("lanes_per_pack: auto", "local"), ("lanes_per_pack: 1", "local"), ("lanes_per_pack: 7, hosts: 1", "ray")],
 )
-def test_results_do_not_depend_on_how_the_work_was_cut(swept, local_ray, tmp_path, resources, where):
-    """Twenty coarse trials were one pack on two hosts. Now they are twenty packs without any Ray, or three on two
-    federations of one host side by side: the same winner, the same bytes."""
-    with where():
-        assert run(tmp_path, study_text(f"gpus_per_host: 0, {resources}")).complete
+def test_results_do_not_depend_on_the_backend_or_on_packs(swept, local_ray, tmp_path, resources, backend):
+    """Twenty coarse trials were one pack on two hosts of a Ray. The local backend runs them as one pack or as twenty,
+    two federations of one host as three: the ledger rows and tables are the same, byte for byte."""
+    assert run(tmp_path, study_text(f"gpus_per_host: 0, {resources}"), backend=backend).complete
     assert (tmp_path / "best.yaml").read_bytes() == (swept / "best.yaml").read_bytes()
     expected, found = rows(swept), rows(tmp_path)
     assert {key: content(row) for key, row in found.items()} == {key: content(row) for key, row in expected.items()}
@@ -272,8 +269,8 @@ def extended(swept, tmp_path_factory) -> tuple[Path, list[str]]:
     folder = Path(shutil.copytree(swept, tmp_path_factory.mktemp("extended") / "copied"))
     text = study_text().replace("[40]", "[40, 20]").replace("search: {", "search: {strategies: [grid, optuna], ")
     lines = io.StringIO()
-    with without_ray(), contextlib.redirect_stdout(lines):
-        assert run(folder, text, JsonView()).complete
+    with contextlib.redirect_stdout(lines):
+        assert run(folder, text, JsonView(), "local").complete
     return folder, lines.getvalue().splitlines()
 
 
@@ -353,10 +350,10 @@ def contest_text(resources: str) -> str:
     )
 
 
-def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(no_ray, tmp_path):
+def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run(whole, contest_text("hosts: 2")).complete
-    run(cut, contest_text("hosts: 1, lanes_per_pack: 2"))
+    assert run(whole, contest_text("hosts: 2"), backend="local").complete
+    run(cut, contest_text("hosts: 1, lanes_per_pack: 2"), backend="local")
     assert shown(cut) == shown(whole)
     assert {"tables/selection.md", "tables/partitions.md", "tables/search-strategies.md"} <= set(shown(whole))
     contest = stage(whole, GD, "contest")
@@ -369,7 +366,7 @@ def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(no_ra
     with contextlib.closing(sqlite3.connect(cut / "ledger.sqlite")) as ledger, ledger:
         ledger.executemany("DELETE FROM trials WHERE key = ?", [(key,) for key in lost])
         ledger.execute("DELETE FROM stages WHERE stage = 'confirm' AND way = 'grid'")
-    assert run(cut, contest_text("hosts: 2, lanes_per_pack: 4")).complete
+    assert run(cut, contest_text("hosts: 2, lanes_per_pack: 4"), backend="local").complete
     assert shown(cut) == shown(whole)
     assert stages(cut) == stages(whole)
 

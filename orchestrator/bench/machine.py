@@ -27,15 +27,16 @@ from orchestrator.execution import study_run
 from orchestrator.execution.backends import ray as ray_backend
 from orchestrator.execution.cluster import nodes
 from orchestrator.execution.cluster.connect import connected
-from orchestrator.execution.packing import AUTO_LANES, capacity
+from orchestrator.execution.packing import AUTO_LANES, cluster_capacity
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables import methods
 from trainables.choices import PRECISIONS, Precision
 from trainables.data import features, partition
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult
-from trainables.federation.problem import Problem, Shipper
+from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.lazy import torch
 from trainables.models import kernels
@@ -45,7 +46,8 @@ from trainables.models.shard import Shard, pitch
 from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.noise import Address
 from trainables.privacy.plan import PrivacySettings
-from trainables.ray_actors.federation import Federation, FederationSize, HostActor, HostActors
+from trainables.ray_actors.federation import HostActor, RayFederation
+from trainables.ray_actors.object_store import ObjectStoreProblems
 
 PAPER_SIZED = "synthetic-frozen"
 SEARCH = """
@@ -67,10 +69,10 @@ class DisagreementError(RuntimeError):
 def bench(quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
     began = process_start()
     with connected():
-        size = capacity(nodes.node_resources(), ResourceSettings(), NAIVE_CLIENTS).size
+        size = cluster_capacity(nodes.node_resources(), ResourceSettings(), NAIVE_CLIENTS).size
         workload = _Workload(PAPER_SIZED, clients=20)
         with workload.federation(size) as federation:
-            federation.open(workload.trials(1), workload.shipment)
+            federation.open(workload.trials(1), workload.data)
             federation.advance(1)
             report: dict[str, Any] = {
                 "startup_s": time.time() - began,
@@ -115,7 +117,7 @@ class _Workload:
 
     def __init__(self, name: str, clients: int) -> None:
         self.problem = problem_of(name, clients)
-        self.shipment = Shipper().ship(self.problem)
+        self.data = ObjectStoreProblems().data(self.problem)
 
     def trials(
         self, count: int, rounds: int = 1000, every: int | None = None, method: str = "dp-fedsofim", **hypers: float
@@ -134,8 +136,8 @@ class _Workload:
         ]
 
     @contextmanager
-    def federation(self, size: FederationSize) -> Iterator[Federation]:
-        federation = Federation(size)
+    def federation(self, size: FederationSize) -> Iterator[RayFederation]:
+        federation = RayFederation(size)
         try:
             yield federation
         finally:
@@ -146,7 +148,7 @@ class _Workload:
         return 4.0 * sum(self.problem.partition.sizes) * self.problem.model.dimension
 
 
-def _time_rounds(federation: Federation, rounds: int, first: int) -> float:
+def _time_rounds(federation: RayFederation, rounds: int, first: int) -> float:
     """Median seconds per round, with several rounds per call as in a sweep."""
     seconds = []
     for t in range(first, first + 3 * rounds, rounds):
@@ -160,7 +162,7 @@ def _time_rounds(federation: Federation, rounds: int, first: int) -> float:
 
 
 def _lanes(
-    workload: _Workload, federation: Federation, size: FederationSize, quick: bool, log: Callable[[str], None]
+    workload: _Workload, federation: RayFederation, size: FederationSize, quick: bool, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """Milliseconds per trial-round by number of lanes, and the fraction of the rate of pure matrix products."""
     rate = _gemm_rate(size)
@@ -168,7 +170,7 @@ def _lanes(
     auto = AUTO_LANES[size.device]
     rows, counts, best = {}, sorted({1, 8, 32, 128, auto}), dict[int, float]()
     for count in counts if quick else counts * 2:  # twice, because Ray still starts and stops processes
-        federation.open(workload.trials(count), workload.shipment)
+        federation.open(workload.trials(count), workload.data)
         federation.advance(1)
         best[count] = min(best.get(count, math.inf), _time_rounds(federation, 3 if quick else 6, 2))
     for count, seconds in best.items():
@@ -210,12 +212,12 @@ def _gemm_rate(size: FederationSize) -> float:
     return sum(ray.get([task.remote("cpu") for _ in range(size.hosts)]))
 
 
-def _saturated(workload: _Workload, federation: Federation, quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
+def _saturated(workload: _Workload, federation: RayFederation, quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
     """Time of lanes with a saturated softmax relative to regular lanes. Saturation produces denormal numbers, which
     some processors handle several times slower."""
     seconds: dict[str, float] = {}
     for name, rate in (("regular", 0.01), ("saturated", 1000.0)) * (1 if quick else 2):
-        federation.open(workload.trials(32, method="dp-fedgd", learning_rate=rate), workload.shipment)
+        federation.open(workload.trials(32, method="dp-fedgd", learning_rate=rate), workload.data)
         federation.advance(3)
         seconds[name] = min(seconds.get(name, math.inf), _time_rounds(federation, 3 if quick else 6, 4))
     ratio = seconds["saturated"] / seconds["regular"]
@@ -224,12 +226,12 @@ def _saturated(workload: _Workload, federation: Federation, quick: bool, log: Ca
 
 
 def _evaluation(
-    workload: _Workload, federation: Federation, report: dict[str, Any], quick: bool, log: Callable[[str], None]
+    workload: _Workload, federation: RayFederation, report: dict[str, Any], quick: bool, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """Share of evaluation in a run that evaluates every tenth round."""
     seconds: dict[int, float] = {}
     for every in (1000, 10) * (1 if quick else 3):  # alternate: the load of a shared machine varies
-        federation.open(workload.trials(report["auto_lanes"], every=every), workload.shipment)
+        federation.open(workload.trials(report["auto_lanes"], every=every), workload.data)
         federation.progress(10)
         for until in (20, 30):
             start = time.perf_counter()
@@ -254,8 +256,8 @@ def _messages(workload: _Workload, log: Callable[[str], None]) -> dict[str, Any]
     }.items():
         actor = ray.remote(HostActor).options(num_cpus=0).remote(0, "cpu", kernels.chosen())
         counting = _CountingHandle(actor)
-        server = Server(HostActors([counting]))
-        server.open(trials, workload.shipment)
+        server = Server(RemoteHosts([counting]))
+        server.open(trials, workload.data)
         server.advance(1)
         before = counting.messages
         server.advance(3)
@@ -288,7 +290,7 @@ class _CountedMethod:
 
 
 def _one_at_a_time(
-    workload: _Workload, federation: Federation, quick: bool, log: Callable[[str], None]
+    workload: _Workload, federation: RayFederation, quick: bool, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """The same trials one at a time and in a pack, on the same federation."""
     rounds, alone = 10, 2 if quick else 4
@@ -296,11 +298,11 @@ def _one_at_a_time(
     start = time.perf_counter()
     single: dict[str, LaneResult] = {}
     for trial in trials[:alone]:
-        federation.open([trial], workload.shipment)
+        federation.open([trial], workload.data)
         single |= {lane.key: lane for lane in federation.advance(rounds)}
     seconds_alone = (time.perf_counter() - start) / alone
     start = time.perf_counter()
-    federation.open(trials, workload.shipment)
+    federation.open(trials, workload.data)
     packed = {lane.key: lane for lane in federation.advance(rounds)}
     seconds_packed = (time.perf_counter() - start) / len(trials)
     for key, lane in single.items():
@@ -435,7 +437,7 @@ def _growth(size: FederationSize, log: Callable[[str], None]) -> dict[str, float
     ):
         workload = _Workload(data, clients)
         with workload.federation(size) as federation:
-            federation.open(workload.trials(32), workload.shipment)
+            federation.open(workload.trials(32), workload.data)
             federation.advance(1)
             milliseconds[name] = 1e3 * _time_rounds(federation, 3, 2) / 32
         log(f"{name}: {milliseconds[name]:.2f} ms per trial-round")
@@ -478,13 +480,13 @@ def _naive(
 ) -> dict[str, Any]:
     """Plain Ray Tune: every trial starts its own 20 client actors."""
     trials = workload.trials(count, 50)
-    shipment = workload.shipment
+    data = workload.data
     size = FederationSize(NAIVE_CLIENTS, 0.04, 0.04 if device == "cuda" else 0.0)
 
     def alone(config: dict[str, Any]) -> None:
-        federation = Federation(size, ray.util.get_current_placement_group())
+        federation = RayFederation(size, ray.util.get_current_placement_group())
         try:
-            federation.open([config["trial"].trial], shipment)
+            federation.open([config["trial"].trial], data)
             (lane,) = federation.advance(50)
         finally:
             federation.close()
@@ -492,7 +494,8 @@ def _naive(
 
     bundles = [size.host_bundle] * NAIVE_CLIENTS
     folder = tempfile.mkdtemp(prefix="fedsweep-bench-")
-    from trainables.federation.server import HostsHere, Server
+    from trainables.federation.hosts import Hosts
+    from trainables.federation.server import Server
 
     start = time.perf_counter()
     try:
@@ -506,8 +509,8 @@ def _naive(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     per_trial = (time.perf_counter() - start) / count
-    server = Server(HostsHere(1, device), device)
-    server.open(trials, shipment)
+    server = Server(Hosts(1, device), device)
+    server.open(trials, data)
     together = {lane.key: lane.metrics["accuracy"][50] for lane in server.advance(50)}
     tolerance = (
         0.5 if device == "cuda" else 0.0

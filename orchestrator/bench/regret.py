@@ -32,10 +32,10 @@ from orchestrator.search.candidates import Outcome
 from orchestrator.study.cells import Blueprint, Cell
 from orchestrator.study.study import Study
 from search_spaces import Configuration
-from trainables.federation.problem import Problem, in_process
-from trainables.federation.server import run_here
+from trainables.federation.federation_size import FederationSize
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import run_pack
 from trainables.federation.trial_spec import TrialSpec
-from trainables.ray_actors.federation import FederationSize
 
 FIRST_EVALUATION_SEED = 1_000_000  # no search uses seeds from here on
 SEEDS_PER_REPETITION = 1_000
@@ -88,8 +88,8 @@ class Runner:
     def run(self, trials: Iterable[TrialSpec], problems: Mapping[str, Problem]) -> dict[str, Outcome]:
         by_key = {trial.key: trial for trial in trials}
         for pack in make_packs([trial for key, trial in by_key.items() if key not in self.outcomes], self.size):
-            shipment = in_process(problems[pack[0].problem.key])
-            for key, lane in run_here(pack, shipment, device=self.device).items():
+            data = ProblemData.of(problems[pack[0].problem.key])
+            for key, lane in run_pack(pack, data, device=self.device).items():
                 scores = (lane.metrics[name].get(pack[0].last_round) for name in ("accuracy", "loss"))
                 accuracy, loss = scores if lane.state == "done" else (None, None)
                 self.outcomes[key] = (lane.state, accuracy, loss)

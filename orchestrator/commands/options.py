@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
@@ -27,6 +27,10 @@ Address = Annotated[
         envvar="RAY_ADDRESS",  # set in jobs that `ray job submit` started
         help="Address of a Ray cluster to run on (auto or HOST:PORT).  [default: start a local Ray]",
     ),
+]
+Backend = Annotated[
+    Literal["ray", "local"],
+    typer.Option(help="Where trials run: on Ray, or in this process. Results are the same."),
 ]
 StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="Study file, or name of a packaged study.")]
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="Results folder, or its URL (s3://bucket/folder).")]

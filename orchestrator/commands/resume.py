@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.options import Address, Folder, Json, Resources, Shard, StopAfter
+from orchestrator.commands.options import Address, Backend, Folder, Json, Resources, Shard, StopAfter
 
 
 def resume(
     folder: Folder,
+    backend: Backend = "ray",
     address: Address = None,
     resource: Resources = None,
     stop_after: StopAfter = None,
@@ -18,4 +19,4 @@ def resume(
     from orchestrator.execution.study_run import recorded_study
 
     loaded, text = recorded_study(folder)
-    sweep.run(loaded, text, folder, address, resource, stop_after, shard, json)
+    sweep.run(loaded, text, folder, backend, address, resource, stop_after, shard, json)

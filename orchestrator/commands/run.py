@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands.options import Address, Json, Resources, Shard, StopAfter, StudyName
+from orchestrator.commands.options import Address, Backend, Json, Resources, Shard, StopAfter, StudyName
 
 
 def run(
@@ -15,6 +15,7 @@ def run(
     results: Annotated[
         str | None, typer.Option(metavar="DIR", help="Results folder or URL.  [default: results/NAME]")
     ] = None,
+    backend: Backend = "ray",
     address: Address = None,
     resource: Resources = None,
     stop_after: StopAfter = None,
@@ -28,4 +29,4 @@ def run(
     loaded, text = reading.load(study)
     folder = results or str(Path("results") / loaded.name)
     with reading.pointing(text, study):
-        sweep.run(loaded, text, folder, address, resource, stop_after, shard, json)
+        sweep.run(loaded, text, folder, backend, address, resource, stop_after, shard, json)

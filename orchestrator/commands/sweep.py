@@ -15,6 +15,7 @@ def run(
     study: Any,
     text: str,
     folder: str,
+    backend: str,
     address: str | None,
     resource: list[str] | None,
     stop_after: str | None,
@@ -29,8 +30,17 @@ def run(
     view = JsonView() if json else LiveView() if stderr.is_terminal else LineView()
     try:
         resources = changed_resources(study.resources, resource or [])
-        limits: Any = {"stop_after_s": seconds_of(stop_after), "shard": shard_of(shard)}
-        finished = study_run.run(study, text, folder, view, address, resources, **limits)
+        finished = study_run.run(
+            study,
+            text,
+            folder,
+            view,
+            backend=backend,
+            address=address,
+            resources=resources,
+            stop_after_s=seconds_of(stop_after),
+            shard=shard_of(shard),
+        )
     except KeyboardInterrupt:
         stderr.print(f"stopped; finished trials are saved. To continue: fedsweep resume {target}")
         raise

@@ -1,4 +1,4 @@
-"""How trials are put together into packs, and how much of the cluster a federation takes. Never changes a result."""
+"""How trials are grouped into packs, and how many federations a cluster holds. Never changes a result."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from types import MappingProxyType
 
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
-from trainables.ray_actors.federation import FederationSize
 
 AUTO_LANES = {"cpu": 128, "cuda": 2048}
-HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; cores beyond that run another federation
-BUSY_ENOUGH = 0.75  # of the cores: for less idling, federations get smaller
+HOSTS_PER_FEDERATION = 4  # more hosts wait longer for one another; further cores run another federation
+BUSY_ENOUGH = 0.75  # of the cores: if fewer are busy, federations get smaller
+
+Node = Mapping[str, float]
+"""A node's resources, by Ray's names."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the cluster can hold of this study."""
+    """What a cluster can hold of a study."""
 
     size: FederationSize
     federations: int
-    """That work side by side, or can right now: as many packs are in flight."""
+    """Federations that run at the same time, and so packs in flight."""
     lanes_per_pack: int
     placement: str = "pack"
-    most: int | None = None
-    """Federations that the study is to have at most, if that was said."""
-    waits_for_gpus: bool = False
-    """On CPUs because there were no GPUs, not because the study says so."""
+    max_federations: int | None = None
+    """The study's own limit."""
+    prefers_gpus: bool = False
+    """On CPUs because there were no GPUs, not because the study asks for CPUs."""
 
-    def room(self, nodes: Sequence[dict[str, float]]) -> int:
-        """How many federations of this size these nodes hold."""
-        found = room(nodes, self.size, self.placement)
-        return found if self.most is None else min(found, self.most)
+    def federations_on(self, nodes: Sequence[Node]) -> int:
+        count = federations_that_fit(nodes, self.size, self.placement)
+        return count if self.max_federations is None else min(count, self.max_federations)
 
-    def on_gpus(self, nodes: Sequence[dict[str, float]]) -> int:
-        """How many federations these nodes would hold if each had a GPU."""
-        return room(nodes, replace(self.size, hosts=1, gpus_per_host=1.0), self.placement)
+    def gpu_federations_on(self, nodes: Sequence[Node]) -> int:
+        """The same with one GPU per federation."""
+        return federations_that_fit(nodes, replace(self.size, hosts=1, gpus_per_host=1.0), self.placement)
 
 
-def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clients: int) -> Capacity:
-    """`nodes`: the resources of every node. A federation fits into a node or not at all, whatever the cluster's sum,
-    unless its hosts are to be spread."""
+def cluster_capacity(nodes: Sequence[Node], settings: ResourceSettings, clients: int) -> Capacity:
+    """A federation must fit on one node, unless its hosts are spread."""
     gpus = settings.gpus_per_host
     if gpus == "auto":
         gpus = 1.0 if any(min(node.get("GPU", 0), node.get("CPU", 0)) >= 1 for node in nodes) else 0.0
@@ -54,110 +55,117 @@ def capacity(nodes: Sequence[dict[str, float]], settings: ResourceSettings, clie
     elif gpus > 0:
         size = FederationSize(1, 1.0, gpus)
     else:
-        size = _fitting(nodes, settings.placement, clients, _memory(settings))
+        size = _largest_that_keeps_cores_busy(nodes, settings.placement, clients, _memory(settings))
     size = replace(size, memory_per_host=_memory(settings), accelerator=settings.accelerator)
-    federations = room(nodes, size, settings.placement)
+    federations = federations_that_fit(nodes, size, settings.placement)
     if federations == 0:
-        need = " and ".join(_shown(name, amount * size.hosts) for name, amount in size.host_bundle.items())
+        need = " and ".join(_amount(name, amount * size.hosts) for name, amount in size.host_bundle.items())
         part = f" ({size.gpus_per_host:g} of one device for each)" if 0 < size.gpus_per_host < 1 else ""
         raise UserError(
             f"resources: a federation of {size.hosts} hosts needs {need} on "
             f"{'the cluster' if settings.placement == 'spread' else 'one node'}{part}, which none has"
         )
-    lanes = AUTO_LANES[size.device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
-    most = None if settings.federations == "auto" else settings.federations
-    without_gpus = settings.gpus_per_host == "auto" and settings.hosts == "auto" and gpus == 0
-    return Capacity(size, min(federations, most or federations), lanes, settings.placement, most, without_gpus)
+    limit = None if settings.federations == "auto" else settings.federations
+    prefers_gpus = settings.gpus_per_host == "auto" and settings.hosts == "auto" and gpus == 0
+    return Capacity(
+        size,
+        min(federations, limit or federations),
+        lanes_per_pack(settings, size.device),
+        settings.placement,
+        limit,
+        prefers_gpus,
+    )
 
 
-def _shown(name: str, amount: float) -> str:
+def lanes_per_pack(settings: ResourceSettings, device: str) -> int:
+    return AUTO_LANES[device] if settings.lanes_per_pack == "auto" else settings.lanes_per_pack
+
+
+def _amount(name: str, amount: float) -> str:
     if name == "memory":
         return f"{amount / 2**30:g} GiB of memory"
-    kind = name.removeprefix("accelerator_type:")
-    return f"{amount:g} {name}" if kind == name else f"an accelerator {kind}"
+    model = name.removeprefix("accelerator_type:")
+    return f"{amount:g} {name}" if model == name else f"an accelerator {model}"
 
 
-def smallest(settings: ResourceSettings) -> FederationSize:
-    """The smallest federation that the study may have, on whatever nodes."""
+def smallest_federation(settings: ResourceSettings) -> FederationSize:
+    """The smallest one that the study allows."""
     hosts = 1 if settings.hosts == "auto" else settings.hosts
     gpus = 0.0 if settings.gpus_per_host == "auto" else settings.gpus_per_host
     return FederationSize(hosts, 1.0, gpus, _memory(settings), settings.accelerator)
 
 
-def room(nodes: Sequence[dict[str, float]], size: FederationSize, placement: str) -> int:
-    """How many federations the nodes hold side by side."""
-    slots = [_slots(node, size) for node in nodes]
-    return sum(slots) // size.hosts if placement == "spread" else sum(slot // size.hosts for slot in slots)
+def federations_that_fit(nodes: Sequence[Node], size: FederationSize, placement: str) -> int:
+    hosts = [_hosts_that_fit(node, size) for node in nodes]
+    return sum(hosts) // size.hosts if placement == "spread" else sum(count // size.hosts for count in hosts)
 
 
 def _memory(settings: ResourceSettings) -> int:
     return int(settings.memory_gib_per_host * 2**30)
 
 
-def _fitting(nodes: Sequence[dict[str, float]], placement: str, clients: int, memory: int) -> FederationSize:
-    """The largest federation that leaves few cores idle, on nodes that may be of many sizes."""
+def _largest_that_keeps_cores_busy(nodes: Sequence[Node], placement: str, clients: int, memory: int) -> FederationSize:
     sizes = [
         FederationSize(hosts, memory_per_host=memory) for hosts in range(min(HOSTS_PER_FEDERATION, clients), 0, -1)
     ]
-    cores = sum(_slots(node, sizes[-1]) for node in nodes)
-    return next(
-        (size for size in sizes if 0 < BUSY_ENOUGH * cores <= size.hosts * room(nodes, size, placement)), sizes[-1]
-    )
+    cores = sum(_hosts_that_fit(node, sizes[-1]) for node in nodes)
+    busy = ((size, size.hosts * federations_that_fit(nodes, size, placement)) for size in sizes)
+    return next((size for size, used in busy if 0 < BUSY_ENOUGH * cores <= used), sizes[-1])
 
 
-def _slots(node: dict[str, float], size: FederationSize) -> int:
-    """How many hosts a node has room for."""
-    return min(_parts(node.get(name, 0.0), amount, name) for name, amount in size.host_bundle.items())
+def _hosts_that_fit(node: Node, size: FederationSize) -> int:
+    return min(_times(node.get(name, 0.0), amount, name) for name, amount in size.host_bundle.items())
 
 
-def _parts(there: float, amount: float, name: str) -> int:
-    """How often an amount is there. A part of a GPU lies on one device: two devices hold 0.4 four times, not five."""
+def _times(available: float, amount: float, name: str) -> int:
+    """How many times an amount is available. A part of a GPU is on one device: two GPUs hold 0.4 four times, not
+    five."""
     if name == "GPU" and amount < 1:
-        return int(there + 1e-9) * int(1 / amount + 1e-9) + int(there % 1 / amount + 1e-9)
-    return int(there / amount + 1e-9)
+        return int(available + 1e-9) * int(1 / amount + 1e-9) + int(available % 1 / amount + 1e-9)
+    return int(available / amount + 1e-9)
 
 
 def passes(trial: TrialSpec) -> float:
-    """How often a round goes over all rows: once, or as often as its local steps and samples have it."""
+    """Passes over all rows per round."""
     hypers = trial.hyperparameters
     return math.prod(float(hypers.get(name, 1)) for name in ("local_steps", "sampling_rate", "participation"))
 
 
 def work(pack: Sequence[TrialSpec], rows: int, device: str) -> float:
-    """About how much there is to compute, in rows that go through a lane. Lanes are computed in whole blocks."""
+    """Estimated cost, in rows times lanes. Lanes are computed in whole blocks."""
     block = SHAPES[device].lanes
     return math.ceil(len(pack) / block) * block * pack[0].last_round * passes(pack[0]) * rows
 
 
-Limits = Mapping[PackGroup, int]
-"""Lanes that a GPU has memory for, by the groups of trials that can share a pack."""
+MemoryLimits = Mapping[PackGroup, int]
+"""Lanes that fit into memory, by pack group."""
 
 
 def make_packs(
-    trials: Iterable[TrialSpec], size: Capacity, limits: Limits = MappingProxyType({})
+    trials: Iterable[TrialSpec], capacity: Capacity, limits: MemoryLimits = MappingProxyType({})
 ) -> list[list[TrialSpec]]:
-    """Trials that can share a pack, cut into packs of about equal size, as many as keep all federations busy."""
+    """Packs of about equal size, enough to keep all federations busy."""
     groups: dict[PackGroup, list[TrialSpec]] = {}
     for trial in trials:
         groups.setdefault(pack_group(trial), []).append(trial)
     packs = []
-    block = SHAPES[size.size.device].lanes
+    block = SHAPES[capacity.size.device].lanes
     for group, members in groups.items():
-        most = min(size.lanes_per_pack, limits.get(group, size.lanes_per_pack))
+        most = min(capacity.lanes_per_pack, limits.get(group, capacity.lanes_per_pack))
         count = math.ceil(len(members) / most)
-        if count < size.federations:  # split further, but not below a block of lanes
-            count = min(size.federations, max(count, len(members) // block))
+        if count < capacity.federations:  # split further, but not below a block of lanes
+            count = min(capacity.federations, max(count, len(members) // block))
         length = math.ceil(len(members) / count)
         if most >= block:
             length = min(most, math.ceil(length / block) * block)
-        packs += _cut(members, length)
+        packs += _chunks(members, length)
     return packs
 
 
-def shares(pack: list[TrialSpec], parts: int, block: int) -> list[list[TrialSpec]]:
-    """A pack in so many parts or fewer, of whole blocks of lanes."""
-    return _cut(pack, math.ceil(math.ceil(len(pack) / parts) / block) * block)
+def split(pack: list[TrialSpec], parts: int, block: int) -> list[list[TrialSpec]]:
+    """At most this many parts, each of whole blocks of lanes."""
+    return _chunks(pack, math.ceil(math.ceil(len(pack) / parts) / block) * block)
 
 
-def _cut(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
+def _chunks(members: list[TrialSpec], length: int) -> list[list[TrialSpec]]:
     return [members[start : start + length] for start in range(0, len(members), length)]

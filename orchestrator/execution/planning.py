@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.execution.cell_search import CellSearch
-from orchestrator.execution.cluster.connect import local_resources
 from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
-from orchestrator.execution.packing import Capacity, capacity, make_packs, passes
+from orchestrator.execution.packing import Capacity, cluster_capacity, make_packs, passes
 from orchestrator.study.advice import advice
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
@@ -85,7 +84,11 @@ class Plan:
 def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     """On this machine, or on nodes with these resources, whose processors are taken to be like ours."""
     blueprint = Blueprint.draw(study)
-    size = capacity(local_resources() if nodes is None else nodes, study.resources, blueprint.most_clients)
+    if nodes is None:
+        from orchestrator.execution.cluster.connect import local_resources  # imports Ray
+
+        resources = local_resources()
+    size = cluster_capacity(resources if nodes is None else nodes, study.resources, blueprint.most_clients)
     size = within_memory(size, study.resources, blueprint.most_weights, nodes or ())
     searches = [
         CellSearch(cell, variant, {}, blueprint.validation_rows(cell.setting))

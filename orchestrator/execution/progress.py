@@ -82,7 +82,7 @@ class View:
         study = sweep.blueprint.study
         about = "" if study.trials_are_exact else "about "
         more = ", and more where a winner calls for a finer grid" if study.may_add_stages and left else ""
-        self.say(f"{about}{left} trials to run{more}, {standing.trials_done} done before; starting Ray")
+        self.say(f"{about}{left} trials to run{more}, {standing.trials_done} done before")
 
     def started(self, sweep: Sweep, size: Capacity) -> None:
         many = size.federations

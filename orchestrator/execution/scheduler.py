@@ -1,283 +1,162 @@
-"""Which pack is next, and what becomes of packs: results go to the ledger, what fails is tried again, then isolated.
+"""Decides which pack runs next and what follows from its outcome: results go to the ledger, failed packs are retried,
+then split until the failing trial is isolated.
 
-Knows nothing of Ray. The runner asks for packs to lay out, and passes on what slots report and which of them died.
+Backend-independent: a backend asks for packs to run, and passes on what slots report and which of them failed.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
-import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from functools import cache
 
-from orchestrator.execution.packing import Capacity, make_packs, shares, work
+from orchestrator.execution.pack_queue import Pack, PackQueue
+from orchestrator.execution.packing import Capacity
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Row
 from trainables.federation.checkpoints import PackStorage
 from trainables.federation.lane_result import LaneResult
-from trainables.federation.pack import PackGroup, pack_group, plan_of
+from trainables.federation.messages import Failure, Order, Report
+from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
-from trainables.models.lanes import SHAPES
-from trainables.ray_actors.desk import Order, Report
 
-PACK_RETRIES = 2  # how often a pack that failed is taken up again before it is split
-GIVE_UP_AFTER = 3  # single trials failed, or slots that did not start, and not one pack ended: the fault is not theirs
-NODE_FAILURES = 3  # packs failed on a node, one after the other, while others have ended some: it gets no more
-WORTH_CUTTING_S = 1.0  # what takes less is not cut for the sake of an idle slot
-SHORT_S = 5.0  # packs that take less lie ready before a slot is free; longer ones can still be cut until then
-WELL_BALANCED = 1.1  # of the least time in which all slots could end together
+PACK_RETRIES = 2  # of a failed pack, before it is split
+GIVE_UP_AFTER = 3  # single trials failed, or failed starts of slots, without any success: the environment is at fault
+NODE_FAILURES = 3  # packs failed on a node in a row, while other nodes succeed: the node is blocked
+SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones can still be split until then
 log = logging.getLogger("fedsweep")
 
 
-@dataclass
-class Pack:
-    trials: list[TrialSpec]
-    work: float
-    resume_from: str = ""
-    """The checkpoint to go on from."""
-    failed_on: list[str] = field(default_factory=list)
-    """The nodes on which it has failed."""
-    cut_from: int = 0
-    """The number of the first attempt at it, or at the pack that it is a part of: parts that fail are one failure."""
-
-    # while a slot has it
-    slot: str = ""
-    node: str = ""
-    began: float = 0.0
-    round: int = 0
-    running: int = 0
-    computing_s: float = 0.0
-    saved: str = ""
-
-    def __len__(self) -> int:
-        return len(self.trials)
-
-    @property
-    def fresh(self) -> bool:
-        """Nothing has happened to it yet, so it can be put together otherwise."""
-        return not (self.cut_from or self.resume_from)
-
-    @property
-    def last(self) -> bool:
-        """No stage waits for it: test rows decide nothing."""
-        return self.trials[0].problem.evaluate_on == "test"
-
-
-@dataclass
-class Conductor:
-    sweep: Sweep
-    size: Capacity
-    on_change: Callable[[Conductor], None]
-    storage: PackStorage | None = None
-    in_flight: dict[int, Pack] = field(default_factory=dict)
-    """Packs that slots work on, by the number of the attempt."""
-    laid_out: dict[int, Pack] = field(default_factory=dict)
-    """Packs that any slot may take."""
-    lane_rounds: int = 0
-    """Rounds of single trials that have been run, for the rate."""
-    computing_s: float = 0.0
-    """Seconds that federations have spent in rounds."""
-    retries: int = 0
-    stopping: bool = False
-    moving: bool = False
-    """The packs in flight are ended, and the rest goes on elsewhere: on devices that have come."""
-    broken: str = ""
-    """Why nothing can run here at all, if that is so."""
-    shunned: set[str] = field(default_factory=set)
-    """Nodes that fail pack after pack."""
-    gone: set[str] = field(default_factory=set)
-    """Nodes that have left the cluster."""
-
-    def __post_init__(self) -> None:
-        self._ready: list[Pack] = []
-        self._taken_up: set[str] = set()
-        """Trials of packs that a driver which was killed had begun."""
-        self._limits: dict[PackGroup, int] = {}
-        """Lanes that there is memory for, where more were tried."""
+class Scheduler:
+    def __init__(
+        self,
+        sweep: Sweep,
+        capacity: Capacity,
+        on_change: Callable[[Scheduler], None],
+        storage: PackStorage | None = None,
+    ) -> None:
+        self.sweep, self.storage, self._on_change = sweep, storage, on_change
+        self.in_flight: dict[int, Pack] = {}
+        """Packs that slots run, by the number of the attempt."""
+        self.offered: dict[int, Pack] = {}
+        """Packs that any slot may take."""
+        self.lane_rounds = 0
+        """Rounds of single trials computed so far."""
+        self.computing_s = 0.0
+        """Seconds that federations have spent in rounds."""
+        self.retries = 0
+        self.stopping = False
+        self.moving_to_gpus = False
+        """The packs in flight end here; the other packs run on GPUs that have joined the cluster."""
+        self.fatal_error = ""
+        """Why no trial can run here, if that is so."""
+        self.blocked_nodes: set[str] = set()
+        self.lost_nodes: set[str] = set()
+        """Nodes that have left the cluster."""
+        problems = sweep.blueprint.problems
+        self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
+        self._resumed: set[str] = set()
+        """Trials of packs that an earlier driver had started."""
         self._number = 0
-        self._lone_failures = self._stillborn = 0
+        self._failed_trials = self._failed_starts = 0
         self._any_success = False
-        self._failed_on: dict[str, set[int]] = {}
-        """Which packs have failed on a node since one has ended there."""
-        self._rows: dict[str, int] = {}
-        self._pace: float | None = None
-        """Seconds that a slot takes for a unit of work."""
-        self._held: dict[str, set[str]] = {}
-        """Checkpoints, and the trials for which they are kept."""
-        self._tidier = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-tidier")
-        self.sweep.requeue_waiting()
-        if self.storage is not None:
-            self._take_up()
+        self._failures_by_node: dict[str, set[int]] = {}
+        """The packs that failed on a node since the last success there."""
+        self._checkpoints: dict[str, set[str]] = {}
+        """The trials that still need each checkpoint."""
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-cleaner")
+        sweep.requeue_waiting()
+        if storage is not None:
+            self._resume_from_checkpoints(storage)
 
-    # ---- packs to lay out
+    @property
+    def capacity(self) -> Capacity:
+        return self.queue.capacity
+
+    # ---- packs to run
 
     @property
     def over(self) -> bool:
-        """Nothing runs, and nothing is to be run any more."""
-        return (self.stopping or self.moving or self.sweep.finished) and not self.in_flight
+        """Nothing runs, and nothing more will be started."""
+        return (self.stopping or self.moving_to_gpus or self.sweep.finished) and not self.in_flight
 
-    def has_use_for(self, slots: int) -> bool:
-        """Whether so many would have something to do, were what waits cut for them."""
-        if self.stopping or self.moving:
+    def can_use(self, slots: int) -> bool:
+        """Whether this many slots would have work if waiting packs were split for them."""
+        if self.stopping or self.moving_to_gpus:
             return False
-        found = len(self.in_flight) + len(self.laid_out)
-        for pack in self._ready:
-            if found >= slots:
+        packs = len(self.in_flight) + len(self.offered)
+        for pack in self.queue.packs:
+            if packs >= slots:
                 break
-            found += self._most_parts(pack)
-        return found >= slots
+            packs += self.queue.most_parts(pack)
+        return packs >= slots
 
-    def orders(self) -> list[Order]:
-        """Packs to lay out now: for every idle slot, and short ones for those that soon will be."""
-        if self.stopping or self.moving:
+    def next_orders(self) -> list[Order]:
+        """Packs to offer now: one for every idle slot, and short ones in advance."""
+        if self.stopping or self.moving_to_gpus:
             return []
-        self._gather()
-        slots = self.size.federations
+        self._queue_new_trials()
+        slots = self.capacity.federations
         idle = slots - len(self.in_flight)
-        if len(self.laid_out) < idle:
-            self._balance()
-        found = []
-        while self._ready and len(self.laid_out) < (slots if self._seconds(self._ready[0]) < SHORT_S else idle):
-            pack = self._ready.pop(0)
+        if len(self.offered) < idle:
+            self.queue.balance(self.in_flight.values(), list(self.offered.values()))
+        orders, packs = [], self.queue.packs
+        while packs and len(self.offered) < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
+            pack = packs.pop(0)
             self._number += 1
-            self.laid_out[self._number] = pack
-            found.append(Order(self._number, pickle.dumps(pack.trials), pack.trials[0].problem.key, pack.resume_from))
-        return found
+            self.offered[self._number] = pack
+            orders.append(Order(self._number, pack.trials, pack.trials[0].problem.key, pack.resume_from))
+        return orders
 
-    def withdrawn(self, numbers: Iterable[int]) -> None:
-        """These were taken back before anybody began them."""
-        self._ready[:0] = [self.laid_out.pop(number) for number in numbers]
+    def _queue_new_trials(self) -> None:
+        self.queue.add(trial for trial in self.sweep.newly_waiting() if trial.key not in self._resumed)
 
-    def resize(self, federations: int) -> None:
-        """Nodes have come or gone: what waits is put together anew."""
-        self.size = replace(self.size, federations=federations)
-        fresh = [trial for pack in self._ready if pack.fresh for trial in pack.trials]
-        self._ready = [pack for pack in self._ready if not pack.fresh]
-        self._add(self._packs(fresh))
+    def withdraw(self, numbers: Iterable[int]) -> None:
+        """These offers were taken back before a slot took them."""
+        self.queue.packs[:0] = [self.offered.pop(number) for number in numbers]
 
-    def _gather(self) -> None:
-        """What the sweep has opened since."""
-        self._add(self._packs(trial for trial in self.sweep.newly_waiting() if trial.key not in self._taken_up))
+    # ---- reports
 
-    def _add(self, packs: list[Pack]) -> None:
-        """What a further stage waits for goes first, or the last stages would have the cluster to themselves; then the
-        longest: so no slot begins with a long one when the others end."""
-        if packs:
-            again = [pack for pack in self._ready if not pack.fresh]
-            fresh = [pack for pack in self._ready if pack.fresh]
-            self._ready = again + sorted(fresh + packs, key=lambda pack: (pack.last, -pack.work))
-
-    def _packs(self, trials: Iterable[TrialSpec]) -> list[Pack]:
-        return [self._pack(members) for members in make_packs(trials, self.size, self._limits)]
-
-    def _pack(self, members: list[TrialSpec], resume_from: str = "") -> Pack:
-        key = members[0].problem.key
-        if key not in self._rows:
-            self._rows[key] = sum(self.sweep.blueprint.problems[key].partition.sizes)
-        return Pack(members, work(members, self._rows[key], self.size.size.device), resume_from)
-
-    def _seconds(self, pack: Pack) -> float:
-        """That a slot will take for it, as far as the last ones tell."""
-        return pack.work * self._pace if self._pace is not None else float("inf")
-
-    def _most_parts(self, pack: Pack) -> int:
-        """Into how many it can be cut where that pays: not below a block of lanes, which is computed whole anyway."""
-        lasting = self._seconds(pack) / WORTH_CUTTING_S
-        whole = len(pack) // SHAPES[self.size.size.device].lanes
-        return int(max(1, min(whole, lasting)))
-
-    def _balance(self) -> None:
-        """The last packs before slots run out of them are cut, so that all slots end at about the same time."""
-        slots = self.size.federations
-        if not self._ready or len(self._ready) + len(self.laid_out) >= slots:
-            return
-        least = self._ends(self._ready, level=True)
-        best, found = self._ends(self._ready), self._ready
-        for parts in range(2, max(map(self._most_parts, self._ready)) + 1):
-            if best <= WELL_BALANCED * least:
-                break
-            cut = [part for pack in self._ready for part in self._cut(pack, min(parts, self._most_parts(pack)))]
-            if (end := self._ends(cut)) < best:
-                best, found = end, cut
-        self._ready = found
-
-    def _ends(self, packs: Sequence[Pack], *, level: bool = False) -> float:
-        """When the last slot ends, the longest packs begun first, in seconds from now or in units of work; `level`:
-        could work be poured."""
-        pace, now = self._pace or 1.0, time.monotonic()
-        gone = 0.0 if self._pace is None else 1.0
-        taken = [max(0.0, pack.work * pace - gone * (now - pack.began)) for pack in self.in_flight.values()]
-        free = sorted([*taken, *(0.0 for _ in range(self.size.federations - len(taken)))])
-        todo = sorted((pack.work * pace for pack in (*packs, *self.laid_out.values())), reverse=True)
-        if level:
-            return max(free[-1], (sum(free) + sum(todo)) / len(free))
-        for seconds in todo:
-            heapq.heapreplace(free, free[0] + seconds)
-        return max(free)
-
-    def _cut(self, pack: Pack, parts: int) -> list[Pack]:
-        if parts == 1:
-            return [pack]
-        block = SHAPES[self.size.size.device].lanes
-        return self._parts(pack, shares(pack.trials, parts, block))
-
-    def _parts(self, pack: Pack, cut: Iterable[list[TrialSpec]]) -> list[Pack]:
-        """Of a pack: with its checkpoint and what it has been through."""
-        parts = [self._pack(members, pack.resume_from) for members in cut]
-        return [replace(part, failed_on=list(pack.failed_on), cut_from=pack.cut_from) for part in parts]
-
-    def _halves(self, pack: Pack) -> list[Pack]:
-        half, block = len(pack) // 2, SHAPES[self.size.size.device].lanes
-        if half >= block:
-            half = half // block * block  # in whole blocks: a block is computed whole anyway
-        parts = [pack.trials[:half], pack.trials[half:]]
-        return [replace(part, failed_on=[]) for part in self._parts(pack, parts)]  # one of them may be sound
-
-    # ---- what slots report
-
-    def heard(self, reports: Sequence[Report]) -> None:
-        """What was said since, in its order; all that has ended goes into the ledger at once."""
+    def receive(self, reports: Sequence[Report]) -> None:
+        """Handle reports in order; the results of all packs that ended go to the ledger in one transaction."""
         rows: list[Row] = []
         for report in reports:
-            if report.kind == "ended" and (pack := self._of(report)) is not None:
-                by_key = {trial.key: trial for trial in pack.trials}
-                rows += [self._row(by_key[lane.key], lane) for lane in pickle.loads(report.lanes)]
+            if report.kind == "ended" and (pack := self._pack_of(report)) is not None:
+                trials = {trial.key: trial for trial in pack.trials}
+                rows += [self._row(trials[lane.key], lane) for lane in report.lanes]
         if rows:
             self._record(rows)
         for report in reports:
-            self._hear(report)
-        if any(report.kind != "began" for report in reports):
-            self.on_change(self)
+            if (pack := self._pack_of(report)) is not None:
+                self._handle(report, pack)
+        if any(report.kind != "started" for report in reports):
+            self._on_change(self)
 
-    def _of(self, report: Report) -> Pack | None:
-        """None: of an attempt that was given up, because its slot was thought dead."""
-        return self.in_flight.get(report.number) or self.laid_out.get(report.number)
+    def _pack_of(self, report: Report) -> Pack | None:
+        """None: the attempt was given up because its slot was thought dead."""
+        return self.in_flight.get(report.number) or self.offered.get(report.number)
 
-    def _hear(self, report: Report) -> None:
-        pack = self._of(report)
-        if pack is None:
-            return
-        if report.kind == "began":
-            self._begin(report, pack)
+    def _handle(self, report: Report, pack: Pack) -> None:
+        if report.kind == "started":
+            self._start(report, pack)
             return
         if report.kind == "lost":
-            log.warning("pack of %d trials was handed to a process that had died, and is laid out again", len(pack))
-            self._ready.insert(0, self.in_flight.pop(report.number))
+            log.warning("pack of %d trials was handed to a process that had died; it is queued again", len(pack))
+            self.queue.packs.insert(0, self.in_flight.pop(report.number))
             return
         for note in report.notes:
             log.warning("%s", note)
-        if report.saved and report.saved != pack.saved:
-            pack.saved = report.saved
-            self._held.setdefault(report.saved, {trial.key for trial in pack.trials})
+        if report.checkpoint and report.checkpoint != pack.checkpoint:
+            pack.checkpoint = report.checkpoint
+            self._checkpoints.setdefault(report.checkpoint, set(pack.keys))
         if report.kind == "too large":
             del self.in_flight[report.number]
-            pack.resume_from = pack.saved or pack.resume_from
+            pack.resume_from = pack.checkpoint or pack.resume_from
             self._shrink(pack, report.fits)
             return
-        if pack.round or not pack.resume_from:  # else it has just begun at its checkpoint's round
+        if pack.round or not pack.resume_from:  # a resumed pack starts at its checkpoint's round, which is unknown here
             self.lane_rounds += max(0, report.round - pack.round) * pack.running
         self.computing_s += max(0.0, report.computing_s - pack.computing_s)
         pack.round, pack.running, pack.computing_s = report.round, report.running, report.computing_s
@@ -285,162 +164,146 @@ class Conductor:
             del self.in_flight[report.number]
             self._end(pack)
 
-    def _begin(self, report: Report, pack: Pack) -> None:
-        self.in_flight[report.number] = self.laid_out.pop(report.number)
-        again, pack.began = bool(pack.began), time.monotonic()
-        pack.cut_from = pack.cut_from or report.number
+    def _start(self, report: Report, pack: Pack) -> None:
+        self.in_flight[report.number] = self.offered.pop(report.number)
+        first_attempt, pack.began = not pack.began, time.monotonic()
+        pack.origin = pack.origin or report.number
         pack.slot, pack.node = report.slot, report.node
         pack.running = len(pack)
-        self._stillborn = 0
-        if not again:
+        self._failed_starts = 0
+        if first_attempt:
             first = pack.trials[0]
             log.info("pack of %d trials starts: %s at %d rounds", len(pack), first.method, first.last_round)
 
     def _end(self, pack: Pack) -> None:
         self._any_success = True
-        self._failed_on.pop(pack.node, None)
-        self._tidy(pack)
+        self._failures_by_node.pop(pack.node, None)
+        self._release_checkpoints(pack)
         seconds = time.monotonic() - pack.began
         if not pack.failed_on and not pack.resume_from:
-            self._pace = seconds / pack.work
-        log.info(
-            "pack of %d trials ended after %.2f s, %.2f s of them in its rounds",
-            *(len(pack), seconds, pack.computing_s),
-        )
+            self.queue.pace = seconds / pack.work
+        log.info("pack of %d trials ended after %.2f s, %.2f s in rounds", len(pack), seconds, pack.computing_s)
 
     def _shrink(self, pack: Pack, fits: int) -> None:
-        """There is no memory for so many lanes: this pack and its like are made anew, smaller."""
         if len(pack) == 1:
-            self._give_up(pack, f"the device has no memory for {len(pack)} lanes")
+            self._give_up(pack, "one lane does not fit into the device's memory")
             return
-        group = pack_group(pack.trials[0])
-        limit = self._limits[group] = max(1, min(fits, len(pack) - 1, self._limits.get(group, fits)))
-        log.warning("the device has memory for %d of %d trials: smaller packs", limit, len(pack))
-        cut: list[Pack] = []
-        for other in (pack, *self._ready):
-            too_large = pack_group(other.trials[0]) == group and len(other) > limit
-            cut += self._parts(other, make_packs(other.trials, self.size, self._limits)) if too_large else [other]
-        self._ready = cut
+        limit = self.queue.shrink(pack, fits)
+        log.warning("%d of %d trials fit into the device's memory: packs are made smaller", limit, len(pack))
 
-    # ---- what dies
+    # ---- failures
 
-    def slot_failed(self, slot: str, reason: str, blameless: bool = False, short: bool = False) -> None:
-        """A slot has died, and what it had is begun again elsewhere. `blameless`: its node has gone, so this was not
-        the pack's own doing. `short`: of memory."""
+    def slot_failed(self, slot: str, failure: Failure) -> None:
+        """A slot has failed; its pack is retried on another."""
         number = next((number for number, pack in self.in_flight.items() if pack.slot == slot), None)
         if number is None:
-            self._stillborn += 1
-            log.warning("a federation did not start, or died without a pack: %s", reason)
-            if self._stillborn >= GIVE_UP_AFTER * self.size.federations and not blameless and not self.in_flight:
-                self._stop_as_broken(reason)
+            self._failed_starts += 1
+            log.warning("a federation did not start, or failed without a pack: %s", failure.reason)
+            too_often = self._failed_starts >= GIVE_UP_AFTER * self.capacity.federations
+            if too_often and failure.kind != "node died" and not self.in_flight:
+                self._stop(failure.reason)
             return
         pack = self.in_flight.pop(number)
-        self.sweep.ledger.add_failure([trial.key for trial in pack.trials], reason)
-        pack.resume_from = pack.saved or pack.resume_from
-        if blameless:
-            self.retries += 1
-            log.warning("pack of %d trials is taken up again: its node has gone", len(pack))
-            self._ready.insert(0, pack)
-            return
-        if short and len(pack) > 1:  # what cannot be cut is tried again: others may have had it
+        self.sweep.ledger.add_failure(pack.keys, failure.reason)
+        pack.resume_from = pack.checkpoint or pack.resume_from
+        if failure.kind == "node died":
+            self._retry(pack, "its node died")
+        elif failure.kind == "out of memory" and len(pack) > 1:
             self._shrink(pack, len(pack) // 2)
-            return
-        self._blame(pack)
-        pack.failed_on.append(pack.node)
-        if self._tries(pack) <= PACK_RETRIES:
-            self.retries += 1
-            log.warning("pack of %d trials is taken up again: %s", len(pack), reason)
-            self._ready.insert(0, pack)
-            return
-        self._give_up(pack, reason)
+        else:
+            self._count_node_failure(pack)
+            pack.failed_on.append(pack.node)
+            # failures on nodes that were lost do not count: processes fall silent before their node is reported dead
+            if sum(node not in self.lost_nodes for node in pack.failed_on) <= PACK_RETRIES:
+                self._retry(pack, failure.reason)
+            else:
+                self._give_up(pack, failure.reason)
 
-    def _tries(self, pack: Pack) -> int:
-        """How often it has failed where a node was not at fault. That a node has gone is known some time after its
-        processes have fallen silent, and before its packs have failed elsewhere."""
-        return sum(node not in self.gone for node in pack.failed_on)
+    def _retry(self, pack: Pack, reason: str) -> None:
+        self.retries += 1
+        log.warning("pack of %d trials is retried: %s", len(pack), reason)
+        self.queue.packs.insert(0, pack)
 
-    def _blame(self, pack: Pack) -> None:
-        """Where others can work, a node that only fails is left alone: not one where a single pack has failed again and
-        again, in whatever parts, nor for a pack that has failed elsewhere, too."""
+    def _count_node_failure(self, pack: Pack) -> None:
+        """Block a node on which several packs fail in a row while other nodes work. A pack that has also failed on
+        another node does not count, and the parts of a pack count once."""
         node = pack.node
-        if set(pack.failed_on) - {node, *self.gone}:
+        if set(pack.failed_on) - {node, *self.lost_nodes}:
             return
-        failed = self._failed_on.setdefault(node, set())
-        failed.add(pack.cut_from)
-        if len(failed) >= NODE_FAILURES and self._any_success and node not in self.shunned:
-            others = {pack.node for pack in self.in_flight.values()} - {node, *self.shunned}
-            if others:
-                self.shunned.add(node)
+        failed = self._failures_by_node.setdefault(node, set())
+        failed.add(pack.origin)
+        if len(failed) >= NODE_FAILURES and self._any_success and node not in self.blocked_nodes:
+            if {pack.node for pack in self.in_flight.values()} - {node, *self.blocked_nodes}:
+                self.blocked_nodes.add(node)
                 log.warning("node %s has failed %d packs in a row and gets no more", node, len(failed))
 
-    def pardon(self) -> None:
-        """Nobody else is there to work: nodes that failed get another chance."""
-        log.warning("no other node is left: those that failed get packs again")
-        self.shunned.clear()
-        self._failed_on.clear()
+    def clear_blocklist(self) -> None:
+        """No other node is left."""
+        log.warning("no other node is left: blocked nodes get packs again")
+        self.blocked_nodes.clear()
+        self._failures_by_node.clear()
 
     def _give_up(self, pack: Pack, reason: str) -> None:
-        """A pack has failed too often: split it until the culprit stands alone, and record that one."""
+        """Split a pack that failed too often until the failing trial is alone, and record that trial as failed."""
         if len(pack) > 1:
             log.warning("pack of %d trials failed and is split: %s", len(pack), reason)
-            self._ready[:0] = self._halves(pack)
+            self.queue.halve(pack)
             return
-        log.error("trial %s failed: %s", pack.trials[0].key, reason)
-        self._lone_failures += 1
-        if self._lone_failures >= GIVE_UP_AFTER and not self._any_success:
-            self._stop_as_broken(reason)
+        (trial,) = pack.trials
+        log.error("trial %s failed: %s", trial.key, reason)
+        self._failed_trials += 1
+        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success:
+            self._stop(reason)
             return
-        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason) for trial in pack.trials])
-        self._tidy(pack)
-        self.on_change(self)
+        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)])
+        self._release_checkpoints(pack)
+        self._on_change(self)
 
-    def _stop_as_broken(self, reason: str) -> None:
-        self.broken = reason
+    def _stop(self, reason: str) -> None:
+        self.fatal_error = reason
         self.stopping = True
 
     # ---- checkpoints
 
-    def _take_up(self) -> None:
-        """What a driver that was killed has left: its packs go on from their last checkpoints. Parts of a pack that was
-        cut have gone further than the whole, which is kept until all of them have ended: the smallest come first."""
-        assert self.storage is not None
-        for name, keys in sorted(self.storage.held().items(), key=lambda held: len(held[1])):
-            left = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting and key not in self._taken_up]
-            if not left:
-                self.storage.remove(name)
+    def _resume_from_checkpoints(self, storage: PackStorage) -> None:
+        """Queue the packs of a driver that was killed. The checkpoint of a pack that was split is kept until all parts
+        have ended; the parts' own checkpoints are newer, so the smallest packs come first."""
+        for name, keys in sorted(storage.trials_by_checkpoint().items(), key=lambda item: len(item[1])):
+            waiting = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting]
+            trials = [trial for trial in waiting if trial.key not in self._resumed]
+            if not trials:
+                storage.remove(name)
                 continue
-            log.info("pack of %d trials goes on from its last checkpoint", len(left))
-            self._held[name] = {trial.key for trial in left}
-            self._taken_up.update(self._held[name])
-            self._ready.append(self._pack(left, name))
+            log.info("pack of %d trials resumes from its last checkpoint", len(trials))
+            self._checkpoints[name] = {trial.key for trial in trials}
+            self._resumed |= self._checkpoints[name]
+            self.queue.packs.append(self.queue.pack(trials, name))
 
-    def _tidy(self, pack: Pack) -> None:
-        """Checkpoints all of whose trials are in the ledger go, away from the driver's loop."""
-        ended = {trial.key for trial in pack.trials}
-        for name, keys in list(self._held.items()):
-            keys -= ended
+    def _release_checkpoints(self, pack: Pack) -> None:
+        """Remove checkpoints all of whose trials are in the ledger, outside the driver's loop."""
+        for name, keys in list(self._checkpoints.items()):
+            keys.difference_update(pack.keys)
             if not keys:
-                del self._held[name]
+                del self._checkpoints[name]
                 if self.storage is not None:
-                    self._tidier.submit(self.storage.remove, name)
+                    self._cleaner.submit(self.storage.remove, name)
 
     def close(self) -> None:
-        self._tidier.shutdown(wait=True)
+        self._cleaner.shutdown(wait=True)
 
     # ---- the ledger
 
     def _row(self, trial: TrialSpec, lane: LaneResult, reason: str = "") -> Row:
-        problem = self.sweep.blueprint.problems[trial.problem.key]
-        plan = plan_of(trial, problem.partition.sizes)
-        ended = lane.state == "done"
+        plan = plan_of(trial, self.sweep.blueprint.problems[trial.problem.key].partition.sizes)
+        done = lane.state == "done"
         return Row(
             key=trial.key,
             spec=trial.model_dump_json(),
             state=lane.state,
             reason=reason,
             rounds=lane.rounds,
-            accuracy=lane.metrics["accuracy"].get(trial.last_round) if ended else None,
-            loss=lane.metrics["loss"].get(trial.last_round) if ended else None,
+            accuracy=lane.metrics["accuracy"].get(trial.last_round) if done else None,
+            loss=lane.metrics["loss"].get(trial.last_round) if done else None,
             metrics=lane.metrics,
             epsilon_claimed=trial.privacy.epsilon,
             epsilon_local=plan.actual_epsilon["local"],
@@ -452,5 +315,5 @@ class Conductor:
 
     def _record(self, rows: list[Row]) -> None:
         metric = self.sweep.blueprint.study.objective
-        self.sweep.ledger.add(rows)  # on the disk first, then in the plan
+        self.sweep.ledger.add(rows)  # on disk first, then in the sweep
         self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})

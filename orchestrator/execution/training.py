@@ -23,13 +23,15 @@ from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError, in_range
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult
 from trainables.federation.pack import check, code_of
-from trainables.federation.problem import Problem, Shipper
+from trainables.federation.problem import Problem
 from trainables.federation.saved_model import SavedModel
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
-from trainables.ray_actors.federation import Federation, FederationSize
+from trainables.ray_actors.federation import RayFederation
+from trainables.ray_actors.object_store import ObjectStoreProblems
 from trainables.spec import ENGINE_VERSION
 
 
@@ -182,9 +184,9 @@ def train(
 ) -> Trained:
     """Run the training on a new federation, in the Ray cluster at `address` or a local Ray."""
     with connected(address):
-        federation = Federation(_size(training, hosts))
+        federation = RayFederation(_size(training, hosts))
         try:
-            federation.open([training.trial], Shipper().ship(training.problem))
+            federation.open([training.trial], ObjectStoreProblems().data(training.problem))
             began, result = time.perf_counter(), LaneResult(training.trial.key)
             for t in range(1, training.trial.rounds + 1):
                 (result,) = federation.advance(t)

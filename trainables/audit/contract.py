@@ -21,9 +21,10 @@ from trainables.audit import paired
 from trainables.data import features
 from trainables.data import partition as partitions
 from trainables.errors import UserError
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import check
-from trainables.federation.problem import Problem, in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.methods.base import AUTO, Hyperparameter, Method
 from trainables.privacy.plan import PrivacySettings
@@ -144,14 +145,14 @@ def _run(
     trials: Sequence[TrialSpec], problem: Problem, hosts: int = 1, restart_at: int | None = None
 ) -> dict[str, tuple[Any, ...]]:
     """All results of the trials except timings."""
-    server = Server(HostsHere(hosts), "cpu")
-    server.open(trials, in_process(problem))
+    server = Server(Hosts(hosts), "cpu")
+    server.open(trials, ProblemData.of(problem))
     if restart_at is not None:
         server.advance(restart_at)
-        saved = server.snapshot()
-        server = Server(HostsHere(hosts), "cpu")
+        saved = server.checkpoint()
+        server = Server(Hosts(hosts), "cpu")
         with _new_instance(trials[0].method):
-            server.open(trials, in_process(problem), saved)
+            server.open(trials, ProblemData.of(problem), saved)
     server.advance(ROUNDS - 1)
     weights = {t.key: row.numpy().tobytes() for t, row in zip(server.trials, server.theta, strict=True)}
     server.advance(ROUNDS)

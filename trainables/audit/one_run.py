@@ -25,11 +25,12 @@ from scipy.stats import binom
 
 from trainables.audit.paired import CONFIDENCE
 from trainables.errors import UserError, in_range
-from trainables.federation.client_host import ClientStates, HostReply, Sent
+from trainables.federation.client_host import Broadcast, ClientStates, HostReply
 from trainables.federation.exact_sum import from_grid
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork, check, program_of
-from trainables.federation.problem import Problem, Shipment, in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.centring import centred
 from trainables.models.shard import Shard
@@ -120,7 +121,7 @@ def _correct_guesses(
     planted = Canaries.plant(problem, trial, canaries, seed)
     hosts = AuditedHosts(planted, plan, factor)
     server = Server(hosts)
-    server.open([trial], planted.shipment(planted.coins))
+    server.open([trial], planted.data(planted.coins))
     server.advance(trial.rounds)
     scores = hosts.scores()
     if not np.isfinite(scores).all():
@@ -177,9 +178,9 @@ class Canaries:
         """Whether the opposite record replaces an absent canary, or nothing does."""
         return self.trial.privacy.adjacency == "replace-one"
 
-    def shipment(self, coins: NDArray[np.int64]) -> Shipment:
+    def data(self, coins: NDArray[np.int64]) -> ProblemData:
         """The clients' data for these coins. The public sizes |D_i| do not depend on them."""
-        shipped = in_process(self.problem)
+        shipped = ProblemData.of(self.problem)
         x, y = shipped.x.copy(), shipped.y.copy()
         signs = coins if self.replaced else np.ones_like(coins)
         x[self.rows], y[self.rows] = signs[:, None] * self.x, self.y
@@ -201,7 +202,7 @@ class Canaries:
         return gradients[:, 0].numpy()
 
 
-class AuditedHosts(HostsHere):
+class AuditedHosts(Hosts):
     """One host per client, whose releases the adversary sees. Each has two reference hosts without noise: one trains
     with all coins at 1, the other with all coins at -1. Their mean release is what the known rows contribute, and the
     difference gives the scale of a canary's effect."""
@@ -211,7 +212,7 @@ class AuditedHosts(HostsHere):
         super().__init__(clients)
         self._canaries, self._factor = canaries, noise_factor
         self._references = [
-            (HostsHere(clients), canaries.shipment(sign * np.ones_like(canaries.coins))) for sign in (1, -1)
+            (Hosts(clients), canaries.data(sign * np.ones_like(canaries.coins))) for sign in (1, -1)
         ]
         self._std = plan.noise_std[plan.events[0].purpose]
         count = len(canaries.coins)
@@ -224,12 +225,12 @@ class AuditedHosts(HostsHere):
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         return super().prepare(_scaled(work, self._factor))
 
-    def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
+    def round(self, work: ClientWork, t: int, sent: Broadcast, diagnose: bool) -> list[HostReply]:
         without_noise, references = _scaled(work, 0.0), []
-        for hosts, shipment in self._references:
+        for hosts, data in self._references:
             if work.program.stateful and t > 1:  # a client's state depends on its own releases
-                hosts.restore(replace(without_noise, shipment=shipment), ClientStates.merged(self.states(), t - 1))
-            references.append(hosts.round(replace(without_noise, shipment=shipment), t, sent, diagnose=False))
+                hosts.restore(replace(without_noise, data=data), ClientStates.merge(self.states(), t - 1))
+            references.append(hosts.round(replace(without_noise, data=data), t, sent, diagnose=False))
         replies = super().round(_scaled(work, self._factor), t, sent, diagnose)
         effects = self._canaries.effects(work, sent["theta"])
         local = self._canaries.trial.privacy.release == "local"

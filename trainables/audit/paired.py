@@ -35,11 +35,12 @@ from trainables.choices import Aggregate
 from trainables.data.features import FeatureSet
 from trainables.data.partition import Partition, PartitionSpec
 from trainables.errors import UserError, in_range
-from trainables.federation.client_host import HostReply, Sent
+from trainables.federation.client_host import Broadcast, HostReply
 from trainables.federation.exact_sum import from_grid
+from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork, check
-from trainables.federation.problem import Problem, Shipment, in_process
-from trainables.federation.server import HostsHere, Server
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import Server
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.models import Model
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -222,7 +223,7 @@ def from_zero(model: Model) -> Model:
     return zero(**vars(model))
 
 
-class RecordingHosts(HostsHere):
+class RecordingHosts(Hosts):
     """A host that records every release, lane by lane, on its way to the server."""
 
     def __init__(self, noise_factor: float) -> None:
@@ -235,7 +236,7 @@ class RecordingHosts(HostsHere):
         self.recorded.append(totals[0][torch.from_numpy(work.distinct_noises()[1])])
         return totals
 
-    def round(self, work: ClientWork, t: int, sent: Sent, diagnose: bool) -> list[HostReply]:
+    def round(self, work: ClientWork, t: int, sent: Broadcast, diagnose: bool) -> list[HostReply]:
         replies = super().round(self._with_noise_factor(work), t, sent, diagnose)
         self.recorded.append(replies[0].total)
         return replies
@@ -251,14 +252,14 @@ def releases(
     trial: TrialSpec, problem: Problem, repetitions: int, noise_factor: float, sizes: tuple[int, ...]
 ) -> NDArray[np.float64]:
     """All releases of a run, one row per repetition. `sizes`: the public sizes."""
-    shipment: Shipment = replace(in_process(problem), model=from_zero(problem.model), sizes=sizes)
+    data: ProblemData = replace(ProblemData.of(problem), model=from_zero(problem.model), sizes=sizes)
     rows = []
     lanes = 1 if trial.preprocess.center else LANES  # the centre, and so the features, depend on the seed
     for start in range(0, repetitions, lanes):
         seeds = range(trial.seed + start, trial.seed + min(start + lanes, repetitions))
         hosts = RecordingHosts(noise_factor)
         server = Server(hosts)
-        server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], shipment)
+        server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], data)
         server.advance(trial.rounds)
         rows.append(from_grid(torch.cat(hosts.recorded, dim=1)).numpy())
     values = np.concatenate(rows)

@@ -1,4 +1,4 @@
-"""Where packs leave their checkpoints: named by the trials they hold, so that whoever goes on with those finds them."""
+"""Checkpoints of packs, named after their trials: whichever slot resumes these trials finds the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ENDING = ".snapshot"
+ENDING = ".checkpoint"
 
 
-class DamagedError(Exception):
-    """A checkpoint that is not what was written."""
+class CorruptCheckpointError(Exception):
+    """The checksum does not match."""
 
 
-def name_of(keys: Iterable[str]) -> str:
-    """Of the checkpoint of these trials."""
+class UnusableCheckpointError(ValueError):
+    """The checkpoint does not fit the pack or this version of the program."""
+
+
+def checkpoint_name(keys: Iterable[str]) -> str:
     return hashlib.sha256("".join(sorted(keys)).encode()).hexdigest()[:24]
 
 
@@ -29,30 +32,30 @@ def name_of(keys: Iterable[str]) -> str:
 class PackStorage:
     path: str
     filesystem: Any = None
-    """fsspec's; None: a folder of the driver's machine, which other nodes may see or not."""
+    """An fsspec file system; None: a folder on the driver's machine, which other nodes may not see."""
 
-    def make(self) -> None:
+    def create(self) -> None:
         if self.filesystem is None:
             Path(self.path).mkdir(parents=True, exist_ok=True)
         else:
             self.filesystem.makedirs(self.path, exist_ok=True)
             self.filesystem.pipe_file(f"{self.path}/here", b"")  # object storage has no folders
 
-    def within_reach(self) -> bool:
-        """Whether this node sees what the driver has put there."""
+    def is_reachable(self) -> bool:
+        """Whether this node sees the driver's folder."""
         if self.filesystem is None:
             return Path(self.path).is_dir()
         try:
             return bool(self.filesystem.exists(self.path))
-        except Exception:  # no network, no credentials: every kind of storage fails in its own way
+        except Exception:  # no network, no credentials: every kind of storage raises its own errors
             return False
 
-    # ---- checkpoints: a checksum, then a line that says what they hold, then the snapshot
+    # ---- a file: checksum, a line of JSON with the round and the trials, the checkpoint
 
-    def save(self, keys: Sequence[str], t: int, snapshot: bytes) -> None:
-        body = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n" + snapshot
+    def save(self, keys: Sequence[str], t: int, checkpoint: bytes) -> None:
+        body = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n" + checkpoint
         content = zlib.crc32(body).to_bytes(4, "little") + body
-        name = name_of(keys) + ENDING
+        name = checkpoint_name(keys) + ENDING
         if self.filesystem is not None:
             self.filesystem.pipe_file(f"{self.path}/{name}", content)
             return
@@ -67,22 +70,22 @@ class PackStorage:
             part.unlink(missing_ok=True)
 
     def load(self, name: str) -> tuple[int, bytes]:
-        """The round it stands for, and the snapshot."""
+        """Its round, and the checkpoint."""
         if self.filesystem is None:
             content = (Path(self.path) / (name + ENDING)).read_bytes()
         else:
             content = self.filesystem.cat_file(f"{self.path}/{name}{ENDING}")
         body = content[4:]
         if len(content) < 4 or zlib.crc32(body) != int.from_bytes(content[:4], "little"):
-            raise DamagedError(name)
-        line, _, snapshot = body.partition(b"\n")
-        return json.loads(line)["t"], snapshot
+            raise CorruptCheckpointError(name)
+        line, _, checkpoint = body.partition(b"\n")
+        return json.loads(line)["t"], checkpoint
 
-    def held(self) -> dict[str, list[str]]:
-        """The trials of every checkpoint that is there."""
-        found: dict[str, list[str]] = {}
+    def trials_by_checkpoint(self) -> dict[str, list[str]]:
+        """The trial keys of every readable checkpoint."""
+        readable: dict[str, list[str]] = {}
         for name in self._names():
-            with contextlib.suppress(Exception):  # damaged, or just gone: not held
+            with contextlib.suppress(Exception):  # corrupt, or just removed
                 if self.filesystem is None:
                     file = (Path(self.path) / (name + ENDING)).open("rb")
                 else:
@@ -90,9 +93,9 @@ class PackStorage:
                 with file:
                     file.seek(4)
                     keys = json.loads(file.readline())["keys"]
-                if name_of(keys) == name:
-                    found[name] = keys
-        return found
+                if checkpoint_name(keys) == name:
+                    readable[name] = keys
+        return readable
 
     def _names(self) -> list[str]:
         try:
@@ -105,7 +108,7 @@ class PackStorage:
         return [path.rpartition("/")[2].removesuffix(ENDING) for path in paths if path.endswith(ENDING)]
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(Exception):  # what is left costs room, not results
+        with contextlib.suppress(Exception):  # a file left behind costs disk space, not results
             if self.filesystem is None:
                 (Path(self.path) / (name + ENDING)).unlink(missing_ok=True)
             else:
@@ -117,6 +120,6 @@ class PackStorage:
         if self.filesystem is None:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        with contextlib.suppress(Exception):  # what is left costs room, not results
+        with contextlib.suppress(Exception):  # a file left behind costs disk space, not results
             if self.filesystem.exists(self.path):
                 self.filesystem.rm(self.path, recursive=True)

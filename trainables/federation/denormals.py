@@ -1,7 +1,7 @@
-"""Numbers too small to have all their digits.
+"""Denormal numbers are flushed to zero while rounds are computed.
 
-Most x86 processors take a hundred times as long for a product with one. None of them can matter here: beside weights,
-sums and noise they are nothing. So while rounds are computed, the processor takes them for zero.
+Most x86 processors take about a hundred times as long to multiply a denormal number. Next to weights, sums and noise,
+denormals are negligible.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _DEPTH = _Depth()
 
 
 @contextlib.contextmanager
-def taken_for_zero() -> Iterator[None]:
-    """In this thread, until the block ends: a caller's own arithmetic is left as it was."""
+def flush_denormals() -> Iterator[None]:
+    """In this thread, inside the block only: the caller's own arithmetic is not affected. Blocks may be nested."""
     _DEPTH.now += 1
     torch.set_flush_denormal(True)
     try:

@@ -1,7 +1,6 @@
-"""What is noted while a pack runs: of all lanes at once, and told to each of them only when somebody asks.
+"""Metrics of all lanes of a pack, buffered round by round.
 
-After an evaluation there are some numbers of every lane. Told one by one, two thousand lanes take Python longer than
-they take a GPU to compute the next rounds.
+Writing the metrics of two thousand lanes one by one takes Python longer than the GPU takes for the next rounds.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from numpy.typing import NDArray
 from trainables.federation.lane_result import LaneResult
 
 
-class LaneNotes:
-    """Of lanes that stay the same: whoever changes them tells them first."""
+class MetricsBuffer:
+    """For a fixed set of lanes: flush before the set changes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """A lane's share of the time that was taken."""
+        """A lane's share of the time spent since the last flush."""
         self._names: tuple[str, ...] = ()
-        self._pages: list[tuple[int, NDArray[np.float64]]] = []
+        self._tables: list[tuple[int, NDArray[np.float64]]] = []
 
-    def page(self, t: int, names: Sequence[str], table: NDArray[np.float64]) -> None:
-        """The metrics after round t, (metrics, lanes); the same ones every time."""
+    def add(self, t: int, names: Sequence[str], table: NDArray[np.float64]) -> None:
+        """The metrics after round t, (metrics, lanes). `names` is the same in every call."""
         self._names = tuple(names)
-        self._pages.append((t, table))
+        self._tables.append((t, table))
 
-    def tell(self, lanes: Sequence[LaneResult]) -> None:
-        """Write all of it down lane by lane, and begin anew."""
+    def flush(self, lanes: Sequence[LaneResult]) -> None:
+        """Write the buffered metrics into the lanes' results."""
         for lane in lanes:
             lane.seconds += self.seconds
-        if self._pages:
-            rounds = [t for t, _ in self._pages]
-            curves = np.stack([table for _, table in self._pages], axis=-1).swapaxes(0, 1).tolist()
-            for lane, of_lane in zip(lanes, curves, strict=True):
+        if self._tables:
+            rounds = [t for t, _ in self._tables]
+            by_lane = np.stack([table for _, table in self._tables], axis=-1).swapaxes(0, 1).tolist()
+            for lane, curves in zip(lanes, by_lane, strict=True):
                 lane.rounds = rounds[-1]
-                for name, curve in zip(self._names, of_lane, strict=True):
+                for name, curve in zip(self._names, curves, strict=True):
                     lane.metrics.setdefault(name, {}).update(zip(rounds, curve, strict=True))
-        self.seconds, self._pages = 0.0, []
+        self.seconds, self._tables = 0.0, []

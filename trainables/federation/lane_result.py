@@ -1,4 +1,4 @@
-"""What becomes of the trials of a pack, lane by lane. Nothing here needs torch: whoever passes it on has none."""
+"""Results of the trials of a pack, lane by lane. Imports no torch: processes that pass results on do without."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ METRICS = ("accuracy", "loss", "train_loss", "clipped_share", "signal_norm", "no
 
 @dataclass
 class LaneResult:
-    """What is known of a trial so far. `metrics` are by round; accuracy and shares are in percent. Where the truth is
-    known there is also `squared_error`, the squared distance of the weights from it."""
+    """What is known about a trial so far. `metrics` are by round; accuracy and shares are in percent. For simulated
+    data there is also `squared_error`, the squared distance of the weights from the true ones."""
 
     key: str
     state: str = "running"
@@ -18,14 +18,15 @@ class LaneResult:
     rounds: int = 0
     metrics: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
     seconds: float = 0.0
-    """The trial's share of the time its pack took."""
+    """The trial's share of its pack's time."""
     correct: bytes = b""
     """Per-example correctness on the test set after the last round, as packed bits; empty in a search."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How a pack stands."""
+    """The state of a pack."""
 
     running: int
+    """Lanes that have not ended."""
     computing_s: float

@@ -15,7 +15,7 @@ from trainables import methods, models, plugins
 from trainables.choices import AGGREGATES, PRECISIONS, Aggregate, Precision
 from trainables.data import partition
 from trainables.errors import UserError, one_of
-from trainables.federation.problem import Problem, Shipment
+from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.trial_spec import ProblemSpec, TrialSpec
 from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
@@ -149,7 +149,7 @@ class LaneGroup:
 class ClientWork:
     """All a client host needs for any round of a pack. Calls carry it whole: a host that was restarted knows enough."""
 
-    shipment: Shipment
+    data: ProblemData
     program: ClientProgram
     rounds: int
     seeds: NDArray[np.int64]
@@ -182,7 +182,7 @@ class ClientWork:
         return self.program.participation == 1 and self.aggregate == "uniform"
 
     @property
-    def wants_centre(self) -> bool:
+    def needs_centre(self) -> bool:
         return self.bound is not None and self.centre is None
 
     def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -231,14 +231,14 @@ def lane_groups(trials: Sequence[TrialSpec], model: Model, device: str = "cpu") 
     return groups
 
 
-def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> ClientWork:
-    plans = [plan_of(trial, shipment.sizes) for trial in trials]
+def client_work(trials: Sequence[TrialSpec], data: ProblemData, hosts: int) -> ClientWork:
+    plans = [plan_of(trial, data.sizes) for trial in trials]
     purposes = {event.purpose for plan in plans for event in plan.events}
     program, first = program_of(trials[0]), trials[0]
     if CENTRE in purposes and len({plan.noise_std[CENTRE] for plan in plans}) > 1:
         raise ValueError("trials whose features are centred by different means cannot share a pack")
     return ClientWork(
-        shipment=shipment,
+        data=data,
         program=program,
         rounds=trials[0].rounds,
         seeds=np.array([trial.seed for trial in trials]),
@@ -251,7 +251,7 @@ def client_work(trials: Sequence[TrialSpec], shipment: Shipment, hosts: int) -> 
             for name in program.hypers
         },
         lanes=tuple(trial.key for trial in trials),
-        assignment=assign(shipment.sizes, hosts),
+        assignment=assign(data.sizes, hosts),
         level=first.privacy.level,
         aggregate=first.aggregate,
         bound=first.preprocess.bound if first.preprocess.center else None,

@@ -1,7 +1,7 @@
-"""The desk where the driver leaves packs and federations fetch them: neither ever waits for the other.
+"""The desk: an actor next to the driver, where the driver leaves packs and slots fetch them. Neither waits for the other.
 
-An actor beside the driver. It holds no truth: which trials have ended is in the ledger, who has which pack the
-conductor knows. What goes over it is bytes, so that its process needs nothing of what is in them.
+The desk keeps no state that matters: the ledger knows which trials have ended, the scheduler which slot has which pack.
+Trials and results pass through it pickled, so that its process imports nothing of them.
 """
 
 from __future__ import annotations
@@ -9,121 +9,83 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
-
-@dataclass(frozen=True)
-class Order:
-    """A pack to run."""
-
-    number: int
-    """Of this attempt: a pack that is taken up again has another one."""
-    trials: bytes
-    problem: str = ""
-    """The key of what they are trained on."""
-    resume_from: str = ""
-    """The checkpoint to go on from."""
-    shipment: Any = None
-    """A reference to that problem: a slot passes it on and needs nothing of what is in it."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a slot says of a pack."""
-
-    slot: str
-    number: int
-    kind: Literal["began", "went on", "ended", "too large", "lost"]
-    """lost: says the desk, of a pack that its slot never got."""
-    round: int = 0
-    running: int = 0
-    computing_s: float = 0.0
-    lanes: bytes = b""
-    """ended: what became of every trial."""
-    fits: int = 0
-    """too large: how many lanes the device has memory for."""
-    saved: str = ""
-    """The checkpoint that holds the pack now."""
-    notes: tuple[str, ...] = ()
-    """What went wrong and was got over."""
-    node: str = ""
+from trainables.federation.messages import Order, Report
 
 
 class PackDesk:
     def __init__(self) -> None:
         self._orders: deque[Order] = deque()
         self._reports: list[Report] = []
-        self._shunned: set[str] = set()
-        self._held: dict[str, int] = {}
-        """The pack that a slot has."""
-        self._asked: dict[str, int] = {}
-        """How often a slot has come."""
+        self._blocked_nodes: set[str] = set()
+        self._packs: dict[str, int] = {}
+        """The pack of every slot that has one."""
+        self._requests: dict[str, int] = {}
+        """How often every slot has asked for a pack."""
         self._closed = False
         self._changed = asyncio.Condition()
 
-    # ---- slots
+    # ---- called by slots
 
-    async def take(self, slot: str, node: str, patience_s: float) -> Order | None:
-        """The next pack, as soon as there is one; none, if for so long there was none.
+    async def take(self, slot: str, node: str, timeout_s: float) -> Order | None:
+        """The next pack as soon as there is one; None after the timeout.
 
-        Whoever comes has nothing: if a pack was handed out to that slot, then to a process that had died meanwhile, and
-        nobody works on it."""
-        self._asked[slot] = asked = self._asked.get(slot, 0) + 1
-        if (lost := self._held.pop(slot, None)) is not None:
+        A slot that asks has no pack: one that was handed to it went to a process that has died since, and is lost."""
+        self._requests[slot] = request = self._requests.get(slot, 0) + 1
+        if (lost := self._packs.pop(slot, None)) is not None:
             self._reports.append(Report(slot, lost, "lost"))
 
         def superseded() -> bool:
-            return self._asked[slot] != asked
+            return self._requests[slot] != request
 
-        def answered() -> bool:
-            return self._closed or superseded() or (bool(self._orders) and node not in self._shunned)
+        def ready() -> bool:
+            return self._closed or superseded() or (bool(self._orders) and node not in self._blocked_nodes)
 
         async with self._changed:
             self._changed.notify_all()
-            if not answered() and patience_s > 0:
+            if not ready() and timeout_s > 0:
                 try:
-                    await asyncio.wait_for(self._changed.wait_for(answered), patience_s)
+                    await asyncio.wait_for(self._changed.wait_for(ready), timeout_s)
                 except TimeoutError:
                     return None
-            if self._closed or superseded() or not answered():
+            if self._closed or superseded() or not ready():
                 return None
             order = self._orders.popleft()
-            self._held[slot] = order.number
-            self._reports.append(Report(slot, order.number, "began", node=node))
+            self._packs[slot] = order.number
+            self._reports.append(Report(slot, order.number, "started", node=node))
             return order
 
-    async def tell(self, report: Report) -> None:
+    async def report(self, report: Report) -> None:
         self._reports.append(report)
-        if report.kind in ("ended", "too large") and self._held.get(report.slot) == report.number:
-            del self._held[report.slot]
+        if report.kind in ("ended", "too large") and self._packs.get(report.slot) == report.number:
+            del self._packs[report.slot]
 
-    # ---- the driver
+    # ---- called by the driver
 
-    async def exchange(self, orders: Sequence[Order], shunned: Iterable[str] = ()) -> tuple[list[Report], int]:
-        """Leaves packs; takes what was said since, in its order, and how many packs lie here."""
+    async def exchange(self, orders: Sequence[Order], blocked_nodes: Iterable[str] = ()) -> list[Report]:
+        """Leave packs, and take all reports since the last call, in order."""
         async with self._changed:
             self._orders.extend(orders)
-            self._shunned = set(shunned)
+            self._blocked_nodes = set(blocked_nodes)
             self._changed.notify_all()
-        said, self._reports = self._reports, []
-        return said, len(self._orders)
+        reports, self._reports = self._reports, []
+        return reports
 
     async def forget(self, slots: Iterable[str]) -> None:
-        """They have died: what they had come for goes to others."""
+        """These slots have died: their pending requests get no pack."""
         async with self._changed:
             for slot in slots:
-                self._asked[slot] = self._asked.get(slot, 0) + 1
+                self._requests[slot] = self._requests.get(slot, 0) + 1
             self._changed.notify_all()
 
     async def withdraw(self) -> list[int]:
-        """Takes back all packs that nobody has begun."""
-        left = [order.number for order in self._orders]
+        """Take back all packs that no slot has taken."""
+        numbers = [order.number for order in self._orders]
         self._orders.clear()
-        return left
+        return numbers
 
     async def close(self) -> None:
-        """Whoever waits is sent away."""
+        """Answer all waiting slots with None."""
         async with self._changed:
             self._closed = True
             self._orders.clear()

@@ -1,23 +1,23 @@
-"""Ray Tune drives: its trials are slots, each a federation that stays and fetches pack after pack from the desk."""
+"""Runs a sweep on Ray. Ray Tune drives slots: each is a Tune trial with a federation, and fetches packs from the desk."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
+import math
 import os
+import pickle
 import secrets
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Tune reads these as it starts: results go to our ledger, not to its loggers, and Ctrl-C is ours to handle; and slots
-# are to be placed side by side, not one after the other
+# Tune reads these when it is imported: results go to the ledger, not to Tune's loggers; Ctrl-C is handled here; and
+# slots are placed at the same time, not one after the other
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
@@ -31,78 +31,212 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.execution.backends.base import Stopping, SweepRun, scheduling, session_facts
 from orchestrator.execution.cluster import head, nodes
+from orchestrator.execution.cluster.connect import connected, local_resources
+from orchestrator.execution.cluster.failures import failure_of
 from orchestrator.execution.cluster.metrics import Metrics
-from orchestrator.execution.cluster.ray_internals import actor_of, in_processes_that_wait
-from orchestrator.execution.packing import Capacity
-from orchestrator.execution.scheduler import Conductor
+from orchestrator.execution.cluster.ray_internals import actor_of, reuse_prestarted_workers, session_folder
+from orchestrator.execution.host_memory import within_memory
+from orchestrator.execution.packing import Capacity, cluster_capacity, smallest_federation
+from orchestrator.execution.progress import View
+from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.sweep import Sweep
+from orchestrator.results.locations import SCRATCH
+from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
-from trainables.federation.problem import Shipper
+from trainables.federation.messages import Failure
 from trainables.models import kernels
 from trainables.ray_actors.desk import PackDesk
 from trainables.ray_actors.federation import start_in_slot
-from trainables.ray_actors.slot import PackSlot, short_of_memory
+from trainables.ray_actors.object_store import ObjectStoreProblems
+from trainables.ray_actors.slot import PackSlot
 
-LOOK_EVERY_S = 2.0
-SAY_BUSY_EVERY_S = 30.0
-EXCHANGE_EVERY_S = 0.02
-WAIT_FOR_NODES_S = 60.0  # how long nodes may be too few for a federation before smaller ones are made
-WAIT_FOR_DESK_S = 120.0
-SLOT_PATIENCE_S = (
-    3600.0  # a slot speaks every second, or when a round has ended: most that hangs in it, it finds itself
-)
+EXCHANGE_EVERY_S = 0.02  # with the desk
+CHECK_NODES_EVERY_S = 2.0
+REPORT_BUSY_EVERY_S = 30.0
+REPORT_WAITING_EVERY_S = 30.0
+WAIT_FOR_CLUSTER_S = 900.0  # for a cluster to start the first node that is large enough
+WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before smaller federations are started
+DESK_TIMEOUT_S = 120.0
+SLOT_TIMEOUT_S = 3600.0  # slots detect most hangs themselves, and report every second or after a round
 log = logging.getLogger("fedsweep")
 
 
-class StartAgainError(Exception):
-    """What runs cannot go on as it is: with what the cluster is now, it can."""
+class RestartError(Exception):
+    """The slots must be restarted, for the cluster as it is now."""
 
 
-class NoRoomError(StartAgainError):
-    """Nodes have gone, and those that are left hold no federation of this size."""
+class NoRoomError(RestartError):
+    """Nodes were lost, and no federation of this size fits on those that are left."""
 
 
-class GPUsCameError(StartAgainError):
-    """GPUs have come to a run that had none, and what was in flight on CPUs has ended."""
+class GPUsAvailableError(RestartError):
+    """GPUs have joined the cluster, and the packs in flight on CPUs have ended."""
 
 
-class DeskLostError(StartAgainError):
-    """The desk's process has died, and with it what slots had reported and nobody had written down."""
+class DeskLostError(RestartError):
+    """The desk's process has died, with all reports that the driver had not fetched."""
 
 
-class NotKept:
-    """Tune pickles what it is given, to restore it later. The ledger is our state: there is nothing to keep."""
+class RayBackend:
+    """`address`: of a cluster to join; default: a local Ray, started for the run."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address
+
+    def check(self, resources: ResourceSettings, clients: int) -> None:
+        if self._address is None:
+            cluster_capacity(local_resources(), resources, clients)
+
+    def run(self, run: SweepRun) -> None:
+        """Where nodes are lost and federations no longer fit, smaller ones are started."""
+        elastic = self._address is not None  # nodes may still join
+        blueprint = run.sweep.blueprint
+        with connected(self._address):
+            while True:
+                capacity = _free_capacity(run.resources, blueprint.most_clients, run.view, elastic)
+                capacity = within_memory(capacity, run.resources, blueprint.most_weights, nodes.node_resources())
+                run.view.started(run.sweep, capacity)
+                cluster_facts = {"nodes": str(len(nodes.node_resources())), "logs": f"{session_folder()}/logs"}
+                run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
+                with contextlib.suppress(RestartError), run.view:
+                    run_slots(
+                        run.sweep,
+                        capacity,
+                        run.changed,
+                        run.location.checkpoints,
+                        run.location.folder / SCRATCH,
+                        say=run.view.say,
+                        elastic=elastic,
+                        stop_reason=run.stop_reason,
+                    )
+                    return
+
+
+def _free_capacity(resources: ResourceSettings, clients: int, view: View, elastic: bool) -> Capacity:
+    """For the free resources; if nothing is free, for all resources: slots then wait for other jobs to end."""
+    try:
+        total = cluster_capacity(nodes.node_resources(), resources, clients)
+    except UserError as error:
+        if not elastic:
+            raise
+        total = _wait_for_capacity(error, resources, clients, view)
+    try:
+        free = cluster_capacity(nodes.free_resources(), resources, clients)
+    except UserError:
+        return replace(total, federations=1)
+    # wait for GPUs that other jobs use: a CPU is slower, and its results differ in their last bits
+    return free if free.size.device == total.size.device else replace(total, federations=1)
+
+
+def _wait_for_capacity(missing: UserError, resources: ResourceSettings, clients: int, view: View) -> Capacity:
+    """Request a node that is large enough, and wait for it."""
+    began, reported = time.monotonic(), -math.inf
+    with nodes.requested(smallest_federation(resources).bundles, nodes.STRATEGY[resources.placement]):
+        while True:
+            if time.monotonic() - reported > REPORT_WAITING_EVERY_S:
+                reported = time.monotonic()
+                view.say(f"{missing}; waiting for nodes, for {WAIT_FOR_CLUSTER_S / 60:.0f} min at most")
+            time.sleep(CHECK_NODES_EVERY_S)
+            try:
+                return cluster_capacity(nodes.node_resources(), resources, clients)
+            except UserError:
+                if time.monotonic() - began > WAIT_FOR_CLUSTER_S:
+                    raise
+
+
+def run_slots(
+    sweep: Sweep,
+    capacity: Capacity,
+    on_change: Callable[[Scheduler], None],
+    storage: PackStorage,
+    scratch: Path,
+    *,
+    say: Callable[[str], None] = log.info,
+    elastic: bool = False,
+    stop_reason: Callable[[], str] = str,
+    start: Callable[[], Any] | None = None,
+) -> None:
+    """Run all trials that have not ended. Returns when none is left, or when the run was stopped.
+
+    `scratch`: a folder for Tune's own state, removed at the end. `elastic`: nodes may join the cluster. `stop_reason`:
+    a reason to stop after the packs in flight, if there is one. `start`: starts a slot's federation; default: one of
+    actors."""
+    needs_data = start is None
+    if start is None:
+        kernel = kernels.chosen(capacity.size.device)
+        log.info("kernel: %s", kernel)
+        start = functools.partial(start_in_slot, capacity.size, kernel, sweep.blueprint.study.name)
+    problems, store = sweep.blueprint.problems, ObjectStoreProblems()
+    desk = _start_desk(sweep.blueprint.study.name)
+    with scheduling(sweep, capacity, on_change, storage) as scheduler:
+        try:
+            slots = SlotSearcher(scheduler)
+            callback = SweepCallback(
+                scheduler,
+                slots,
+                desk,
+                lambda key: store.reference(problems[key]) if needs_data else None,
+                Stopping(scheduler, stop_reason, say),
+                say,
+                elastic,
+            )
+            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=storage)
+            with quiet(), head.watched(), reuse_prestarted_workers():
+                _tuner(slot, capacity, slots, SweepStopper(scheduler), callback, scratch).fit()
+        except RestartError:
+            if not scheduler.stopping:
+                raise
+        finally:
+            with contextlib.suppress(Exception):  # without a head there is nothing left to close
+                desk.close.remote()
+                ray.kill(desk)
+            shutil.rmtree(scratch, ignore_errors=True)
+        if scheduler.moving_to_gpus and not (scheduler.stopping or sweep.finished):
+            raise GPUsAvailableError
+
+
+def _start_desk(study: str) -> Any:
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    name = f"fedsweep {study} {secrets.token_hex(3)} desk"
+    return ray.remote(PackDesk).options(num_cpus=0, scheduling_strategy=this_node, name=name).remote()
+
+
+# ---- what Tune is given
+
+
+class _NotPickled:
+    """Tune pickles its components to restore them later. The ledger holds our state, so there is nothing to pickle."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
-    def __deepcopy__(self, memo: Any) -> NotKept:
+    def __deepcopy__(self, memo: Any) -> _NotPickled:
         return self
 
 
-class Slots(NotKept, Searcher):
-    """Tune's searcher, which suggests slots: as many as there is something to do for. Those that find no room yet are
-    what an autoscaler sees, and what takes a node that comes."""
+class SlotSearcher(_NotPickled, Searcher):
+    """Suggests slots while there is work for them. Slots that find no room wait: an autoscaler sees them, and nodes that
+    join are used."""
 
-    def __init__(self, conductor: Conductor) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(metric="packs", mode="max")
-        self._conductor = conductor
-        self.wanted = conductor.size.federations
+        self._scheduler = scheduler
+        self.target = scheduler.capacity.federations
         self._suggested = 0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        conductor = self._conductor
-        if conductor.over:  # before there was any, Tune would wait for one for ten minutes
+        if self._scheduler.over:  # without any slot, Tune would wait for ten minutes
             return Searcher.FINISHED
-        if self._suggested >= self.wanted or not conductor.has_use_for(self._suggested + 1):
+        if self._suggested >= self.target or not self._scheduler.can_use(self._suggested + 1):
             return None
         self._suggested += 1
         return {"slot": trial_id}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A slot that ends has nothing to say: its packs were at the desk."""
+        """Nothing: slots report to the desk."""
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -111,242 +245,164 @@ class Slots(NotKept, Searcher):
         pass
 
 
-class Ending(NotKept, tune.Stopper):
-    """Tells Tune when all slots can go, those that still wait for room among them."""
+class SweepStopper(_NotPickled, tune.Stopper):
+    """Stops all slots at the end, including those that wait for room."""
 
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return self._conductor.over
+        return self._scheduler.over
 
 
-class Errands(NotKept, tune.Callback):
-    """Between Tune's steps: goes to the desk and back, looks at the nodes, and hears which slots have died."""
+class SweepCallback(_NotPickled, tune.Callback):
+    """Connects the scheduler with the desk, the nodes and Tune, between Tune's steps."""
 
     def __init__(
         self,
-        conductor: Conductor,
-        slots: Slots,
+        scheduler: Scheduler,
+        slots: SlotSearcher,
         desk: Any,
-        ship: Callable[[str], Any],
+        data_of: Callable[[str], Any],
+        stopping: Stopping,
         say: Callable[[str], None],
         elastic: bool,
-        why_stop: Callable[[], str],
     ) -> None:
-        self.conductor, self.slots, self.desk, self.ship = conductor, slots, desk, ship
-        self.say, self.elastic, self.why_stop = say, elastic, why_stop
-        self._metrics = Metrics(conductor)
-        self._said_stopping = self._sent_away = False
-        self._died: list[tuple[str, str]] = []
-        self._heard: dict[str, float] = {}
-        self._slowest = 0.0
-        """The longest that a slot which is well has been silent."""
-        self._went = 0.0
-        self._looked = self._had_room = self._had_slots = self._had_takers = self._said = time.monotonic()
+        self.scheduler, self._slots, self._desk, self._data_of = scheduler, slots, desk, data_of
+        self._stopping, self._say, self._elastic = stopping, say, elastic
+        self._metrics = Metrics(scheduler)
+        self._desk_closed = False
+        self._failed: list[tuple[str, Failure]] = []
+        self._last_result: dict[str, float] = {}
+        self._longest_silence = 0.0
+        """Of a slot that reported again."""
+        self._exchanged = 0.0
+        now = time.monotonic()
+        self._checked_nodes = self._had_room = self._had_slots = self._had_takers = self._reported_busy = now
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._heard[trial.trial_id] = time.monotonic()
+        self._last_result[trial.trial_id] = time.monotonic()
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any) -> None:
         now = time.monotonic()
-        self._slowest = max(self._slowest, now - self._heard.get(trial.trial_id, now))
-        self._heard[trial.trial_id] = now
+        self._longest_silence = max(self._longest_silence, now - self._last_result.get(trial.trial_id, now))
+        self._last_result[trial.trial_id] = now
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._died.append((trial.trial_id, _failure(trial)))
+        self._failed.append((trial.trial_id, failure_of(trial)))
 
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
         now = time.monotonic()
-        if not self._died and now - self._went < EXCHANGE_EVERY_S:
+        if not self._failed and now - self._exchanged < EXCHANGE_EVERY_S:
             return
-        at_first, self._went = not self._went, now
-        look = now - self._looked >= LOOK_EVERY_S
-        if look:
-            self._looked = now
-            working = [trial for trial in trials if trial.status == "RUNNING"]
-            self._look_around(now, len(working))
-            self._end_what_hangs(now, working)
-        if (at_first or look) and not self.conductor.stopping and (reason := self.why_stop()):
-            self.conductor.stopping = True
-            log.warning("%s: stopping after the packs in flight", reason)
-        if self.conductor.stopping:
-            self._say_stopping()
-        if self.conductor.stopping or self.conductor.moving:
-            self.conductor.withdrawn(self._ask(self.desk.withdraw.remote()))
-        died, self._died = self._died, []
-        if died:
-            self._ask(self.desk.forget.remote([slot for slot, _ in died]))
-        heard = self._exchange()
-        for slot, failure in died:
-            self.conductor.slot_failed(
-                slot, _reason(failure), blameless=NODE_DIED in failure, short=short_of_memory(failure)
-            )
-        if died or heard:  # what that has opened is laid out at once
+        self._exchanged = now
+        if now - self._checked_nodes >= CHECK_NODES_EVERY_S:
+            self._checked_nodes = now
+            running = [trial for trial in trials if trial.status == "RUNNING"]
+            self._check_nodes(now, len(running))
+            self._kill_hung_slots(now, running)
+        self._stopping.check()
+        if self.scheduler.stopping or self.scheduler.moving_to_gpus:
+            self.scheduler.withdraw(self._get(self._desk.withdraw.remote()))
+        failed, self._failed = self._failed, []
+        if failed:
+            self._get(self._desk.forget.remote([slot for slot, _ in failed]))
+        any_reports = self._exchange()
+        for slot, failure in failed:
+            self.scheduler.slot_failed(slot, failure)
+        if failed or any_reports:  # offer what this has opened at once
             self._exchange()
-        if self.conductor.over and not self._sent_away:  # or Tune would wait until their patience ends
-            self._sent_away = True
-            self.desk.close.remote()
-
-    def _say_stopping(self) -> None:
-        """Once, and not from within a signal's handler, which may have come in the middle of another line."""
-        if not self._said_stopping:
-            self._said_stopping = True
-            self.say("stopping after the packs in flight; Ctrl-C once more stops now")
+        if self.scheduler.over and not self._desk_closed:  # or Tune would wait until idle slots return
+            self._desk_closed = True
+            self._desk.close.remote()
 
     def _exchange(self) -> bool:
-        orders = [replace(order, shipment=self.ship(order.problem)) for order in self.conductor.orders()]
-        reports, _ = self._ask(self.desk.exchange.remote(orders, tuple(self.conductor.shunned)))
-        self.conductor.heard(reports)
-        self._metrics.update(self.conductor)
+        orders = [
+            replace(order, trials=pickle.dumps(order.trials), data=self._data_of(order.problem))
+            for order in self.scheduler.next_orders()
+        ]
+        reports = self._get(self._desk.exchange.remote(orders, tuple(self.scheduler.blocked_nodes)))
+        unpickled = [replace(report, lanes=pickle.loads(report.lanes) if report.lanes else ()) for report in reports]
+        self.scheduler.receive(unpickled)
+        self._metrics.update(self.scheduler)
         return bool(reports)
 
-    def _ask(self, answer: Any) -> Any:
+    def _get(self, answer: Any) -> Any:
         try:
-            return ray.get(answer, timeout=WAIT_FOR_DESK_S)
+            return ray.get(answer, timeout=DESK_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
-            log.warning("the desk is lost; the packs in flight start again from their checkpoints")
+            log.warning("the desk is lost; the packs in flight restart from their checkpoints")
             raise DeskLostError from error
 
-    def _end_what_hangs(self, now: float, working: list) -> None:
-        """A slot whose process is there and says nothing: its pack goes elsewhere."""
-        for trial in working:
-            silent = now - self._heard.get(trial.trial_id, now)
-            if silent > max(SLOT_PATIENCE_S, 20 * self._slowest):
-                log.warning("a slot on %s has said nothing for %.0f s and is ended", trial.node_ip, silent)
-                self._heard[trial.trial_id] = now
+    def _kill_hung_slots(self, now: float, running: list) -> None:
+        for trial in running:
+            silence = now - self._last_result.get(trial.trial_id, now)
+            if silence > max(SLOT_TIMEOUT_S, 20 * self._longest_silence):
+                log.warning("a slot on %s has not reported for %.0f s and is killed", trial.node_ip, silence)
+                self._last_result[trial.trial_id] = now
                 ray.kill(actor_of(trial))
 
-    # ---- nodes come and go
+    # ---- nodes join and leave
 
-    def _look_around(self, now: float, working: int) -> None:
-        """How many slots the nodes have room for, were nobody else there, and how many of them work."""
-        size = self.conductor.size
-        there, gone = nodes.present_and_gone()
-        lost = gone - self.conductor.gone
+    def _check_nodes(self, now: float, running: int) -> None:
+        """`running`: the number of slots that run."""
+        scheduler, capacity = self.scheduler, self.scheduler.capacity
+        alive, dead = nodes.alive_and_dead()
+        lost = dead - scheduler.lost_nodes
         if lost:
-            log.info("gone, and no fault of the packs they had: node %s", ", ".join(sorted(lost)))
-            self.conductor.gone |= lost
-        found = size.room(there)
-        if size.waits_for_gpus and not self.conductor.moving and size.on_gpus(nodes.free_resources()):
-            log.info("GPUs have come: the packs in flight end here, the rest goes on there")
-            self.conductor.moving = True
-        if found:
+            log.info("lost, which their packs are not blamed for: node %s", ", ".join(sorted(lost)))
+            scheduler.lost_nodes |= lost
+        possible = capacity.federations_on(alive)
+        gpus_wanted = capacity.prefers_gpus and not scheduler.moving_to_gpus
+        if gpus_wanted and capacity.gpu_federations_on(nodes.free_resources()):
+            log.info("GPUs are available: the packs in flight end here, all others run there")
+            scheduler.moving_to_gpus = True
+        if possible:
             self._had_room = now
         elif now - self._had_room > WAIT_FOR_NODES_S:
-            log.warning(
-                "for %.0f s no node has had room for a federation; the packs in flight start again",
-                now - self._had_room,
-            )
+            seconds = now - self._had_room
+            log.warning("no node had room for a federation for %.0f s; the packs in flight start again", seconds)
             raise NoRoomError
-        self.slots.wanted = max(found, 1)
-        if self.elastic:  # as many again may wait for nodes that somebody might start
-            self.slots.wanted = min(found + max(1, working), size.most or 2**31)
-        if working >= size.federations or not self.conductor.has_use_for(working + 1):
+        self._slots.target = max(possible, 1)
+        if self._elastic:  # as many again may wait for nodes that an autoscaler might start
+            self._slots.target = min(possible + max(1, running), capacity.max_federations or 2**31)
+        if running >= capacity.federations or not scheduler.can_use(running + 1):
             self._had_slots = now
-        room_for = working if now - self._had_slots > WAIT_FOR_NODES_S else max(working, size.federations)
-        if working and room_for != size.federations:
-            log.info("%d federations work now", room_for)
-            self.conductor.resize(room_for)
-        if self.conductor.in_flight or not self.conductor.laid_out:
+        waited = now - self._had_slots > WAIT_FOR_NODES_S
+        federations = running if waited else max(running, capacity.federations)
+        if running and federations != capacity.federations:
+            log.info("%d federations run now", federations)
+            scheduler.queue.resize(federations)
+        if scheduler.in_flight or not scheduler.offered:
             self._had_takers = now
-        elif self.conductor.shunned and now - self._had_takers > WAIT_FOR_NODES_S:
-            self.conductor.pardon()
-        if found and not working and now - max(self._said, self._had_slots) > SAY_BUSY_EVERY_S:
-            self._say_busy(now)
+        elif scheduler.blocked_nodes and now - self._had_takers > WAIT_FOR_NODES_S:
+            scheduler.clear_blocklist()
+        if possible and not running and now - max(self._reported_busy, self._had_slots) > REPORT_BUSY_EVERY_S:
+            self._report_busy(now)
 
-    def _say_busy(self, now: float) -> None:
-        if self.conductor.size.room(nodes.free_resources()) or nodes.slots_start():
-            return  # federations start
-        self._said = now
-        self.say(f"the cluster is busy: no node has room for a federation, {nodes.holders()}; waiting")
-
-
-NODE_DIED = "node has died"  # as Ray says it
+    def _report_busy(self, now: float) -> None:
+        if self.scheduler.capacity.federations_on(nodes.free_resources()) or nodes.slots_are_starting():
+            return
+        self._reported_busy = now
+        self._say(f"the cluster is busy: no node has room for a federation, {nodes.other_jobs()}; waiting")
 
 
-def _failure(trial: Any) -> str:
-    """What Tune wrote down about the last failure, whole: Ray names the cause of a death lines before the details."""
-    with contextlib.suppress(OSError, TypeError):
-        return Path(trial.error_file).read_text(encoding="utf-8").rpartition("Failure #")[2]
-    return ""
-
-
-def _reason(failure: str) -> str:
-    """Its last line."""
-    lines = [line.strip() for line in failure.splitlines()[1:]]  # the first has its number and the time
-    said = [line for line in lines if line and not line.startswith("File ")]
-    # Ray's guesses help nobody
-    return said[-1].partition(" Some common causes")[0][:500] if said else "its process ended without a word"
-
-
-def run(
-    sweep: Sweep,
-    size: Capacity,
-    on_change: Callable[[Conductor], None],
-    packs: PackStorage,
+def _tuner(
+    slot: Any,
+    capacity: Capacity,
+    slots: SlotSearcher,
+    stopper: SweepStopper,
+    callback: SweepCallback,
     scratch: Path,
-    *,
-    say: Callable[[str], None] = log.info,
-    elastic: bool = False,
-    why_stop: Callable[[], str] = str,
-    start: Callable[[], Any] | None = None,
-) -> Conductor:
-    """Run all that is missing. Returns when the study is finished, or stopped by one Ctrl-C.
-
-    `scratch`: a folder for what Tune writes of its own state, which nobody reads. `elastic`: nodes may come if they are
-    waited for. `why_stop`: a reason to end as after one Ctrl-C, if there is one. `start`: makes a slot's federation,
-    where it is not to be the real one."""
-    packs.make()
-    conductor = Conductor(sweep, size, on_change, packs)
-    real = start is None
-    if start is None:
-        kernel = kernels.chosen(size.size.device)
-        log.info("the kernel of the rounds: %s", kernel)
-        start = functools.partial(start_in_slot, size.size, kernel, sweep.blueprint.study.name)
-    problems, shipper = sweep.blueprint.problems, Shipper()
-    desk = _open_desk(sweep.blueprint.study.name)
-    try:
-        with quiet(), _stop_on_signal(conductor), head.watched(), in_processes_that_wait():
-            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=packs)
-            slots = Slots(conductor)
-            errands = Errands(
-                *(conductor, slots, desk, lambda key: shipper.reference(problems[key]) if real else None),
-                *(say, elastic, why_stop),
-            )
-            _tuner(slot, size, slots, Ending(conductor), errands, scratch).fit()
-    except StartAgainError:
-        if not conductor.stopping:  # or else it ends here, as was asked for
-            raise
-    finally:
-        conductor.close()
-        with contextlib.suppress(Exception):  # with the head gone there is nothing to close any more
-            desk.close.remote()
-            ray.kill(desk)
-        shutil.rmtree(scratch, ignore_errors=True)
-        packs.clear(only_if_empty=not sweep.finished)
-    if conductor.moving and not (conductor.stopping or sweep.finished):
-        raise GPUsCameError
-    if conductor.broken:
-        raise UserError(f"no trial can run here: {conductor.broken}")
-    return conductor
-
-
-def _open_desk(study: str) -> Any:
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    name = f"fedsweep {study} {secrets.token_hex(3)} desk"
-    return ray.remote(PackDesk).options(num_cpus=0, scheduling_strategy=here, name=name).remote()
-
-
-def _tuner(slot: Any, size: Capacity, slots: Slots, ending: Ending, errands: Errands, scratch: Path) -> tune.Tuner:
-    bundles: list[dict[str, float]] = [{}, *size.size.bundles]
-    # "PACK" alone would tear a federation apart where a node has room for a part of it
-    strategy = nodes.STRATEGY[size.placement]
+) -> tune.Tuner:
+    bundles: list[dict[str, float]] = [{}, *capacity.size.bundles]
+    # STRICT_PACK: "PACK" would spread a federation where a node has room for a part of it
+    resources = tune.PlacementGroupFactory(bundles, strategy=nodes.STRATEGY[capacity.placement])
     return tune.Tuner(
-        tune.with_resources(slot, tune.PlacementGroupFactory(bundles, strategy=strategy)),
+        tune.with_resources(slot, resources),
         tune_config=tune.TuneConfig(
             search_alg=slots,
             num_samples=-1,
@@ -356,10 +412,10 @@ def _tuner(slot: Any, size: Capacity, slots: Slots, ending: Ending, errands: Err
         run_config=tune.RunConfig(
             name="slots",
             storage_path=str(scratch.absolute()),
-            stop=ending,
-            failure_config=tune.FailureConfig(max_failures=-1),  # when to give up the conductor says
+            stop=stopper,
+            failure_config=tune.FailureConfig(max_failures=-1),  # the scheduler decides when to give up
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            callbacks=[errands],
+            callbacks=[callback],
             verbose=0,
         ),
     )
@@ -367,7 +423,7 @@ def _tuner(slot: Any, size: Capacity, slots: Slots, ending: Ending, errands: Err
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Ray's own messages are kept off the screen: what matters of them reaches the ledger and the log."""
+    """Silence Ray's own messages: what matters of them goes to the ledger and the log."""
     logger = logging.getLogger("ray")
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers, logger.propagate = [logging.NullHandler()], False
@@ -376,24 +432,3 @@ def quiet() -> Iterator[None]:
     finally:
         level, logger.propagate, logger.handlers = before
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _stop_on_signal(conductor: Conductor) -> Iterator[None]:
-    """Ctrl-C once: finish the packs in flight. Twice, or SIGTERM: stop now. The ledger is whole either way."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        if conductor.stopping or number == signal.SIGTERM:
-            raise KeyboardInterrupt
-        conductor.stopping = True
-        log.warning("stopping after the packs in flight; once more to stop now")
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -75,11 +75,11 @@ def _interrupts_heard(at_once: bool) -> Iterator[None]:
 
 def _start(cpus: int | None) -> None:
     """A Ray that nobody else can reach: it listens to this machine alone, and only to those with the user's token."""
-    from orchestrator.execution.cluster.ray_internals import only_what_is_needed
+    from orchestrator.execution.cluster.ray_internals import minimal_local_ray
 
     _make_token()
     try:
-        with _loopback_only(), only_what_is_needed():
+        with _loopback_only(), minimal_local_ray():
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -139,9 +139,9 @@ def _knock(address: str) -> None:
 def _loopback_only() -> contextlib.AbstractContextManager[None]:
     """On Linux Ray takes 127.0.0.1 for the machine's address in its network, and then listens to all the world. It
     does not where it thinks that clusters of several machines are not to be had, as it does elsewhere."""
-    from orchestrator.execution.cluster.ray_internals import instead, ray_constants
+    from orchestrator.execution.cluster.ray_internals import patched, ray_constants
 
-    return instead(ray_constants, "ENABLE_RAY_CLUSTER", False)
+    return patched(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def _make_token() -> None:
@@ -169,7 +169,7 @@ def _show_token() -> None:
 
 def local_resources() -> list[dict[str, float]]:
     """What a Ray started here would have, as a list of one node."""
-    from orchestrator.execution.cluster.ray_internals import resources_here
+    from orchestrator.execution.cluster.ray_internals import detect_local_resources
 
     most = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the rest Ray leaves to others
-    return [resources_here(LOCAL_OBJECT_STORE, int(most))]
+    return [detect_local_resources(LOCAL_OBJECT_STORE, int(most))]

@@ -1,43 +1,45 @@
-"""All that fedsweep uses of Ray's private modules, which may change with any minor version: pyproject.toml says which
-versions were tested."""
+"""Everything that fedsweep uses of Ray's private modules, which may change with any minor version; pyproject.toml lists
+the versions that were tested."""
 
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ray._private import parameter, ray_constants, services, worker
 from ray._private.authentication import authentication_token_setup as tokens
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.state import actors, available_resources_per_node, jobs
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
 __all__ = [
     "actor_of",
     "actors",
     "available_resources_per_node",
     "canonicalize_bootstrap_address",
-    "in_processes_that_wait",
-    "instead",
+    "death_cause",
+    "detect_local_resources",
     "jobs",
-    "only_what_is_needed",
+    "minimal_local_ray",
+    "patched",
     "ray_constants",
-    "resources_here",
+    "reuse_prestarted_workers",
     "session_folder",
     "tokens",
 ]
 
 
 def session_folder() -> str:
-    """Where the Ray that this process has joined keeps its logs, on every node."""
+    """Where the connected Ray keeps its logs, on every node."""
     return worker.global_worker.node.get_session_dir_path()
 
 
-def resources_here(object_store_memory: int, memory: int) -> dict[str, float]:
-    """What a Ray that starts on this machine finds there; but for the memory, which it would take from what is free at
-    the moment."""
-    found = ResourceAndLabelSpec(object_store_memory=object_store_memory, memory=memory)
-    return found.resolve(is_head=True, node_ip_address="127.0.0.1").to_resource_dict()
+def detect_local_resources(object_store_memory: int, memory: int) -> dict[str, float]:
+    """The resources that a Ray started on this machine would detect, with the given memory: Ray itself would use what
+    is free at the moment."""
+    spec = ResourceAndLabelSpec(object_store_memory=object_store_memory, memory=memory)
+    return spec.resolve(is_head=True, node_ip_address="127.0.0.1").to_resource_dict()
 
 
 def actor_of(trial: Any) -> Any:
@@ -45,9 +47,20 @@ def actor_of(trial: Any) -> Any:
     return trial.temporary_state.ray_actor
 
 
+def death_cause(actor_id: str) -> Literal["node died", "out of memory", ""]:
+    """Why an actor died, as the cluster's head has recorded it."""
+    cause = (actors(actor_id) or {}).get("DeathCause")
+    if cause is None:
+        return ""
+    if cause.HasField("oom_context"):
+        return "out of memory"
+    context = cause.actor_died_error_context
+    died_with_node = cause.HasField("actor_died_error_context") and context.reason == ActorDiedErrorContext.NODE_DIED
+    return "node died" if died_with_node else ""
+
+
 @contextlib.contextmanager
-def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While the block runs, Ray finds this under that name."""
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -57,20 +70,20 @@ def instead(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_what_is_needed() -> Iterator[None]:
-    """A Ray that is started here goes without processes that would each import Ray first: the dashboard, which has no
-    page and yet is waited for, the autoscaler, where no node can come, and the reader of logs, which nobody sees."""
-    fewer = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+def minimal_local_ray() -> Iterator[None]:
+    """A Ray started in this block runs without the dashboard, the autoscaler and the log monitor: processes that each
+    import Ray first, and that a local Ray has no use for."""
+    params = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
     with (
-        instead(parameter, "RayParams", fewer),
-        instead(services, "start_api_server", lambda *arguments, **options: (None, None)),
+        patched(parameter, "RayParams", params),
+        patched(services, "start_api_server", lambda *arguments, **options: (None, None)),
     ):
         yield
 
 
-def in_processes_that_wait() -> contextlib.AbstractContextManager[None]:
-    """Tune gives its actors, and so those that they start, a variable for a library that nobody has here. For actors
-    with variables of their own Ray starts processes anew, in two steps, while others that it has started wait."""
+def reuse_prestarted_workers() -> contextlib.AbstractContextManager[None]:
+    """Tune sets an environment variable for its actors. For actors with their own environment Ray starts new worker
+    processes, in two steps, instead of using the ones that it has started in advance."""
     from ray.tune.execution import class_cache
 
-    return instead(class_cache, "DEFAULT_ENV_VARS", {})
+    return patched(class_cache, "DEFAULT_ENV_VARS", {})

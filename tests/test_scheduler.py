@@ -1,6 +1,5 @@
 """Packs, with the cluster played by the test: who gets what next, and what becomes of what fails."""
 
-import pickle
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,17 +9,17 @@ from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.scheduler import GIVE_UP_AFTER, Conductor
+from orchestrator.execution.scheduler import GIVE_UP_AFTER, Scheduler
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.study import Study
-from trainables.federation.checkpoints import PackStorage, name_of
+from orchestrator.study.settings import Study
+from trainables.federation.checkpoints import PackStorage, checkpoint_name
+from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import METRICS, LaneResult
+from trainables.federation.messages import Failure, Order, Report
 from trainables.federation.trial_spec import TrialSpec
-from trainables.ray_actors.desk import Order, Report
-from trainables.ray_actors.federation import FederationSize
 
 
 class Cluster:
@@ -33,21 +32,21 @@ class Cluster:
         self.changes = 0
         sweep = Sweep(Blueprint.draw(of), self.ledger)
         size = Capacity(FederationSize(), federations, lanes)
-        self.conductor = Conductor(sweep, size, self._changed, storage)
+        self.scheduler = Scheduler(sweep, size, self._changed, storage)
         self.desk: list[Order] = []
 
-    def _changed(self, conductor: Conductor) -> None:
+    def _changed(self, scheduler: Scheduler) -> None:
         self.changes += 1
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.conductor.close()
+        self.scheduler.close()
         self._writing.__exit__(*error)
 
     def lay_out(self) -> None:
-        self.desk += self.conductor.orders()
+        self.desk += self.scheduler.next_orders()
 
     def take(self, slot: str = "slot", node: str = "node") -> tuple[int, list[TrialSpec]] | None:
         """The number of the pack that a slot begins, and its trials; None: there is none."""
@@ -55,24 +54,24 @@ class Cluster:
         if not self.desk:
             return None
         order = self.desk.pop(0)
-        self.report(order.number, "began", slot=slot, node=node)
-        return order.number, pickle.loads(order.trials)
+        self.report(order.number, "started", slot=slot, node=node)
+        return order.number, order.trials
 
     def report(self, number: int, kind: str, slot: str = "slot", **said) -> None:
-        self.conductor.heard([Report(slot, number, kind, **said)])
+        self.scheduler.receive([Report(slot, number, kind, **said)])
 
     def complete(self, number: int, trials, judge) -> None:
-        lanes = pickle.dumps([lane_result(trial, judge(trial)) for trial in trials])
+        lanes = [lane_result(trial, judge(trial)) for trial in trials]
         self.report(number, "ended", round=trials[0].rounds, computing_s=1.0, lanes=lanes)
 
     def run(self, judge, fails=lambda pack: False) -> list[int]:
         """To the end; the sizes of the packs, every attempt counted."""
         sizes = []
-        while not self.conductor.stopping and (found := self.take()):
+        while not self.scheduler.stopping and (found := self.take()):
             number, pack = found
             sizes.append(len(pack))
             if fails(pack):
-                self.conductor.slot_failed("slot", "RuntimeError: on purpose")
+                self.scheduler.slot_failed("slot", Failure("RuntimeError: on purpose"))
             else:
                 self.complete(number, pack, judge)
         return sizes
@@ -91,7 +90,7 @@ def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
     with Cluster(tmp_path / "packs", study(), lanes) as cluster:
         sizes = cluster.run(near(0.3))
         assert max(sizes) <= lanes
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
 
 
@@ -100,16 +99,16 @@ def test_what_does_not_fit_any_more_goes_on_from_its_checkpoint(tmp_path, how):
     """Memory may run out hours after a pack began."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=4) as cluster:
         number, pack = cluster.take()
-        saved = name_of([trial.key for trial in pack])
-        cluster.report(number, "went on", round=2, running=len(pack), saved=saved)
+        saved = checkpoint_name([trial.key for trial in pack])
+        cluster.report(number, "progress", round=2, running=len(pack), checkpoint=saved)
         if how == "said":
             cluster.report(number, "too large", fits=1)
         else:
-            cluster.conductor.slot_failed("slot", "killed", short=True)
+            cluster.scheduler.slot_failed("slot", Failure("killed", "out of memory"))
         mine = {trial.key for trial in pack}
-        cluster.conductor.resize(len(pack))  # as many slots as parts: all are laid out
+        cluster.scheduler.queue.resize(len(pack))  # as many slots as parts: all are laid out
         cluster.lay_out()
-        parts = [order for order in cluster.desk if {trial.key for trial in pickle.loads(order.trials)} <= mine]
+        parts = [order for order in cluster.desk if {trial.key for trial in order.trials} <= mine]
         assert len(parts) > 1
         assert {order.resume_from for order in parts} == {saved}
 
@@ -119,11 +118,11 @@ def test_nodes_that_vanish_cost_no_try_however_many(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         size = len(cluster.take(node="spot 0")[1])
         for lost in range(6):
-            cluster.conductor.slot_failed("slot", "The actor is unavailable: Socket closed")
-            cluster.conductor.gone.add(f"spot {lost}")
+            cluster.scheduler.slot_failed("slot", Failure("The actor is unavailable: Socket closed"))
+            cluster.scheduler.lost_nodes.add(f"spot {lost}")
             assert len(cluster.take(node=f"spot {lost + 1}")[1]) == size, "still whole"
         for _ in range(3):  # the last node is there, and fails it
-            cluster.conductor.slot_failed("slot", "died")
+            cluster.scheduler.slot_failed("slot", Failure("died"))
             found = cluster.take(node="spot 6")
         assert len(found[1]) < size
 
@@ -140,7 +139,7 @@ def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
             else:
                 cluster.complete(number, pack, near(0.3))
         assert max(sizes) > 2, "some did not fit"
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         assert cluster.ledger.failures() == []
         assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
 
@@ -150,13 +149,13 @@ def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
         number, pack = cluster.take()
         cluster.report(number, "too large", fits=0)
         row = cluster.ledger.rows([pack[0].key])[pack[0].key]
-        assert (row.state, row.reason) == ("failed", "the device has no memory for 1 lanes")
+        assert (row.state, row.reason) == ("failed", "one lane does not fit into the device's memory")
 
 
 def test_what_waits_for_what(tmp_path):
     """Three coarse trials, a pack each, on two federations: one pack lies ready beside those that are worked on."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
-        cluster.conductor._pace = 0.0  # short ones
+        cluster.scheduler.queue.pace = 0.0  # short ones
         first, second, third = (cluster.take() for _ in range(3))
         assert cluster.take() is None
         cluster.complete(*first, near(0.3))
@@ -164,7 +163,7 @@ def test_what_waits_for_what(tmp_path):
         assert cluster.take() is None, "the fine stage waits for the last coarse trial"
         cluster.complete(*second, near(0.3))
         assert cluster.run(near(0.3)) == [1] * (3 + 2)
-        assert cluster.conductor.over
+        assert cluster.scheduler.over
 
 
 def test_no_more_packs_lie_ready_than_there_are_slots(tmp_path):
@@ -177,7 +176,7 @@ def test_no_more_packs_lie_ready_than_there_are_slots(tmp_path):
         cluster.take()
         cluster.lay_out()
         assert len(cluster.desk) == 1, "nobody knows yet how long they take"
-        cluster.conductor._pace = 0.0
+        cluster.scheduler.queue.pace = 0.0
         cluster.lay_out()
         assert len(cluster.desk) == 2
 
@@ -206,11 +205,11 @@ def test_what_a_stage_waits_for_comes_before_what_none_does(tmp_path):
 def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):
     """The fine stage of the quick cell starts while the last coarse pack of the other is still worked on."""
     with Cluster(tmp_path, study(), lanes=1, federations=3) as cluster:
-        cluster.conductor._pace = 0.0
+        cluster.scheduler.queue.pace = 0.0
         held = next(found for found in iter(cluster.take, None) if found[1][0].method == "dp-fedsofim")
         cells = []
-        while len(cluster.conductor.in_flight) > 1 or cluster.desk:
-            for number, pack in list(cluster.conductor.in_flight.items()):
+        while len(cluster.scheduler.in_flight) > 1 or cluster.desk:
+            for number, pack in list(cluster.scheduler.in_flight.items()):
                 if number != held[0]:
                     cluster.complete(number, pack.trials, near(0.3))
             while found := cluster.take():
@@ -228,16 +227,16 @@ def of_many(trials: int) -> Study:
 def test_idle_slots_get_parts_of_what_is_left(tmp_path):
     """In whole blocks of 16 lanes, and only where a pack takes long enough."""
     with Cluster(tmp_path / "four", of_many(64), federations=4) as cluster:
-        cluster.conductor.size = Capacity(FederationSize(), 1, 128)
-        cluster.conductor._gather()
-        assert [len(pack) for pack in cluster.conductor._ready] == [64], "cut when there was one slot"
-        cluster.conductor.size = Capacity(FederationSize(), 4, 128)
+        cluster.scheduler.queue.capacity = Capacity(FederationSize(), 1, 128)
+        cluster.scheduler._queue_new_trials()
+        assert [len(pack) for pack in cluster.scheduler.queue.packs] == [64], "cut when there was one slot"
+        cluster.scheduler.queue.capacity = Capacity(FederationSize(), 4, 128)
         cluster.lay_out()
-        assert [len(pickle.loads(order.trials)) for order in cluster.desk] == [16] * 4
+        assert [len(order.trials) for order in cluster.desk] == [16] * 4
     with Cluster(tmp_path / "quick", of_many(64)) as cluster:
-        cluster.conductor._gather()
-        cluster.conductor._pace = 0.0  # what was like it took no time at all
-        cluster.conductor.size = Capacity(FederationSize(), 3, 128)
+        cluster.scheduler._queue_new_trials()
+        cluster.scheduler.queue.pace = 0.0  # what was like it took no time at all
+        cluster.scheduler.queue.capacity = Capacity(FederationSize(), 3, 128)
         cluster.lay_out()
         assert len(cluster.desk) == 1, "it does not pay"
 
@@ -246,19 +245,19 @@ def test_the_last_packs_are_cut_so_that_all_slots_end_together(tmp_path):
     """Seven packs of a hundred seconds on four slots: without a cut the last three would leave a slot idle. What
     is cut a second time ends no sooner, so it is not."""
     with Cluster(tmp_path, of_many(7 * 64), lanes=64, federations=4) as cluster:
-        cluster.conductor._gather()
-        cluster.conductor._pace = 100 / cluster.conductor._ready[0].work
+        cluster.scheduler._queue_new_trials()
+        cluster.scheduler.queue.pace = 100 / cluster.scheduler.queue.packs[0].work
         for n in range(4):
             assert len(cluster.take(f"slot {n}")[1]) == 64
         assert cluster.take() is None, "long ones do not lie ready"
         lengths = []
         for _ in range(3):  # waves
-            wave, pace = list(cluster.conductor.in_flight.items()), cluster.conductor._pace
+            wave, pace = list(cluster.scheduler.in_flight.items()), cluster.scheduler.queue.pace
             for _, pack in wave:
                 pack.began -= 100 * len(pack) / 64
             for number, pack in wave:
                 cluster.complete(number, pack.trials, near(0.3))
-                cluster.conductor._pace = pace  # by the test's clock
+                cluster.scheduler.queue.pace = pace  # by the test's clock
                 if found := cluster.take(pack.slot):
                     lengths.append(len(found[1]))
         assert lengths == [16] * 12, "three quarters of a pack for each slot"
@@ -267,32 +266,32 @@ def test_the_last_packs_are_cut_so_that_all_slots_end_together(tmp_path):
 def test_more_slots_are_of_use_where_what_waits_can_be_cut(tmp_path):
     with Cluster(tmp_path, of_many(128), lanes=64, federations=1) as cluster:
         cluster.take()
-        assert len(cluster.conductor._ready) == 1, "a pack of 64: four blocks of lanes"
-        assert [cluster.conductor.has_use_for(slots) for slots in (1, 5, 6)] == [True, True, False]
-        cluster.conductor._pace = 0.0
-        assert [cluster.conductor.has_use_for(slots) for slots in (2, 3)] == [True, False], "short ones are not cut"
+        assert len(cluster.scheduler.queue.packs) == 1, "a pack of 64: four blocks of lanes"
+        assert [cluster.scheduler.can_use(slots) for slots in (1, 5, 6)] == [True, True, False]
+        cluster.scheduler.queue.pace = 0.0
+        assert [cluster.scheduler.can_use(slots) for slots in (2, 3)] == [True, False], "short ones are not cut"
 
 
 def test_where_devices_have_come_packs_in_flight_end_and_no_other_begins(tmp_path):
     with Cluster(tmp_path, study(), lanes=2) as cluster:
         found = cluster.take()
         cluster.lay_out()
-        cluster.conductor.moving = True
-        cluster.conductor.withdrawn([order.number for order in cluster.desk])
+        cluster.scheduler.moving_to_gpus = True
+        cluster.scheduler.withdraw([order.number for order in cluster.desk])
         cluster.desk.clear()
         assert cluster.take() is None
-        assert not cluster.conductor.over
+        assert not cluster.scheduler.over
         cluster.complete(*found, near(0.3))
-        assert cluster.conductor.over
-        assert not cluster.conductor.sweep.finished
+        assert cluster.scheduler.over
+        assert not cluster.scheduler.sweep.finished
 
 
 def test_nodes_that_come_get_their_share_of_what_waits(tmp_path):
     with Cluster(tmp_path, of_many(96), lanes=48) as cluster:
         _, pack = cluster.take()
         assert len(pack) == 48
-        cluster.conductor.resize(3)
-        assert [len(pack) for pack in cluster.conductor._ready] == [16, 16, 16]
+        cluster.scheduler.queue.resize(3)
+        assert [len(pack) for pack in cluster.scheduler.queue.packs] == [16, 16, 16]
         cluster.lay_out()
         assert len(cluster.desk) == 2, "for the two that have come"
 
@@ -301,14 +300,14 @@ def test_nothing_starts_after_one_ctrl_c(tmp_path):
     with Cluster(tmp_path, study(), lanes=2, federations=2) as cluster:
         first, second = cluster.take(), cluster.take()
         cluster.lay_out()
-        cluster.conductor.stopping = True
-        cluster.conductor.withdrawn([order.number for order in cluster.desk])
+        cluster.scheduler.stopping = True
+        cluster.scheduler.withdraw([order.number for order in cluster.desk])
         cluster.desk.clear()
         assert cluster.take() is None
         cluster.complete(*first, near(0.3))
-        assert not cluster.conductor.over
+        assert not cluster.scheduler.over
         cluster.complete(*second, near(0.3))
-        assert cluster.conductor.over
+        assert cluster.scheduler.over
         assert len(cluster.ledger.outcomes()) == 4, "the packs in flight are kept"
 
 
@@ -319,7 +318,7 @@ def test_a_pack_that_fails_is_split_until_the_culprit_stands_alone(tmp_path):
     with Cluster(tmp_path, study()) as cluster:
         sizes = cluster.run(near(0.3), culprit)
         assert sizes[:4] == [7, 7, 7, 3], "three tries, then halves"
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         states = Counter(state for state, _, _ in cluster.ledger.outcomes().values())
         assert states["failed"] == 2, "learning rate 0.1 with either rho"
         failed = [key for key, (state, _, _) in cluster.ledger.outcomes().items() if state == "failed"]
@@ -334,8 +333,8 @@ def test_a_pack_that_fails_is_split_until_the_culprit_stands_alone(tmp_path):
 def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
     with Cluster(tmp_path, study()) as cluster:
         cluster.run(near(0.3), lambda pack: True)
-        assert cluster.conductor.broken == "RuntimeError: on purpose"
-        assert not cluster.conductor.sweep.finished
+        assert cluster.scheduler.fatal_error == "RuntimeError: on purpose"
+        assert not cluster.scheduler.sweep.finished
         assert len(cluster.ledger.outcomes()) < GIVE_UP_AFTER
     assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is gone"
 
@@ -344,8 +343,8 @@ def test_where_something_ran_the_sweep_does_not_give_up(tmp_path):
     """All of one method's trials fail, one by one, but the other's ran: it is not this place that is broken."""
     with Cluster(tmp_path, study(), lanes=1) as cluster:
         cluster.run(near(0.3), lambda pack: pack[0].method == "dp-fedsofim")
-        assert not cluster.conductor.broken
-        assert cluster.conductor.sweep.finished
+        assert not cluster.scheduler.fatal_error
+        assert cluster.scheduler.sweep.finished
         states = Counter(state for state, _, _ in cluster.ledger.outcomes().values())
         assert states["failed"] == 4 > GIVE_UP_AFTER
 
@@ -353,13 +352,13 @@ def test_where_something_ran_the_sweep_does_not_give_up(tmp_path):
 def test_progress_is_counted_in_rounds_of_trials(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         number, pack = cluster.take()
-        cluster.report(number, "went on", round=2, running=3, computing_s=1.0)
-        assert cluster.conductor.lane_rounds == 3 * 2
-        cluster.conductor.slot_failed("slot", "died")
+        cluster.report(number, "progress", round=2, running=3, computing_s=1.0)
+        assert cluster.scheduler.lane_rounds == 3 * 2
+        cluster.scheduler.slot_failed("slot", Failure("died"))
         number, pack = cluster.take()
         cluster.complete(number, pack, near(0.3))
-        assert cluster.conductor.lane_rounds == 3 * 4, "what was repeated counts once"
-        assert cluster.conductor.computing_s == 1.0
+        assert cluster.scheduler.lane_rounds == 3 * 4, "what was repeated counts once"
+        assert cluster.scheduler.computing_s == 1.0
 
 
 # ---- whoever dies
@@ -369,27 +368,27 @@ def test_a_slot_that_dies_costs_its_pack_a_try_and_a_node_that_goes_does_not(tmp
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         for _ in range(5):
             cluster.take()
-            cluster.conductor.slot_failed("slot", "its node has died", blameless=True)
-        assert cluster.conductor.retries == 5
+            cluster.scheduler.slot_failed("slot", Failure("its node has died", "node died"))
+        assert cluster.scheduler.retries == 5
         fails = iter([True, True])
         assert cluster.run(near(0.3), lambda pack: next(fails, False))[:3] == [3, 3, 3]
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         assert len(cluster.ledger.failures()) == 5 + 2
 
 
 def test_a_pack_that_never_reached_its_slot_is_laid_out_again(tmp_path):
     """The slot died first and was given up with no pack; then the desk, which could not know, handed it one."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
-        cluster.conductor.slot_failed("slot", "killed")
+        cluster.scheduler.slot_failed("slot", Failure("killed"))
         number, pack = cluster.take()
         cluster.report(number, "lost")
-        assert cluster.conductor.in_flight == {}
+        assert cluster.scheduler.in_flight == {}
         cluster.report(number, "lost")  # and of what is no longer in flight, nothing
         again, same = cluster.take()
         assert same == pack
         cluster.complete(again, pack, near(0.3))
         cluster.run(near(0.3))
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         assert cluster.ledger.failures() == []
 
 
@@ -397,7 +396,7 @@ def test_what_a_slot_says_after_it_was_given_up_counts_for_nothing(tmp_path):
     """Its pack has gone to another, which says the same."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         number, pack = cluster.take("lost")
-        cluster.conductor.slot_failed("lost", "not heard of")
+        cluster.scheduler.slot_failed("lost", Failure("not heard of"))
         again, same = cluster.take("other")
         assert again != number
         assert same == pack
@@ -411,9 +410,9 @@ def test_slots_that_do_not_start_are_no_trials_fault(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         cluster.lay_out()
         for _ in range(GIVE_UP_AFTER):
-            cluster.conductor.slot_failed("slot", "no compiler")
-        assert cluster.conductor.broken == "no compiler"
-        assert cluster.conductor.over
+            cluster.scheduler.slot_failed("slot", Failure("no compiler"))
+        assert cluster.scheduler.fatal_error == "no compiler"
+        assert cluster.scheduler.over
         assert cluster.ledger.outcomes() == {}
 
 
@@ -422,9 +421,9 @@ def test_a_slot_that_was_killed_for_memory_gets_smaller_packs(tmp_path):
     with Cluster(tmp_path, study(methods=[GD]), lanes=2) as cluster:
         _, pack = cluster.take()
         assert len(pack) == 2
-        cluster.conductor.slot_failed("slot", "killed due to the node running low on memory.", short=True)
+        cluster.scheduler.slot_failed("slot", Failure("killed due to the node running low on memory.", "out of memory"))
         assert cluster.run(near(0.3))[:6] == [1] * 6, "coarse and fine; confirm runs are of another kind"
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         assert len(cluster.ledger.failures()) == 1
 
 
@@ -434,24 +433,24 @@ def test_a_node_that_fails_pack_after_pack_gets_no_more(tmp_path):
         cluster.take("good", "sound")
         bad = [cluster.take(f"bad {n}", "broken") for n in range(3)]
         for n in range(3):
-            cluster.conductor.slot_failed(f"bad {n}", "a dead mount")
+            cluster.scheduler.slot_failed(f"bad {n}", Failure("a dead mount"))
         assert len(bad) == 3
-        assert cluster.conductor.shunned == {"broken"}
-        cluster.conductor.pardon()
-        assert not cluster.conductor.shunned
+        assert cluster.scheduler.blocked_nodes == {"broken"}
+        cluster.scheduler.clear_blocklist()
+        assert not cluster.scheduler.blocked_nodes
 
 
 def test_a_pack_that_fails_everywhere_is_no_fault_of_the_nodes(tmp_path):
     """Not where its parts fail one after the other on one node, nor where it goes from node to node."""
     with Cluster(tmp_path, of_many(64), lanes=32, federations=2) as cluster:
-        cluster.conductor._any_success = True
+        cluster.scheduler._any_success = True
         cluster.take("good", "sound")
         tried = 0
         while tried < 12 and cluster.take("slot", "sound" if tried % 5 == 4 else "blamed") is not None:
-            cluster.conductor.slot_failed("slot", "the pack's own fault")
+            cluster.scheduler.slot_failed("slot", Failure("the pack's own fault"))
             tried += 1
         assert tried == 12, "three tries of the whole and more of its parts"
-        assert not cluster.conductor.shunned
+        assert not cluster.scheduler.blocked_nodes
 
 
 def test_what_a_pack_has_been_through_is_not_forgotten(tmp_path):
@@ -460,23 +459,23 @@ def test_what_a_pack_has_been_through_is_not_forgotten(tmp_path):
     with Cluster(tmp_path, of_many(64), lanes=64, federations=1) as cluster:
         for _ in range(2):
             cluster.take()
-            cluster.conductor.slot_failed("slot", "died")
-        cluster.conductor.resize(2)
-        assert [pack.failed_on for pack in cluster.conductor._ready] == [["node", "node"]]
-        cluster.conductor._balance()
-        assert {tuple(pack.failed_on) for pack in cluster.conductor._ready} == {("node", "node")}
+            cluster.scheduler.slot_failed("slot", Failure("died"))
+        cluster.scheduler.queue.resize(2)
+        assert [pack.failed_on for pack in cluster.scheduler.queue.packs] == [["node", "node"]]
+        cluster.scheduler.queue.balance([], [])
+        assert {tuple(pack.failed_on) for pack in cluster.scheduler.queue.packs} == {("node", "node")}
         cluster.take()
-        cluster.conductor.slot_failed("slot", "died")
-        halves = [len(pack) for pack in cluster.conductor._ready]
-        cluster.conductor.resize(1)
-        assert [len(pack) for pack in cluster.conductor._ready] == halves
+        cluster.scheduler.slot_failed("slot", Failure("died"))
+        halves = [len(pack) for pack in cluster.scheduler.queue.packs]
+        cluster.scheduler.queue.resize(1)
+        assert [len(pack) for pack in cluster.scheduler.queue.packs] == halves
 
 
 def test_a_trial_whose_process_was_ended_for_memory_is_tried_again(tmp_path):
     """It cannot be made smaller, but somebody else may have had the memory."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
         _, pack = cluster.take()
-        cluster.conductor.slot_failed("slot", "out of memory", short=True)
+        cluster.scheduler.slot_failed("slot", Failure("out of memory", "out of memory"))
         assert cluster.take()[1] == pack
         assert not cluster.ledger.outcomes()
 
@@ -485,26 +484,26 @@ def test_what_is_asked_often_does_not_look_at_all_that_waits(tmp_path):
     with Cluster(tmp_path, of_many(64), lanes=16) as cluster:
         cluster.lay_out()
         asked = []
-        cluster.conductor.sweep.waiting = type("Waiting", (dict,), {"__iter__": lambda d: asked.append(1)})(
-            cluster.conductor.sweep.waiting
+        cluster.scheduler.sweep.waiting = type("Waiting", (dict,), {"__iter__": lambda d: asked.append(1)})(
+            cluster.scheduler.sweep.waiting
         )
         cluster.lay_out()
         assert not asked
-        assert cluster.conductor.sweep.newly_waiting() == []
+        assert cluster.scheduler.sweep.newly_waiting() == []
 
 
 def test_rounds_before_a_checkpoint_are_not_counted_again(tmp_path):
     storage = PackStorage(str(tmp_path / "packs"))
-    storage.make()
+    storage.create()
     with Cluster(tmp_path / "results", study(methods=[GD])) as cluster:
         _, pack = cluster.take()
         storage.save([trial.key for trial in pack], 2, b"half way")
     with Cluster(tmp_path / "results", study(methods=[GD]), storage=storage) as cluster:
         number, pack = cluster.take()
-        cluster.report(number, "went on", round=3, running=len(pack))
-        assert cluster.conductor.lane_rounds == 0, "nobody says how many of the three were run now"
+        cluster.report(number, "progress", round=3, running=len(pack))
+        assert cluster.scheduler.lane_rounds == 0, "nobody says how many of the three were run now"
         cluster.complete(number, pack, near(0.3))
-        assert cluster.conductor.lane_rounds == len(pack)
+        assert cluster.scheduler.lane_rounds == len(pack)
 
 
 # ---- checkpoints
@@ -512,31 +511,31 @@ def test_rounds_before_a_checkpoint_are_not_counted_again(tmp_path):
 
 def test_a_pack_goes_on_from_what_it_saved_and_so_do_its_halves(tmp_path):
     storage = PackStorage(str(tmp_path / "packs"))
-    storage.make()
+    storage.create()
     with Cluster(tmp_path / "results", study(methods=[GD]), storage=storage) as cluster:
         number, pack = cluster.take()
         keys = [trial.key for trial in pack]
         storage.save(keys, 2, b"half way")
-        cluster.report(number, "went on", round=2, running=3, saved=name_of(keys))
+        cluster.report(number, "progress", round=2, running=3, checkpoint=checkpoint_name(keys))
         for expected in (3, 3, 1):
-            cluster.conductor.slot_failed("slot", "died")
+            cluster.scheduler.slot_failed("slot", Failure("died"))
             cluster.lay_out()
-            assert [order.resume_from for order in cluster.desk] == [name_of(keys)]
+            assert [order.resume_from for order in cluster.desk] == [checkpoint_name(keys)]
             number, pack = cluster.take()
             assert len(pack) == expected
         cluster.complete(number, pack, near(0.3))
-        assert storage.held() == {name_of(keys): keys}, "the other half still needs it"
+        assert storage.trials_by_checkpoint() == {checkpoint_name(keys): keys}, "the other half still needs it"
         number, pack = cluster.take()
         assert len(pack) == 2
         cluster.complete(number, pack, near(0.3))
-        cluster.conductor.close()
-        assert storage.held() == {}
+        cluster.scheduler.close()
+        assert storage.trials_by_checkpoint() == {}
 
 
 def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
     """With the trials of each checkpoint that have not ended; what has no trial left is removed."""
     storage = PackStorage(str(tmp_path / "packs"))
-    storage.make()
+    storage.create()
     with Cluster(tmp_path / "results", study(methods=[GD]), lanes=2, federations=2) as cluster:
         (first, ended), (_, running) = cluster.take(), cluster.take()
         cluster.complete(first, ended, near(0.3))
@@ -545,18 +544,18 @@ def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
         storage.save(keys, 2, b"half way")
     with Cluster(tmp_path / "results", study(methods=[GD]), lanes=128, storage=storage) as cluster:
         cluster.lay_out()
-        assert [order.resume_from for order in cluster.desk] == [name_of(keys)]
-        assert pickle.loads(cluster.desk[0].trials) == running
-        assert list(storage.held()) == [name_of(keys)]
+        assert [order.resume_from for order in cluster.desk] == [checkpoint_name(keys)]
+        assert cluster.desk[0].trials == running
+        assert list(storage.trials_by_checkpoint()) == [checkpoint_name(keys)]
         cluster.run(near(0.3))
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
 
 
 def test_of_a_pack_and_its_parts_the_parts_have_gone_further(tmp_path):
     """The whole is kept until all its parts have ended: a driver that follows goes on from the parts, and takes of the
     whole only what no part has."""
     storage = PackStorage(str(tmp_path / "packs"))
-    storage.make()
+    storage.create()
     with Cluster(tmp_path / "results", of_many(6)) as cluster:
         keys = [trial.key for trial in cluster.take()[1]]
     parts = [keys[:2], keys[2:4]]
@@ -564,8 +563,12 @@ def test_of_a_pack_and_its_parts_the_parts_have_gone_further(tmp_path):
     for part in parts:
         storage.save(part, 3, b"a part")
     with Cluster(tmp_path / "results", of_many(6), storage=storage) as cluster:
-        found = {pack.resume_from: [t.key for t in pack.trials] for pack in cluster.conductor._ready}
-    assert found == {name_of(parts[0]): parts[0], name_of(parts[1]): parts[1], name_of(keys): keys[4:]}
+        found = {pack.resume_from: [t.key for t in pack.trials] for pack in cluster.scheduler.queue.packs}
+    assert found == {
+        checkpoint_name(parts[0]): parts[0],
+        checkpoint_name(parts[1]): parts[1],
+        checkpoint_name(keys): keys[4:],
+    }
 
 
 # ---- very many trials
@@ -583,7 +586,7 @@ def seconds_of_processor(folder: Path, trials: int) -> float:
     began = time.process_time()
     with Cluster(folder, of) as cluster:
         sizes = cluster.run(near(0.01))
-        assert cluster.conductor.sweep.finished
+        assert cluster.scheduler.sweep.finished
         assert len(cluster.ledger.outcomes()) == trials + 2
         assert len(sizes) < trials / 100
     with Ledger.write(folder) as ledger:

@@ -1,0 +1,119 @@
+"""What a backend does: it runs the packs of a sweep, until all trials have ended or the run is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.execution.packing import Capacity
+from orchestrator.execution.progress import View
+from orchestrator.execution.scheduler import Scheduler
+from orchestrator.execution.sweep import Sweep
+from orchestrator.results.locations import ResultsLocation
+from orchestrator.study.settings.resources import ResourceSettings
+from trainables.errors import UserError
+from trainables.federation.checkpoints import PackStorage
+from trainables.models import kernels
+
+log = logging.getLogger("fedsweep")
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A sweep to run, where its results go, and when it must stop."""
+
+    sweep: Sweep
+    resources: ResourceSettings
+    location: ResultsLocation
+    view: View
+    deadline: float = math.inf
+    """On the clock of `time.monotonic`."""
+
+    def stop_reason(self) -> str:
+        if time.monotonic() > self.deadline:
+            return "the time limit is reached"
+        return "cancelled" if self.location.stop_requested() else ""
+
+    def changed(self, scheduler: Scheduler) -> None:
+        self.location.notify_recorded(len(scheduler.sweep.outcomes))
+        self.view.changed(scheduler)
+
+
+class Backend(Protocol):
+    def check(self, resources: ResourceSettings, clients: int) -> None:
+        """Raise an error if no federation fits, before anything is started."""
+
+    def run(self, run: SweepRun) -> None:
+        """Run all trials that have not ended. Returns when none is left, or when the run was stopped."""
+
+
+def session_facts(capacity: Capacity) -> dict[str, str]:
+    """For the ledger: results of different devices differ in their last bits."""
+    device = capacity.size.device
+    return {
+        "device": f"{capacity.size.accelerator} {device}".strip(),
+        "kernel": kernels.chosen(device),
+        "machine": platform.machine(),
+    }
+
+
+@contextlib.contextmanager
+def scheduling(
+    sweep: Sweep, capacity: Capacity, on_change: Callable[[Scheduler], None], storage: PackStorage
+) -> Iterator[Scheduler]:
+    """A scheduler that Ctrl-C stops. Afterwards, checkpoints that are no longer needed are removed."""
+    storage.create()
+    scheduler = Scheduler(sweep, capacity, on_change, storage)
+    try:
+        with _stop_on_signal(scheduler):
+            yield scheduler
+    finally:
+        scheduler.close()
+        storage.clear(only_if_empty=not sweep.finished)
+    if scheduler.fatal_error:
+        raise UserError(f"no trial can run here: {scheduler.fatal_error}")
+
+
+class Stopping:
+    """Stops a scheduler when there is a reason to, and tells the user once."""
+
+    def __init__(self, scheduler: Scheduler, reason: Callable[[], str], say: Callable[[str], None]) -> None:
+        self._scheduler, self._reason, self._say = scheduler, reason, say
+        self._announced = False
+
+    def check(self) -> None:
+        if not self._scheduler.stopping and (reason := self._reason()):
+            self._scheduler.stopping = True
+            log.warning("%s: stopping after the packs in flight", reason)
+        if self._scheduler.stopping and not self._announced:
+            self._announced = True  # here, not in the signal handler, which may interrupt another line of output
+            self._say("stopping after the packs in flight; Ctrl-C once more stops now")
+
+
+@contextlib.contextmanager
+def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
+    """First Ctrl-C: finish the packs in flight. Second Ctrl-C, or SIGTERM: stop now. The ledger is intact either way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        if scheduler.stopping or number == signal.SIGTERM:
+            raise KeyboardInterrupt
+        scheduler.stopping = True
+        log.warning("stopping after the packs in flight; once more to stop now")
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,38 @@
+"""Why a slot failed: from the types of exceptions and from Ray's records of dead actors."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import RayActorError
+
+from orchestrator.execution.cluster import ray_internals
+from trainables.federation.messages import Failure
+from trainables.federation.pack_runner import is_out_of_memory
+from trainables.ray_actors.errors import ActorLostError
+
+
+def failure_of(trial: Any) -> Failure:
+    """The last failure of a slot, a Tune trial."""
+    error: BaseException | None = None
+    with contextlib.suppress(OSError, TypeError):  # Tune has recorded none
+        error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    return failure_from(error)
+
+
+def failure_from(error: BaseException | None) -> Failure:
+    out_of_memory = is_out_of_memory(error)
+    while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
+        error = cause
+    if isinstance(error, RayActorError):
+        error = ActorLostError.of(error)
+    if isinstance(error, ActorLostError):
+        kind = ray_internals.death_cause(error.actor_id) if error.actor_id else ""
+        return Failure(error.reason[:500], kind or "error")
+    if error is None:
+        return Failure("its process ended without an error message")
+    last_line = (str(error).strip().splitlines() or [""])[-1].strip()
+    return Failure(f"{type(error).__name__}: {last_line}"[:500], "out of memory" if out_of_memory else "error")

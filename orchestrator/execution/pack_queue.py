@@ -1,0 +1,163 @@
+"""Packs that wait for a slot: in which order they run, and how they are cut so that all slots end together."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.execution.packing import Capacity, make_packs, split, work
+from trainables.federation.pack import PackGroup, pack_group
+from trainables.federation.trial_spec import TrialSpec
+from trainables.models.lanes import SHAPES
+
+WORTH_SPLITTING_S = 1.0  # a pack that takes less is not split for the sake of an idle slot
+WELL_BALANCED = 1.1  # times the shortest time in which all slots could end together
+
+
+@dataclass
+class Pack:
+    trials: list[TrialSpec]
+    work: float
+    resume_from: str = ""
+    """The checkpoint to resume from."""
+    failed_on: list[str] = field(default_factory=list)
+    """The node of every failed attempt."""
+    origin: int = 0
+    """Number of the first attempt at this pack, or at the pack it is a part of: parts that fail are one failure."""
+
+    # while a slot runs it
+    slot: str = ""
+    node: str = ""
+    began: float = 0.0
+    round: int = 0
+    running: int = 0
+    computing_s: float = 0.0
+    checkpoint: str = ""
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    @property
+    def keys(self) -> list[str]:
+        return [trial.key for trial in self.trials]
+
+    @property
+    def is_new(self) -> bool:
+        """Never started, so its trials can be packed differently."""
+        return not (self.origin or self.resume_from)
+
+    @property
+    def is_last_stage(self) -> bool:
+        """No other stage waits for it: results on test rows decide nothing."""
+        return self.trials[0].problem.evaluate_on == "test"
+
+
+class PackQueue:
+    """`rows_of`: the number of train rows of a problem."""
+
+    def __init__(self, capacity: Capacity, rows_of: Callable[[str], int]) -> None:
+        self.capacity = capacity
+        self.packs: list[Pack] = []
+        self.pace: float | None = None
+        """Seconds that a slot takes for a unit of work, measured on the last pack that ended."""
+        self._rows_of = rows_of
+        self._memory_limits: dict[PackGroup, int] = {}
+        """Lanes that fit into memory, for pack groups in which larger packs did not."""
+
+    @property
+    def _block(self) -> int:
+        """Lanes are computed in whole blocks."""
+        return SHAPES[self.capacity.size.device].lanes
+
+    def pack(self, trials: list[TrialSpec], resume_from: str = "") -> Pack:
+        rows = self._rows_of(trials[0].problem.key)
+        return Pack(trials, work(trials, rows, self.capacity.size.device), resume_from)
+
+    def add(self, trials: Iterable[TrialSpec]) -> None:
+        """Packs that another stage waits for come first, or the last stages would have the cluster to themselves; then
+        the longest, so that no slot starts a long pack when the others end."""
+        packs = [self.pack(members) for members in make_packs(trials, self.capacity, self._memory_limits)]
+        if packs:
+            retried = [pack for pack in self.packs if not pack.is_new]
+            new = [pack for pack in self.packs if pack.is_new]
+            self.packs = retried + sorted(new + packs, key=lambda pack: (pack.is_last_stage, -pack.work))
+
+    def resize(self, federations: int) -> None:
+        """Pack the trials of new packs again, for another number of federations."""
+        self.capacity = replace(self.capacity, federations=federations)
+        trials = [trial for pack in self.packs if pack.is_new for trial in pack.trials]
+        self.packs = [pack for pack in self.packs if not pack.is_new]
+        self.add(trials)
+
+    def seconds(self, pack: Pack) -> float:
+        """Estimated from the last packs that ended."""
+        return pack.work * self.pace if self.pace is not None else float("inf")
+
+    # ---- splitting
+
+    def most_parts(self, pack: Pack) -> int:
+        """How many parts are worthwhile, each at least one block of lanes."""
+        return int(max(1, min(len(pack) // self._block, self.seconds(pack) / WORTH_SPLITTING_S)))
+
+    def balance(self, in_flight: Iterable[Pack], offered: Sequence[Pack]) -> None:
+        """Split the last packs so that all slots end at about the same time."""
+        if not self.packs or len(self.packs) + len(offered) >= self.capacity.federations:
+            return
+        in_flight = list(in_flight)
+
+        def end(packs: Sequence[Pack], *, divisible: bool = False) -> float:
+            return self._end([*packs, *offered], in_flight, divisible)
+
+        lower_bound, best, best_packs = end(self.packs, divisible=True), end(self.packs), self.packs
+        for parts in range(2, max(map(self.most_parts, self.packs)) + 1):
+            if best <= WELL_BALANCED * lower_bound:
+                break
+            packs = [part for pack in self.packs for part in self._split(pack, min(parts, self.most_parts(pack)))]
+            if (ends := end(packs)) < best:
+                best, best_packs = ends, packs
+        self.packs = best_packs
+
+    def _end(self, packs: Sequence[Pack], in_flight: Sequence[Pack], divisible: bool) -> float:
+        """When the last slot ends if the longest packs start first: in seconds from now, or in units of work while the
+        pace is unknown. `divisible`: a lower bound, as if work could be divided at will."""
+        pace, now = self.pace or 1.0, time.monotonic()
+        elapsed = 0.0 if self.pace is None else 1.0
+        busy = [max(0.0, pack.work * pace - elapsed * (now - pack.began)) for pack in in_flight]
+        slots = sorted([*busy, *(0.0 for _ in range(self.capacity.federations - len(busy)))])
+        durations = sorted((pack.work * pace for pack in packs), reverse=True)
+        if divisible:
+            return max(slots[-1], (sum(slots) + sum(durations)) / len(slots))
+        for seconds in durations:
+            heapq.heapreplace(slots, slots[0] + seconds)
+        return max(slots)
+
+    def _split(self, pack: Pack, parts: int) -> list[Pack]:
+        return [pack] if parts == 1 else self._parts(pack, split(pack.trials, parts, self._block))
+
+    def _parts(self, pack: Pack, trials: Iterable[list[TrialSpec]]) -> list[Pack]:
+        """Parts share the pack's checkpoint and history."""
+        parts = [self.pack(members, pack.resume_from) for members in trials]
+        return [replace(part, failed_on=list(pack.failed_on), origin=pack.origin) for part in parts]
+
+    def halve(self, pack: Pack) -> None:
+        """Queue the halves of a failed pack, each with a clean record: one of them may be sound."""
+        half = len(pack) // 2
+        if half >= self._block:
+            half = half // self._block * self._block
+        halves = self._parts(pack, [pack.trials[:half], pack.trials[half:]])
+        self.packs[:0] = [replace(part, failed_on=[]) for part in halves]
+
+    def shrink(self, pack: Pack, fits: int) -> int:
+        """Split a pack that did not fit into memory, and all waiting packs of its group; the new limit."""
+        group = pack_group(pack.trials[0])
+        limit = max(1, min(fits, len(pack) - 1, self._memory_limits.get(group, fits)))
+        self._memory_limits[group] = limit
+        packs: list[Pack] = []
+        for other in (pack, *self.packs):
+            too_large = pack_group(other.trials[0]) == group and len(other) > limit
+            smaller = make_packs(other.trials, self.capacity, self._memory_limits) if too_large else []
+            packs += self._parts(other, smaller) if too_large else [other]
+        self.packs = packs
+        return limit

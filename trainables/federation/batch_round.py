@@ -1,0 +1,202 @@
+"""The clients of a batch in one round, as their program sees them (`ClientRound` in trainables/methods/base.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainables.federation.exact_sum import to_grid_
+from trainables.federation.lane_vectors import LaneVectors
+from trainables.federation.pack import CENTRE, ClientWork
+from trainables.methods.base import Parts, Sample, State
+from trainables.models import Model
+from trainables.models.recorded import Recordings
+from trainables.models.shard import Shard
+from trainables.privacy.noise import Address
+
+GradientSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clients that a host computes together, and their rows."""
+
+    clients: tuple[int, ...]
+    shard: Shard
+    gradient_sum: GradientSum
+    """The model's sum of clipped gradients over all rows, of weights and bounds."""
+    automatic_sum: GradientSum
+    """The same with automatic clipping."""
+
+    @classmethod
+    def load(cls, clients: tuple[int, ...], shard: Shard, model: Model) -> Batch:
+        def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+            return model.clipped_gradient_sum(shard, theta, clip)[0]
+
+        def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
+            return model.clipped_gradient_sum(shard, theta, clip, automatic=True)[0]
+
+        if shard.x.is_cuda:
+            return cls(clients, shard, Recordings(gradient_sum), Recordings(automatic_sum))
+        return cls(clients, shard, gradient_sum, automatic_sum)
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Sums over clients, for the experimenter only: not private, and never released."""
+
+    loss: torch.Tensor
+    clipped: torch.Tensor
+    signal: torch.Tensor
+    noise: torch.Tensor
+
+    @classmethod
+    def zeros_like(cls, theta: torch.Tensor) -> Diagnostics:
+        vectors = torch.zeros(2, *theta.shape, dtype=torch.float64, device=theta.device)
+        return cls(*vectors.new_zeros(2, theta.shape[0]), *vectors)
+
+
+class BatchRound:
+    """`client_weights`: (clients, lanes, 1), 0 for clients that do not take part."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        t: int,
+        work: ClientWork,
+        lanes: LaneVectors,
+        client_weights: torch.Tensor,
+        broadcast: Mapping[str, torch.Tensor] | None = None,
+        state: State | None = None,
+        diagnostics: Diagnostics | None = None,
+    ) -> None:
+        self.t, self.rounds, self._program, self._level = t, work.rounds, work.program, work.level
+        self.model, self.shard, self.size = work.data.model, batch.shard, batch.shard.size
+        self.clip = lanes.clip.unsqueeze(1)
+        self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
+        self.broadcast: Mapping[str, torch.Tensor] = broadcast or {}
+        self.state: State = {} if state is None else state
+        self._clients, self._lanes = batch.clients, lanes
+        self._weights, self._all_alike = client_weights, work.all_alike
+        self._all_rows: Parts = [(slice(None), batch.shard)]
+        self._secret, self._secret_kept = work.secret_participation, False
+        self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
+        # diagnostics cover the first local step, at theta itself, and the noise that belongs to it
+        self._diagnose_gradient, self._diagnose_noise, self._noise_divisor = diagnostics, diagnostics, self.size
+
+    def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        parts, divisor = self._rows_of(sample)
+        return self._gradient_sum(theta, self._lanes.clip, parts, divisor, self._automatic)
+
+    def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        # the largest float, not infinity: padding rows have an infinite norm, and must contribute zero
+        unbounded = torch.full_like(self._lanes.clip, torch.finfo(theta.dtype).max)
+        diagnose_noise = self._diagnose_noise
+        parts, divisor = self._rows_of(sample)
+        mean = (self._gradient_sum(theta, unbounded, parts, divisor) / divisor).to(theta.dtype)
+        # noise is added once, to the result of all steps
+        self._diagnose_noise, self._noise_divisor = diagnose_noise, torch.ones_like(self.size)
+        return mean
+
+    def _rows_of(self, sample: Sample | None) -> tuple[Parts, torch.Tensor]:
+        """The rows, and what a mean over them is divided by."""
+        return (self._all_rows, self.size) if sample is None else (sample.parts, sample.rate * self.size)
+
+    def _gradient_sum(
+        self, theta: torch.Tensor, clip: torch.Tensor, parts: Parts, divisor: torch.Tensor, automatic: bool = False
+    ) -> torch.Tensor:
+        diagnostics = self._diagnose_gradient
+        if diagnostics is None:
+            self._diagnose_noise = None  # a further local step
+        self._diagnose_gradient, self._noise_divisor = None, divisor
+        if diagnostics is None and parts is self._all_rows:
+            return self._sums[automatic](theta, clip)
+        options = {"automatic": True} if automatic else {}  # a plug-in's model may support plain clipping only
+        sums = []
+        for lanes, shard in parts:
+            part, measured = self.model.clipped_gradient_sum(
+                shard, theta[..., lanes, :], clip[lanes], diagnose=diagnostics is not None, **options
+            )
+            sums.append(part)
+            if diagnostics is not None and measured is not None:
+                diagnostics.loss[lanes] += self._mean(measured.loss.unsqueeze(2), divisor, lanes).squeeze(1)
+                diagnostics.clipped[lanes] += self._mean(measured.clipped.unsqueeze(2), divisor, lanes).squeeze(1)
+                diagnostics.signal[lanes] += self._mean(part, divisor, lanes)
+        if parts is self._all_rows:
+            return sums[0]
+        total = self.zeros().double()
+        for (lanes, _), part in zip(parts, sums, strict=True):
+            total[:, lanes] = part
+        return total
+
+    def _mean(self, values: torch.Tensor, divisor: torch.Tensor, lanes: slice | torch.Tensor) -> torch.Tensor:
+        """For diagnostics: summed over the clients that take part, on the exact grid."""
+        mean = values / divisor
+        if not self._all_alike:
+            mean = mean * self._weights[:, lanes]
+        return to_grid_(mean.double()).sum(0)
+
+    def sample(self, rate: float, step: int = 0) -> Sample:
+        if rate == 1:
+            return Sample(self._all_rows, rate)
+        if not self._program.samples:
+            raise RuntimeError(f"{self._program.name} looks at samples of rows: let its `samples` be true")
+        sizes = [int(size) for size in self.size.flatten()]
+        parts: list[tuple[slice | torch.Tensor, Shard]] = []
+        for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True):
+            rows = [
+                np.flatnonzero(Address(int(seed), client, self.t, step, "sample").generator().random(size) < rate)
+                for client, size in zip(self._clients, sizes, strict=True)
+            ]
+            parts.append((lanes, self.shard.sample(rows)))
+        return Sample(parts, rate)
+
+    def noise(
+        self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
+    ) -> torch.Tensor:
+        width = self._lanes.shape[1] if size is None else size
+        noise = self._lanes.noise(self._clients, self.t if t is None else t, step, purpose, width)
+        if factor != 1:
+            noise.mul_(factor)
+        if self._diagnose_noise is not None and size is None:
+            self._diagnose_noise.noise.add_(self._mean(noise, self._noise_divisor, slice(None)))
+        return noise
+
+    def noised_update(self, update: torch.Tensor, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+        noise = self.noise("gradient", size=update.shape[-1]) * scale
+        self._secret_kept = True
+        if self._diagnose_noise is not None:  # an update may have more columns than the weights: those are left out
+            divisor = self._noise_divisor * self._secret
+            self._diagnose_noise.noise.add_(self._mean(noise[..., : self._lanes.shape[1]], divisor, slice(None)))
+        if self._secret == 1:
+            return update + noise
+        present = self._lanes.secret_participation(self._clients, self.t, self._secret)
+        return (update * present + noise) / self._secret
+
+    def check_participation_kept_secret(self) -> None:
+        """After a round: with secret participation there is less noise, so the release must hide who took part."""
+        if self._secret < 1 and not self._secret_kept:
+            raise RuntimeError(f"{self._program.name} reveals who takes part: its release must be a `noised_update`")
+
+    def turn_mask(self, every: int) -> torch.Tensor:
+        turns = [float((self.t - 1 - client) % every == 0) for client in self._clients]
+        return torch.tensor(turns, device=self._lanes.device).view(-1, 1, 1)
+
+    def noise_std(self, purpose: str) -> torch.Tensor:
+        return self._lanes.std[purpose]
+
+    def zeros(self) -> torch.Tensor:
+        return torch.zeros(len(self._clients), *self._lanes.shape, device=self._lanes.device)
+
+    def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
+        return self._lanes.distinct_noise(self._clients, self.t, purpose, size)
+
+    def noisy_feature_mean(self, bound: float) -> torch.Tensor:
+        """The mean of the features, every row clipped to `bound`, (clients, distinct noises, features). At record level
+        noise is added to the sum, at user level to the mean."""
+        total = self.shard.feature_sum(bound).unsqueeze(1)
+        noise = self.distinct_noise(CENTRE, total.shape[2])
+        return total / self.size + noise if self._level == "user" else (total + noise) / self.size

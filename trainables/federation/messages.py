@@ -1,0 +1,52 @@
+"""Messages between the scheduler and the slots that run packs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Order:
+    """A pack to run."""
+
+    number: int
+    """Of this attempt: a pack that is retried gets a new number."""
+    trials: Any
+    """A list of trials; on its way through Ray, that list pickled."""
+    problem: str = ""
+    """The key of the trials' problem."""
+    resume_from: str = ""
+    """Name of the checkpoint to resume from."""
+    data: Any = None
+    """The `ProblemData` of that problem; on its way through Ray, a reference to it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a slot reports about a pack."""
+
+    slot: str
+    number: int
+    kind: Literal["started", "progress", "ended", "too large", "lost"]
+    """lost: reported by the desk, about a pack whose slot died before it received the pack."""
+    round: int = 0
+    running: int = 0
+    computing_s: float = 0.0
+    lanes: Any = ()
+    """ended: the result of every trial; on its way through Ray, pickled."""
+    fits: int = 0
+    """too large: how many lanes fit into the device's memory."""
+    checkpoint: str = ""
+    """Name of the pack's latest checkpoint."""
+    notes: tuple[str, ...] = ()
+    """Problems that the slot has recovered from, for the log."""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a slot failed."""
+
+    reason: str
+    kind: Literal["error", "node died", "out of memory"] = "error"

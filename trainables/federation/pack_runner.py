@@ -1,0 +1,140 @@
+"""Runs packs on a federation: from evaluation to evaluation, with checkpoints and reports."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import Any, Protocol
+
+from trainables.federation.checkpoints import (
+    CorruptCheckpointError,
+    PackStorage,
+    UnusableCheckpointError,
+    checkpoint_name,
+)
+from trainables.federation.messages import Order, Report
+
+CHUNK_S = 0.5  # target duration of the rounds between two reports
+CHECKPOINT_EVERY_S = 5.0  # less than a new federation takes to start, which a failed pack costs anyway
+CHECKPOINT_SHARE = 0.02  # of the time, at most, goes into checkpoints
+
+
+class Federation(Protocol):
+    """Runs one pack after the other: a `Server` in this process, or actors."""
+
+    def lanes_that_fit(self, trials: list[Any], data: Any) -> int | None: ...
+    def open(self, trials: list[Any], data: Any, checkpoint: bytes | None = None) -> None: ...
+    def progress(self, until: int) -> Any: ...
+    def collect_results(self) -> Any: ...
+    def checkpoint(self) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class PackRunner:
+    """Runs a pack chunk by chunk. A failure of the federation is raised to the caller."""
+
+    def __init__(self, slot: str, federation: Federation, storage: PackStorage) -> None:
+        self.federation = federation
+        self.order: Order | None = None
+        """The pack that is running."""
+        self._slot, self._storage = slot, storage
+        self._notes: list[str] = []
+
+    def start(self, order: Order) -> None:
+        self.order, self.trials = order, list(order.trials)
+        self.t, self._chunk = 0, self.trials[0].evaluate_every
+        self._saved = ""
+        self._saved_at = self._reported_at = time.monotonic()
+        self._interval = CHECKPOINT_EVERY_S
+        self._opened = False
+
+    def advance(self) -> Report | None:
+        """Run to the next evaluation or for about half a second; a report, if one is due."""
+        assert self.order is not None
+        if not self._opened:
+            fits = self.federation.lanes_that_fit(self.trials, self.order.data)
+            if fits is not None and fits < len(self.trials):
+                return self.too_large(fits)
+            self._open(self.order)
+        first = self.trials[0]
+        evaluation = min((self.t // first.evaluate_every + 1) * first.evaluate_every, first.last_round)
+        until, began = min(evaluation, self.t + self._chunk), time.monotonic()
+        progress = self.federation.progress(until)
+        now = time.monotonic()
+        self._chunk = max(1, int((until - self.t) * CHUNK_S / max(1e-6, now - began)))
+        self.t = until
+        state = {"round": self.t, "running": progress.running, "computing_s": progress.computing_s}
+        if progress.running == 0:
+            return self._end("ended", lanes=self.federation.collect_results(), **state)
+        if now - self._saved_at > self._interval and self._can_save:
+            self._save()
+        if now - self._reported_at > CHUNK_S or self._notes:
+            self._reported_at = now
+            return self._report("progress", **state)
+        return None
+
+    def too_large(self, fits: int) -> Report:
+        """Give the pack back: only so many lanes fit into memory."""
+        return self._end("too large", fits=fits)
+
+    def _open(self, order: Order) -> None:
+        """A checkpoint that cannot be used costs time, but is no reason to fail."""
+        checkpoint = self._load(order.resume_from) if order.resume_from else None
+        try:
+            self.federation.open(self.trials, order.data, checkpoint)
+        except UnusableCheckpointError as error:
+            self._note_restart(f"its checkpoint cannot be used: {str(error).strip().splitlines()[-1]}")
+            self.t = 0
+            self.federation.open(self.trials, order.data)
+        self._opened = True
+
+    def _load(self, name: str) -> bytes | None:
+        try:
+            self.t, checkpoint = self._storage.load(name)
+            return checkpoint
+        except FileNotFoundError:
+            reason = "no checkpoint"
+        except CorruptCheckpointError:
+            reason = "its checkpoint is corrupt"
+        except Exception as error:  # every kind of storage raises its own errors
+            reason = f"its checkpoint cannot be read: {error}"
+        self._note_restart(reason)
+        return None
+
+    def _note_restart(self, reason: str) -> None:
+        self._notes.append(f"pack of {len(self.trials)} trials restarts from round 0: {reason}")
+
+    def _end(self, kind: Any, **fields: Any) -> Report:
+        report = self._report(kind, **fields)
+        self.order = None
+        return report
+
+    def _report(self, kind: Any, **fields: Any) -> Report:
+        assert self.order is not None
+        notes, self._notes = tuple(self._notes), []
+        return Report(self._slot, self.order.number, kind, checkpoint=self._saved, notes=notes, **fields)
+
+    @cached_property
+    def _can_save(self) -> bool:
+        """Other nodes may not see the driver's folder: a pack that fails there restarts from round 0."""
+        return self._storage.is_reachable()
+
+    def _save(self) -> None:
+        """A checkpoint that cannot be written is no reason to fail."""
+        began, keys = time.monotonic(), [trial.key for trial in self.trials]
+        try:
+            self._storage.save(keys, self.t, self.federation.checkpoint())
+            self._saved = checkpoint_name(keys)
+        except Exception as error:  # every kind of storage raises its own errors
+            self._notes.append(f"pack of {len(keys)} trials could not write a checkpoint: {error}")
+        self._saved_at = time.monotonic()
+        self._interval = max(CHECKPOINT_EVERY_S, (self._saved_at - began) / CHECKPOINT_SHARE)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """torch's, Ray's or Python's own error, here or in another process. By name: a slot does not import torch."""
+    while error is not None:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        error = getattr(error, "cause", None)  # Ray's wrapper of what was raised elsewhere
+    return False

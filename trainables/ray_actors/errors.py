@@ -1,0 +1,28 @@
+"""Failures of actors, as exceptions that keep their type on the way through other processes.
+
+Ray cannot pickle its own `ActorDiedError`: raised again in another actor, it arrives as plain text.
+"""
+
+from __future__ import annotations
+
+from ray.exceptions import RayActorError
+
+
+class HungError(RuntimeError):
+    """An actor is alive but does not answer."""
+
+
+class ActorLostError(RuntimeError):
+    """An actor has died, or cannot be reached."""
+
+    def __init__(self, reason: str, actor_id: str | None) -> None:
+        super().__init__(reason, actor_id)
+        self.reason, self.actor_id = reason, actor_id
+
+    def __str__(self) -> str:
+        return self.reason
+
+    @classmethod
+    def of(cls, error: RayActorError) -> ActorLostError:
+        """The last line of Ray's message has the details; its guesses at the cause are left out."""
+        return cls(str(error).strip().splitlines()[-1].strip().partition(" Some common causes")[0], error.actor_id)

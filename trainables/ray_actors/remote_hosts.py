@@ -1,0 +1,82 @@
+"""The client hosts of a federation as the server actor sees them: one message out and one back per host and round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayError
+
+from trainables.federation.batch_round import Diagnostics
+from trainables.federation.client_host import Broadcast, HostReply
+from trainables.federation.hosts import Hosts
+from trainables.federation.pack import ClientWork
+from trainables.ray_actors import timeouts
+from trainables.ray_actors.errors import ActorLostError, HungError
+
+SMALL_BYTES = 65_536  # less than what Ray sends within a call
+
+
+class RemoteHosts(Hosts):
+    def __init__(self, hosts: Sequence[Any]) -> None:
+        self.count, self._hosts = len(hosts), list(hosts)
+        self._work: tuple[ClientWork, list[Any]] | None = None
+        self._slowest = 0.0
+        self._locations: list[Any] = []
+
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
+        totals: Any = super().prepare(work)
+        return [torch.from_numpy(total.copy()) for total in totals]
+
+    def round(self, work: ClientWork, t: int, broadcast: Broadcast, diagnose: bool) -> list[HostReply]:
+        arrays: Any = {name: value.cpu().numpy() for name, value in broadcast.items()}
+        if sum(array.nbytes for array in arrays.values()) > SMALL_BYTES:
+            arrays = ray.put(arrays)  # once for all hosts
+        replies: Any = super().round(work, t, arrays, diagnose)
+        return [
+            HostReply(
+                torch.from_numpy(total.copy()),
+                Diagnostics(*(torch.from_numpy(part.copy()) for part in parts)) if parts else None,
+            )
+            for total, parts in replies
+        ]
+
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """A hung host is detected by the duration of earlier rounds."""
+        if not self._locations:
+            self._locations = [host.location.remote() for host in self._hosts]
+        answers = [
+            getattr(host, method).remote(*(self._reference(a) if isinstance(a, ClientWork) else a for a in each))
+            for host, each in zip(self._hosts, arguments, strict=False)
+        ]
+        timeout = timeouts.FIRST_ANSWER_S
+        if self._slowest:
+            timeout = max(timeouts.LEAST_S, timeouts.SLOWEST_TIMES * self._slowest)
+        began = time.monotonic()
+        _, late = ray.wait(answers, num_returns=len(answers), timeout=timeout)
+        if late:
+            name = self._name(answers.index(late[0]))
+            raise HungError(f"{name} has not answered for {timeout:.0f} s")
+        try:
+            replies = ray.get(answers)
+        except RayActorError as error:
+            raise ActorLostError.of(error) from None
+        self._slowest = max(self._slowest, time.monotonic() - began)
+        return replies
+
+    def _name(self, index: int) -> str:
+        try:
+            return f"client host {index} ({ray.get(self._locations[index], timeout=0)})"
+        except RayError:
+            return f"client host {index}"
+
+    def _reference(self, work: ClientWork) -> list[Any]:
+        """Put a pack's work into the object store once, not every round."""
+        if self._work is None or self._work[0].data.key != work.data.key:
+            self._slowest = 0.0  # hosts load other rows first, which says nothing about the pace of rounds
+        if self._work is None or self._work[0] is not work:
+            self._work = (work, [ray.put(work)])
+        return self._work[1]
