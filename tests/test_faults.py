@@ -19,6 +19,7 @@ from pathlib import Path
 import chaos
 import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
+from simulated_search import trial_of
 
 from orchestrator.execution import study_run
 from orchestrator.execution.cluster import head

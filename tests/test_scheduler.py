@@ -14,7 +14,7 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import Blueprint
-from orchestrator.study.settings import Study
+from orchestrator.study.study import Study
 from trainables.federation.checkpoints import PackStorage, checkpoint_name
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import METRICS, LaneResult

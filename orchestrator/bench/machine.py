@@ -212,7 +212,9 @@ def _gemm_rate(size: FederationSize) -> float:
     return sum(ray.get([task.remote("cpu") for _ in range(size.hosts)]))
 
 
-def _saturated(workload: _Workload, federation: RayFederation, quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
+def _saturated(
+    workload: _Workload, federation: RayFederation, quick: bool, log: Callable[[str], None]
+) -> dict[str, Any]:
     """Time of lanes with a saturated softmax relative to regular lanes. Saturation produces denormal numbers, which
     some processors handle several times slower."""
     seconds: dict[str, float] = {}
@@ -244,9 +246,9 @@ def _evaluation(
 
 def _messages(workload: _Workload, log: Callable[[str], None]) -> dict[str, Any]:
     """Messages to and from one host in a round, which must not depend on the number of local steps."""
-    from trainables.federation.server import (
-        Server,  # with torch, which a sweep's driver has no use for: start-up is over here
-    )
+    # imported here: they import torch, which would count as start-up time
+    from trainables.federation.server import Server
+    from trainables.ray_actors.remote_hosts import RemoteHosts
 
     counts = {}
     for name, trials in {

@@ -232,10 +232,10 @@ class Scheduler:
             return
         failed = self._failures_by_node.setdefault(node, set())
         failed.add(pack.origin)
-        if len(failed) >= NODE_FAILURES and self._any_success and node not in self.blocked_nodes:
-            if {pack.node for pack in self.in_flight.values()} - {node, *self.blocked_nodes}:
-                self.blocked_nodes.add(node)
-                log.warning("node %s has failed %d packs in a row and gets no more", node, len(failed))
+        others = {pack.node for pack in self.in_flight.values()} - {node, *self.blocked_nodes}
+        if len(failed) >= NODE_FAILURES and self._any_success and node not in self.blocked_nodes and others:
+            self.blocked_nodes.add(node)
+            log.warning("node %s has failed %d packs in a row and gets no more", node, len(failed))
 
     def clear_blocklist(self) -> None:
         """No other node is left."""

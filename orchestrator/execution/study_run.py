@@ -65,8 +65,7 @@ def run(
     `stop_after_s`: stop after this time, as after one Ctrl-C. `shard`: (k, n) runs every n-th cell from the k-th on."""
     if shard[1] > 1 and study.search.warm_start:
         raise UserError(
-            f"shard = {shard[0]}/{shard[1]}: with search.warm_start a cell needs the cells of its neighbouring budgets; "
-            "run the study whole"
+            f"shard = {shard[0]}/{shard[1]}: with search.warm_start cells need their neighbouring budgets; run it whole"
         )
     deadline = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources

@@ -1,4 +1,4 @@
-"""The desk: an actor next to the driver, where the driver leaves packs and slots fetch them. Neither waits for the other.
+"""The desk: an actor on the driver's node. The driver leaves packs there and slots fetch them; neither waits.
 
 The desk keeps no state that matters: the ledger knows which trials have ended, the scheduler which slot has which pack.
 Trials and results pass through it pickled, so that its process imports nothing of them.

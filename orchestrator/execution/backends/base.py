@@ -100,7 +100,7 @@ class Stopping:
 
 @contextlib.contextmanager
 def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
-    """First Ctrl-C: finish the packs in flight. Second Ctrl-C, or SIGTERM: stop now. The ledger is intact either way."""
+    """First Ctrl-C: finish the packs in flight. Second Ctrl-C or SIGTERM: stop now. The ledger is intact either way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

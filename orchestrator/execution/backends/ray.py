@@ -1,4 +1,4 @@
-"""Runs a sweep on Ray. Ray Tune drives slots: each is a Tune trial with a federation, and fetches packs from the desk."""
+"""Runs a sweep on Ray. Ray Tune drives slots: Tune trials that each own a federation and fetch packs from the desk."""
 
 from __future__ import annotations
 
@@ -218,8 +218,8 @@ class _NotPickled:
 
 
 class SlotSearcher(_NotPickled, Searcher):
-    """Suggests slots while there is work for them. Slots that find no room wait: an autoscaler sees them, and nodes that
-    join are used."""
+    """Suggests slots while there is work for them. Slots without room wait: an autoscaler sees them, and nodes that join
+    are used."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(metric="packs", mode="max")
