@@ -211,9 +211,7 @@ class AuditedHosts(Hosts):
         clients = len(canaries.problem.partition.rows)
         super().__init__(clients)
         self._canaries, self._factor = canaries, noise_factor
-        self._references = [
-            (Hosts(clients), canaries.data(sign * np.ones_like(canaries.coins))) for sign in (1, -1)
-        ]
+        self._references = [(Hosts(clients), canaries.data(sign * np.ones_like(canaries.coins))) for sign in (1, -1)]
         self._std = plan.noise_std[plan.events[0].purpose]
         count = len(canaries.coins)
         self._gram, self._projections = np.zeros((count, count)), np.zeros(count)  # the normal equations of the coins
