@@ -16,7 +16,7 @@ from orchestrator.study import extension
 from orchestrator.study.advice import advice
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import check_extension, keep_reference
-from orchestrator.study.reading import changed_resources, found_again, load, packaged, parse
+from orchestrator.study.reading import changed_resources, load, packaged, parse, with_located_data
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.settings.seeds import SeedSettings
@@ -450,12 +450,12 @@ def test_a_study_that_was_run_elsewhere_finds_its_data_again(tmp_path, monkeypat
     """The ledger has the path that the file had on the other machine."""
     feature_file(tmp_path / "there" / "features.npz")
     study = with_data(tmp_path / "there", "features.npz")
-    assert found_again(study) == study
+    assert with_located_data(study) == study
     (tmp_path / "here").mkdir()
     (tmp_path / "there" / "features.npz").rename(tmp_path / "here" / "features.npz")
-    assert found_again(study) == study, "nowhere: the sentence names the path that it had"
+    assert with_located_data(study) == study, "nowhere: the sentence names the path that it had"
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "here"))
-    again = found_again(study)
+    again = with_located_data(study)
     assert again.data[0].source == str(tmp_path / "here" / "features.npz")
     check_extension(study, again)
 

@@ -25,7 +25,7 @@ def plan(
 
     loaded, text = reading.load(study)
     loaded = loaded.model_copy(update={"resources": reading.changed_resources(loaded.resources, resource or [])})
-    with reading.pointing(text, study):
+    with reading.errors_name_lines(text, study):
         planned = planning.plan(loaded, _nodes(address) if address else None)
     if json:
         emit_json(planned.as_dict())

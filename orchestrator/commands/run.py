@@ -28,5 +28,5 @@ def run(
 
     loaded, text = reading.load(study)
     folder = results or str(Path("results") / loaded.name)
-    with reading.pointing(text, study):
+    with reading.errors_name_lines(text, study):
         sweep.run(loaded, text, folder, backend, address, resource, stop_after, shard, json)

@@ -25,7 +25,7 @@ from orchestrator.study.advice import advice
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.extension import check_extension, keep_reference
-from orchestrator.study.reading import found_again
+from orchestrator.study.reading import with_located_data
 from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
 from trainables import plugins
@@ -103,7 +103,7 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
             raise UserError(
                 f"{results} was run with plug-ins that are not loaded; say{plugins.import_options(missing)}"
             )
-        return found_again(Study.recorded(recorded[0])), recorded[1]
+        return with_located_data(Study.recorded(recorded[0])), recorded[1]
 
 
 def rebuild_tables(results: Path | str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reading a study file: YAML with limits, errors with file and line, feature files found where they lie."""
+"""Reads study files: YAML with limits, errors with file and line, and feature files located next to the study."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from trainables.methods import METHODS
 
 
 def packaged() -> list[str]:
-    """The names of the studies that come with the package."""
+    """Names of the packaged studies."""
     folder = resources.files("orchestrator.study") / "packaged"
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
 
 def load(name: str) -> tuple[Study, str]:
-    """A study by path, by URL or by the name of a packaged one, and its text."""
+    """A study by path, URL or the name of a packaged one, and the text of its file."""
     if "://" in name:
-        text = _fetched(name)
+        text = _fetch(name)
         return parse(text, name, None), text
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -50,33 +50,33 @@ def load(name: str) -> tuple[Study, str]:
     raise UserError(f"study {name!r} is neither a file nor a packaged study ({', '.join(packaged())})")
 
 
-def _fetched(url: str) -> str:
+def _fetch(url: str) -> str:
     import fsspec
 
     try:
         with fsspec.open(url, "r", encoding="utf-8") as file:
             return file.read()
-    except Exception as error:  # every kind of storage fails in its own way
+    except Exception as error:  # each kind of storage raises its own exceptions
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"study file {url} cannot be read: {reason.rstrip('.')}") from None
 
 
-def found_again(study: Study) -> Study:
-    """A study that was run elsewhere, perhaps: feature files that are not where they were are looked for by name, as in
-    a new study. Whether they are the same their content says."""
-    return study.model_copy(update={"data": [_found_again(data) for data in study.data]})
+def with_located_data(study: Study) -> Study:
+    """A study that may have run on another machine: feature files that have moved are looked up by name, as for a new
+    study. The ledger checks that their content is the same."""
+    return study.model_copy(update={"data": [_relocate(data) for data in study.data]})
 
 
-def _found_again(data: DataSettings) -> DataSettings:
+def _relocate(data: DataSettings) -> DataSettings:
     if not data.source.endswith(".npz") or Path(data.source).is_file():
         return data
-    elsewhere = _located(data.model_copy(update={"source": Path(data.source).name}), Path.cwd())
+    elsewhere = _locate(data.model_copy(update={"source": Path(data.source).name}), Path.cwd())
     return elsewhere if Path(elsewhere.source).is_file() else data
 
 
 def parse(text: str, file: str, folder: Path | None) -> Study:
-    """Feature files and search spaces are looked for beside the study file. Where it has no `folder`, because it is a
-    packaged one or at a URL, its grids are its own, whatever lies in the current one."""
+    """Feature files and search spaces are looked up in `folder`, next to the study file. A packaged study, or one at a
+    URL, has no folder, and files in the current folder do not change its search spaces."""
     content, marks = read_yaml(text, file)
     if not isinstance(content, dict):
         raise UserError(f"{file}: a study is a mapping of settings, this is {type(content).__name__}")
@@ -84,14 +84,14 @@ def parse(text: str, file: str, folder: Path | None) -> Study:
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        place, sentence = said(error)
+        place, sentence = first_error(error)
         raise UserError(f"{file}:{_line(marks, place)}: {sentence}") from None
-    return study.model_copy(update={"data": [_located(data, folder or Path.cwd()) for data in study.data]})
+    return study.model_copy(update={"data": [_locate(data, folder or Path.cwd()) for data in study.data]})
 
 
 @contextlib.contextmanager
-def pointing(text: str, file: str) -> Iterator[None]:
-    """What is found wrong with a study once its data are there says the line of its file, too."""
+def errors_name_lines(text: str, file: str) -> Iterator[None]:
+    """Errors about settings that are found after the data was loaded name the line in the study file."""
     try:
         yield
     except SettingError as error:
@@ -100,8 +100,8 @@ def pointing(text: str, file: str) -> Iterator[None]:
 
 
 def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Files named after a method, beside the study, stand for its packaged search space. The study keeps what they
-    hold: it can be resumed without them."""
+    """Files named after a method, next to the study file, replace its packaged search space. Their content becomes part
+    of the study, which can be resumed without them."""
     named = content.get("methods")
     if not isinstance(named, list):
         return content
@@ -114,32 +114,32 @@ def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]
         if file is None or not file.is_file() or not isinstance(given, dict) or "search_space" in given:
             found.append(item)
             continue
-        found.append({"name": name, **given, "search_space": _space_in(file, str(name))})
+        found.append({"name": name, **given, "search_space": _read_space(file, str(name))})
     return {**content, "methods": found}
 
 
-def _space_in(file: Path, method: str) -> Any:
-    """What is wrong with it alone is said here, with its own line."""
+def _read_space(file: Path, method: str) -> Any:
+    """Errors in the file name its own lines."""
     space, marks = read_yaml(file.read_text(encoding="utf-8"), str(file))
     try:
         MethodSettings.model_validate({"name": method, "search_space": space})
     except ValidationError as error:
-        place, sentence = said(error)
+        place, sentence = first_error(error)
         raise UserError(f"{file}:{_line(marks, place[1:])}: {sentence.removeprefix('search_space.')}") from None
     return space
 
 
 def from_mapping(content: Mapping[str, Any], called: str) -> Study:
-    """A study from a program; feature files are looked for in the current folder."""
+    """A study from Python; feature files are looked up in the current folder."""
     try:
         study = Study.model_validate(dict(content))
     except ValidationError as error:
-        raise UserError(f"{called}: {said(error)[1]}") from None
-    return study.model_copy(update={"data": [_located(data, Path.cwd()) for data in study.data]})
+        raise UserError(f"{called}: {first_error(error)[1]}") from None
+    return study.model_copy(update={"data": [_locate(data, Path.cwd()) for data in study.data]})
 
 
 def as_text(study: Study) -> str:
-    """A study as the file that it could have been read from."""
+    """The text of a study file with this content."""
     return yaml.safe_dump(study.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
 
 
@@ -152,22 +152,22 @@ KINDS = {
     "dict": "a mapping",
     "model": "a mapping",
 }
-"""By the first word of pydantic's names for what was found to be something else."""
+"""By the first word of pydantic's error type."""
 
 
-def said(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
-    """The first thing that is wrong with a study: where it stands, and a sentence."""
+def first_error(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+    """The path of the first wrong setting, and a sentence about it."""
     found = error.errors()
-    # a setting that is missing may be there under a name that there is not: that is what to look at
-    misspelt = [e for e in found if e["type"] == "extra_forbidden" and _meant(e["loc"])]
+    # a missing setting may be present under a misspelt name: then report that one
+    misspelt = [e for e in found if e["type"] == "extra_forbidden" and _suggestion(e["loc"])]
     first = misspelt[0] if misspelt and found[0]["type"] == "missing" else found[0]
     place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
     unknown = first["type"] == "extra_forbidden"
     name = ".".join(map(str, [*_visible(place[:-1]), place[-1]] if unknown else _visible(place)))
-    message = _plainly([e for e in found if _visible(e["loc"]) == _visible(first["loc"])])
+    message = _message([e for e in found if _visible(e["loc"]) == _visible(first["loc"])])
     shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
     if unknown:
-        message, shown = f"there is no such setting{_meant(place)}", ""
+        message, shown = f"there is no such setting{_suggestion(place)}", ""
     elif first["type"] == "missing":
         message, shown = "it is missing", ""
     return place, f"{name + ': ' if name else ''}{message}{shown}"
@@ -177,9 +177,9 @@ def _visible(place: tuple[str | int, ...]) -> list[str | int]:
     return [part for part in place if not _internal(part)]
 
 
-def _plainly(errors: list[ErrorDetails]) -> str:
-    """What is wrong with a setting: of one that may be of several kinds pydantic says of each why it is not."""
-    wanted = list(dict.fromkeys(kind for error in errors if (kind := _wanted(error))))
+def _message(errors: list[ErrorDetails]) -> str:
+    """A sentence for all errors of one setting: pydantic reports one for each type that it may have."""
+    wanted = list(dict.fromkeys(kind for error in errors if (kind := _expected_kind(error))))
     if wanted:
         return f"it should be {' or '.join(wanted)}"
     first = errors[0]
@@ -189,15 +189,15 @@ def _plainly(errors: list[ErrorDetails]) -> str:
     return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
 
 
-def _wanted(error: ErrorDetails) -> str:
+def _expected_kind(error: ErrorDetails) -> str:
     kind, _, wrong = error["type"].partition("_")
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"])
     return KINDS.get(kind, "") if wrong in ("parsing", "type", "from_float") else ""
 
 
-def _meant(place: tuple[str | int, ...]) -> str:
-    """The setting whose name comes closest to the last, whatever that looks like; of the same section if possible."""
+def _suggestion(place: tuple[str | int, ...]) -> str:
+    """ "Did you mean" with the most similar setting, from the same section if possible; empty if there is none."""
     section, name = [part for part in _visible(place[:-1]) if isinstance(part, str)], str(place[-1])
     by_name: dict[str, list[str]] = {}
     for path in setting_paths(Study):
@@ -210,7 +210,7 @@ def _meant(place: tuple[str | int, ...]) -> str:
 
 
 def setting_paths(model: type[BaseModel], before: str = "") -> Iterator[str]:
-    """Every setting of a study by its full name, such as rounds.coarse."""
+    """The full name of every setting, such as rounds.coarse."""
     for name, field in model.model_fields.items():
         yield f"{before}{name}"
         for inner in (field.annotation, *get_args(field.annotation)):
@@ -221,23 +221,23 @@ def setting_paths(model: type[BaseModel], before: str = "") -> Iterator[str]:
 # ---- YAML
 
 MOST_VALUES = 200_000
-"""A study file may hold as many once its aliases are written out; a few lines of them can stand for billions."""
+"""Most values of a study file with its aliases expanded: a few lines of aliases can expand to billions."""
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Any]:
-    """What a text holds, and its nodes, which know their lines. Everything wrong with it is one sentence."""
+    """The content of a YAML text, and its nodes, which know their lines. Every error is one sentence."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
         if _count(node, file, {}) > MOST_VALUES:
-            raise UserError(f"{file}: with its aliases written out it holds more than {MOST_VALUES} values")
+            raise UserError(f"{file}: with its aliases expanded it holds more than {MOST_VALUES} values")
         _refuse_repeated_keys(node, file)
         return loader.construct_document(node), node
     except RecursionError:
         raise UserError(f"{file}: not valid YAML: it is nested without end") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number of a million digits
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date, a number of a million digits
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else file
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -245,7 +245,7 @@ def read_yaml(text: str, file: str) -> tuple[Any, Any]:
 
 
 def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
-    """The values of a node, each alias counted as what it stands for. `known`: by node; None while it is counted."""
+    """Number of values of a node, with aliases expanded. `known`: by node; None while it is being counted."""
     if id(node) not in known:
         known[id(node)] = None
         inside = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -258,7 +258,7 @@ def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
 
 
 def _refuse_repeated_keys(node: Any, file: str) -> None:
-    """YAML lets the last one win in silence."""
+    """YAML silently keeps the last one."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
@@ -272,9 +272,9 @@ def _refuse_repeated_keys(node: Any, file: str) -> None:
             _refuse_repeated_keys(item, file)
 
 
-def _located(data: DataSettings, folder: Path) -> DataSettings:
-    """A feature file by its whole path, so that the study can be resumed from anywhere. It is looked for beside the
-    study file, in the current folder, and where `fedsweep data prepare` puts it: in $FEDSWEEP_DATA or the cache."""
+def _locate(data: DataSettings, folder: Path) -> DataSettings:
+    """The full path of a feature file, so that the study can be resumed from any folder. It is looked up next to the
+    study file, in the current folder, and where `fedsweep data prepare` writes it: $FEDSWEEP_DATA or the cache."""
     if not data.source.endswith(".npz"):
         return data
     places = [folder, Path.cwd(), data_folder()]
@@ -283,7 +283,7 @@ def _located(data: DataSettings, folder: Path) -> DataSettings:
 
 
 def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSettings:
-    """With some settings given as KEY=VALUE."""
+    """The resources with some settings changed by KEY=VALUE."""
     content = of.model_dump()
     for text in settings:
         key, _, value = text.partition("=")
@@ -293,22 +293,22 @@ def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSett
         try:
             ResourceSettings.model_validate({key: value})
         except ValidationError as error:
-            raise UserError(f"resource {text!r}: {_plainly(error.errors())}") from None
+            raise UserError(f"resource {text!r}: {_message(error.errors())}") from None
     return ResourceSettings.model_validate(content)
 
 
 def _internal(part: str | int) -> bool:
-    """Names of pydantic's own making in an error's location, such as the branch of a union."""
+    """Parts of an error's location that pydantic adds, such as the branch of a union."""
     return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)
 
 
 def _line(node: Any, location: tuple[str | int, ...]) -> int:
-    """The line of the deepest part of the location that stands in the file."""
+    """The line of the deepest part of the location that is in the file."""
     line = node.start_mark.line if node is not None else 0
     for part in location:
         if isinstance(node, yaml.MappingNode):
             entries = [(key, value) for key, value in node.value if key.value == str(part)]
-            if not entries and len(node.value) == 1:  # `- dp-fedsofim: {…}`: one step down, the same part again
+            if not entries and len(node.value) == 1:  # `- dp-fedsofim: {…}`: look one level down
                 node = node.value[0][1]
                 entries = (
                     [(k, v) for k, v in node.value if k.value == str(part)]
