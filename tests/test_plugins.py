@@ -58,7 +58,7 @@ def test_the_example_study_takes_everything_from_the_plug_in(example):
     assert space.coarse == {"learning_rate": (0.1, 1.0, 10.0), "momentum": (0.0, 0.5, 0.9)}
     assert space.scale == {"learning_rate": "log", "momentum": "complement"}
     blueprint = Blueprint.draw(study)
-    assert {cell.setting.id for cell in blueprint.cells} == {"two-moons:600 / by-first-feature"}
+    assert {cell.setting.id for cell in blueprint.cells} == {("two-moons:600", "by-first-feature")}
     again = type(study).model_validate_json(study.model_dump_json())
     assert again.methods[1].space() == space, "a result folder needs no file beside the study"
 
