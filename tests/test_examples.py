@@ -32,10 +32,10 @@ def flags(command: Any) -> set[str]:
 
 
 def commands(text: str, program: str) -> Iterator[str]:
-    """The commands of a program in a text, without what stands around them."""
+    """The commands of a program in a text."""
     for line in text.splitlines():
-        for found in re.findall(rf"(?<![\w/.-]){program} [a-z]+[^'`#|]*", line):
-            yield found.strip()
+        for command in re.findall(rf"(?<![\w/.-]){program} [a-z]+[^'`#|]*", line):
+            yield command.strip()
 
 
 def test_there_are_files_for_the_launcher_and_for_kuberay():
@@ -45,7 +45,7 @@ def test_there_are_files_for_the_launcher_and_for_kuberay():
 
 @named(LAUNCHER)
 def test_launcher(file):
-    """By Ray's own schema, once Ray has filled in what is missing."""
+    """Valid by Ray's own schema, after Ray has added its defaults."""
     content = yaml.safe_load(file.read_text())
     validate_config(prepare_config(content))
     starts = content["head_start_ray_commands"] + content["worker_start_ray_commands"]
@@ -68,7 +68,7 @@ def test_kuberay(file):
     assert kind in ("RayCluster", "RayJob")
     if kind == "RayJob":
         check_fedsweep(spec["entrypoint"])
-        assert "--results s3://" in spec["entrypoint"], "the cluster ends with the job, its disks too"
+        assert "--results s3://" in spec["entrypoint"], "the cluster and its disks end with the job"
     cluster = spec["rayClusterSpec"] if kind == "RayJob" else spec
     assert cluster["rayVersion"] == RAY
     assert cluster["authOptions"] == {"mode": "token"}
@@ -87,7 +87,7 @@ def test_kuberay(file):
 
 @named([*FILES, REPOSITORY / "docs" / "clusters.md"])
 def test_commands_in_the_text(file):
-    """Of comments and of the page: every command and every flag is there."""
+    """Every command and every flag in the comments and on the page exists."""
     text = file.read_text()
     for command in commands(text, "fedsweep"):
         if command.split()[1] in ("run", "resume", "status", "cancel", "merge"):

@@ -1,7 +1,7 @@
-"""The known answers of data/README.md: the authors' tuned values on the paper's own features, seed 42, round 70.
+"""Known accuracies: the authors' tuned values on the paper's own features, seed 42, round 70 (data/README.md).
 
-All nine runs are lanes of one pack. The noise here is not the authors', hence the tolerances: 0.8 points at eps 5 and
-10, 1.5 at eps 1, 3 at eps 0.5.
+All nine runs are lanes of one pack. Our noise differs from the authors', so the tolerances are 0.8 points at eps 5
+and 10, 1.5 at eps 1 and 3 at eps 0.5.
 """
 
 import pytest
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.data
 
 @pytest.fixture(scope="module")
 def results(shared_data):
-    """Accuracy by round and state, by (method, eps), and of the published direction under "gradient"."""
+    """Results by (method, eps); those of the published update direction under "gradient"."""
     of = small.problem(data=str(shared_data("cifar10-resnet20.npz")), partition="dirichlet:0.5", clients=20)
     run = {"rounds": 70, "every": 10, "clip": 10.0, "seed": 42}
     trials = {
@@ -39,8 +39,8 @@ def results(shared_data):
     }
     published = {**TUNED[10], "direction": "gradient"}
     trials["gradient"] = small.trial(of, "dp-fedsofim", published, epsilon=10.0, **run)
-    found = run_pack(list(trials.values()), ProblemData.of(of))
-    return {name: found[trial.key] for name, trial in trials.items()}
+    outcomes = run_pack(list(trials.values()), ProblemData.of(of))
+    return {name: outcomes[trial.key] for name, trial in trials.items()}
 
 
 @pytest.mark.parametrize(("method", "epsilon"), [(m, e) for m, answers in KNOWN.items() for e in answers])
@@ -52,7 +52,7 @@ def test_round_70(results, method, epsilon):
 
 
 def test_the_published_direction_diverges(results):
-    """A = G with the tuned values of eps 10: under 15 percent at the end (or nan before it), where A = M^ has 68."""
+    """A = G with the tuned values of eps 10: below 15 percent at the end (or NaN earlier), while A = M^ reaches 68."""
     result = results["gradient"]
     last = list(result.metrics["accuracy"].values())[-1]
     assert result.state == "diverged" or last < 15

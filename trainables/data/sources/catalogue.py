@@ -120,18 +120,8 @@ _SOURCES = (
         ),
         "Fashion-MNIST, articles of clothing",
     ),
-    Source(
-        "emnist-digits",
-        "emnist",
-        (EMNIST,),
-        "EMNIST, the split `digits`",
-    ),
-    Source(
-        "emnist-balanced",
-        "emnist",
-        (EMNIST,),
-        "EMNIST, the split `balanced`: 47 classes of digits and letters",
-    ),
+    Source("emnist-digits", "emnist", (EMNIST,), "EMNIST, the split `digits`"),
+    Source("emnist-balanced", "emnist", (EMNIST,), "EMNIST, the split `balanced`: 47 classes of digits and letters"),
     Source(
         "adult",
         "libsvm",
@@ -218,16 +208,7 @@ def components(backbone: str) -> int | None:
 def recipes() -> list[Recipe]:
     """The feature files that are listed: those of the packaged studies, and one for each source. Any other
     SOURCE-BACKBONE can be made, too."""
-    names = ["cifar10-resnet20", "cifar10-vgg16", "pathmnist-resnet20", "pathmnist-vgg16"]
-    names += [
-        "mnist",
-        "fashion-mnist",
-        "emnist-digits",
-        "emnist-balanced-pca100",
-        "cifar10-resnet44",
-        "adult-a9a",
-        "heart-disease",
-        "tcga-brca",
-    ]
+    names = ["cifar10-resnet20", "cifar10-vgg16", "pathmnist-resnet20", "pathmnist-vgg16", "mnist", "fashion-mnist"]
+    names += ["emnist-digits", "emnist-balanced-pca100", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
     names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
     return [known for name in names if (known := recipe(name)) is not None]

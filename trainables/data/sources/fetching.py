@@ -82,15 +82,9 @@ def _download(file: File, target: Path, progress: Progress) -> Path:
         raise UserError(f"cache folder {target.parent} cannot be created: {error.strerror}") from None
     known = None if file.checksum.startswith("sha256-prefix") else file.checksum or None
     pooch.get_logger().setLevel("ERROR")
-    part = target.with_name(f"{target.name}.part")
+    downloader = _ResumingDownloader(target.with_name(f"{target.name}.part"), file.name, progress)
     try:
-        pooch.retrieve(
-            file.url,
-            known,
-            fname=target.name,
-            path=target.parent,
-            downloader=_ResumingDownloader(part, file.name, progress),
-        )
+        pooch.retrieve(file.url, known, fname=target.name, path=target.parent, downloader=downloader)
     except ValueError as error:
         if "hash" not in str(error):
             raise

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,7 @@ from numpy.typing import NDArray
 
 from trainables.data.features import READ_ERRORS
 from trainables.data.sources import fetching, formats
-from trainables.data.sources.catalogue import (
-    IMAGES,
-    SOURCES,
-    WEIGHTS,
-    File,
-    Recipe,
-    components,
-    recipe,
-    recipes,
-)
+from trainables.data.sources.catalogue import IMAGES, SOURCES, WEIGHTS, Recipe, components, recipe, recipes
 from trainables.errors import UserError
 
 PROVENANCE = "provenance"
@@ -81,7 +72,7 @@ def prepare(name: str, options: Options) -> Path:
             "name": chosen.name,
             "source": source.name,
             "files": {
-                name: {"url": _url(source.files, name), "sha256": fetching.sha256(path)} for name, path in paths.items()
+                file.name: {"url": file.url, "sha256": fetching.sha256(paths[file.name])} for file in source.files
             },
             **details,
             "notes": list(raw.notes),
@@ -216,7 +207,3 @@ def _write(target: Path, arrays: Mapping[str, NDArray]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     shutil.rmtree(target.with_name(f"{target.stem}.partial"), ignore_errors=True)
-
-
-def _url(files: Sequence[File], name: str) -> str:
-    return next(file.url for file in files if file.name == name)
