@@ -15,6 +15,7 @@ import pyarrow.parquet
 
 from orchestrator.report.benchmark import card
 from orchestrator.report.benchmark.columns import COLUMNS, FILE, HYPER
+from orchestrator.report.tables.common import data_fingerprints
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.winners import CHUNK, Results
@@ -55,7 +56,7 @@ def write_export(folder: Path, to: Path) -> list[Path]:
                 counts.update({"rows": len(records), "trials": len(rows)})
                 counts.update(f"state:{row.state}" for row in rows.values())
         temporary.replace(to / FILE)
-        text = card.page(results, ledger.fingerprints(), counts, hypers)
+        text = card.page(results, data_fingerprints(ledger, results.study), counts, hypers)
         written = write_text(to / "README.md", text)
     return [to / FILE, written]
 

@@ -17,6 +17,7 @@ from orchestrator.report.html.configurations import Configuration, grouped, rank
 from orchestrator.report.html.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
+from orchestrator.report.tables.common import data_fingerprints
 from orchestrator.report.tables.privacy import with_search
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
@@ -124,7 +125,7 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
         else [{"began": session.began, "ended": _ended(session)} for session in ledger.sessions()],
         "provenance": {
             "source": source[1] if source else "",
-            "fingerprints": {d.shown: found for d in study.data if (found := ledger.fingerprints().get(d.id))},
+            "fingerprints": data_fingerprints(ledger, study),
             "plugins": ledger.plugins(),
             "engine": ENGINE_VERSION,
             "facts": {s: vars(facts) for s in results.settings if (facts := results.facts(s))},

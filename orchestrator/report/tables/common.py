@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from orchestrator.report.tables.render import Bold, Group, Table
+from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.objective import Objective
+from orchestrator.study.study import Study
 
 LOST = ("diverged", "failed")
 """How a trial can end before its last round."""
@@ -57,6 +59,12 @@ def cell_table(
         ],
         data=data,
     )
+
+
+def data_fingerprints(ledger: Ledger, study: Study) -> dict[str, str]:
+    """By the data set's name in tables."""
+    known = ledger.fingerprints()
+    return {data.shown: known[data.id] for data in study.data if data.id in known}
 
 
 def mean_and_std(score: Score, objective: Objective) -> str:
