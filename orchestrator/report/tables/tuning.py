@@ -214,9 +214,9 @@ def edges(cell: CellResult) -> list[str]:
 
 
 def _extended(cell: CellResult) -> list[str]:
-    """Axes on which the fine grid goes beyond the coarse one, and how far."""
+    """Axes on which later stages go beyond the first one, and how far."""
     found, fine = [], _refined(cell)
-    for name, axis in cell.search.axes.get("coarse", {}).items():
+    for name, axis in next(iter(cell.search.axes.values()), {}).items():
         beyond = fine.get(name, ())
         if len(axis) < 2 or not beyond or not search_spaces.is_numeric((*axis, *beyond)):
             continue
@@ -229,8 +229,8 @@ def _extended(cell: CellResult) -> list[str]:
 
 
 def _refined(cell: CellResult) -> dict[str, Axis]:
-    """The values tried of every hyperparameter in the stages after the coarse one."""
-    stages = [axes for stage, axes in cell.search.axes.items() if stage != "coarse"]
+    """The values tried of every hyperparameter in the stages after the first, where stages are grids."""
+    stages = [] if cell.variant.strategy.samples_ranges else list(cell.search.axes.values())[1:]
     names = dict.fromkeys(name for axes in stages for name in axes)
     return {name: tuple(dict.fromkeys(v for axes in stages for v in axes.get(name, ()))) for name in names}
 
