@@ -14,7 +14,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from orchestrator.search.history import History
-from orchestrator.search.strategies.base import Proposal, SearchTask, Strategy
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask
 from orchestrator.section import Section
 from trainables import models
 from trainables.data import features

@@ -132,6 +132,6 @@ def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | N
             trials += some
         choices = {}
         if sweep.finished:
-            found = {search.name: search.history.winner() for search in sweep.searches}
+            found = {search.name: search.winner() for search in sweep.searches}
             choices = {name: choice.key if choice else None for name, choice in found.items()}
         return Ran(trials, ledger.stages(), of, sweep.finished, choices)

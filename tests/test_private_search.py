@@ -122,7 +122,7 @@ def test_draws_follow_from_the_secret_and_never_share_noise():
 
     def draws(secret: bytes):
         task = cell.study.search_task(cell.method, cell.epsilon, variant, 40, secret)
-        _, configurations, seeds = Private().propose(task, History(variant, task, {}))
+        _, configurations, seeds = Private().propose(task, History(task, variant.seeds, {}))
         return list(zip(configurations, seeds, strict=True))
 
     found = draws(b"a" * 32)

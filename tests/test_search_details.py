@@ -16,6 +16,7 @@ from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import choose, clearly_differ, win_contest
 from orchestrator.search.strategies.grid import _neighbours
 from orchestrator.search.strategies.private import Private, noisy_best
+from orchestrator.search.winner import winner as find_winner
 from orchestrator.study.cells import Blueprint
 from search_spaces import load
 
@@ -91,7 +92,8 @@ def test_who_leads_before_all_has_ended():
 
     def winner(**stages):
         keys = {stage: [c.key for c in some] for stage, some in stages.items()}
-        return History(variant, of.search_task(of.methods[0], 8, variant, 10), outcomes, keys).winner()
+        task = of.search_task(of.methods[0], 8, variant, 10)
+        return find_winner(variant, History(task, variant.seeds, outcomes, keys))
 
     assert winner(coarse=contenders).key == "1/0"
     assert winner(coarse=contenders, contest=contenders[:1]).key == "0/0", "of those that met again"
@@ -131,7 +133,7 @@ def drawn_from(cell, secret: bytes) -> list[tuple[float, int]]:
     """Learning rate and seed of every run."""
     (variant,) = cell.study.variants
     task = cell.study.search_task(cell.method, cell.epsilon, variant, 10, secret)
-    _, configurations, seeds = Private().propose(task, History(variant, task, {}))
+    _, configurations, seeds = Private().propose(task, History(task, variant.seeds, {}))
     return [(c["learning_rate"], seed) for c, seed in zip(configurations, seeds, strict=True)]
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from plugin_registry import added_for_now
+from plugin_registry import temporary_plugins
 from repository_files import DOCS, REPOSITORY, blocks
 from simulated_search import drive, near
 
@@ -22,7 +22,7 @@ STUDY = EXAMPLE.with_suffix(".yaml")
 @pytest.fixture
 def example(monkeypatch):
     monkeypatch.setenv("FEDSWEEP_IMPORT", "")
-    with added_for_now():
+    with temporary_plugins():
         plugins.use(str(EXAMPLE))
         yield
 

@@ -124,7 +124,7 @@ class Runner:
 
 
 def _choice(search: CellSearch, rounds: Mapping[str, int]) -> Choice | None:
-    choice = search.history.winner()
+    choice = search.winner()
     if choice is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}

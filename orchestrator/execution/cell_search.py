@@ -13,8 +13,10 @@ from orchestrator.search.candidates import Outcomes
 from orchestrator.search.expected_trials import trials_to_come
 from orchestrator.search.history import History
 from orchestrator.search.running_best import RunningBest
+from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.base import Proposal
 from orchestrator.search.variant import SearchVariant
+from orchestrator.search.winner import best_configurations, finalists, winner
 from orchestrator.study.cells import Cell
 from search_spaces import Configuration
 from trainables.federation.trial_spec import TrialSpec
@@ -40,7 +42,11 @@ class CellSearch:
         self.configurations: dict[str, Configuration] = {}
         self.trial_seeds: dict[str, int] = {}
         self.history = History(
-            variant, self.task, outcomes, configurations=self.configurations, trial_seeds=self.trial_seeds
+            self.task,
+            variant.seeds,
+            outcomes,
+            configurations=self.configurations,
+            trial_seeds=self.trial_seeds,
         )
         restarting = [stage for stage in variant.stages if variant.restarts(stage)]
         self.best = RunningBest(cell.study.judged_by, restarting)
@@ -85,17 +91,21 @@ class CellSearch:
                     return WAITING
                 finalists = self.finalists()
                 return NextStage("contest", self.trials("contest", finalists)) if finalists else FINISHED
-        winner = self.history.winner()
-        if winner is None:
+        choice = self.winner()
+        if choice is None:
             return FINISHED
-        configuration = self.history.configuration(winner.candidate)
+        configuration = self.history.configuration(choice.candidate)
         if self.variant.strategy.publishes_only_winner:
-            return NextStage("confirm", [self.cell.private_trial(configuration, self.trial_seeds[winner.key], "test")])
+            return NextStage("confirm", [self.cell.private_trial(configuration, self.trial_seeds[choice.key], "test")])
         return NextStage("confirm", self.trials("confirm", [configuration]))
 
     def finalists(self) -> list[Configuration]:
-        winners = [c for neighbour in self.neighbours for c in neighbour.history.best_configurations()[:1]]
-        return self.history.finalists(self.cell.study.search.finalists, winners)
+        """The configurations that meet in the contest."""
+        guests = [c for other in self.neighbours for c in best_configurations(other.variant, other.history)[:1]]
+        return finalists(self.variant, self.history, self.cell.study.search.finalists, guests)
+
+    def winner(self) -> Choice | None:
+        return winner(self.variant, self.history)
 
     def _proposed_trials(self, proposal: Proposal) -> list[TrialSpec]:
         if proposal.seeds is None:

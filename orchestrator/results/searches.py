@@ -14,6 +14,7 @@ from orchestrator.search.expected_trials import expected_trials, trials_to_come
 from orchestrator.search.history import History
 from orchestrator.search.selection import Choice
 from orchestrator.search.variant import SearchVariant
+from orchestrator.search.winner import winner
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
@@ -65,7 +66,7 @@ class SearchRecord:
 
     @cached_property
     def winner(self) -> Choice | None:
-        return self.history.winner()
+        return winner(self.variant, self.history)
 
     @cached_property
     def finished(self) -> bool:
@@ -120,7 +121,7 @@ def search_records(ledger: Ledger, study: Study) -> Iterator[SearchRecord]:
                     searched = {stage: trials for stage, trials in opened.items() if stage != "confirm"}
                     task = study.search_task(method, epsilon, variant, known.validation_rows if known else 1)
                     seeds = _trial_seeds(ledger, variant, opened)
-                    history = History(variant, task, outcomes, searched, trial_seeds=seeds)
+                    history = History(task, variant.seeds, outcomes, searched, trial_seeds=seeds)
                     yield SearchRecord(study, cell, name, method, epsilon, variant, known, opened, history)
 
 

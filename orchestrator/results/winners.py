@@ -19,6 +19,7 @@ from orchestrator.search.objective import Objective
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.private import fixed_grid
 from orchestrator.search.variant import SECRET, SearchVariant
+from orchestrator.search.winner import competing_stages, winner_of_first_seed
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.settings.method import MethodSettings
@@ -256,7 +257,8 @@ class _Reader:
                 if row.rounds:
                     seconds.append(row.seconds / row.rounds)
         searched = {stage: history.candidates(stage) for stage in history.stages if stage != "contest"}
-        competing, choice, of_one_seed = history.competing, record.winner, history.winner_of_first_seed()
+        competing = competing_stages(record.variant, history)
+        choice, of_one_seed = record.winner, winner_of_first_seed(record.variant, history)
         winner = configurations[choice.key] if choice else None
         adding = [stage for stage in searched if record.variant.strategy.adds_configurations(stage)]
         return SearchResult(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.search.strategies.base import SearchTask
+from orchestrator.search.task import SearchTask
 from orchestrator.search.variant import SearchVariant
 
 

@@ -1,28 +1,25 @@
-"""The trials of one cell's search and their outcomes: what a strategy decides from, and who wins.
+"""The trials of one cell's search and their outcomes: what a strategy decides from.
 
-The sweep fills it while it runs; tables, status and the report fill it from the ledger. All find the winner here.
+The sweep fills it while it runs; tables, status and the report fill it from the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.search import selection
 from orchestrator.search.candidates import Candidate, Outcomes, Rank, candidates_of
-from orchestrator.search.selection import Choice
-from search_spaces import Configuration, unique
-
-if TYPE_CHECKING:
-    from orchestrator.search.strategies.base import SearchTask
-    from orchestrator.search.variant import SearchVariant
+from orchestrator.search.task import SearchTask
+from search_spaces import Configuration
 
 
 @dataclass
 class History:
-    variant: SearchVariant
     task: SearchTask
+    seeds: Callable[[str], list[int]]
+    """The seeds that each configuration of a stage runs with."""
     outcomes: Outcomes
     """Of all trials that have ended, by key."""
     stages: dict[str, list[str]] = field(default_factory=dict)
@@ -50,7 +47,7 @@ class History:
         ]
 
     def _seeds(self, stage: str) -> int:
-        return len(self.variant.seeds(stage)) or 1
+        return len(self.seeds(stage)) or 1
 
     def ended(self, *stages: str) -> list[Candidate]:
         """The candidates of these stages all of whose trials have ended."""
@@ -69,37 +66,3 @@ class History:
     def clearly_differ(self, ours: Candidate, theirs: Candidate) -> bool:
         """Whether two candidates differ by more than the noise of their scores."""
         return selection.clearly_differ(ours, theirs, self.outcomes, self.task.validation_rows, self.task.objective)
-
-    # ---- who wins
-
-    @property
-    def competing(self) -> tuple[str, ...]:
-        """The search stages that hold the candidates for the win, among those with results."""
-        return self.variant.strategy.competing([stage for stage in self.stages if self.ended(stage)])
-
-    def winner(self) -> Choice | None:
-        """By the results so far: of the contest once it has any, else of the search."""
-        strategy, objective = self.variant.strategy, self.task.objective
-        if strategy.publishes_only_winner:
-            return strategy.choose(self.task, self)
-        if contest := self.ended("contest"):
-            return selection.win_contest(contest, self.outcomes, objective)
-        return selection.choose(self.ended(*self.competing), self.outcomes, self.task.validation_rows, objective)
-
-    def winner_of_first_seed(self) -> Choice | None:
-        """What the first search seed alone would have chosen."""
-        firsts = [c.key for stage in self.competing for c in self.candidates(stage) if c.key in self.outcomes]
-        alone = [Candidate((key,)) for key in dict.fromkeys(firsts)]
-        return selection.choose(alone, self.outcomes, self.task.validation_rows, self.task.objective)
-
-    def finalists(self, count: int, guests: Sequence[Configuration] = ()) -> list[Configuration]:
-        """The configurations that meet in the contest: the best `count` of all search stages. `guests`, the winners of
-        neighbouring budgets, take the last places."""
-        own = self.best_configurations()[:count]
-        if not own:
-            return []
-        invited = [guest for guest in unique(guests) if guest not in own][: count - 1]
-        return [*own[: count - len(invited)], *invited]
-
-    def best_configurations(self) -> list[Configuration]:
-        return unique(map(self.configuration, self.ranked(*self.competing)))

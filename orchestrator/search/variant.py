@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from orchestrator.search.strategies.base import StageRounds, Strategy
+from orchestrator.search.strategies.base import Strategy
+from orchestrator.search.task import StageRounds
 from orchestrator.section import Section
 
 SECRET = -1

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from orchestrator.search.objective import OBJECTIVES, Objective
 from orchestrator.search.strategies import STRATEGIES
-from orchestrator.search.strategies.base import SearchTask, StageRounds
+from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.search.variant import SECRET, SearchVariant, Select, StageSeeds
 from orchestrator.section import Section
 from orchestrator.study.cell_id import SettingId

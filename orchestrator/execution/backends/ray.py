@@ -218,8 +218,8 @@ class _NotPickled:
 
 
 class SlotSearcher(_NotPickled, Searcher):
-    """Suggests slots while there is work for them. Slots without room wait: an autoscaler sees them, and nodes that join
-    are used."""
+    """Suggests slots while there is work for them. Slots without room wait: an autoscaler sees them, and nodes that
+    join are used."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(metric="packs", mode="max")

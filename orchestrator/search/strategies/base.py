@@ -12,52 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-import search_spaces
-from orchestrator.search.objective import Objective
+from orchestrator.search.history import History
+from orchestrator.search.selection import Choice
+from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.section import Section
 from search_spaces import Configuration, SearchSpace
-
-if TYPE_CHECKING:
-    from orchestrator.search.history import History
-    from orchestrator.search.selection import Choice
-
-
-class StageRounds(NamedTuple):
-    """Federated rounds of a trial, as the study file sets them."""
-
-    coarse: int
-    fine: int
-    confirm: int
-
-
-@dataclass(frozen=True)
-class SearchTask:
-    """What a strategy may use: the cell's search space and the study's settings. Read-only."""
-
-    space: SearchSpace
-    rounds: StageRounds
-    objective: Objective
-    validation_rows: int
-    """Rows that each configuration is evaluated on."""
-    trials: int | None
-    """`search.trials`: the number of configurations to try, if the study sets it."""
-    refine: str
-    """`search.refine`: table or zoom."""
-    settings: Section
-    """The strategy's own section of the study file."""
-    epsilon: float
-    delta: float
-    secret: bytes = b""
-    """Random bytes of this cell, for strategies that publish only their winner."""
-
-    @property
-    def budget(self) -> int:
-        """Configurations to try: `search.trials`, or as many as the coarse and the fine grid have."""
-        grids = self.space.size(self.space.coarse) + search_spaces.refined_size(self.space, self.refine)
-        return self.trials or grids
 
 
 class Proposal(NamedTuple):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import search_spaces
 from orchestrator.search.candidates import Candidate
 from orchestrator.search.history import History
-from orchestrator.search.strategies.base import Proposal, SearchTask, StageRounds, Strategy
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask, StageRounds
 from search_spaces import Configuration
 
 

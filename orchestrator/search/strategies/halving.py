@@ -10,7 +10,8 @@ from pydantic import Field
 import search_spaces
 from orchestrator.search.history import History
 from orchestrator.search.ranges import sample
-from orchestrator.search.strategies.base import Proposal, SearchTask, Strategy
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask
 from orchestrator.section import Section
 from search_spaces import SearchSpace
 

@@ -10,7 +10,8 @@ from pydantic import Field
 from orchestrator.search.candidates import Rank
 from orchestrator.search.history import History
 from orchestrator.search.ranges import suggest
-from orchestrator.search.strategies.base import Proposal, SearchTask, Strategy
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask
 from orchestrator.section import Section
 from search_spaces import Configuration, SearchSpace
 

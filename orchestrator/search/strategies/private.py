@@ -18,7 +18,8 @@ import search_spaces
 from orchestrator.search.candidates import Candidate, Outcomes
 from orchestrator.search.history import History
 from orchestrator.search.selection import Choice
-from orchestrator.search.strategies.base import Proposal, SearchTask, StageRounds, Strategy
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.section import Section
 from search_spaces import Configuration, SearchSpace
 from trainables.privacy import private_selection

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from orchestrator.search.history import History
 from orchestrator.search.ranges import sample
-from orchestrator.search.strategies.base import Proposal, SearchTask, Strategy
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask
 from orchestrator.section import Section
 
 

@@ -1,0 +1,53 @@
+"""Who wins the search of a cell, by the results so far. The sweep, tables, status, report and `best` all ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.search import selection
+from orchestrator.search.candidates import Candidate
+from orchestrator.search.history import History
+from orchestrator.search.selection import Choice
+from orchestrator.search.variant import SearchVariant
+from search_spaces import Configuration, unique
+
+
+def competing_stages(variant: SearchVariant, history: History) -> tuple[str, ...]:
+    """The search stages that hold the candidates for the win, among those with results."""
+    return variant.strategy.competing([stage for stage in history.stages if history.ended(stage)])
+
+
+def winner(variant: SearchVariant, history: History) -> Choice | None:
+    """Of the contest once it has results, else of the search."""
+    task = history.task
+    if variant.strategy.publishes_only_winner:
+        return variant.strategy.choose(task, history)
+    if contest := history.ended("contest"):
+        return selection.win_contest(contest, history.outcomes, task.objective)
+    candidates = history.ended(*competing_stages(variant, history))
+    return selection.choose(candidates, history.outcomes, task.validation_rows, task.objective)
+
+
+def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | None:
+    """What the first search seed alone would have chosen."""
+    stages, outcomes = competing_stages(variant, history), history.outcomes
+    firsts = [c.key for stage in stages for c in history.candidates(stage) if c.key in outcomes]
+    alone = [Candidate((key,)) for key in dict.fromkeys(firsts)]
+    return selection.choose(alone, outcomes, history.task.validation_rows, history.task.objective)
+
+
+def best_configurations(variant: SearchVariant, history: History) -> list[Configuration]:
+    """Of all competing stages, best first."""
+    return unique(map(history.configuration, history.ranked(*competing_stages(variant, history))))
+
+
+def finalists(
+    variant: SearchVariant, history: History, count: int, guests: Sequence[Configuration] = ()
+) -> list[Configuration]:
+    """The configurations that meet in the contest: the best `count` of the search. `guests`, the winners of
+    neighbouring budgets, take the last places."""
+    own = best_configurations(variant, history)[:count]
+    if not own:
+        return []
+    invited = [guest for guest in unique(guests) if guest not in own][: count - 1]
+    return [*own[: count - len(invited)], *invited]
