@@ -27,7 +27,7 @@ EXIT_CODES = (
 STABILITY = re.compile(r"^Stability: *(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 PLUGIN_NAMES = (
     *("use", "Method", "Hyperparameter", "learning_rate", "ClientProgram", "ClientRound", "Event", "Run"),
-    *("head", "data_source", "partition"),
+    *("Strategy", "SearchTask", "History", "Proposal", "head", "data_source", "partition"),
 )
 
 
