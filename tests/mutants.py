@@ -378,12 +378,12 @@ class _PatchedRuns:
     def _run(self, mutant: Mutant, tests: list[pytest.Item]) -> tuple[int, bytes]:
         self.functions[mutant.module].replace_with(mutant.code)
         seconds = {test.nodeid: self.baseline.seconds[test.nodeid] for test in tests}
-        selected, failure = _SelectedTests(seconds), _FirstFailure()
-        for plugin in (selected, failure):
+        selected, failures = _SelectedTests(seconds), _Failures()
+        for plugin in (selected, failures):
             tests[0].config.pluginmanager.register(plugin)
         for test, following in itertools.zip_longest(tests, tests[1:]):
             test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
-            if failure.test:
+            if failures.tests:
                 return int(pytest.ExitCode.TESTS_FAILED), b""
         return 0, b""
 
@@ -566,32 +566,47 @@ def _is_detected(code: int) -> bool:
     return code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-class _FirstFailure:
-    """Pytest plugin: the first test that failed."""
+class _Failures:
+    """Pytest plugin: the tests that failed."""
 
     def __init__(self) -> None:
-        self.test = ""
+        self.tests: list[str] = []
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            self.test = self.test or report.nodeid
+            self.tests.append(report.nodeid)
 
 
 # ---- named mutants
 
 
 def detected_by(named: dict[str, Any]) -> str:
-    """The test that fails with this mutant; empty if none does."""
-    module, source = named["module"], (ROOT / named["module"]).read_text()
+    """A test that fails with this mutant and passes without; empty if there is none."""
+    source = (ROOT / named["module"]).read_text()
+    mutated = _MutantFinder(named["module"], source.replace(named["old"], named["new"], 1))
+    passing_only = [f"--deselect={test}" for test in _failures(tuple(named["tests"]))]
+    failures = _failures((*named["tests"], "-x", *passing_only), mutated)
+    return failures[0] if failures else ""
+
+
+@functools.cache
+def _failures(arguments: tuple[str, ...], mutated: _MutantFinder | None = None) -> list[str]:
+    """The tests that fail, with a mutant or without."""
 
     def work():
-        sys.meta_path.insert(0, _MutantFinder(module, source.replace(named["old"], named["new"], 1)))
-        failure = _FirstFailure()
-        code = pytest.main([*PYTEST_OPTIONS, *named["tests"]], plugins=[failure])
-        return int(code), failure.test.encode()
+        if mutated is not None:
+            sys.meta_path.insert(0, mutated)
+        failures = _Failures()
+        code = pytest.main([*PYTEST_OPTIONS, "--maxfail=0", *arguments], plugins=[failures])
+        return int(code), json.dumps(failures.tests).encode()
 
-    code, test = _forked(work)
-    return (test.decode() or "the tests cannot be collected") if _is_detected(code) else ""
+    code, output = _forked(work)
+    if not _is_detected(code):
+        return []
+    tests = json.loads(output) if code == pytest.ExitCode.TESTS_FAILED else []
+    if mutated is None and not tests:
+        raise SystemExit(f"{' '.join(arguments)}: pytest ended with {code} without a mutant")
+    return tests or ["the tests cannot be collected"]
 
 
 def run_named(where: list[str]) -> bool:

@@ -25,7 +25,7 @@ SERVER = -1  # who "holds" the address of the initial weights
 
 def with_constant(x):
     """One row of features, as the model sees it."""
-    return np.append(np.asarray(x, dtype=np.float64), 1.0)
+    return np.concatenate((x, [1.0]), dtype=np.float64)
 
 
 def probabilities(W, x):
@@ -38,7 +38,7 @@ def gradient(W, x, label):
     """Gradient of the cross-entropy of one example: x (p - y)^T."""
     y = np.zeros(W.shape[1])
     y[label] = 1.0
-    return np.outer(x, probabilities(W, x) - y)
+    return x[:, None] * (probabilities(W, x) - y)
 
 
 def loss(W, x, label):
