@@ -1,9 +1,8 @@
-"""What the engine computes, pinned: a result that changes without a new ENGINE_VERSION would stand beside old ones.
+"""Pinned results of the engine, so that no result changes without a new ENGINE_VERSION.
 
-`make goldens` computes everything anew, says what changed and writes it down. What is made of whole numbers alone, such
-as who holds which rows, is pinned to the last bit. Sums of floating-point numbers are not the same on every processor:
-they are pinned as projections on a fixed direction, and compared within what float32 allows. What tables say of ledgers
-that were filled by hand is pinned as text, in tests/snapshots/.
+`make goldens` recomputes everything, prints what changed and writes it. Integer results, such as which client has which
+rows, are pinned exactly. Floating-point sums differ between processors: they are pinned as projections on a fixed
+direction and compared within float32 accuracy. Tables of hand-made ledgers are pinned as text in tests/snapshots/.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The real engine, overheard: every look at a client's rows, every noise drawn, every value that leaves a client.
 
-One host has one client, so what a host answers is what leaves that client. A run can be told again from what the server
+One host has one client, so what a host answers is what leaves that client. A run can be repeated from what the server
 sent, with other noise or with other sums over the rows: which of them a release follows, and how, is then measured.
 Whatever else a program might do with the rows is refused, in words: it would go unnoticed otherwise.
 """
@@ -75,7 +75,7 @@ class Record:
     released: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """By client and round."""
     work: dict[int, ClientWork] = field(default_factory=dict)
-    """By round, what the clients were told to do."""
+    """The work that clients were given, by round."""
     coins: list[tuple[int, int, int, int]] = field(default_factory=list)
     """Thrown by clients to see whether they take part: seed, client, round, step."""
 
@@ -116,15 +116,15 @@ def run(trial: TrialSpec, of: Problem) -> Record:
 def again(record: Record, noise: Vectors | None = None, sums: Vectors | None = None) -> dict[tuple[int, int], Any]:
     """What the clients release if the server says the same. `noise` is added to what stands at an address, `sums` to
     what a query finds."""
-    told = Record()
-    with _watching(told, noise or {}, sums or {}):
-        hosts = _Hosts(record.clients, told)
+    repeated = Record()
+    with _watching(repeated, noise or {}, sums or {}):
+        hosts = _Hosts(record.clients, repeated)
         for t, work in record.work.items():
             if t in (CENTRE, ONCE):
                 hosts.prepare(work)
             else:
                 hosts.round(work, t, record.sent[t], False)
-    return told.released
+    return repeated.released
 
 
 class _Hosts(Hosts):
@@ -145,8 +145,8 @@ class _Hosts(Hosts):
 
     def _note(self, work, t, totals):
         self.record.work[t] = work
-        for held, total in zip(work.assignment, totals, strict=True):
-            (client,) = held
+        for clients, total in zip(work.assignment, totals, strict=True):
+            (client,) = clients
             self.record.released[client, t] = from_grid(total)[0].numpy()
 
 
@@ -271,7 +271,7 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             return self._client.looked("curvature", highest, hessian_sum(self._shard, theta, bound))
 
         def __getattr__(self, name):
-            raise AssertionError(f"shard.{name}: the contract of the account does not know what that tells of a record")
+            raise AssertionError(f"shard.{name}: the contract of the account does not cover this access to records")
 
     class WatchedModel:
         def __init__(self, model):
@@ -283,7 +283,7 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
         def __getattr__(self, name):
             if name in ("blocks", "dimension", "rows", "columns"):
                 return getattr(self._model, name)
-            raise AssertionError(f"model.{name}: the contract of the account does not know what that tells of a record")
+            raise AssertionError(f"model.{name}: the contract of the account does not cover this access to records")
 
     class OnlyShape:
         def __init__(self, tensor):

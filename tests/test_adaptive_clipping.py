@@ -58,7 +58,7 @@ def test_the_clip_goes_to_the_median(small_problem):
 
 
 def test_its_price_holds_the_count_s():
-    """A release is as long as (C, C/3): so much more noise than for the update alone, and it buys the claim."""
+    """A release is as long as (C, C/3), so it needs that much more noise than the update alone; the claim holds."""
     of = small.problem()
     for release in RELEASES:
         plain, adaptive = (

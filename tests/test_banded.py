@@ -81,7 +81,7 @@ def test_bands_save_error_where_turns_are_rare_and_only_there():
 
 
 @pytest.mark.parametrize("release", ["local", "secure-aggregation"])
-def test_buys_what_it_claims(release):
+def test_the_actual_epsilon_is_the_claimed_one(release):
     of = small.problem()
     trial = small.trial(of, "dp-bandmf", rounds=70, epsilon=2.0, release=release)
     actual = plan_of(trial, of.partition.sizes).actual_epsilon[release]
@@ -93,7 +93,7 @@ def test_buys_what_it_claims(release):
 
 
 def test_everybody_has_turns_as_often():
-    """Over `every` rounds the clients' signals, in the mean over all, are those of one round with everybody."""
+    """Over `every` rounds the clients' signals, in the mean over all, are those of one round with all clients."""
     for every in (1, 3, 5):
         for number in range(7):
             _, signal = released(number, 30, every, 0)

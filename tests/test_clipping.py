@@ -32,7 +32,7 @@ def brought(g, C):
 @pytest.mark.parametrize("lanes", [1, 18])
 @pytest.mark.parametrize("scale", [0.1, 5.0])
 def test_the_softmax_head_agrees_with_loops(both_kernels, monkeypatch, lanes, scale):
-    """One lane by itself, and a wide block with two more beside it; sure models have gradients next to nothing."""
+    """One lane alone, and a wide block plus two lanes; confident models have tiny gradients."""
     monkeypatch.setattr(twin, "clipped", brought)
     x, y, theta = random_case(150, 5, 3, lanes, scale=scale)
     clip = np.resize([0.5, 20.0], lanes).astype(np.float32)
@@ -50,7 +50,7 @@ def test_the_softmax_head_agrees_with_loops(both_kernels, monkeypatch, lanes, sc
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 def test_every_head_agrees_with_the_definition(head):
-    """A row alone tells its own gradient; two clients, the shorter one filled up."""
+    """Single rows show their own gradients; two clients, the smaller one padded."""
     rng = np.random.default_rng(0)
     parts = [(rng.standard_normal((n, 5)).astype(np.float32), rng.integers(0, 3, n)) for n in (7, 4)]
     theta = torch.from_numpy(rng.standard_normal((2, head.dimension)))
@@ -159,7 +159,7 @@ def test_a_head_that_knows_plain_clipping_alone_is_refused():
     try:
         with pytest.raises(UserError, match=r"^clipping = 'automatic': the head 'softmax' knows plain clipping alone$"):
             check(small.trial(of, "dp-fedgd", **AUTOMATIC), of)
-        small.weights_after(2, [small.trial(of, "dp-fedgd")], of)  # and runs as ever without
+        small.weights_after(2, [small.trial(of, "dp-fedgd")], of)  # plain clipping still runs
     finally:
         del vars(of)["model"]
 

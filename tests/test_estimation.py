@@ -1,4 +1,4 @@
-"""Studies of estimation problems: judged by the squared error, data drawn anew for every seed, budgets stated as mu."""
+"""Studies of estimation problems: squared error as the metric, new data for every seed, budgets given as mu."""
 
 import json
 import math

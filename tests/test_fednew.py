@@ -160,7 +160,7 @@ def test_needs_the_linear_head(name):
 
 
 def plan(hypers=None, sizes=(300,) * 100, **privacy):
-    """Of DP-FedNew with C1 = 1, whatever the rest."""
+    """Of DP-FedNew with C1 = 1."""
     trial = small.trial(small.problem(), "dp-fednew", hypers, rounds=70, epsilon=1.0, clip=1.0, **privacy)
     return plan_of(trial, sizes)
 
@@ -203,7 +203,7 @@ def test_duals_get_no_credit_from_secure_aggregation(level):
 
 
 @pytest.mark.parametrize("level", ["record", "user"])
-def test_as_released_adds_the_published_noise_and_buys_what_can_be_proven(level):
+def test_as_released_adds_the_published_noise_and_has_the_provable_epsilon(level):
     """The noise is that of the aggregate account, as without duals."""
     honest, published = (
         plan(hypers, level=level, **SECURE) for hypers in ({"duals": False, "sum_clip": 2.0}, AS_RELEASED)
@@ -283,7 +283,7 @@ def test_lemma_4_makes_the_sum_as_long_as_the_bound():
 
 
 class OneNumber(PrimalUpdate):
-    """A model of one weight; every client has a Hessian of its own."""
+    """A model of one weight; every client has a different Hessian."""
 
     curvature = "a given Hessian"
 
@@ -319,7 +319,7 @@ def sums_seen(program, noises, gradients, hessians, hypers, clip):
 
 def exact_mu(program, here, there, hessians, hypers, clip=math.inf):
     """mu of all sums together, in units of a client's noise. They are linear in the noises as long as nothing is
-    clipped, so two Gaussians of one covariance are to be told apart."""
+    clipped, so a test must distinguish two Gaussians with the same covariance."""
     rounds, n, tiny = *here.shape, 1e-6
 
     def run(noises, gradients):

@@ -61,7 +61,7 @@ def loss_of(task, columns):
 
 
 def kernel_inputs(task, lanes, seed=0):
-    """Two clients of different size side by side, lanes with weights of their own, in float64."""
+    """Two clients of different size together, different weights per lane, in float64."""
     problem = simulated(task)
     model = problem.model
     shard = Shard.build([rows_of(problem, 0), rows_of(problem, 1)], dtype=torch.float64)
@@ -79,7 +79,7 @@ def kernel_inputs(task, lanes, seed=0):
 def test_gradients_agree_with_autograd(task, per_client):
     problem, model, shard, theta, clip = kernel_inputs(task, lanes=19)
     given = torch.stack([theta, theta / 2]) if per_client else theta
-    found, told = model.clipped_gradient_sum(shard, given, clip, diagnose=True)
+    found, diagnostics = model.clipped_gradient_sum(shard, given, clip, diagnose=True)
     loss = loss_of(task, model.columns)
     for client in range(2):
         x, y = rows_of(problem, client)
@@ -91,10 +91,10 @@ def test_gradients_agree_with_autograd(task, per_client):
             norm = each.norm(dim=1, keepdim=True)
             expected = (each * (clip[lane] / norm).clamp(max=1)).sum(0)
             torch.testing.assert_close(found[client, lane], expected, rtol=1e-10, atol=1e-10)
-            assert told.clipped[client, lane] == (norm > clip[lane]).sum()
+            assert diagnostics.clipped[client, lane] == (norm > clip[lane]).sum()
             constant = torch.lgamma(y.double() + 1).sum() if task == "poisson" else 0.0
             losses = vmap(loss, in_dims=(None, 0, 0))(W, x, y).sum() + constant
-            torch.testing.assert_close(told.loss[client, lane], losses, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(diagnostics.loss[client, lane], losses, rtol=1e-10, atol=1e-10)
 
 
 @every_task
@@ -164,10 +164,10 @@ def test_a_filling_row_adds_nothing_however_sure_the_model_is():
     shard = Shard.build([(np.array([[1.0]], np.float32), np.array([1]))])
     filling = dataclasses.replace(shard, norm=torch.full_like(shard.norm, math.inf))
     theta = torch.full((1, 2), 200.0)
-    total, told = model.clipped_gradient_sum(filling, theta, torch.ones(1), diagnose=True)
+    total, diagnostics = model.clipped_gradient_sum(filling, theta, torch.ones(1), diagnose=True)
     assert total.tolist() == [[[0, 0]]]
-    assert told.clipped.tolist() == [[0]]
-    assert told.loss.tolist() == [[0]]
+    assert diagnostics.clipped.tolist() == [[0]]
+    assert diagnostics.loss.tolist() == [[0]]
     assert model.clipped_hessian_sum(filling, theta, torch.ones(1)).abs().sum() == 0
 
 

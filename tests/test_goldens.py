@@ -1,4 +1,4 @@
-"""Nothing that the engine computes changes unnoticed."""
+"""Results of the engine do not change unnoticed."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("kind", goldens.COMPUTED)
 def test_results_are_what_they_were(kind):
-    """If this is meant to be: raise ENGINE_VERSION in trainables/spec.py, then `make goldens`."""
+    """If a change is intended: raise ENGINE_VERSION in trainables/spec.py, then `make goldens`."""
     assert goldens.differences(json.loads(goldens.FILE.read_text()), goldens.computed(kind)) == []
 
 

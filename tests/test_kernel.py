@@ -213,7 +213,7 @@ def test_the_power_of_two_is_as_accurate_as_it_says(monkeypatch):
 
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_what_is_sure_leaves_nothing_subnormal(lanes):
-    """Logits far apart: residuals are zero or have all their digits, and what is zero costs nobody time."""
+    """Logits far apart: residuals are zero or have all their digits, and zeros are not slow."""
     x, y, theta = random_case(200, 5, 4, lanes, scale=40.0)
     head, shard = SoftmaxHead(5, 4), Shard.build([(x, y)])
     gradient, _ = head.clipped_gradient_sum(shard, torch.from_numpy(theta), torch.full((lanes,), 1e-3))
@@ -226,7 +226,7 @@ def test_what_is_sure_leaves_nothing_subnormal(lanes):
 
 @pytest.mark.parametrize(("rows", "features", "classes"), [(1500, 64, 10), (700, 123, 2), (300, 20, 37)])
 def test_a_lane_knows_nothing_of_the_others(rows, features, classes):
-    """Alone, among 40, in another order, beside lanes of nan: the same bits, in the gradient and in the evaluation."""
+    """Alone, among 40, in another order, with lanes of nan: the same bits, in the gradient and in the evaluation."""
     x, y, theta = random_case(rows, features, classes, 40, scale=0.2)
     clip = np.random.default_rng(3).uniform(1, 10, 40).astype(np.float32)
     head, shard = SoftmaxHead(features, classes), Shard.build([(x, y)])

@@ -1,4 +1,4 @@
-"""One study computed by two kernels: their last bits differ, and what a table says must not."""
+"""One study computed by two kernels: last bits may differ, tables may not."""
 
 import pytest
 import small

@@ -1,4 +1,4 @@
-"""The methods: each agrees with the slow twin, and each keeps the contract that lanes, hosts and restarts rest on."""
+"""Every method agrees with its slow twin, and its results do not depend on lanes, hosts or restarts."""
 
 import dataclasses
 import functools
@@ -133,7 +133,7 @@ def home(name, **problem):
 
 @pytest.mark.parametrize(("name", "hypers"), CASES, ids=[f"{n}-{h}" for n, h in CASES])
 def test_agrees_with_the_twin(name, hypers, small_problem):
-    """20 rounds with noise on; the run is planned for 25, since the server lets go of lanes that are done."""
+    """20 rounds with noise on; the run is planned for 25, since the server drops lanes that are done."""
     trial = small.trial(small_problem, name, hypers, rounds=25, every=10)
     assert_agrees(trial, small_problem)
 
@@ -156,7 +156,7 @@ def test_agrees_with_the_twin_under_other_privacy(name, privacy, small_problem):
 
 @every_method_of_softmax
 def test_these_settings_are_far_from_the_edge_of_stability(name, small_problem, monkeypatch):
-    """Agreement with a twin is a test only where rounding is not blown up on the way: without noise, weights that begin
+    """Agreement with a twin is a test only if rounding errors do not grow much: without noise, weights that start
     one part in ten thousand apart end no more than five times as far apart. (DP-FedNew with a step size of 1: 208.)"""
     trial = small.trial(small_problem, name, SETTINGS[name][0], rounds=25, every=10, seed=7, epsilon=math.inf)
     ended, _ = small.weights_after(ROUNDS, [trial], small_problem)
@@ -204,7 +204,7 @@ def reference(name: str, lanes: int, device: str = "cpu") -> dict[str, small.Out
 @every_method
 @every_device
 def test_one_lane_is_many_lanes(name, device, small_problem):
-    """Alone or among 44 others, a trial leaves the same bits. 45 lanes are full vectors of any width, and a rest."""
+    """Alone or among 44 others, a trial has the same bits. 45 lanes are full vectors of any width, and a remainder."""
     trials = varied_trials(name, small_problem, 45)
     together = reference(name, 45, device)
     for trial in trials[::4]:
@@ -263,7 +263,7 @@ def test_a_lane_that_diverges_is_retired_alone(name, place, small_problem, monke
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_restart_after_a_lane_diverged(small_problem):
-    """The snapshot knows of the lane that is gone and of those that are left."""
+    """The checkpoint records which lanes are retired and which are left."""
     trials = [
         *varied_trials("dp-fedsofim", small_problem, 4),
         small.trial(small_problem, "dp-fedsofim", {"learning_rate": 1e30, "weight_decay": 1e6}),
@@ -298,7 +298,7 @@ def test_finite_weights_with_an_infinite_loss_have_diverged(small_problem, monke
 
 
 def test_trials_differ(small_problem):
-    """Guards the tests above: outcomes are not equal because nothing happens."""
+    """Guards the tests above: results are not equal merely because nothing changes."""
     outcomes = small.run(varied_trials("dp-fedgd", small_problem, 5), small_problem).values()
     assert len({outcome.weights for outcome in outcomes}) == 5
 

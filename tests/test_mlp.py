@@ -96,7 +96,7 @@ def test_clipping_in_closed_form(sizes, features, hidden, classes, lanes, scale,
     seed=st.integers(0, 10**6),
 )
 def test_single_precision_agrees_with_double(sizes, features, hidden, classes, lanes, scale, automatic, own, seed):
-    """As it runs: shapes that fill no vector and no block, clients with weights of their own, both ways of clipping."""
+    """Shapes that fill neither vectors nor blocks, different weights per client, both kinds of clipping."""
     head = MLPHead(features, hidden, classes)
     shard, theta, clip = case(head, sizes, lanes, seed, scale, torch.float32)
     if own:
@@ -202,13 +202,13 @@ def test_losses_of_many_classes_and_many_rows(lanes):
 
 @pytest.mark.parametrize("head", [MLPHead(3, 4, 3), SoftmaxHead(3, 4)], ids=["mlp", "softmax"])
 def test_weights_that_were_written_to_are_others(head):
-    """What was made of weights is kept while they are the same: a tensor may be, and its numbers not."""
+    """The layout of weights is cached for the same values, not merely for the same tensor object."""
     shard, theta, clip = case(head, (9,), 3, dtype=torch.float32)
     before, _ = head.clipped_gradient_sum(shard, theta, clip)
     theta.mul_(2)
     after, _ = head.clipped_gradient_sum(shard, theta, clip)
-    anew, _ = head.clipped_gradient_sum(shard, theta.clone(), clip)
-    assert torch.equal(after, anew)
+    fresh, _ = head.clipped_gradient_sum(shard, theta.clone(), clip)
+    assert torch.equal(after, fresh)
     assert not torch.equal(after, before)
     of_one, _ = head.clipped_gradient_sum(shard, theta.unsqueeze(0), clip)
     assert torch.equal(of_one, after)
@@ -324,7 +324,7 @@ def test_lanes_hosts_and_restarts_leave_the_same_bits(name):
 
 
 def test_layers_that_are_clipped_one_by_one_come_back_in_their_places(small_problem):
-    """As DP-FedAdamW was released: alone and in company, lane by lane."""
+    """DP-FedAdamW as released: alone and with other lanes."""
     of = on_mlp(small_problem)
     trials = [
         small.trial(of, "dp-fedadamw", {"as_released": True, "client_learning_rate": rate}, rounds=8, clip=0.5)

@@ -61,7 +61,7 @@ def test_the_server_is_no_client():
 
 
 def test_fields_do_not_run_into_each_other():
-    """Small numbers in all places: every address has noise of its own."""
+    """Small numbers in all fields: every address has different noise."""
     addresses = [
         Address(*numbers, purpose)
         for numbers in itertools.product((-1, 0, 1), repeat=4)
@@ -99,7 +99,7 @@ def test_pinned():
 
 
 def test_addresses_do_not_disturb_one_another():
-    """The generator is taken over by the next address, however much of it was used, and in whichever thread."""
+    """The generator is re-keyed by the next address, whatever was drawn before, in any thread."""
     expected = [Address(1, client, 1, 0, "gradient").normal(50).tolist() for client in range(8)]
     for client in reversed(range(8)):
         HOME.generator().random(client, dtype=np.float32)  # leaves half a word behind
@@ -116,8 +116,8 @@ def test_addresses_do_not_disturb_one_another():
 @pytest.mark.parametrize("purpose", ["gradient", "a purpose that fills more than one word"])
 @pytest.mark.parametrize("size", [1, 650, 1024, 70_000])
 def test_a_gpu_makes_the_same_numbers_cuda(size, purpose):
-    """Bit by bit, but for the last one of those that hold a logarithm; whatever the length, so that no number is ever
-    taken for the one beside it."""
+    """Bit-identical, except for the last bit of numbers that use a logarithm; for any length, so that no numbers are
+    shifted."""
     from trainables.privacy import noise_triton
 
     clients, seeds = [*range(200 if size < 10_000 else 5), 2**40], [42, 7, 2**62]

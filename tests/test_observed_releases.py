@@ -1,6 +1,6 @@
 """The account against what really leaves a client.
 
-`releases()` says what a method will release and `round()` releases it: here the first is judged by the second. The real
+`releases()` declares what is released and `round()` releases it: here the first is checked by the second. The real
 engine runs and is overheard (see `observed`). From what was seen alone, events are rebuilt: what each release says of a
 record, hidden by which noise. dp-accounting prices them. Nothing of `trainables.privacy` takes part on this side.
 
@@ -15,7 +15,7 @@ What one record moves, with C the bound that was used and m = 2 if one is replac
 
 One who sees every client's release sees at most every noisy sum that went into it. One who sees only the sum of all
 releases sees less, where the releases are the clients' noisy sums times factors that hang on nothing secret. Both are
-measured: the run is told again with other noise and other sums. Then the whole is one Gaussian mechanism: with B the
+measured: the run is repeated with other noise and other sums. Then the whole is one Gaussian mechanism: with B the
 factors of the sums, A those of the noises and D their variances, moves x of the sums cost x^T B^T (A D A^T)^-1 B x.
 """
 
@@ -125,7 +125,7 @@ def centred_cases() -> list:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_is_known_here(method):
-    """A new option must be put into one of the three lists above: otherwise nobody has asked whether it costs."""
+    """A new option must be put into one of the three lists above: otherwise its privacy cost is unchecked."""
     names = {h.name for h in METHODS[method].hyperparameters}
     unknown = names - set(STRUCTURE) - set(AMOUNTS) - WITHOUT_ACCOUNT
     assert not unknown, f"{method}: does the account hang on {', '.join(sorted(unknown))}?"
@@ -233,8 +233,8 @@ def structure_of(record: Record, level: str) -> Structure:
     ]
     whole = [group for group in everything if group not in movable]
     assert all(len(group.draws) == 1 for group in whole)
-    told = observed.again(record)
-    assert all((told[place] == value).all() for place, value in record.released.items()), "it can be told again"
+    repeated = observed.again(record)
+    assert all((repeated[place] == value).all() for place, value in record.released.items()), "it can be told again"
     std = {address: draw.std for address, draw in record.draws().items()}
     std |= {group.key: group.draws[0].std for group in movable}
     sizes = {
@@ -250,7 +250,7 @@ def structure_of(record: Record, level: str) -> Structure:
             heard = observed.again(record, noise=by)
         else:
             heard = observed.again(record, sums={key: std[key] * value for key, value in by.items()})
-        return by, {place: heard[place] - told[place] for place in told}
+        return by, {place: heard[place] - repeated[place] for place in repeated}
 
     rng = np.random.default_rng(3)
     measured = {of_noise: [moved(of_noise, seed) for seed in (1, 2)] for of_noise in (True, False)}
@@ -275,7 +275,7 @@ def structure_of(record: Record, level: str) -> Structure:
         if key not in sizes[False]:
             return True
         heard = observed.again(record, sums={key: std[key] * measured[False][0][0][key]})
-        return any((heard[place] != told[place]).any() for place in told)
+        return any((heard[place] != repeated[place]).any() for place in repeated)
 
     def linear(answer, mine):
         if len({group.key.client for group in mine}) < len(mine):
@@ -296,12 +296,12 @@ def structure_of(record: Record, level: str) -> Structure:
         mine = [group for c in present for group in groups[c, t]]
         summed[t] = linear(lambda found, t=t: sum(found[c, t] for c in range(CLIENTS)), mine) if everyone else None
 
-    # a release that is no sum may follow the noise of an earlier one, and tell it: what hid behind it is then seen, too
+    # a release that is not a sum may depend on earlier noise and reveal it, and with it what that noise hid
     follows = {}
     for t in record.rounds:
         asked = {d.address: d for d in record.seen if isinstance(d, Draw) and d.t == t}
         heard = observed.again(record, noise={a: rng.standard_normal(d.size) for a, d in asked.items()})
-        follows[t] = {s for c, s in heard if (heard[c, s] != told[c, s]).any()}
+        follows[t] = {s for c, s in heard if (heard[c, s] != repeated[c, s]).any()}
     for _ in record.rounds:
         told_by = {t for t in record.rounds if any(summed[s] is None for s in follows[t])}
         follow = {s for t in record.rounds if summed[t] is None for s in follows[t]}
@@ -317,7 +317,7 @@ def structure_of(record: Record, level: str) -> Structure:
             if place[1] == observed.CENTRE:
                 assert local[place] is not None, "a mean is a sum of noisy sums"
                 continue
-            assert np.abs(same[place] - told[place] - answer).max() <= 0.02 * np.abs(answer).max(), f"at {place}"
+            assert np.abs(same[place] - repeated[place] - answer).max() <= 0.02 * np.abs(answer).max(), f"at {place}"
     return Structure(local, summed)
 
 
@@ -469,7 +469,7 @@ def test_automatic_clipping_is_priced_too(method):
     assert_priced(method, "record", options, claim={"clipping": "automatic"})
 
 
-@pytest.mark.parametrize("claim", [{}, {"secret_participation": 0.6}], ids=["everybody", "in secret"])
+@pytest.mark.parametrize("claim", [{}, {"secret_participation": 0.6}], ids=["all clients", "secret participation"])
 @pytest.mark.parametrize("aggregate", ["uniform", "size"])
 def test_adaptive_clipping_is_priced_too(claim, aggregate):
     """Whether a user was clipped leaves it with its update, behind the same noise."""
@@ -487,7 +487,7 @@ def test_what_a_claim_is_made_of_is_known_here():
 
 @pytest.mark.parametrize("aggregate", ["uniform", "size"])
 def test_secret_participation_is_priced_too(aggregate):
-    """Every user answers in every round, and throws one coin for it, which nobody but the sum hides."""
+    """Every user releases something in every round, with one secret coin, which only the sum hides."""
     claim = {"secret_participation": 0.6}
     record = assert_priced("dp-fedavg", "user", {"local_steps": 2}, ("secure-aggregation",), claim, aggregate=aggregate)
     assert len(record.coins) == len(set(record.coins)) == ROUNDS * CLIENTS
@@ -511,8 +511,8 @@ def test_a_coin_decides_what_is_in_a_release():
 SECRET = {"release": "secure-aggregation", "secret_participation": 0.6}
 
 
-def assert_priced(method, level, options, releases=RELEASES, claim=None, **beside) -> Record:
-    """`claim`: more of what is claimed; `beside`: what the trial has beside hyperparameters and privacy."""
+def assert_priced(method, level, options, releases=RELEASES, claim=None, **options_of_trial) -> Record:
+    """`claim`: further privacy settings; `options_of_trial`: its settings other than hyperparameters and privacy."""
     of = problem_for(method)
     if level == "user" and options.get("as_released") and method == "dp-fedfc":
         pytest.skip("there is no such mode")
@@ -531,7 +531,7 @@ def assert_priced(method, level, options, releases=RELEASES, claim=None, **besid
             adjacency=adjacency,
             level=level,
             **(claim or {}),
-        ).model_copy(update=beside)
+        ).model_copy(update=options_of_trial)
         record = observed.run(trial, of)
         if structure is None:
             structure = structure_of(record, level)

@@ -65,7 +65,7 @@ def test_the_example_study_takes_everything_from_the_plug_in(example):
 
 @pytest.mark.ray
 def test_the_example_runs_with_workers_that_know_it(tmp_path):
-    """As a user runs it: another process, a Ray of its own."""
+    """As a user runs it: in another process, with its own Ray."""
     folder = tmp_path / "results"
     text = STUDY.read_text().replace("epsilons: [1, 8]", "epsilons: [8]").replace("[42, 7]", "[42]")
     (tmp_path / "study.yaml").write_text(text)
@@ -216,7 +216,7 @@ def test_a_changed_plug_in_is_another_method(tmp_path):
 
 @pytest.mark.parametrize("fault", ["rows[:-1]", "rows + rows[:1]", "[np.concatenate(rows)]"])
 def test_a_partition_that_loses_or_doubles_rows_is_refused(tmp_path, fault):
-    """Privacy is accounted by record: a row held twice would be paid for once."""
+    """Privacy is accounted by record: a row that two clients have would be accounted once."""
     text = EXAMPLE.read_text().replace(
         "return list(np.array_split(order, spec.clients))",
         "rows = list(np.array_split(order, spec.clients))\n    return " + fault,
@@ -246,7 +246,7 @@ class Mixing(Faulty):
 
 
 class Forgetful(Faulty):
-    """Keeps its state where no snapshot finds it."""
+    """Keeps its state where no checkpoint includes it."""
 
     def step(self, t, theta, G, state, hypers):
         self.last = G if t == 1 else self.last[: len(G)]

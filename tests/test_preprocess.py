@@ -1,4 +1,4 @@
-"""Centred features and size weights: the same as the slow twin's, in the account, whatever the hosts, and audited."""
+"""Centred features and size weights: they agree with the slow twin, are accounted and audited, on any hosts."""
 
 import math
 
@@ -87,7 +87,7 @@ def test_what_is_centred_alike_shares_a_pack():
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_centre_is_paid_for(name, level):
-    """Its share of mu squared, and what all releases buy is still what is claimed."""
+    """The centre spends its share of mu squared, and the actual eps of all releases is still the claimed one."""
     if level not in METHODS[name].levels:
         pytest.skip("not at this level")
     trial = small.trial(small.problem(), name, {}, level=level).model_copy(update=BETTER)

@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused():
 
 
 def test_a_budget_is_stated_once():
-    """As an eps, which it then is, or as a mu, which stands for the eps that it is worth."""
+    """Given as eps, or as mu, which is converted to eps."""
     assert budget(2.0, None, 1e-5) == 2.0
     assert budget(None, mu_of(2.0, 1e-5), 1e-5) == pytest.approx(2.0)
     with pytest.raises(UserError, match="epsilon = 2 and mu = 1 state the budget twice"):
@@ -161,8 +161,8 @@ def asked(monkeypatch):
     [(1e-13, 1e-5, 100), (1e-9, 0.999, 100), (1e-13, 1e-15, 1.01), (1e12, 1e-300, 1.01), (1e-13, 1e-21, 2)],
 )
 def test_beyond_the_range_it_still_answers(epsilon, delta, reach, asked):
-    """On the safe side of 600-bit arithmetic, and within reach of the best: at most a hundredth below it, but where eps
-    drowns in the rounding of mu."""
+    """On the safe side of 600-bit arithmetic, and within reach of the best: at most a hundredth below it, except where
+    the rounding of mu dominates eps."""
     mu = mu_of(epsilon, delta)
     assert asked() < 200
     assert float(exact_log_delta(epsilon, mu)) <= math.log(delta) + 1e-3
@@ -197,8 +197,7 @@ def test_epsilon_next_to_zero(delta, above, asked):
 
 @pytest.mark.parametrize("delta", DELTAS)
 def test_never_rounded_to_the_wrong_side(delta):
-    """A root that was found is on either side of the true one. What is stated is always on the safe one: an eps that
-    covers mu, a mu that eps covers. And hardly farther than that."""
+    """A numerical root may lie on either side of the true one; the result is on the safe side, and close."""
     for k in range(60):
         mu = 1.18**k * 1e-2
         epsilon = epsilon_of(mu, delta)
@@ -254,8 +253,8 @@ def test_add_remove_under_secure_aggregation_is_dp_fednew():
     assert plan.noise_multiplier == pytest.approx(math.sqrt(T) / mu_of(1.0, 1e-5), rel=1e-6)
 
 
-def test_what_each_release_model_buys():
-    """Noise calibrated for the sum buys a lone client less: mu grows by sqrt(n). And the other way round."""
+def test_actual_epsilon_of_each_release_model():
+    """Noise calibrated for the sum gives a single client a mu that is sqrt(n) times larger, and vice versa."""
     mu = mu_of(1.0, 1e-5)
     for_sum = plan_for(1.0, release="secure-aggregation")
     assert for_sum.actual_epsilon["local"] == pytest.approx(epsilon_of(mu * math.sqrt(N), 1e-5), rel=1e-6)
@@ -302,7 +301,7 @@ def test_sizes_matter_only_to_the_sum(sizes):
     assert local / math.sqrt(len(sizes)) * (1 - 1e-6) <= summed <= local * (1 + 1e-6)
 
 
-# ---- methods whose released programs do not buy the eps they claim
+# ---- methods whose released programs have another actual eps than they claim
 
 
 def actual_epsilon_of(method, epsilon, **hypers) -> float:
@@ -312,7 +311,7 @@ def actual_epsilon_of(method, epsilon, **hypers) -> float:
 
 
 @pytest.mark.parametrize(("epsilon", "actual"), [(0.5, 1.64), (1, 3.35), (5, 19.0), (10, 42.0)])
-def test_ftrl_as_released_buys_less_than_it_claims(epsilon, actual):
+def test_ftrl_as_released_has_a_larger_epsilon_than_it_claims(epsilon, actual):
     """Noise for ceil(log2 70) + 1 = 8 releases where all 70 are released: mu is sqrt(70 / 8) times too large."""
     assert actual_epsilon_of("dp-ftrl", epsilon, as_released=True) == pytest.approx(actual, rel=5e-3)
     assert actual_epsilon_of("dp-ftrl", epsilon) == pytest.approx(epsilon, rel=1e-6)
@@ -345,7 +344,7 @@ def test_a_curious_client_and_mu_as_the_page_says():
 
 
 def test_what_the_page_says_of_samples_users_and_fednew():
-    """docs/privacy.md: what secret samples hide, what secret participation saves, what DP-FedNew as released buys."""
+    """docs/privacy.md: what secret samples hide, what secret participation saves, DP-FedNew's actual eps."""
     text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
     adamw = plan_of(small.trial(small.problem(), "dp-fedadamw", {}, rounds=70, epsilon=1.0), [2500] * 20)
     assert f"an actual ε of 1 with secret samples and {adamw.unsampled['local']:.0f} without" in text
@@ -360,11 +359,11 @@ def test_what_the_page_says_of_samples_users_and_fednew():
     unsampled = some.unsampled["secure-aggregation"]
     assert f"ε = 1 ({unsampled:.1f} unsampled) and zero-out the noise for q = 0.1 is {less:.3f} of that" in text
     assert f"over q n it is {10 * less:.2f} times" in text
-    for clip, buys in ((1.0, "at most {:.0f} (with"), (2.0, "(with C₂ = 2: {:.1f})")):
+    for clip, sentence in ((1.0, "at most {:.0f} (with"), (2.0, "(with C₂ = 2: {:.1f})")):
         hypers = {"as_released": True, "alpha": 0.1, "rho": 1.0, "hessian_clip": 1.0, "sum_clip": clip}
         seen = {"release": "secure-aggregation", "clip": 1.0, "epsilon": 1.0}
         trial = small.trial(small.problem(), "dp-fednew", hypers, rounds=70, **seen)
-        assert buys.format(plan_of(trial, [325] * 100).actual_epsilon["secure-aggregation"]) in text
+        assert sentence.format(plan_of(trial, [325] * 100).actual_epsilon["secure-aggregation"]) in text
 
 
 def test_the_tree_of_ftrl():
@@ -376,7 +375,7 @@ def test_the_tree_of_ftrl():
 
 
 def test_the_covariance_of_fedfc_as_released_is_not_paid_for():
-    """So the whole buys nothing. Its noise is what a bound of 1 would need at the gradients' multiplier, and the
+    """So the actual eps is infinite. Its noise is what a bound of 1 would need at the gradients' multiplier, and the
     gradients' is that of the claim."""
     trial = small.trial(small.problem(), "dp-fedfc", {"as_released": True}, rounds=T, epsilon=1.0, clip=10.0)
     plan = plan_of(trial, [1] * N)
@@ -408,7 +407,7 @@ def test_the_covariance_of_fedfc_is_paid_for():
     adjacency=st.sampled_from(ADJACENCIES),
 )
 def test_actual_never_exceeds_claimed(epsilon, delta, clip, rounds, sizes, release, adjacency):
-    """Noise is rounded up to float32, which is what is really added: what it buys is a hair better than the claim."""
+    """Noise is rounded up to float32, which is the noise that is added: the actual eps is slightly below the claim."""
     plan = plan_for(
         epsilon, delta=delta, clip=clip, rounds=rounds, sizes=tuple(sizes), release=release, adjacency=adjacency
     )
@@ -419,7 +418,7 @@ def test_actual_never_exceeds_claimed(epsilon, delta, clip, rounds, sizes, relea
 
 
 def test_the_account_follows_the_noise():
-    """One object: whoever changes the noise changes the eps. Half the noise, twice the mu."""
+    """One object: changing the noise changes the eps. Half the noise, twice the mu."""
     plan = plan_for(1.0)
     half = dataclasses.replace(plan, noise_std={"gradient": plan.noise_std["gradient"] / 2})
     assert half.actual_epsilon["local"] == pytest.approx(epsilon_of(2 * plan.mu("local"), 1e-5))
@@ -437,7 +436,7 @@ def test_noise_beyond_float32_is_refused():
         plan_for(1e-3, clip=1e37)
 
 
-def test_noise_made_for_less_than_a_record_moves_buys_less():
+def test_noise_calibrated_for_too_small_a_sensitivity_has_a_larger_epsilon():
     """Shares need not add up then; also of samples."""
     events = [Event("gradient", 4, 20.0, calibrated_for=10.0, sampling=rate) for rate in (1.0, 0.3)]
     for event in events:
@@ -525,7 +524,7 @@ def test_add_remove_is_refused():
         PrivacySettings(epsilon=1.0, adjacency="add-remove")
 
 
-def test_fedadamw_as_released_buys_next_to_nothing():
+def test_fedadamw_as_released_has_almost_no_privacy():
     trial = small.trial(small.problem(), "dp-fedadamw", {"as_released": True}, epsilon=1.0, rounds=70)
     assert plan_of(trial, (2500,) * 20).actual_epsilon["local"] > 10_000
 
@@ -534,7 +533,7 @@ def test_the_trade_off_curve_is_the_gaussian_tests():
     """One who sees N(0, 1) or N(mu, 1) and says "the second" above z has alarms Phi(-z) and misses Phi(z - mu)."""
     for z in (-1.0, 0.0, 2.0):
         assert least_false_negatives(1.5, stats.norm.sf(z)) == pytest.approx(stats.norm.cdf(z - 1.5))
-    assert least_false_negatives(0.0, 0.3) == pytest.approx(0.7)  # nothing is told: guessing
+    assert least_false_negatives(0.0, 0.3) == pytest.approx(0.7)  # no information: guessing
     assert least_false_negatives(1.0, 0.0) == 1
     for nonsense in (-0.5, 1.5):
         with pytest.raises(UserError, match="false_positives = "):
@@ -551,7 +550,7 @@ def test_the_trade_off_curve_is_the_gaussian_tests():
     ],
 )
 def test_what_a_claim_may_say(name, refused, allowed):
-    """To the very edge of every range."""
+    """Up to the bounds of every range."""
     for value in refused:
         with pytest.raises(UserError, match=f"^{name} = "):
             PrivacySettings(**{"epsilon": 1.0, name: value}).check()
@@ -572,7 +571,7 @@ def test_no_account_of_samples_below_what_its_tails_allow(delta):
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
 def test_who_sees_every_client_sees_who_took_part(adjacency):
-    """A coin that only a sum hides is worth nothing to the local claim: it costs what it would cost unsampled."""
+    """A coin that only a sum hides gets no credit under local release: eps is the unsampled one."""
     settings = PrivacySettings(epsilon=2.0, release="secure-aggregation", adjacency=adjacency, level="user")
     event = Event("update", 20, settings.sensitivity, sampling=0.3, hidden_by_sum=True)
     plan = PrivacyPlan.calibrate(settings, [event], sizes=[100] * 5)

@@ -244,7 +244,7 @@ def test_replacing_costs_more_than_removing():
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize(("rate", "epsilon"), [(0.02, 1.0), (0.3, 4.0)])
 def test_calibration(release, adjacency, rate, epsilon):
-    """The noise of one release, judged by numerical integration: it keeps the claim, and hardly less would not. Seen in
+    """The noise of one release, checked by numerical integration: the claim holds, with little to spare. Seen in
     the sum, clients of 10, 20 and 20 rows have noise sqrt(1/100 + 2/400) times one's, and a record moves it by C/10."""
     privacy = PrivacySettings(epsilon=epsilon, release=release, adjacency=adjacency, clip=3.0)
     event = Event("gradient", 1, privacy.sensitivity, sampling=rate)

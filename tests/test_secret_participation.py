@@ -72,7 +72,7 @@ def by_dp_accounting(multiplier, rounds, adjacency, rate=Q):
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
-def test_buys_what_it_claims(adjacency, small_problem):
+def test_the_actual_epsilon_is_the_claimed_one(adjacency, small_problem):
     """In the sum of n users the noise is sqrt(n) times one's, against an update of at most C."""
     privacy = {**SECRET, "adjacency": adjacency, "epsilon": 2.0, "clip": 0.5}
     trial = small.trial(small_problem, "dp-fedavg", rounds=10, **privacy)

@@ -74,7 +74,7 @@ def test_more_runs_cost_more():
 
 
 def test_an_eps_too_small_for_any_run():
-    """All runs of a search together tell more than so little, whatever eps above 0 they are trained at."""
+    """All runs of a search together exceed so small an eps, for any eps above 0 of a run."""
     assert base_for(1e-6, MEAN, DELTA) == 0.0
 
 

@@ -97,7 +97,7 @@ def least_error(A):
 
 
 def diagonal_error(A, variances):
-    """Noise of its own in every round: the errors' length, times what a record that is in every round costs."""
+    """Independent noise in every round: the norm of the errors, times the cost of a record that is in every round."""
     return math.sqrt((np.square(A).sum(0) * variances).sum() * (1 / variances).sum())
 
 

@@ -14,7 +14,7 @@ from trainables.methods import METHODS
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import RELEASES, PrivacySettings
 
-# beside the defaults
+# in addition to the defaults
 SETTINGS = {
     "dp-fedsofim": [{"direction": "gradient", "learning_rate": 0.05, "rho": 1.0}],
     "dp-fedavg": [{"local_steps": 4, "client_learning_rate": 0.05, "server_learning_rate": 0.5}],
@@ -72,8 +72,8 @@ def test_users_and_records_never_share_a_pack(name, small_problem):
 
 
 @every_method
-def test_buys_what_it_claims_whatever_the_sizes(name, small_problem):
-    """A user weighs 1, however many rows it has."""
+def test_the_actual_epsilon_is_the_claimed_one_whatever_the_sizes(name, small_problem):
+    """A user has weight 1, for any number of rows."""
     for release in RELEASES:
         trial = small.trial(small_problem, name, rounds=70, epsilon=2.0, level="user", release=release)
         plans = [plan_of(trial, sizes) for sizes in ([30, 10, 200], [7, 7, 7])]
@@ -104,7 +104,7 @@ def test_the_covariance_of_a_user_is_paid_for(small_problem):
 
 
 def test_local_steps_of_a_user_cost_nothing_more(small_problem):
-    """One release a round, whatever happened before it; and in a sum of n the noises add up."""
+    """One release a round, independent of earlier noise; in a sum of n clients the noise adds up."""
     plans = [
         plan_of(
             small.trial(small_problem, "dp-fedavg", {"local_steps": steps}, level="user", release="secure-aggregation"),

@@ -6,7 +6,7 @@ only the addressed noise (so that both see the same random numbers) and the priv
 
     for every round t = 1, 2, ..., T:
         every client i:  releases u_i(W) = (sum over its rows of clip_C(gradient) + E_i) / |D_i|,
-                         or, after local steps of its own, the move y - W
+                         or, after local steps, the update y - W
         server:          G = mean of the releases,  W = step(W, G)
 """
 
@@ -88,7 +88,7 @@ class Client:
     level: str = "record"
     weight: float = 1.0
     """In the mean over clients, against the others'."""
-    kept: dict = field(default_factory=dict)
+    state: dict = field(default_factory=dict)
     """What stays with the client from round to round."""
 
     def __len__(self):
@@ -126,7 +126,7 @@ def mean(values, clients):
 
 
 def centred(clients, bound):
-    """The same clients with a private mean taken off their rows: everybody's noisy sum of rows clipped to `bound`, over
+    """The same clients with a private mean subtracted: all clients' noisy sums of rows clipped to `bound`, over
     how many rows there are; of users, the mean of their noisy means."""
     released = []
     for client in clients:
@@ -146,7 +146,7 @@ def one_gradient(client, W, t, hypers, server):
 
 
 def local_steps(client, W, t, hypers, server, correction=lambda y: 0.0, purpose="gradient"):
-    """K steps y -= eta_c (u_i(y) + correction) from y = W, noise anew in every step."""
+    """K steps y -= eta_c (u_i(y) + correction) from y = W, fresh noise in every step."""
     y = W
     for step in range(hypers["local_steps"]):
         y = y - hypers["client_learning_rate"] * (client.noisy_gradient(y, t, step, purpose) + correction(y))
@@ -161,10 +161,10 @@ def proximal_steps(client, W, t, hypers, server):
 
 def controlled_steps(client, W, t, hypers, server):
     """y -= eta_c (u_i(y) - c_i + c), then c_i' = c_i - c + (W - y) / (K eta_c)."""
-    c, c_i = server.get("c", np.zeros_like(W)), client.kept.get("c_i", np.zeros_like(W))
+    c, c_i = server.get("c", np.zeros_like(W)), client.state.get("c_i", np.zeros_like(W))
     move = local_steps(client, W, t, hypers, server, lambda y: c - c_i)
-    client.kept["c_i"] = c_i - c - move / (hypers["local_steps"] * hypers["client_learning_rate"])
-    client.kept["change of c_i"] = client.kept["c_i"] - c_i
+    client.state["c_i"] = c_i - c - move / (hypers["local_steps"] * hypers["client_learning_rate"])
+    client.state["change of c_i"] = client.state["c_i"] - c_i
     return move
 
 
@@ -182,13 +182,13 @@ def prefix(t):
 def prefix_sum(client, W, t, hypers, server):
     """The sum of all the client's gradients so far, with the noise of the tree's nodes: one noise per node, however
     many prefixes it is part of. With restarts every tree that is full adds the noise of its own last prefix."""
-    client.kept["sum"] = client.kept.get("sum", np.zeros_like(W)) + client.clipped_gradient_sum(W)
+    client.state["sum"] = client.state.get("sum", np.zeros_like(W)) + client.clipped_gradient_sum(W)
     span = hypers["restart_every"] or t
     noise = np.zeros_like(W)
     for start in range(0, t, span):
         for end, level in prefix(min(span, t - start)):
             noise += client.noise(W.shape, start + end, level, "tree")
-    return (client.kept["sum"] + noise) / len(client)
+    return (client.state["sum"] + noise) / len(client)
 
 
 def ftrl_release(client, W, t, hypers, server):
@@ -231,7 +231,7 @@ def primal_update(client, W, t, hypers, server, curvature=hessian, classes_count
     g = sum(clipped(gradient(W, x, label), math.inf if user else client.clip) for x, label in examples) / len(client)
     dual = np.zeros_like(W)
     if hypers["duals"] or hypers["as_released"]:
-        dual = client.kept.get("dual", dual) + rho * (client.kept.get("y~", y) - y)
+        dual = client.state.get("dual", dual) + rho * (client.state.get("y~", y) - y)
     total, C2 = g - dual + rho * y, hypers["sum_clip"]
     if not user and hypers["as_released"] and np.linalg.norm(total) > C2:
         b = rho * y - dual
@@ -240,9 +240,9 @@ def primal_update(client, W, t, hypers, server, curvature=hessian, classes_count
         total = clipped(total, C2)
     found = np.linalg.solve(H + (hypers["alpha"] + rho) * np.eye(W.size), total.flatten()).reshape(W.shape)
     noise = client.noise(W.shape, t, purpose="primal")
-    client.kept["dual"] = dual
-    client.kept["y~"] = clipped(found, client.clip) + noise if user else found + noise / len(client)
-    return client.kept["y~"]
+    client.state["dual"] = dual
+    client.state["y~"] = clipped(found, client.clip) + noise if user else found + noise / len(client)
+    return client.state["y~"]
 
 
 def primal_update_with_covariance(client, W, t, hypers, server):
@@ -279,7 +279,7 @@ def dp_fedavg(W, G, t, state, *, server_learning_rate, **client_side):
 
 def dp_scaffold(W, G, t, state, *, server_learning_rate, clients, **client_side):
     """c moves by the mean of the clients' changes (which the server can tell from G, so this is no further release)."""
-    state["c"] = state.get("c", 0.0) + mean([client.kept["change of c_i"] for client in clients], clients)
+    state["c"] = state.get("c", 0.0) + mean([client.state["change of c_i"] for client in clients], clients)
     return W + server_learning_rate * G
 
 
@@ -303,7 +303,7 @@ def dp_fedfc(W, G, t, state, *, learning_rate, gamma, feature_clip, covariance_s
 
 
 def gradient_from_zero(client, W, t, hypers, server):
-    """In the first round at zero weights, whatever the others start with."""
+    """In the first round at zero weights, not at the initial ones."""
     return client.noisy_gradient(np.zeros_like(W) if t == 1 else W, t)
 
 

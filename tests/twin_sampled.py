@@ -49,7 +49,7 @@ def sharpness_aware_steps(client, W, t, eta, h, server):
 
 def adamw(client, W, t, eta, h, v, before, own=1.0, other=0.0, corrected=False):
     """K steps; v is a mean over `before` earlier squares. A step is own x AdamW's direction + other. `corrected`: the
-    noise's variance is taken off every square, and what is left is held to a floor."""
+    noise's variance is subtracted from every square, and the root has a lower bound."""
     s = client.noise_std["gradient"] / (h["sampling_rate"] * len(client)) if corrected else 0.0
     y, m = W, np.zeros_like(W)
     for k in range(1, h["local_steps"] + 1):

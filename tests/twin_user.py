@@ -46,13 +46,13 @@ def followed_median(W, G, t, state, *, server_learning_rate, **client_side):
 
 def controlled_steps(client, W, t, h, server):
     """Algorithm 4: zeta = clip(W - y) + noise; c_i' = c_i - c + zeta / (K eta); -zeta is released."""
-    c, c_i = server.get("c", np.zeros_like(W)), client.kept.get("c_i", np.zeros_like(W))
+    c, c_i = server.get("c", np.zeros_like(W)), client.state.get("c_i", np.zeros_like(W))
     y = W
     for _ in range(h["local_steps"]):
         y = y - h["client_learning_rate"] * (mean_gradient(client, y) - c_i + c)
     zeta = twin.clipped(W - y, client.clip) - client.noise(W.shape, t)
-    client.kept["c_i"] = c_i - c + zeta / (h["local_steps"] * h["client_learning_rate"])
-    client.kept["change of c_i"] = client.kept["c_i"] - c_i
+    client.state["c_i"] = c_i - c + zeta / (h["local_steps"] * h["client_learning_rate"])
+    client.state["change of c_i"] = client.state["c_i"] - c_i
     return -zeta
 
 

@@ -147,7 +147,7 @@ class DPFedFC(Method):
     def releases(self, run: Run) -> tuple[Event, ...]:
         privacy, hypers = run.privacy, run.hypers
         if hypers["as_released"] and privacy.level == "user":
-            raise UserError("as_released = True: the released dp-fedfc protects record level only")
+            raise UserError("as_released = True: dp-fedfc was released for record level only")
         if hypers["as_released"]:
             return (
                 Event("gradient", run.rounds, privacy.sensitivity),

@@ -82,8 +82,8 @@ class DPScaffold(LocalStepsMethod):
             return (Event("gradient", run.rounds, sensitivity, aggregated=False, calibrated_for=calibrated_for),)
         # With one step the corrections cancel in the mean, which is then the mean of the noisy gradients.
         steps = int(run.hypers["local_steps"])
-        count, aggregated = run.rounds * steps, steps == 1
-        return (Event("gradient", count, sensitivity, aggregated=aggregated, calibrated_for=calibrated_for),)
+        count = run.rounds * steps
+        return (Event("gradient", count, sensitivity, aggregated=steps == 1, calibrated_for=calibrated_for),)
 
     def initial_state(self, theta: torch.Tensor, hypers: Hypers) -> State:
         return {"c": torch.zeros_like(theta)}

@@ -65,9 +65,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         high *= 2
     root = _root(lambda e: max(log_delta(e, mu), -1e6) - target, 0.0, high)
     step = 1e-15
-    while (
-        log_delta(root, mu) > target
-    ):  # growing steps: fixed small ones might never end where rounding dominates delta
+    while log_delta(root, mu) > target:  # growing steps: fixed ones might not end where rounding dominates
         root, step = math.nextafter(root * (1 + step), math.inf), min(2 * step, 0.5)
     return root
 
