@@ -21,7 +21,7 @@ from benchmarks.waiting import WaitingFederation
 from orchestrator.execution.backends import ray as ray_backend
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.progress import Standing, View, standing_table
+from orchestrator.execution.progress import SweepProgress, View, progress_table
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.cells import Blueprint
@@ -140,8 +140,8 @@ def cost_of_trials(trials: int) -> str:
             assert sweep.finished
             used, took, grown = time.process_time() - processor, time.time() - began, _resident() - memory
             began = time.process_time()
-            Standing.of(sweep)
-            standing_table(sweep)
+            SweepProgress.of(sweep)
+            progress_table(sweep)
             looked = time.process_time() - began
         size = (folder / "results" / "ledger.sqlite").stat().st_size
     return (

@@ -95,9 +95,9 @@ def test_the_audit_sees_no_more_than_is_claimed_and_half_the_noise(adjacency):
 @pytest.mark.parametrize(
     ("name", "privacy", "sentence"),
     [
-        ("dp-fedavg", {"level": "record"}, "clipping = 'adaptive' is for the updates of users; level = 'record' clips"),
-        ("dp-fedgd", {}, "clipping = 'adaptive': of dp-fedgd the clip stays what it is$"),
-        ("dp-scaffold", {}, "clipping = 'adaptive': of dp-scaffold the clip stays what it is$"),
+        ("dp-fedavg", {"level": "record"}, "clipping = 'adaptive' applies to updates of users; level = 'record' clips"),
+        ("dp-fedgd", {}, "clipping = 'adaptive': dp-fedgd has a fixed clip$"),
+        ("dp-scaffold", {}, "clipping = 'adaptive': dp-scaffold has a fixed clip$"),
     ],
 )
 def test_where_it_cannot_be_had_one_sentence_says_so(name, privacy, sentence, small_problem):

@@ -139,7 +139,7 @@ def test_the_audit_sees_no_more_than_is_claimed_and_half_the_noise():
 @pytest.mark.parametrize(
     ("name", "hypers", "privacy", "sentence"),
     [
-        ("dp-fedgd", {}, {"level": "user"}, r"^clipping = 'automatic' is for the gradients of records"),
+        ("dp-fedgd", {}, {"level": "user"}, r"^clipping = 'automatic' applies to gradients of records"),
         ("dp-fedadamw", {"as_released": True}, {}, r"^clipping = 'automatic': as released, dp-fedadamw clips"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_head_that_knows_plain_clipping_alone_is_refused():
     of = small.problem(clients=4)
     object.__setattr__(of, "model", Plain(12, 4))
     try:
-        with pytest.raises(UserError, match=r"^clipping = 'automatic': the head 'softmax' knows plain clipping alone$"):
+        with pytest.raises(UserError, match=r"^clipping = 'automatic': model = 'softmax' supports only plain"):
             check(small.trial(of, "dp-fedgd", **AUTOMATIC), of)
         small.weights_after(2, [small.trial(of, "dp-fedgd")], of)  # plain clipping still runs
     finally:

@@ -125,7 +125,7 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: ended.append("Ray"))
-    sentence = "Ray did not start on this machine: The current node timed out during startup; where that is busy"
+    sentence = "Ray did not start on this machine: The current node timed out during startup; if the machine is busy"
     with pytest.raises(UserError, match=sentence):
         connect._start(2)
     assert ended == ["Ray"]

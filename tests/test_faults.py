@@ -270,7 +270,7 @@ def test_the_head_is_lost(folder, undisturbed, tally):
         tally.add("head node", "coarse")
         assert driver.end() == 2
         port = cluster.address.rpartition(":")[2]  # Ray may know the head by another name of this machine
-        sentence = rf"the head of the Ray cluster at \S+:{port} has not answered for 30 s; nothing finished is lost"
+        sentence = rf"the head of the Ray cluster at \S+:{port} has not answered for 30 s; no finished trial is lost"
         assert re.search(f"^fedsweep: {sentence}", driver.said, re.MULTILINE)
         assert re.search(sentence, chaos.log(folder))
     with Driver.resume(folder) as driver:
@@ -279,7 +279,7 @@ def test_the_head_is_lost(folder, undisturbed, tally):
 
 def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, capfd):
     """Without Ray: someone who listens, then nobody."""
-    monkeypatch.setattr(head, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(head, "CHECK_EVERY_S", 0.01)
     ended = head.threading.Event()
     codes = []
 
@@ -303,8 +303,8 @@ def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, cap
 
 @pytest.mark.parametrize(("rays", "ours"), [("", 30), ("60", 30), ("150", 120), ("20", 10)])
 def test_a_head_is_waited_for_as_long_as_ray_does_or_a_little_less(rays, ours, monkeypatch):
-    monkeypatch.setenv(head.RAYS_PATIENCE, rays)
-    assert head.patience() == ours
+    monkeypatch.setenv(head.RAY_TIMEOUT, rays)
+    assert head.timeout() == ours
 
 
 # ---- one driver at a time

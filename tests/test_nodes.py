@@ -187,7 +187,7 @@ def test_a_head_that_comes_back(study, tmp_path_factory, expected):
     port = free_port("127.0.0.1")
     redis = subprocess.Popen([server, "--port", str(port), "--save", "", "--dir", folder], stdout=subprocess.DEVNULL)
     wait_for(lambda: _listens(port), "Redis was up", lambda: redis.poll() is None)
-    told = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}", head.RAYS_PATIENCE: "150"}
+    told = {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}", head.RAY_TIMEOUT: "150"}
     cluster = Cluster(folder, (0, 2, 2), "--include-dashboard=false", **told)
     driver = Driver(cluster, study, folder / "results", on=cluster.nodes[1].ip)
     try:

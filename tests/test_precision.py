@@ -161,7 +161,7 @@ def test_it_is_part_of_a_trial_and_older_trials_keep_their_keys(small_problem):
 def test_other_heads_refuse_it(small_problem):
     trial = small.trial(small_problem, "dp-fedgd").model_copy(update={"precision": "bf16"})
     other = trial.model_copy(update={"problem": trial.problem.model_copy(update={"model": "mlp:4"})})
-    with pytest.raises(UserError, match="precision = 'bf16' is of the head softmax; 'mlp:4' has float32"):
+    with pytest.raises(UserError, match="precision = 'bf16' needs the model softmax; 'mlp:4' uses float32"):
         check(other, small_problem)
     with pytest.raises(UserError, match="precision = 'fp8'"):
         check(trial.model_copy(update={"precision": "fp8"}), small_problem)

@@ -58,7 +58,7 @@ def test_nothing_is_overwritten_and_no_other_file_is_taken_for_a_model(tmp_path)
     run, came = trained()
     model = saved_model(run, came, secret=False)
     model.save(tmp_path / "m.npz")
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="exists already"):
         model.save(tmp_path / "m.npz")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     (tmp_path / "text.npz").write_text("no archive")

@@ -125,10 +125,14 @@ def test_the_audit():
 @pytest.mark.parametrize(
     ("name", "privacy", "sentence"),
     [
-        ("dp-fedavg", {"level": "record"}, "secret_participation = 0.4 is of users; level = 'record' protects"),
-        ("dp-fedavg", {"release": "local"}, "secret_participation = 0.4: release = 'local' shows who takes part"),
-        ("dp-fedgd", {}, "secret_participation = 0.4: of dp-fedgd all clients take part in every round$"),
-        ("dp-scaffold", {}, "secret_participation = 0.4: of dp-scaffold all clients take part"),
+        (
+            "dp-fedavg",
+            {"level": "record"},
+            "secret_participation = 0.4 needs level = 'user'; level = 'record'",
+        ),
+        ("dp-fedavg", {"release": "local"}, "secret_participation = 0.4: release = 'local' reveals who takes part"),
+        ("dp-fedgd", {}, "secret_participation = 0.4: all clients take part in every round of dp-fedgd$"),
+        ("dp-scaffold", {}, "secret_participation = 0.4: all clients take part in every round of dp-scaffold"),
         ("dp-adafedprox", {}, "level = 'user': dp-adafedprox protects record level$"),
     ],
 )
@@ -153,5 +157,5 @@ def test_only_programs_that_say_so_take_part_in_secret():
 def test_a_program_that_does_not_keep_the_secret_fails(small_problem, monkeypatch):
     """It has less noise than it needs: better no result."""
     monkeypatch.setattr(UserLocalSteps, "round", lambda self, client, theta: theta + client.noise("gradient"))
-    with pytest.raises(RuntimeError, match="tells who takes part"):
+    with pytest.raises(RuntimeError, match="reveals who takes part"):
         small.weights_after(1, [small.trial(small_problem, "dp-fedavg", epsilon=math.inf, **SECRET)], small_problem)

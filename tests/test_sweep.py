@@ -15,9 +15,9 @@ import yaml
 
 from orchestrator.execution import planning, study_run
 from orchestrator.execution.backends import ray as ray_backend
-from orchestrator.execution.progress import JsonView, Standing, View
+from orchestrator.execution.progress import JsonView, SweepProgress, View
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.ledger import Ledger, Row, StageKey
 from orchestrator.study.reading import parse
 from trainables.errors import UserError
 
@@ -60,14 +60,22 @@ def rows(folder: Path) -> dict[str, Row]:
         return ledger.rows(ledger.outcomes())
 
 
-def stages(folder: Path) -> dict[tuple[str, str, str], list[str]]:
+def stages(folder: Path) -> dict[StageKey, list[str]]:
     with Ledger.read(folder) as ledger:
         return ledger.stages()
 
 
-def stage(folder: Path, cell: str, name: str, strategy: str = "grid") -> list[Row]:
-    found = rows(folder)
-    return [found[key] for key in stages(folder)[cell, strategy, name]]
+def stage(folder: Path, cell: str, name: str, variant: str = "grid") -> list[Row]:
+    """The rows of a stage, of a cell given by its label."""
+    _, _, method, epsilon = cell.split(" / ")
+    of_cell = {
+        key: keys
+        for key, keys in stages(folder).items()
+        if (key[0].method, f"eps {key[0].epsilon:g}", *key[1:]) == (method.lower(), epsilon, variant, name)
+    }
+    ((_, keys),) = of_cell.items()
+    by_key = rows(folder)
+    return [by_key[key] for key in keys]
 
 
 def shown(folder: Path) -> dict[str, bytes]:
@@ -123,8 +131,8 @@ class Told(View):
         self.sentences.append(sentence)
 
     def show(self, running) -> None:
-        standing = Standing.of(running.sweep)
-        self.looks.append((standing.trials_done, standing.trials_total))
+        progress = SweepProgress.of(running.sweep)
+        self.looks.append((progress.trials_done, progress.trials_total))
 
 
 @pytest.mark.parametrize("select", ["[contest]", "[single]"])
@@ -143,7 +151,7 @@ def test_plan_run_status_and_readme_count_the_same_trials(select, tmp_path):
     assert told.sentences[0].startswith(f"{total} trials to run, 0 done before")
     assert {of for _, of in told.looks} == {total}, "no stage that opens changes it"
     assert told.looks[-1] == (total, total)
-    assert f"{total} trials have ended" in page
+    assert f"{total} trials have finished" in page
     found = status.read(tmp_path)
     assert found["trials_ended"] == found["trials_expected"] == sum(found["trials"].values()) == total
     assert len(rows(tmp_path)) == total
@@ -365,7 +373,7 @@ def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(tmp_p
     lost = [row.key for row in contest[::2]]
     with contextlib.closing(sqlite3.connect(cut / "ledger.sqlite")) as ledger, ledger:
         ledger.executemany("DELETE FROM trials WHERE key = ?", [(key,) for key in lost])
-        ledger.execute("DELETE FROM stages WHERE stage = 'confirm' AND way = 'grid'")
+        ledger.execute("DELETE FROM stages WHERE stage = 'confirm' AND strategy = 'grid'")
     assert run(cut, contest_text("hosts: 2, lanes_per_pack: 4"), backend="local").complete
     assert shown(cut) == shown(whole)
     assert stages(cut) == stages(whole)
@@ -446,7 +454,7 @@ def test_resume_of_a_finished_study_shows_its_tables(copied, fedsweep, nothing_r
     code, out, err = fedsweep("resume", copied)
     assert code == 0
     assert out.strip() == (copied / "tables" / "README.md").read_text().strip()
-    assert f"tables are in {copied / 'tables'}" in err.replace("\n", "")
+    assert f"tables: {copied / 'tables'}" in err.replace("\n", "")
     assert shown(copied) == before
 
 

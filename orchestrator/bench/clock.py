@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.progress import Running, View
+from orchestrator.execution.progress import View
+from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.sweep import Sweep
 
 FIRST_ROUND = "slot, federation, kernels, first pack"
@@ -38,11 +39,11 @@ class Clock(View):
     def starting(self, sweep: Sweep) -> None:
         self.mark("the study and its data")
 
-    def started(self, sweep: Sweep, size: Capacity) -> None:
+    def started(self, sweep: Sweep, capacity: Capacity) -> None:
         self.mark("Ray")
-        self.federations = size.federations
+        self.federations = capacity.federations
 
-    def changed(self, running: Running) -> None:
-        if running.computing_s and not self.computing_s:
-            self.mark(FIRST_ROUND, time.time() - running.computing_s)
-        self.computing_s = running.computing_s
+    def changed(self, scheduler: Scheduler) -> None:
+        if scheduler.computing_s and not self.computing_s:
+            self.mark(FIRST_ROUND, time.time() - scheduler.computing_s)
+        self.computing_s = scheduler.computing_s

@@ -1,4 +1,4 @@
-"""How much memory there is, and how many lanes of a large model fit into it."""
+"""The memory of a machine, and how many lanes of a large model fit into it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from orchestrator.execution.packing import Capacity
 from orchestrator.study.settings.resources import ResourceSettings
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
-LANE_BYTES = 8 * 6  # for every weight of a lane, in every host and in the server: weights, releases, state, work
-LANES_SHARE = 0.5  # of a node's memory; the rest is for data and processes
+LANE_BYTES = 8 * 6  # per weight of a lane, in every host and in the server: weights, releases, state, temporaries
+LANES_SHARE = 0.5  # of a node's memory; data and processes need the rest
 
 
 def machine_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
+    """Of the machine, or of the container if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(physical, int(CGROUP.read_text()))
-    except (OSError, ValueError):  # no such file, or `max`
+    except (OSError, ValueError):  # no such file, or its content is `max`
         return physical
 
 
-def lanes_bytes(size: Capacity, dimension: int) -> int:
-    """What all lanes of all federations take."""
-    return size.federations * size.size.hosts * size.lanes_per_pack * dimension * LANE_BYTES
+def lanes_bytes(capacity: Capacity, dimension: int) -> int:
+    """The memory of all lanes of all federations."""
+    return capacity.federations * capacity.size.hosts * capacity.lanes_per_pack * dimension * LANE_BYTES
 
 
 def within_memory(
-    size: Capacity, settings: ResourceSettings, dimension: int, nodes: Sequence[dict[str, float]] = ()
+    capacity: Capacity, settings: ResourceSettings, dimension: int, nodes: Sequence[dict[str, float]] = ()
 ) -> Capacity:
-    """With fewer lanes where a model is so large that they would not fit, unless the study says how many. A GPU counts
-    for itself. `nodes`: with the memory that Ray sees there; without, it is this machine's."""
-    if settings.lanes_per_pack != "auto" or size.size.device != "cpu":
-        return size
+    """With fewer lanes per pack if those of a large model would not fit, unless the study sets their number. GPUs check
+    their own memory. `nodes`: with the memory that Ray reports; without, this machine's memory counts."""
+    if settings.lanes_per_pack != "auto" or capacity.size.device != "cpu":
+        return capacity
     least = min((node["memory"] for node in nodes if node.get("memory")), default=machine_bytes())
-    beside = max(1, size.federations // max(1, len(nodes)))
-    fitting = int(LANES_SHARE * least / (beside * size.size.hosts * dimension * LANE_BYTES))
-    return replace(size, lanes_per_pack=max(1, min(size.lanes_per_pack, fitting)))
+    per_node = max(1, capacity.federations // max(1, len(nodes)))
+    fitting = int(LANES_SHARE * least / (per_node * capacity.size.hosts * dimension * LANE_BYTES))
+    return replace(capacity, lanes_per_pack=max(1, min(capacity.lanes_per_pack, fitting)))

@@ -1,4 +1,4 @@
-"""What a study would run, and about how long that would take here. Starts no actor."""
+"""What a study would run, and an estimate of its duration and memory. Starts nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainables.federation.trial_spec import TrialSpec
 from trainables.lazy import torch
 from trainables.models import kernels
 
-# of a core's rate for matrix products, what a trial-round reaches, compiled or not (fedsweep bench measures it)
+# share of a core's rate for matrix products that trial-rounds reach (measured by fedsweep bench)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
-GPU_RATE = 8.7e12  # operations a second that a trial-round reaches on one H200 in 2,048 lanes (docs/scaling.md)
+GPU_RATE = 8.7e12  # operations per second of trial-rounds on one H200 with 2,048 lanes (docs/scaling.md)
 START_S = 12
-PROCESS_BYTES = 350 << 20  # a Python process with torch in it
+PROCESS_BYTES = 350 << 20  # a Python process that has imported torch
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class Plan:
     study: str
     cells: int
     strategies: int
-    """How many ways every cell is searched in."""
+    """Number of search variants per cell."""
     trials: dict[str, int]
-    """By stage, without those that another cell or stage runs too: as many as `run` begins with."""
+    """By stage; a trial that several cells or stages share counts once, as in `run`."""
     exact: bool
-    """Whether that many will run if nothing diverges; where results decide what is tried next, about as many."""
+    """Whether exactly these trials run if none diverges; otherwise results decide, and the count is approximate."""
     may_zoom: bool
-    """Whether finer grids may follow, of which nobody knows before."""
+    """Whether results may call for finer grids, which are not counted."""
     packs: dict[str, int]
     trial_rounds: int
     seconds: float
     bytes: int
     machine_bytes: int
-    """What this machine has."""
+    """The memory of this machine or cluster."""
     federations: int
     hosts: int
     device: str
     where: str
     notes: list[str]
-    """What the study says that will not have the effect one might expect."""
+    """Settings of the study that may not have the expected effect."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,7 +61,7 @@ class Plan:
         return "\n".join(
             [
                 f"study {self.study}: {self.cells} cell{'s' if self.cells > 1 else ''}"
-                + (f", each searched in {self.strategies} ways" if self.strategies > 1 else ""),
+                + (f", each searched with {self.strategies} strategies" if self.strategies > 1 else ""),
                 f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})"
                 + (", and more where a winner calls for a finer grid" if self.may_zoom else ""),
                 f"packs: {sum(self.packs.values())} ({packs})",
@@ -82,14 +82,14 @@ class Plan:
 
 
 def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
-    """On this machine, or on nodes with these resources, whose processors are taken to be like ours."""
+    """For this machine, or for nodes with these resources and processors like this machine's."""
     blueprint = Blueprint.draw(study)
     if nodes is None:
         from orchestrator.execution.cluster.connect import local_resources  # imports Ray
 
         resources = local_resources()
-    size = cluster_capacity(resources if nodes is None else nodes, study.resources, blueprint.most_clients)
-    size = within_memory(size, study.resources, blueprint.most_weights, nodes or ())
+    capacity = cluster_capacity(resources if nodes is None else nodes, study.resources, blueprint.most_clients)
+    capacity = within_memory(capacity, study.resources, blueprint.most_weights, nodes or ())
     searches = [
         CellSearch(cell, variant, {}, blueprint.validation_rows(cell.setting))
         for cell in blueprint.cells
@@ -101,23 +101,23 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     rounds = 0
     flops = 0.0
     for stage in study.stages:
-        found = _unique([trial for search in searches for trial in _stage_trials(search, stage)])
-        members = [trial for trial in found if trial.key not in known]
+        candidates = {trial.key: trial for search in searches for trial in _stage_trials(search, stage)}
+        members = [trial for key, trial in candidates.items() if key not in known]
         known.update(trial.key for trial in members)
         if not members:
             continue
         # stages that open at once may share trials, which are known by their keys
         opened = any(stage in search.stages for search in searches)
         trials[stage] = len(members) if opened else sum(search.trials_to_come().get(stage, 0) for search in searches)
-        packs[stage] = len(make_packs(members, size))
+        packs[stage] = len(make_packs(members, capacity))
         for trial in members:
             rounds += trial.last_round
             problem = blueprint.problems[trial.problem.key]
             flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.last_round * passes(trial)
-    if size.size.device == "cuda":
-        rate = GPU_RATE * size.federations * size.size.gpus_per_host * size.size.hosts
+    if capacity.size.device == "cuda":
+        rate = GPU_RATE * capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts
     else:
-        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * size.federations * size.size.hosts
+        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * capacity.federations * capacity.size.hosts
     seconds = START_S + flops / rate
     return Plan(
         study.name,
@@ -129,11 +129,11 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         dict(packs),
         rounds,
         seconds,
-        _memory(blueprint, size),
+        _memory(blueprint, capacity),
         machine_bytes() if nodes is None else sum(int(node.get("memory", 0)) for node in nodes) or 1 << 62,
-        size.federations,
-        size.size.hosts,
-        size.size.device,
+        capacity.federations,
+        capacity.size.hosts,
+        capacity.size.device,
         "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
         advice(study),
     )
@@ -159,12 +159,8 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
     return [placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {n}"}) for n in range(count)]
 
 
-def _unique(trials: list[TrialSpec]) -> list[TrialSpec]:
-    return list({trial.key: trial for trial in trials}.values())
-
-
 def _gemm_rate() -> float:
-    """Floating-point operations a second of one core, in products like ours. Takes a tenth of a second."""
+    """Floating-point operations per second of one core, measured for a tenth of a second."""
     x, w = torch.rand(1024, 65), torch.rand(65, 160)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -179,14 +175,14 @@ def _gemm_rate() -> float:
         torch.set_num_threads(before)
 
 
-def _memory(blueprint: Blueprint, size: Capacity) -> int:
-    """All processes together: features in the driver, the object store and the hosts; the lanes' weights."""
+def _memory(blueprint: Blueprint, capacity: Capacity) -> int:
+    """Of all processes: features in the driver, the object store and the hosts; the lanes' weights."""
     data = {
         p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
         + p.data.x_test.nbytes
         for p in blueprint.problems.values()
     }
     largest = max(problem.data.x_train.nbytes for problem in blueprint.problems.values())
-    processes = (2 + size.federations * (size.size.hosts + 2)) * PROCESS_BYTES
-    lanes = lanes_bytes(size, blueprint.most_weights)
-    return processes + 2 * sum(data.values()) + size.federations * largest + lanes
+    processes = (2 + capacity.federations * (capacity.size.hosts + 2)) * PROCESS_BYTES
+    lanes = lanes_bytes(capacity, blueprint.most_weights)
+    return processes + 2 * sum(data.values()) + capacity.federations * largest + lanes

@@ -143,7 +143,7 @@ class BatchRound:
         if rate == 1:
             return Sample(self._all_rows, rate)
         if not self._program.samples:
-            raise RuntimeError(f"{self._program.name} looks at samples of rows: let its `samples` be true")
+            raise RuntimeError(f"{self._program.name} samples rows: its `samples` must be true")
         sizes = [int(size) for size in self.size.flatten()]
         parts: list[tuple[slice | torch.Tensor, Shard]] = []
         for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True):

@@ -1,8 +1,8 @@
-"""Sums whose value does not depend on their order.
+"""Sums that do not depend on the order of their terms.
 
-A release is rounded to a multiple of 2^-34 and held as a whole number in float64. Adding such numbers is exact while
-the total stays below 2^53 / 2^34 = 524,288, far above any release that has not diverged: one host or twenty, the mean
-comes out the same to the last bit. (Secure aggregation rounds to a grid for the same reason.)
+A release is rounded to a multiple of 2^-34 and stored as a whole number in float64. Adding such numbers is exact while
+the total stays below 2^53 / 2^34 = 524,288, far above any release that has not diverged: the mean is the same to the
+last bit for any number of hosts. (Secure aggregation rounds to a grid for the same reason.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def to_grid(values: torch.Tensor) -> torch.Tensor:
 
 
 def to_grid_(values: torch.Tensor) -> torch.Tensor:
-    """Of numbers in float64, in place."""
+    """In place; `values` are float64."""
     return values.mul_(GRID).round_()
 
 

@@ -1,4 +1,4 @@
-"""A pack: trials that run together, one lane each, and what its client hosts and its server need to know of them."""
+"""A pack: trials that run together, one lane each, and what its client hosts and its server need to know about them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
 from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 
-CENTRE = "centre"  # the purpose of what the private mean of the features is made of
-
+CENTRE = "centre"  # purpose of the noise in the private mean of the features
 
 PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials can share a pack if this is equal: same data, same client program, rounds, clipping and participation,
-    same features: those that are centred by a noisy mean are the same for one seed and one budget."""
+    """Trials can share a pack if this is equal: same data, client program, rounds, clipping, participation, features.
+    Features centred by a noisy mean are the same only for one seed and one budget."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}"
     if trial.preprocess.center:
@@ -55,17 +54,17 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
 
 
 def with_centre(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
-    """A method's releases, and before them that of the mean of the features, which takes its share of the budget."""
+    """A method's releases and that of the mean of the features, which takes its share of the budget."""
     share = trial.preprocess.center
     if not share:
         return events
-    # clients' sums are added as they are, or users' means: nobody's noise weighs more
+    # sums of clients, or means of users, are added without weights
     centre = Event(CENTRE, 1, trial.preprocess.bound * trial.privacy.adjacency_factor, share=share, equal_weights=True)
     return (*(replace(event, share=event.share * (1 - share)) for event in events), centre)
 
 
 def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
-    """The trial's plan, or a sentence why it cannot be run."""
+    """The trial's plan; raises an error if the trial cannot be run."""
     method = methods.get(trial.method)
     if trial.privacy.level not in method.levels:
         raise UserError(f"level = {trial.privacy.level!r}: {method.name} protects {' or '.join(method.levels)} level")
@@ -73,7 +72,9 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     one_of(AGGREGATES, aggregate=trial.aggregate)
     one_of(PRECISIONS, precision=trial.precision)
     if trial.precision != "float32" and trial.problem.model != "softmax":
-        raise UserError(f"precision = {trial.precision!r} is of the head softmax; {trial.problem.model!r} has float32")
+        raise UserError(
+            f"precision = {trial.precision!r} needs the model softmax; {trial.problem.model!r} uses float32"
+        )
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     if trial.privacy.clipping == "automatic":
@@ -86,44 +87,41 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
 
 
 def _check_automatic(trial: TrialSpec, model: Model) -> None:
-    """Where gradients are clipped by somebody who knows no other way than the plain one."""
     at = "clipping = 'automatic'"
     if trial.privacy.level == "user":
-        raise UserError(f"{at} is for the gradients of records; at user level it is the update that is clipped")
+        raise UserError(f"{at} applies to gradients of records; at user level the update is clipped")
     if trial.hyperparameters.get("as_released"):
-        raise UserError(f"{at}: as released, {trial.method} clips as its authors' program does")
+        raise UserError(f"{at}: as released, {trial.method} clips like its authors' program")
     if "automatic" not in inspect.signature(model.clipped_gradient_sum).parameters:
-        raise UserError(f"{at}: the head {trial.problem.model!r} knows plain clipping alone")
+        raise UserError(f"{at}: model = {trial.problem.model!r} supports only plain clipping")
 
 
 def _check_adaptive(trial: TrialSpec) -> None:
-    """Where nobody tells how long the updates are."""
     at = "clipping = 'adaptive'"
     if trial.privacy.level != "user":
-        raise UserError(f"{at} is for the updates of users; level = {trial.privacy.level!r} clips gradients of records")
+        raise UserError(f"{at} applies to updates of users; level = {trial.privacy.level!r} clips gradients of records")
     if not program_of(trial).adapts_clip:
-        raise UserError(f"{at}: of {trial.method} the clip stays what it is")
+        raise UserError(f"{at}: {trial.method} has a fixed clip")
 
 
 def _check_secret(trial: TrialSpec) -> None:
-    """Where somebody knows who takes part, or everybody must."""
     at = f"secret_participation = {trial.privacy.secret_participation:g}"
     if trial.privacy.level != "user":
-        raise UserError(f"{at} is of users; level = {trial.privacy.level!r} protects one of a client's records")
+        raise UserError(f"{at} needs level = 'user'; level = {trial.privacy.level!r} protects one record of a client")
     if trial.privacy.release != "secure-aggregation":
-        raise UserError(f"{at}: release = {trial.privacy.release!r} shows who takes part; only a sum hides it")
+        raise UserError(f"{at}: release = {trial.privacy.release!r} reveals who takes part; only a sum hides it")
     if not program_of(trial).allows_secret_participation:
-        raise UserError(f"{at}: of {trial.method} all clients take part in every round")
+        raise UserError(f"{at}: all clients take part in every round of {trial.method}")
 
 
 def code_of(method: str, problem: ProblemSpec) -> str:
-    """What plug-ins compute of a trial, by their code; empty where nothing is a plug-in's."""
-    makers = (
+    """Hash of the code of the plug-ins that a trial uses; empty without plug-ins."""
+    sources = (
         type(methods.get(method)),
         models.HEADS.get(problem.model.partition(":")[0]),
         partition.PLUGIN_PARTITIONS.get(problem.partition.kind),
     )
-    return "+".join(code for maker in makers if maker and (code := plugins.code_hash(maker.__module__)))
+    return "+".join(code for source in sources if source and (code := plugins.code_hash(source.__module__)))
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +145,8 @@ class LaneGroup:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """All a client host needs for any round of a pack. Calls carry it whole: a host that was restarted knows enough."""
+    """Everything a client host needs for any round of a pack. Every call refers to it, so that a restarted host can
+    continue."""
 
     data: ProblemData
     program: ClientProgram
@@ -157,17 +156,17 @@ class ClientWork:
     noise_std: Mapping[str, NDArray[np.float32]]
     """By purpose, per lane: what each client adds to its sum."""
     hypers: Mapping[str, NDArray[np.float32]]
-    """What the program asked for, per lane."""
+    """The hyperparameters that the program uses, per lane."""
     lanes: tuple[str, ...]
-    """The trials' keys: whose state a client keeps."""
+    """The trials' keys."""
     assignment: tuple[tuple[int, ...], ...]
     """The clients of every host."""
     level: Level = "record"
     aggregate: Aggregate = "uniform"
     bound: float | None = None
-    """Of a row in the mean that the features are centred by; none: they stay as they are."""
+    """l2 bound on a row in the private mean of the features; None: features are not centred."""
     centre: NDArray[np.float32] | None = None
-    """That mean, once it is known."""
+    """The private mean, once it is known."""
     clipping: Clipping = "plain"
     secret_participation: float = 1.0
     precision: Precision = "float32"
@@ -178,7 +177,7 @@ class ClientWork:
 
     @property
     def all_alike(self) -> bool:
-        """Whether every client takes part in every round, and weighs the same."""
+        """Whether every client takes part in every round, with the same weight."""
         return self.program.participation == 1 and self.aggregate == "uniform"
 
     @property
@@ -186,8 +185,8 @@ class ClientWork:
         return self.bound is not None and self.centre is None
 
     def distinct_noises(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lanes that stand for every distinct noise (seed and scales), and which of them each lane has."""
-        _, seeds = np.unique(self.seeds, return_inverse=True)  # by rank: large seeds are no floats
+        """One lane for every distinct noise (seed and scales), and the index of each lane's noise among them."""
+        _, seeds = np.unique(self.seeds, return_inverse=True)  # by rank: not every large seed is a float
         table = np.stack([seeds, *(std for _, std in sorted(self.noise_std.items()))], axis=1)
         _, first, which = np.unique(table, axis=0, return_index=True, return_inverse=True)
         return first, which.reshape(-1)
@@ -199,7 +198,7 @@ def group_key(trial: TrialSpec) -> tuple[str, ...]:
 
 
 def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
-    """Trials of a group side by side; otherwise in the order given."""
+    """Trials of a group next to each other, otherwise in the given order."""
     first_seen: dict[tuple[str, ...], int] = {}
     for trial in trials:
         first_seen.setdefault(group_key(trial), len(first_seen))
@@ -207,7 +206,7 @@ def order_lanes(trials: Sequence[TrialSpec]) -> list[TrialSpec]:
 
 
 def lane_groups(trials: Sequence[TrialSpec], model: Model, device: str = "cpu") -> list[LaneGroup]:
-    """The groups of trials that `order_lanes` has put in order."""
+    """The groups of trials in the order of `order_lanes`."""
     groups: list[LaneGroup] = []
     start = 0
     for index in range(1, len(trials) + 1):
@@ -275,11 +274,12 @@ def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
 
 
 def assign(sizes: Sequence[int], hosts: int) -> tuple[tuple[int, ...], ...]:
-    """Clients to hosts, so that every host has about as many rows: the largest first, to whoever has least."""
-    held: list[list[int]] = [[] for _ in range(min(hosts, len(sizes)))]
-    load = [0] * len(held)
+    """The clients of every host, with about equally many rows per host: the largest client first, each to the host with
+    the fewest rows."""
+    assignment: list[list[int]] = [[] for _ in range(min(hosts, len(sizes)))]
+    load = [0] * len(assignment)
     for client in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         host = load.index(min(load))
-        held[host].append(client)
+        assignment[host].append(client)
         load[host] += sizes[client]
-    return tuple(tuple(sorted(clients)) for clients in held)
+    return tuple(tuple(sorted(clients)) for clients in assignment)

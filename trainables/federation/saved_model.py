@@ -1,4 +1,4 @@
-"""A trained model as a file: weights for features as they came, where they are from, and the privacy account."""
+"""A trained model as a file: weights for features without preprocessing, their provenance and the privacy account."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainables.errors import UserError
 from trainables.models.shard import Shard
 
 FORMAT = 1
-LARGEST = 10**9  # no head has more features or classes
+LARGEST = 10**9  # features or classes
 
 
 @dataclass(frozen=True)
 class SavedModel:
     weights: NDArray[np.float32]
-    """(d,), of the model on features without any preprocessing."""
+    """(d,), for features without preprocessing."""
     model: str
     features: int
     classes: int
@@ -31,9 +31,9 @@ class SavedModel:
     """The trial and its account, with claimed and actual eps."""
 
     def save(self, path: Path) -> None:
-        """Whole or not at all; a file that is there already is not overwritten."""
+        """Atomic; an existing file is not overwritten."""
         if path.exists():
-            raise UserError(f"{path} is there already; choose another name")
+            raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
         scratch = path.with_name(path.name + ".part")
         with scratch.open("wb") as file:
@@ -45,35 +45,35 @@ class SavedModel:
         try:
             with np.load(path, allow_pickle=False) as content:
                 weights, about = content["weights"], json.loads(str(content["about"]))
-            found = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
-            found._check()
-            head = models.parse(found.model, features=found.features, classes=found.classes)
+            model = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
+            model._check()
+            head = models.parse(model.model, features=model.features, classes=model.classes)
         except (*READ_ERRORS, TypeError, ValueError, UserError) as error:
             raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
         if weights.shape != (head.dimension,):
             raise UserError(f"{path} has weights of shape {weights.shape}, its model has {head.dimension}")
-        return found
+        return model
 
     def _check(self) -> None:
-        """That it is made of what it should be; what the numbers are comes after."""
+        """Check the types; the values are checked later."""
         if not isinstance(self.weights, np.ndarray) or self.weights.dtype != np.float32:
-            raise TypeError("its weights are no float32 array")
+            raise TypeError("its weights are not a float32 array")
         if not isinstance(self.model, str) or not isinstance(self.provenance, dict):
-            raise TypeError("it does not say what it is")
+            raise TypeError("its description is incomplete")
         for name, count in (("features", self.features), ("classes", self.classes)):
             if type(count) is not int or not 1 <= count <= LARGEST:
                 raise ValueError(f"{name} = {count!r}")
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The likeliest class of every row."""
+        """The most likely class of every row."""
         if self.model == "poisson":
-            raise UserError("a model of counts has no classes to predict; it has scores")
+            raise UserError("a model of counts predicts no classes; use its scores")
         return self.scores(np.asarray(x, dtype=np.float32)).argmax(1)
 
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(rows, classes): the higher, the likelier. Of a model of counts, the logarithm of their mean."""
+        """(rows, classes), higher for more likely classes; for a model of counts, the log of the expected count."""
         if x.ndim != 2 or x.shape[1] != self.features:
-            raise UserError(f"features of shape {x.shape} are not (rows, {self.features}), as the model wants them")
+            raise UserError(f"features of shape {x.shape}: the model needs the shape (rows, {self.features})")
         rows = Shard.build([(x, np.zeros(len(x), dtype=np.int64))]).x[0]
         head = models.parse(self.model, features=self.features, classes=self.classes)
         return head.scores(rows, torch.tensor(self.weights)).numpy()

@@ -1,4 +1,4 @@
-"""Starting a local Ray, or joining one."""
+"""Starts a local Ray or joins a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-# Ray reads these when it is imported: no usage report, no progress tables of its own, no metrics agent
+# Ray reads these when it is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "1")
@@ -27,13 +27,13 @@ LOCAL_OBJECT_STORE = 1 << 30  # bytes; features are megabytes, weights kilobytes
 
 @contextlib.contextmanager
 def connected(address: str | None = None, cpus: int | None = None) -> Iterator[None]:
-    """A Ray to run on: the one at `address` (`auto` or HOST:PORT), else a local one that ends with the block."""
+    """Connected to the Ray at `address` (`auto` or HOST:PORT), or to a local one that ends with the block."""
     if ray.is_initialized():
         yield
         return
     try:
-        # half a Ray that was started here may crash as it ends, and a whole one is there soon
-        with _interrupts_heard(at_once=address is not None):
+        # a local Ray that is interrupted while it starts may crash, and starts soon: Ctrl-C waits for it
+        with _deferred_interrupt(immediate=address is not None):
             if address is None:
                 _start(cpus)
             else:
@@ -48,33 +48,33 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _interrupts_heard(at_once: bool) -> Iterator[None]:
-    """A Ctrl-C that comes meanwhile, at once or at the end; a second one in any case at once. Ray may swallow the
-    exception: then it is raised again at the end."""
+def _deferred_interrupt(immediate: bool) -> Iterator[None]:
+    """Raise KeyboardInterrupt on the first Ctrl-C immediately or at the end of the block, on the second immediately. If
+    Ray swallows the exception, it is raised again at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = []
+    interrupts = []
 
     def interrupt(number: int, frame: object) -> None:
-        heard.append(number)
-        if at_once or len(heard) > 1:
+        interrupts.append(number)
+        if immediate or len(interrupts) > 1:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except Exception:
-        if not heard:
-            raise  # or else it is what Ray made of the interrupt
+        if not interrupts:  # otherwise Ray's reaction to the interrupt
+            raise
     finally:
         signal.signal(signal.SIGINT, before)
-    if heard:
+    if interrupts:
         raise KeyboardInterrupt
 
 
 def _start(cpus: int | None) -> None:
-    """A Ray that nobody else can reach: it listens to this machine alone, and only to those with the user's token."""
+    """Start a Ray that listens on the loopback interface only and requires the user's token."""
     from orchestrator.execution.cluster.ray_internals import minimal_local_ray
 
     _make_token()
@@ -89,12 +89,11 @@ def _start(cpus: int | None) -> None:
                 object_store_memory=LOCAL_OBJECT_STORE,
                 _node_ip_address="127.0.0.1",
             )
-    except Exception as error:  # of whatever kind: Ray says only in words what went wrong
+    except Exception as error:  # Ray raises plain exceptions
         ray.shutdown()
-        said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
-            f"Ray did not start on this machine: {said}; where that is busy with other work, the same command may "
-            "succeed a little later"
+            f"Ray did not start on this machine: {reason}; if the machine is busy, try the same command again later"
         ) from error
 
 
@@ -104,48 +103,48 @@ def _join(address: str) -> None:
             f"address = {address!r} is not auto or HOST:PORT; from outside a cluster, send the command to it: "
             "ray job submit -- fedsweep run STUDY --results URL"
         )
-    _show_token()
+    _send_token()
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **_with_plugins())
     except (ConnectionError, OSError, ValueError, AuthenticationError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
-            f"no Ray cluster answers at address = {address!r}: {reason}; one that is up wants its token, from "
+            f"no Ray cluster answers at address = {address!r}: {reason}; a running cluster needs its token, from "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
 
 
 def _with_plugins() -> dict[str, Any]:
-    """Workers of a cluster that is there already do not inherit what this process was told."""
+    """Workers of an existing cluster do not inherit this process's environment."""
     names = os.environ.get(plugins.VARIABLE)
     return {"runtime_env": {"env_vars": {plugins.VARIABLE: names}}} if names else {}
 
 
-def _knock(address: str) -> None:
-    """Where nobody listens Ray would try for many minutes, with a line for every attempt."""
+def _check_reachable(address: str) -> None:
+    """Without a listener Ray would retry for many minutes."""
     from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)
-    if found is None:
+    resolved = canonicalize_bootstrap_address(address)
+    if resolved is None:
         raise ConnectionError("no cluster is running here")
-    host, _, port = found.rpartition(":")
+    host, _, port = resolved.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
-        raise ConnectionError(f"{found} cannot be reached: {error.strerror or error}") from None
+        raise ConnectionError(f"{resolved} cannot be reached: {error.strerror or error}") from None
 
 
 def _loopback_only() -> contextlib.AbstractContextManager[None]:
-    """On Linux Ray takes 127.0.0.1 for the machine's address in its network, and then listens to all the world. It
-    does not where it thinks that clusters of several machines are not to be had, as it does elsewhere."""
+    """On Linux Ray replaces 127.0.0.1 by the machine's network address, and then listens on all interfaces, unless
+    clusters of several machines are disabled."""
     from orchestrator.execution.cluster.ray_internals import patched, ray_constants
 
     return patched(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def _make_token() -> None:
-    """Ray writes a token into the user's home on first use, for all to read: it is made here, for the user alone."""
+    """Ray creates the user's token on first use, readable for everyone: create it here, readable for the user only."""
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
@@ -154,13 +153,13 @@ def _make_token() -> None:
         tokens.enable_token_auth_by_default()
         tokens.ensure_token_if_auth_enabled()
     except OSError as error:
-        raise UserError(f"Ray's token cannot be written: {error}; say where it is with RAY_AUTH_TOKEN_PATH") from None
+        raise UserError(f"Ray's token cannot be written: {error}; set its location with RAY_AUTH_TOKEN_PATH") from None
     finally:
         os.umask(before)
 
 
-def _show_token() -> None:
-    """Ray guards its clusters with a token in the user's home, but shows it by itself only to the address `auto`."""
+def _send_token() -> None:
+    """Ray protects clusters with the token in the user's home, but sends it by itself only to the address `auto`."""
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
@@ -168,8 +167,8 @@ def _show_token() -> None:
 
 
 def local_resources() -> list[dict[str, float]]:
-    """What a Ray started here would have, as a list of one node."""
+    """The resources of a Ray started here, as a list of one node."""
     from orchestrator.execution.cluster.ray_internals import detect_local_resources
 
-    most = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # the rest Ray leaves to others
-    return [detect_local_resources(LOCAL_OBJECT_STORE, int(most))]
+    memory = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # Ray's own default share
+    return [detect_local_resources(LOCAL_OBJECT_STORE, int(memory))]

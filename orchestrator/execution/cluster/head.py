@@ -1,4 +1,4 @@
-"""Whether the head of the Ray cluster still answers."""
+"""Watches whether the head of the Ray cluster still answers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ import ray
 
 from orchestrator.console import stderr
 
-LOOK_EVERY_S = 2.0
-RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+CHECK_EVERY_S = 2.0
+RAY_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 log = logging.getLogger("fedsweep")
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """While the block runs, a head that is gone ends this process with a sentence.
+    """While the block runs, end this process with a sentence if the head is lost.
 
-    Without a head Ray waits for a minute and then ends the process from within its own threads, past all of Python's
-    exceptions; until then its calls, `ray.shutdown` among them, may wait for ever. So there is nothing to unwind:
-    the ledger is whole after every write."""
+    Without a head, Ray ends the process after a minute from one of its own threads, without a Python exception; until
+    then its calls, including `ray.shutdown`, may block. So nothing is unwound: the ledger is intact at any time."""
     address = ray.get_runtime_context().gcs_address
     ended = threading.Event()
-    watch = threading.Thread(target=_watch, args=(address, ended, patience()), name="head watch", daemon=True)
+    watch = threading.Thread(target=_watch, args=(address, ended, timeout()), name="head watch", daemon=True)
     watch.start()
     try:
         yield
@@ -38,27 +37,27 @@ def watched() -> Iterator[None]:
         watch.join()
 
 
-def patience() -> float:
-    """Seconds without an answer after which a head is gone; one that is only busy answers sooner.
+def timeout() -> float:
+    """Seconds without an answer after which a head is lost; a busy head answers sooner.
 
-    Less than Ray's own patience, which is a minute unless the cluster was told of another, because its head keeps its
-    state in a Redis and may come back."""
-    rays = float(os.environ.get(RAYS_PATIENCE) or 60)
-    return max(rays - 30, rays / 2)
+    Less than Ray's own timeout: a minute, unless the cluster sets another because its head keeps its state in Redis and
+    may be restarted."""
+    ray_timeout = float(os.environ.get(RAY_TIMEOUT) or 60)
+    return max(ray_timeout - 30, ray_timeout / 2)
 
 
-def _watch(address: str, ended: threading.Event, patience_s: float) -> None:
+def _watch(address: str, ended: threading.Event, timeout_s: float) -> None:
     last = time.monotonic()
-    while not ended.wait(LOOK_EVERY_S):
+    while not ended.wait(CHECK_EVERY_S):
         if _answers(address):
             last = time.monotonic()
-        elif time.monotonic() - last > patience_s:
+        elif time.monotonic() - last > timeout_s:
             sentence = (
-                f"the head of the Ray cluster at {address} has not answered for {patience_s:g} s; nothing finished "
-                "is lost, and the same command goes on once there is a cluster again"
+                f"the head of the Ray cluster at {address} has not answered for {timeout_s:g} s; no finished "
+                "trial is lost, and the same command continues on a new cluster"
             )
             log.error(sentence)
-            stderr.show_cursor()  # which a live view may have hidden
+            stderr.show_cursor()  # a live view may have hidden it
             sys.stderr.write(f"fedsweep: {sentence}.\n")
             sys.stderr.flush()
             os._exit(2)
@@ -67,7 +66,7 @@ def _watch(address: str, ended: threading.Event, patience_s: float) -> None:
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK_EVERY_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_EVERY_S).close()
     except OSError:
         return False
     return True
