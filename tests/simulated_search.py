@@ -1,4 +1,4 @@
-"""Searches driven without Ray: a pure function of the configuration stands in for training."""
+"""Run searches without Ray, with a pure function of the configuration in place of training."""
 
 import math
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ SOFIM = {
 
 
 def study(**changes) -> Study:
-    """Two methods at one budget: 3 + 4 trials (one of them in both grids) and 4 + 4, then two seeds each. One search
-    seed and no contest, unless a test asks for more."""
+    """Two methods at one budget: 3 + 4 trials (one of them in both grids) and 4 + 4, then two seeds each. By default
+    one search seed and no contest."""
     return Study.model_validate(
         {
             "name": "by-hand",
@@ -60,23 +60,23 @@ def cell(title: str, epsilon: float = 8) -> str:
 
 
 def trial_of(cell: Cell, stage: str, configuration, seed: int | None = None) -> TrialSpec:
-    """A configuration as a trial of a stage of a grid, by default with the stage's first seed."""
+    """The trial of a configuration in a stage, by default with the stage's first seed."""
     seeds = {"confirm": cell.study.seeds.confirm, "contest": cell.study.seeds.contest}.get(
         stage, cell.study.seeds.search
     )
     rounds = cell.study.stage_rounds(cell.method)
-    of_stage = rounds.coarse if stage == "coarse" else rounds.fine if stage == "fine" else rounds.confirm
-    return cell.trials(configuration, [seeds[0] if seed is None else seed], of_stage, confirm=stage == "confirm")[0]
+    stage_rounds = rounds.coarse if stage == "coarse" else rounds.fine if stage == "fine" else rounds.confirm
+    return cell.trials(configuration, [seeds[0] if seed is None else seed], stage_rounds, confirm=stage == "confirm")[0]
 
 
 def near(best: float):
     """Accuracy falls by 10 with every decade of the learning rate away from the best one."""
 
-    def judge(trial: TrialSpec):
-        away = abs(math.log10(trial.hyperparameters["learning_rate"] / best))
-        return "done", 90 - 10 * away, 1.0
+    def evaluate(trial: TrialSpec):
+        decades = abs(math.log10(trial.hyperparameters["learning_rate"] / best))
+        return "done", 90 - 10 * decades, 1.0
 
-    return judge
+    return evaluate
 
 
 def row(trial: TrialSpec, outcome) -> Row:
@@ -101,7 +101,7 @@ def row(trial: TrialSpec, outcome) -> Row:
 @dataclass
 class Ran:
     trials: list[TrialSpec]
-    """In the order in which they were run."""
+    """In execution order."""
     stages: dict[StageKey, list[str]]
     study: Study
     finished: bool
@@ -109,29 +109,30 @@ class Ran:
     """The winner's key, by cell."""
 
     def of(self, title: str, stage: str, strategy: str = "grid", epsilon: float = 8) -> list[TrialSpec]:
-        known = {trial.key: trial for trial in self.trials}
+        by_key = {trial.key: trial for trial in self.trials}
         name = cell_id(self.study, title, epsilon)
-        return [known[key] for key in self.stages.get((name, strategy, stage), [])]
+        return [by_key[key] for key in self.stages.get((name, strategy, stage), [])]
 
 
-def drive(folder: Path, of: Study, judge, *, batch: int = 5, stop_after: int | None = None) -> Ran:
-    """Run what is missing, a few at a time; `stop_after` so many trials the driver is gone."""
+def drive(folder: Path, of: Study, evaluate, *, batch: int = 5, stop_after: int | None = None) -> Ran:
+    """Run the missing trials in batches; stop after `stop_after` trials, as if the driver had died."""
     trials: list[TrialSpec] = []
     with Ledger.write(folder) as ledger:
-        before = ledger.study()
-        if before is not None:
-            check_extension(Study.model_validate_json(before[0]), of)
+        recorded = ledger.study()
+        if recorded is not None:
+            check_extension(Study.model_validate_json(recorded[0]), of)
         ledger.add_study(of.model_dump_json(), "by hand")
         sweep = Sweep(Blueprint.draw(of), ledger)
         while not sweep.finished and (stop_after is None or len(trials) < stop_after):
             assert sweep.waiting, "not finished, and nothing to run"
-            some = list(sweep.waiting.values())[: batch if stop_after is None else min(batch, stop_after - len(trials))]
-            rows = [row(trial, judge(trial)) for trial in some]
+            size = batch if stop_after is None else min(batch, stop_after - len(trials))
+            batch_trials = list(sweep.waiting.values())[:size]
+            rows = [row(trial, evaluate(trial)) for trial in batch_trials]
             ledger.add(rows)
             sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
-            trials += some
+            trials += batch_trials
         choices = {}
         if sweep.finished:
-            found = {search.name: search.winner() for search in sweep.searches}
-            choices = {name: choice.key if choice else None for name, choice in found.items()}
+            winners = {search.name: search.winner() for search in sweep.searches}
+            choices = {name: winner.key if winner else None for name, winner in winners.items()}
         return Ran(trials, ledger.stages(), of, sweep.finished, choices)

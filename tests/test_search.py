@@ -1,6 +1,6 @@
-"""The search without Ray: which stages open when, who wins, and that it can be cut off anywhere and go on the same.
+"""The search without Ray: when stages open, which configuration wins, and how an interrupted search resumes.
 
-Trials are "run" by a pure function of their configuration, so every winner can be named beforehand.
+A pure function of the configuration replaces training, so every test knows the winner in advance.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def rates(trials: list[TrialSpec]) -> list[float]:
 # ---- stages
 
 
-def test_stages_open_one_after_the_other(tmp_path):
+def test_stages_open_in_order(tmp_path):
     with Ledger.write(tmp_path) as ledger:
         sweep = Sweep(Blueprint.draw(study(methods=[GD])), ledger)
 
@@ -63,7 +63,7 @@ def test_stages_open_one_after_the_other(tmp_path):
         coarse = end_all()
         assert rates(coarse) == [0.01, 0.1, 1.0]
         fine = end_all()
-        assert rates(fine) == [0.05, 0.3, 0.5], "0.1 has been run"
+        assert rates(fine) == [0.05, 0.3, 0.5], "0.1 ran in the coarse stage"
         assert not sweep.finished
         confirm = end_all()
         assert [(rate, trial.seed) for rate, trial in zip(rates(confirm), confirm, strict=True)] == [
@@ -74,7 +74,7 @@ def test_stages_open_one_after_the_other(tmp_path):
         assert not sweep.waiting
 
 
-def test_what_the_trials_of_a_stage_are(tmp_path):
+def test_rounds_seeds_and_rows_of_each_stage(tmp_path):
     of = study(rounds={"coarse": 3, "fine": 4, "confirm": 6}, seeds={"search": 5, "confirm": [1, 2]})
     ran = drive(tmp_path, of, near(0.3))
     for title in ("DP-FedGD", "DP-FedSOFIM"):
@@ -87,10 +87,10 @@ def test_what_the_trials_of_a_stage_are(tmp_path):
         assert {trial.rounds for trial in confirm} == {6}
         assert {(t.problem.train_on, t.problem.evaluate_on) for t in confirm} == {("all", "test")}
     on_test = [trial for trial in ran.trials if trial.problem.evaluate_on == "test"]
-    assert len(on_test) == 4, "test data is for the confirm stage alone"
+    assert len(on_test) == 4, "only the confirm stage uses test data"
 
 
-def test_a_cell_does_not_wait_for_the_others(tmp_path):
+def test_cells_progress_independently(tmp_path):
     with Ledger.write(tmp_path) as ledger:
         sweep = Sweep(Blueprint.draw(study()), ledger)
         gd = [trial for trial in sweep.waiting.values() if trial.method == "dp-fedgd"]
@@ -98,7 +98,7 @@ def test_a_cell_does_not_wait_for_the_others(tmp_path):
         assert Counter(trial.method for trial in sweep.waiting.values()) == {"dp-fedsofim": 4, "dp-fedgd": 3}
 
 
-def test_a_configuration_in_both_grids_is_run_once(tmp_path):
+def test_a_configuration_in_both_grids_runs_once(tmp_path):
     ran = drive(tmp_path, study(methods=[GD]), near(0.3))
     assert rates(ran.of("DP-FedGD", "coarse")) == [0.01, 0.1, 1.0]
     assert rates(ran.of("DP-FedGD", "fine")) == [0.05, 0.1, 0.3, 0.5]
@@ -106,13 +106,13 @@ def test_a_configuration_in_both_grids_is_run_once(tmp_path):
     assert len({trial.key for trial in ran.trials}) == len(ran.trials)
 
 
-def test_with_other_rounds_it_is_another_trial(tmp_path):
+def test_different_rounds_make_a_different_trial(tmp_path):
     ran = drive(tmp_path, study(methods=[GD], rounds={"coarse": 3, "fine": 4, "confirm": 6}), near(0.3))
     assert len(ran.trials) == 3 + 4 + 2
 
 
-def test_a_trial_that_two_cells_share_is_run_once(tmp_path):
-    """Two variants that differ in nothing that is run: both cells finish, the second for nothing."""
+def test_a_trial_shared_by_two_cells_runs_once(tmp_path):
+    """Two variants with identical trials: both cells finish, and the second one computes nothing."""
     of = study(methods=[GD, {**GD, "label": "again", "scale": {"learning_rate": "log"}}])
     ran = drive(tmp_path, of, near(0.3))
     assert ran.finished
@@ -121,7 +121,7 @@ def test_a_trial_that_two_cells_share_is_run_once(tmp_path):
         assert ran.of("DP-FedGD", stage) == ran.of("again", stage) != []
 
 
-def test_methods_that_differ_in_their_label_only_are_refused():
+def test_methods_that_differ_only_in_their_label_are_refused():
     with pytest.raises(ValueError, match="methods DP-FedGD and again differ in their label only"):
         study(methods=[GD, {**GD, "label": "again"}])
 
@@ -136,22 +136,22 @@ def test_renaming_labels_recomputes_nothing_and_keeps_every_result(tmp_path):
     assert again.trials == []
     assert again.stages == before.stages
     with Ledger.read(tmp_path) as ledger:
-        found = Results.read(ledger)
-    assert found.settings == ("other name / net / iid",)
-    assert [cell.method.shown for cell in found.cells] == ["DP-FedGD", "ours"]
-    assert all(len(cell.confirm) == 2 and cell.search.chosen for cell in found.cells)
+        results = Results.read(ledger)
+    assert results.settings == ("other name / net / iid",)
+    assert [cell.method.shown for cell in results.cells] == ["DP-FedGD", "ours"]
+    assert all(len(cell.confirm) == 2 and cell.search.chosen for cell in results.cells)
 
 
-def test_a_folder_with_other_trials_of_a_stage_is_refused(tmp_path):
-    """As when a new version of the program means something else by the same study."""
+def test_a_folder_with_different_trials_in_a_stage_is_refused(tmp_path):
+    """For example, because a new version of the program interprets the study differently."""
     with Ledger.write(tmp_path) as ledger:
         ledger.add_stage(cell_id(study(), "DP-FedGD", 8), "grid", "coarse", ["of", "another", "version"])
         with pytest.raises(UserError, match=f"holds other coarse trials of '{cell('DP-FedGD')}' than this version"):
             Sweep(Blueprint.draw(study()), ledger)
 
 
-def test_the_plan_knows_of_local_steps(monkeypatch):
-    """Five times the steps take five times the time, but for the start."""
+def test_the_plan_accounts_for_local_steps(monkeypatch):
+    """Apart from the start-up time, five times the steps take five times as long."""
     monkeypatch.setattr(planning, "_gemm_rate", lambda: 1e6)
 
     def seconds(steps: int) -> float:
@@ -162,18 +162,18 @@ def test_the_plan_knows_of_local_steps(monkeypatch):
     assert seconds(5) == pytest.approx(5 * seconds(1))
 
 
-def test_the_plan_is_what_is_run(tmp_path):
-    """DP-FedGD's 0.1 is in both grids, so its fine stage has three trials of its own."""
+def test_the_plan_matches_the_run(tmp_path):
+    """DP-FedGD's 0.1 is in both grids, so the fine stage adds only three trials."""
     planned = plan(study())
     ran = drive(tmp_path, study(), near(0.3))
     assert planned.cells == 2
-    assert planned.packs == {"coarse": 1, "fine": 1, "confirm": 1}, "both methods release the same thing"
+    assert planned.packs == {"coarse": 1, "fine": 1, "confirm": 1}, "both methods have the same release"
     assert planned.trials == {"coarse": 3 + 4, "fine": 3 + 4, "confirm": 4}
     assert sum(planned.trials.values()) == len(ran.trials)
     assert planned.trial_rounds == sum(trial.rounds for trial in ran.trials) == 14 * 4 + 4 * 6
 
 
-# ---- who wins
+# ---- selection
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_the_plan_is_what_is_run(tmp_path):
         ([("done", 45, 1.0), ("done", 50, 1.0), ("done", 44.9, 1.0)], "b", 2),
     ],
 )
-def test_the_rule_of_selection(outcomes, winner, within):
-    found = choose(candidates_of("abc", 1), dict(zip("abc", outcomes, strict=True)), rows=100)
-    assert (found.key, found.failed, found.within_standard_error) == (winner, 0, within)
+def test_selection_rule(outcomes, winner, within):
+    choice = choose(candidates_of("abc", 1), dict(zip("abc", outcomes, strict=True)), rows=100)
+    assert (choice.key, choice.failed, choice.within_standard_error) == (winner, 0, within)
 
 
-def test_nothing_wins_where_nothing_ended_well():
+def test_no_winner_without_a_finished_trial():
     lost = {"a": ("diverged", None, None), "b": ("failed", None, None)}
     for seeds in (1, 2):
         assert choose(candidates_of("ab", seeds), lost, rows=100) is None
@@ -201,33 +201,33 @@ def test_nothing_wins_where_nothing_ended_well():
     assert choose([], {}, rows=100) is None
 
 
-def test_a_trial_named_twice_counts_once():
-    found = choose(candidates_of("aabba", 1), {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
-    assert (found.key, found.within_standard_error) == ("a", 2)
+def test_a_duplicate_trial_counts_once():
+    choice = choose(candidates_of("aabba", 1), {"a": ("done", 50, 1.0), "b": ("done", 50, 1.0)}, rows=100)
+    assert (choice.key, choice.within_standard_error) == ("a", 2)
 
 
-def test_last_comes_what_did_not_run_to_its_end():
+def test_unfinished_trials_are_not_ranked():
     outcomes = {"a": ("stopped", 99.0, 0.1), "b": ("done", 1.0, 9.0), "c": ("done", 2.0, 9.0), "d": ("done", 2.0, 8.0)}
-    assert [contender.key for contender in ranked(candidates_of("abcd", 1), outcomes)] == ["d", "c", "b"]
+    assert [candidate.key for candidate in ranked(candidates_of("abcd", 1), outcomes)] == ["d", "c", "b"]
 
 
 def test_ties_go_to_the_lower_loss_then_to_grid_order(tmp_path):
-    def judge(trial):
+    def evaluate(trial):
         return "done", 50.0, {0.05: 0.7, 0.5: 0.7}.get(trial.hyperparameters["learning_rate"], 0.9)
 
-    ran = drive(tmp_path, study(methods=[GD]), judge)
+    ran = drive(tmp_path, study(methods=[GD]), evaluate)
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.05, 0.05]
 
 
 def test_the_best_of_both_grids_is_confirmed(tmp_path):
-    """The printed fine grid lies between 0.05 and 0.5; the coarse one had 1."""
+    """The fine grid spans 0.05 to 0.5; the winner, 1, is in the coarse grid."""
     ran = drive(tmp_path, study(methods=[GD]), near(2))
     assert rates(ran.of("DP-FedGD", "confirm")) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("best", [0.01, 0.1, 1.0])
-def test_zoom_goes_on_around_the_coarse_winner(tmp_path, best):
-    """Half a decade apart, a decade to either side, also beyond the edge of the grid."""
+def test_zoom_refines_around_the_coarse_winner(tmp_path, best):
+    """Steps of half a decade, one decade to either side, also beyond the edge of the grid."""
     ran = drive(tmp_path, study(methods=[GD], search={"refine": "zoom"}), near(best * 1.1))
     space = study(methods=[GD]).methods[0].space()
     expected = [c["learning_rate"] for c in search_spaces.refine(space, "zoom", {"learning_rate": best})]
@@ -240,13 +240,12 @@ ZOOM = {"refine": "zoom"}
 
 
 def zooms(ran, title="DP-FedGD") -> list[list[float]]:
-    """The learning rates of every zoom, of the first seed."""
+    """The learning rates of every zoom stage, for the first seed."""
     return [rates(ran.of(title, stage))[:: len(SEEDS["search"])] for stage in ("fine", "finer", "finest")]
 
 
-def test_zoom_follows_a_winner_over_the_edge(tmp_path):
-    """The grid ends at 1, the best is at 1000: to 10, on to 100 by half a decade and a whole one, on to 1000; at most
-    three zooms."""
+def test_zoom_follows_a_winner_beyond_the_edge(tmp_path):
+    """The grid ends at 1 and the best rate is 1000: the three zooms reach 10, 100 and 1000."""
     ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), near(1000))
     fine, finer, finest = zooms(ran)
     assert fine == pytest.approx([0.1, 10**-0.5, 1, 10**0.5, 10], rel=1e-3)
@@ -255,8 +254,8 @@ def test_zoom_follows_a_winner_over_the_edge(tmp_path):
     assert rates(ran.of("DP-FedGD", "confirm")) == [1000, 1000]
 
 
-def test_zoom_goes_closer_while_those_beside_the_winner_differ(tmp_path):
-    """`near` knows no noise, so half way to either side, and again."""
+def test_zoom_narrows_while_the_neighbours_of_the_winner_differ(tmp_path):
+    """`near` has no noise, so each zoom halves the step to either side."""
     ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), near(0.12))
     _, finer, finest = zooms(ran)
     assert finer == pytest.approx([10**-1.25, 10**-0.75], rel=1e-3)
@@ -264,22 +263,22 @@ def test_zoom_goes_closer_while_those_beside_the_winner_differ(tmp_path):
     assert rates(ran.of("DP-FedGD", "confirm")) == pytest.approx([10**-0.875] * 2, rel=1e-3)
 
 
-def test_zoom_ends_where_those_beside_the_winner_are_as_good(tmp_path):
-    """Seeds move every score by more than half a decade does."""
-    luck = {1: -20.0, 2: 0.0, 3: 20.0}
+def test_zoom_ends_when_the_neighbours_of_the_winner_are_as_good(tmp_path):
+    """Seeds change every score by more than half a decade does."""
+    seed_effect = {1: -20.0, 2: 0.0, 3: 20.0}
 
-    def judge(trial):
+    def evaluate(trial):
         state, accuracy, loss = near(0.1)(trial)
-        away = trial.hyperparameters["learning_rate"] != 0.1
-        return state, accuracy + (luck.get(trial.seed, 0.0) if away else 0.0), loss
+        neighbour = trial.hyperparameters["learning_rate"] != 0.1
+        return state, accuracy + (seed_effect.get(trial.seed, 0.0) if neighbour else 0.0), loss
 
-    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), judge)
+    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), evaluate)
     assert (cell("DP-FedGD"), "grid", "finer") not in ran.stages
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
 
 
-def test_only_axes_in_question_are_zoomed_again(tmp_path):
-    """rho = 1 is ahead by -1, 0 and 4 over the seeds, no more than noise, and lies inside its axis: it stays."""
+def test_zoom_continues_only_on_undecided_axes(tmp_path):
+    """rho = 1 leads by -1, 0 and 4 over the seeds (within noise) and lies inside its axis: it is not refined."""
     method = {
         "name": "dp-fedsofim",
         "fixed": {"beta": 0.9},
@@ -287,35 +286,35 @@ def test_only_axes_in_question_are_zoomed_again(tmp_path):
         "fine": {"learning_rate": [0.1], "rho": [1]},
     }
 
-    def judge(trial):
+    def evaluate(trial):
         state, accuracy, loss = near(0.12)(trial)
         return state, accuracy - (trial.hyperparameters["rho"] != 1) * {1: -1.0, 2: 0.0}.get(trial.seed, 4.0), loss
 
-    ran = drive(tmp_path, study(methods=[method], seeds=SEEDS, search=ZOOM), judge)
+    ran = drive(tmp_path, study(methods=[method], seeds=SEEDS, search=ZOOM), evaluate)
     assert {trial.hyperparameters["rho"] for trial in ran.of("DP-FedSOFIM", "finer")} == {1.0}
     assert len(ran.of("DP-FedSOFIM", "finer")) == 2 * 3
 
 
-# ---- several seeds, and a contest
+# ---- several seeds and a contest
 
 
 SEEDS = {"search": [1, 2, 3], "contest": [11, 12], "confirm": [42, 7]}
 
 
-def lucky(best: float, luck: dict[tuple[float, int], float]):
-    """As `near`, but for some (learning rate, seed) by so much more."""
+def near_with_bonus(best: float, bonus: dict[tuple[float, int], float]):
+    """`near`, plus a bonus for some pairs of learning rate and seed."""
 
-    def judge(trial):
+    def evaluate(trial):
         state, accuracy, loss = near(best)(trial)
-        return state, accuracy + luck.get((trial.hyperparameters["learning_rate"], trial.seed), 0.0), loss
+        return state, accuracy + bonus.get((trial.hyperparameters["learning_rate"], trial.seed), 0.0), loss
 
-    return judge
+    return evaluate
 
 
-def test_a_configuration_is_judged_by_its_mean_over_seeds(tmp_path):
-    """0.01 is the best of all trials with seed 2; over three seeds it is not."""
+def test_a_configuration_is_ranked_by_its_mean_over_seeds(tmp_path):
+    """0.01 has the best single trial (seed 2), but not the best mean over three seeds."""
     of = study(methods=[GD], seeds={**SEEDS, "contest": []})
-    ran = drive(tmp_path, of, lucky(0.1, {(0.01, 2): 25.0}))
+    ran = drive(tmp_path, of, near_with_bonus(0.1, {(0.01, 2): 25.0}))
     assert [(t.hyperparameters["learning_rate"], t.seed) for t in ran.of("DP-FedGD", "coarse")][:4] == [
         *((0.01, 1), (0.01, 2), (0.01, 3)),
         (0.1, 1),
@@ -324,65 +323,69 @@ def test_a_configuration_is_judged_by_its_mean_over_seeds(tmp_path):
     assert len(ran.trials) == 3 * (3 + 4 - 1) + 2
 
 
-def test_the_best_meet_again_on_fresh_seeds(tmp_path):
-    """The search takes 0.1 for the best, by luck; the contest, as long as confirm and on validation rows, does not."""
-    luck = {(0.1, seed): 20.0 for seed in SEEDS["search"]}
+def test_finalists_are_compared_on_fresh_seeds(tmp_path):
+    """A bonus on the search seeds puts 0.1 first. The contest has as many rounds as confirm, uses validation rows and
+    ranks 0.5 first."""
+    bonus = {(0.1, seed): 20.0 for seed in SEEDS["search"]}
     of = study(methods=[GD], seeds=SEEDS, search={"finalists": 3})
-    ran = drive(tmp_path, of, lucky(0.5, luck))
+    ran = drive(tmp_path, of, near_with_bonus(0.5, bonus))
     contest = ran.of("DP-FedGD", "contest")
     assert [(t.hyperparameters["learning_rate"], t.seed) for t in contest] == [
-        *((0.1, 11), (0.1, 12)),  # the best of the search first
+        *((0.1, 11), (0.1, 12)),  # in the order of the search
         *((0.5, 11), (0.5, 12)),
         *((0.3, 11), (0.3, 12)),
     ]
     assert {trial.rounds for trial in contest} == {6}
     assert {(t.problem.train_on, t.problem.evaluate_on) for t in contest} == {("train", "validation")}
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.5, 0.5]
-    found = status.read(tmp_path)
-    assert found["finished"]
-    assert found["cells"][0]["best_validation_accuracy"] == 90
-    assert found["cells"][0]["stages"]["contest"] == {"done": 6, "total": 6}
+    summary = status.read(tmp_path)
+    assert summary["finished"]
+    assert summary["cells"][0]["best_validation_accuracy"] == 90
+    assert summary["cells"][0]["stages"]["contest"] == {"done": 6, "total": 6}
 
 
-def test_status_names_who_won_and_not_the_best_mean(tmp_path):
-    """0.3 is ahead of 0.1 in the contest by 10 and -8: a tie, and 0.1 has the smaller spread."""
-    contest = {(0.3, 11): 60.0, (0.3, 12): 42.0, (0.1, 11): 50.0, (0.1, 12): 50.0}
+def test_status_names_the_winner_and_not_the_best_mean(tmp_path):
+    """0.3 leads 0.1 in the contest by 10 and -8: a tie, which 0.1 wins by its smaller spread."""
+    contest_scores = {(0.3, 11): 60.0, (0.3, 12): 42.0, (0.1, 11): 50.0, (0.1, 12): 50.0}
 
-    def judge(trial):
+    def evaluate(trial):
         if trial.rounds == 6:
-            return "done", contest.get((trial.hyperparameters["learning_rate"], trial.seed), 20.0), 1.0
+            return "done", contest_scores.get((trial.hyperparameters["learning_rate"], trial.seed), 20.0), 1.0
         return near(0.2)(trial)
 
-    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS), judge)
+    ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS), evaluate)
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
-    (found,) = status.read(tmp_path)["cells"]
-    assert (found["best_validation_accuracy"], found["best_hyperparameters"]) == (50.0, {"learning_rate": 0.1})
+    (cell_status,) = status.read(tmp_path)["cells"]
+    assert (cell_status["best_validation_accuracy"], cell_status["best_hyperparameters"]) == (
+        50.0,
+        {"learning_rate": 0.1},
+    )
 
 
 def test_a_configuration_enters_a_contest_once(tmp_path):
-    """0.1 runs twice in the search, with 3 rounds and with 4."""
+    """0.1 runs twice in the search: with 3 and with 4 rounds."""
     of = study(methods=[GD], seeds=SEEDS, rounds={"coarse": 3, "fine": 4, "confirm": 6})
     ran = drive(tmp_path, of, near(0.1))
     assert sorted(set(rates(ran.of("DP-FedGD", "contest")))) == [0.01, 0.05, 0.1, 0.3, 0.5, 1.0]
     assert len(ran.of("DP-FedGD", "contest")) == 6 * 2
 
 
-def test_both_ways_of_picking_share_their_trials(tmp_path):
-    """`single` sees the first seed alone, and confirms what that one likes best."""
-    luck = {(0.01, 1): 15.0}
+def test_both_selection_rules_share_their_trials(tmp_path):
+    """`single` uses only the first seed and confirms its best configuration."""
+    bonus = {(0.01, 1): 15.0}
     of = study(methods=[GD], seeds=SEEDS, search={"select": ["contest", "single"]})
-    ran = drive(tmp_path, of, lucky(0.1, luck))
+    ran = drive(tmp_path, of, near_with_bonus(0.1, bonus))
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
     assert rates(ran.of("DP-FedGD", "confirm", "grid single")) == [0.01, 0.01]
     assert (cell("DP-FedGD"), "grid single", "contest") not in ran.stages
     assert {t.seed for t in ran.of("DP-FedGD", "coarse", "grid single")} == {1}
-    assert len(ran.trials) == 3 * 6 + 2 * 6 + 2 + 2, "its search is a part of the other's"
+    assert len(ran.trials) == 3 * 6 + 2 * 6 + 2 + 2, "its search trials are a subset of the other's"
     assert set(ran.choices) == {cell("DP-FedGD"), f"{cell('DP-FedGD')} (grid single)"}
     assert status.read(tmp_path)["finished"]
 
 
 def scored(*rows: tuple[float | None, ...]):
-    """Contenders a, b, … with these scores, seed by seed; None: diverged."""
+    """Candidates a, b, … with their scores for every seed (None: diverged)."""
     names = ["".join(pair) for pair in itertools.product("abcdefgh"[: len(rows)], "12345"[: len(rows[0])])]
     values = [value for row in rows for value in row]
     outcomes = {
@@ -395,53 +398,53 @@ def scored(*rows: tuple[float | None, ...]):
 @pytest.mark.parametrize(
     ("rows", "winner", "tied"),
     [
-        # b leads by 2, 2.1 and 1.9: no tie, whatever the spreads
+        # b leads by 2, 2.1 and 1.9: no tie, regardless of the spreads
         ([(50, 51, 52), (52.0, 53.1, 53.9)], "b", 1),
         # b leads a by 1 on average, but by 4, -3 and 2, a standard error of 2.08: a tie, and a has the smaller spread
         ([(50, 50, 50), (54, 47, 52)], "a", 2),
-        # the same spread as well: the earlier
+        # equal spreads: the earlier candidate wins
         ([(50, 52, 51), (51, 50, 52)], "a", 2),
-        # the best mean of all, but lost on one seed
+        # the best mean, but one seed diverged
         ([(90, 90, None), (50, 50, 50), (40, 40, 40)], "b", 1),
-        # all lost on some seed: the one that lost fewest
+        # every candidate diverged on some seed: the one with the fewest divergences wins
         ([(90, None, None), (50, None, 50)], "b", 1),
-        # one seed: only what is equal is a tie
+        # one seed: only equal scores tie
         ([(50.0,), (50.1,), (50.1,)], "b", 2),
     ],
 )
-def test_the_rule_of_a_contest(rows, winner, tied):
-    found = win_contest(*scored(*rows))
-    assert (found.key[0], found.within_standard_error) == (winner, tied)
+def test_contest_rule(rows, winner, tied):
+    choice = win_contest(*scored(*rows))
+    assert (choice.key[0], choice.within_standard_error) == (winner, tied)
 
 
-def test_a_contest_of_errors_is_won_by_the_smallest():
+def test_the_smallest_error_wins_a_contest():
     assert win_contest(*scored((3.0, 3.1), (1.0, 1.1), (2.0, 2.1)), SQUARED_ERROR).key == "b1"
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 100)] * 3), min_size=1, max_size=6), st.randoms())
-def test_no_order_of_arrival_changes_who_wins(rows, chance):
-    """Outcomes are read by name: a ledger that was filled in another order gives the same winner."""
-    contenders, outcomes = scored(*rows)
+def test_the_winner_does_not_depend_on_the_order_of_results(rows, random):
+    """A ledger filled in another order gives the same winner."""
+    candidates, outcomes = scored(*rows)
     shuffled = list(outcomes.items())
-    chance.shuffle(shuffled)
-    assert win_contest(contenders, dict(shuffled)) == win_contest(contenders, outcomes)
+    random.shuffle(shuffled)
+    assert win_contest(candidates, dict(shuffled)) == win_contest(candidates, outcomes)
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 100)] * 3), min_size=1, max_size=6))
-def test_the_winner_of_a_contest_is_not_told_from_the_best(rows):
-    contenders, outcomes = scored(*rows)
-    found = win_contest(contenders, outcomes)
+def test_the_winner_of_a_contest_is_within_one_standard_error_of_the_best(rows):
+    candidates, outcomes = scored(*rows)
+    choice = win_contest(candidates, outcomes)
     best = max(statistics.fmean(row) for row in rows)
-    lead = [paired_difference(row, _scores(found, outcomes)) for row in rows if statistics.fmean(row) == best]
-    assert any(mean <= error for mean, error in lead)
-    assert 1 <= found.within_standard_error <= len(rows)
+    differences = [paired_difference(row, _scores(choice, outcomes)) for row in rows if statistics.fmean(row) == best]
+    assert any(mean <= error for mean, error in differences)
+    assert 1 <= choice.within_standard_error <= len(rows)
 
 
-def _scores(found, outcomes) -> list[float]:
-    return [outcomes[key][1] for key in found.candidate.keys]
+def _scores(choice, outcomes) -> list[float]:
+    return [outcomes[key][1] for key in choice.candidate.keys]
 
 
-# ---- partitions that vary
+# ---- partition seeds
 
 
 @pytest.mark.parametrize(
@@ -452,7 +455,7 @@ def _scores(found, outcomes) -> list[float]:
         ([5, 6], {1: 5, 2: 6, 3: 5}, {11: 5, 12: 6}, {42: 5, 7: 6}),
     ],
 )
-def test_a_run_s_partition_follows_from_its_seed(tmp_path, given, search, contest, confirm):
+def test_the_partition_seed_follows_from_the_trial_seed(tmp_path, given, search, contest, confirm):
     of = study(methods=[GD], seeds={**SEEDS, "partition": given})
     ran = drive(tmp_path, of, near(0.3))
     for stage, expected in (("coarse", search), ("fine", search), ("contest", contest), ("confirm", confirm)):
@@ -460,22 +463,22 @@ def test_a_run_s_partition_follows_from_its_seed(tmp_path, given, search, contes
     with Ledger.read(tmp_path) as ledger:
         tables = [path.name for path in write_tables(ledger, tmp_path)]
     assert ("partitions.md" in tables) == (given != 9)
-    dealt = read_best(tmp_path / "best.yaml")[cell("DP-FedGD")]["partition_seed"]
-    assert dealt == (9 if given == 9 else confirm)
+    partition_seed = read_best(tmp_path / "best.yaml")[cell("DP-FedGD")]["partition_seed"]
+    assert partition_seed == (9 if given == 9 else confirm)
 
 
-# ---- axes that are no method's own
+# ---- axes beyond a method's hyperparameters
 
 
-def test_clip_and_rounds_may_be_searched_over(tmp_path):
-    """The budget stays: more rounds mean more noise in each. Confirm runs as many as the winner has."""
+def test_clip_and_rounds_can_be_searched(tmp_path):
+    """The budget is fixed, so more rounds mean more noise per round. Confirm runs the winner's number of rounds."""
     axes = {"learning_rate": [0.1], "clip": [1, 10], "rounds": [2, 4]}
     of = study(methods=[{"name": "dp-fedgd", "coarse": axes, "fine": axes}], seeds=SEEDS)
 
-    def judge(trial):
+    def evaluate(trial):
         return "done", 50.0 + trial.rounds - trial.privacy.clip, 1.0
 
-    ran = drive(tmp_path, of, judge)
+    ran = drive(tmp_path, of, evaluate)
     coarse = ran.of("DP-FedGD", "coarse")[::3]
     assert [(t.privacy.clip, t.rounds) for t in coarse] == [(1, 2), (1, 4), (10, 2), (10, 4)]
     assert all(t.privacy.epsilon == 8 and "clip" not in t.hyperparameters for t in coarse)
@@ -484,9 +487,9 @@ def test_clip_and_rounds_may_be_searched_over(tmp_path):
     noise = {t.rounds: plan_of(t, [100] * 4).noise_std["gradient"] for t in coarse[:2]}
     assert noise[4] == pytest.approx(noise[2] * 2**0.5, rel=1e-5)
     with Ledger.read(tmp_path) as ledger:
-        (found,) = Results.read(ledger).cells
-    assert found.search.chosen == {"learning_rate": 0.1, "clip": 1.0, "rounds": 4}
-    assert (found.last, found.search.tried["clip"]) == (4, (1.0, 10.0))
+        (result,) = Results.read(ledger).cells
+    assert result.search.chosen == {"learning_rate": 0.1, "clip": 1.0, "rounds": 4}
+    assert (result.last, result.search.tried["clip"]) == (4, (1.0, 10.0))
 
 
 def test_halving_needs_equal_rounds():
@@ -495,37 +498,37 @@ def test_halving_needs_equal_rounds():
         study(methods=[{"name": "dp-fedgd", "coarse": axes}], search={"strategies": ["halving"]})
 
 
-# ---- what does not run to its end
+# ---- trials that diverge or fail
 
 
 @pytest.mark.parametrize("state", ["diverged", "failed"])
 def test_a_cell_without_a_winner_ends_without_confirm(tmp_path, state):
-    def judge(trial):
+    def evaluate(trial):
         return near(0.3)(trial) if trial.method == "dp-fedsofim" else (state, None, None)
 
-    ran = drive(tmp_path, study(), judge)
+    ran = drive(tmp_path, study(), evaluate)
     assert ran.finished
     assert (cell("DP-FedGD"), "grid", "fine") not in ran.stages
     assert (cell("DP-FedGD"), "grid", "confirm") not in ran.stages
     assert ran.choices == {cell("DP-FedGD"): None, cell("DP-FedSOFIM"): ran.of("DP-FedSOFIM", "fine")[0].key}
     assert len(ran.of("DP-FedSOFIM", "confirm")) == 2
-    found = status.read(tmp_path)
-    assert found["finished"]
-    assert found["trials"] == {state: 3, "done": 4 + 4 + 2}
-    again = drive(tmp_path, study(), judge).trials
-    assert len(again) == (3 if state == "failed" else 0), "what failed may have had a passing cause and is tried again"
+    summary = status.read(tmp_path)
+    assert summary["finished"]
+    assert summary["trials"] == {state: 3, "done": 4 + 4 + 2}
+    again = drive(tmp_path, study(), evaluate).trials
+    assert len(again) == (3 if state == "failed" else 0), "failures may be transient and are retried"
 
 
-def test_what_failed_is_tried_again_unless_something_was_built_on_it(tmp_path):
-    """The first coarse trial of a cell fails, the others do not: the fine stage is built without it, and so it stays.
-    A confirm trial that fails is the last of its line: it is tried again, and its row replaced."""
-    once = {}
+def test_failed_trials_are_retried_unless_a_later_stage_depends_on_them(tmp_path):
+    """The first coarse trial fails and the fine stage is built without it, so the failure is final. No stage depends on
+    a failed confirm trial, so it is retried and its row replaced."""
+    first_keys = {}
 
-    def judge(trial):
-        first = once.setdefault(trial.rounds, trial.key) == trial.key
+    def evaluate(trial):
+        first = first_keys.setdefault(trial.rounds, trial.key) == trial.key
         return ("failed", None, None) if first else near(0.3)(trial)
 
-    ran = drive(tmp_path, study(methods=[GD]), judge)
+    ran = drive(tmp_path, study(methods=[GD]), evaluate)
     assert ran.finished
     again = drive(tmp_path, study(methods=[GD]), near(0.3))
     assert [trial.rounds for trial in again.trials] == [6]
@@ -535,15 +538,15 @@ def test_what_failed_is_tried_again_unless_something_was_built_on_it(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["grid", "optuna"])
-def test_what_a_winner_was_chosen_without_stays_out(tmp_path, strategy):
-    """The winner is confirmed: a fine or an Optuna trial that failed is not tried again, it might win now."""
+def test_failed_search_trials_are_final_once_the_winner_is_confirmed(tmp_path, strategy):
+    """A failed fine or Optuna trial is not retried: it could replace the winner that was confirmed."""
     of = study(methods=[GD], search={"strategies": [strategy], "optuna": {"batch": 3}})
 
-    def judge(trial):
+    def evaluate(trial):
         searched = trial.rounds == 4
         return ("failed", None, None) if searched and trial.hyperparameters["learning_rate"] < 0.09 else near(1)(trial)
 
-    first = drive(tmp_path, of, judge)
+    first = drive(tmp_path, of, evaluate)
     stages = ("fine",) if strategy == "grid" else ("optuna",)
     assert any(
         trial.hyperparameters["learning_rate"] < 0.09 for s in stages for trial in first.of("DP-FedGD", s, strategy)
@@ -551,25 +554,25 @@ def test_what_a_winner_was_chosen_without_stays_out(tmp_path, strategy):
     assert drive(tmp_path, of, near(0.01)).trials == []
 
 
-def test_optuna_trials_that_failed_are_not_tried_again_half_way(tmp_path):
-    """It was told of the failure and went on from there: what it asked next was asked for that reason."""
+def test_failed_optuna_trials_are_not_retried_during_the_search(tmp_path):
+    """Optuna's later proposals already depend on the failure."""
     of = study(methods=[GD], search=OPTUNA)
     failing = drive(tmp_path, of, lambda trial: ("failed", None, None), batch=3, stop_after=3)
     again = drive(tmp_path, of, near(0.3))
     assert not {trial.key for trial in failing.trials} & {trial.key for trial in again.trials}
 
 
-def test_what_optuna_asks_at_once_knows_of_one_another():
-    """Those that are still out are taken for bad ones: else a batch would crowd around the best so far."""
+def test_optuna_proposals_of_a_batch_take_each_other_into_account():
+    """Running trials count as bad ones (constant liar); otherwise a batch would cluster around the best so far."""
     assert _Sampler(seed=1)._study.sampler._constant_liar
 
 
-def test_optuna_is_told_what_is_better_whatever_the_objective():
-    """Of an error less is better: the best it knows is the trial with the least."""
+def test_optuna_optimises_in_the_direction_of_the_objective():
+    """For an error, Optuna's best trial is the one with the smallest value."""
     for objective, best in (("accuracy", 2), ("loss", 0)):
-        (one,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
+        (only_cell,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
         outcomes = {}
-        search = CellSearch(one, one.study.variants[0], outcomes, 10)
+        search = CellSearch(only_cell, only_cell.study.variants[0], outcomes, 10)
         stage, batch = search.next_stage()
         search.open(stage, batch)
         outcomes.update({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
@@ -578,55 +581,55 @@ def test_optuna_is_told_what_is_better_whatever_the_objective():
 
 
 def test_optuna_replays_its_batches_without_a_cache():
-    """What it asks next is a function of the results alone: a history without a cache gives the same proposal."""
-    (one,) = Blueprint.draw(study(methods=[GD], search=OPTUNA)).cells
+    """The next proposal depends only on the results: a history without a cache gives the same one."""
+    (only_cell,) = Blueprint.draw(study(methods=[GD], search=OPTUNA)).cells
     outcomes = {}
-    search = CellSearch(one, one.study.variants[0], outcomes, 10)
+    search = CellSearch(only_cell, only_cell.study.variants[0], outcomes, 10)
     for _ in range(2):
         stage, batch = search.next_stage()
         search.open(stage, batch)
         outcomes.update({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
     search.history.memo.clear()
-    again = Optuna().propose(search.task, search.history)
-    assert again == Optuna().propose(search.task, dataclasses.replace(search.history, memo={}))
-    assert again.configurations
+    proposal = Optuna().propose(search.task, search.history)
+    assert proposal == Optuna().propose(search.task, dataclasses.replace(search.history, memo={}))
+    assert proposal.configurations
 
 
-def test_a_fine_grid_that_diverges_leaves_the_coarse_winner(tmp_path):
-    def judge(trial):
+def test_the_coarse_winner_is_confirmed_when_the_fine_grid_diverges(tmp_path):
+    def evaluate(trial):
         coarse = trial.hyperparameters["learning_rate"] in (0.01, 0.1, 1)
         return near(0.3)(trial) if coarse else ("diverged", None, None)
 
-    ran = drive(tmp_path, study(methods=[GD]), judge)
+    ran = drive(tmp_path, study(methods=[GD]), evaluate)
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]  # 0.3 is nearer to 0.1 than to 1, in decades
 
 
-def test_confirm_trials_that_diverge_end_the_cell_all_the_same(tmp_path):
-    def judge(trial):
+def test_a_cell_ends_even_if_its_confirm_trials_diverge(tmp_path):
+    def evaluate(trial):
         return ("diverged", None, None) if trial.rounds == 6 else near(0.3)(trial)
 
-    assert drive(tmp_path, study(), judge).finished
+    assert drive(tmp_path, study(), evaluate).finished
     assert status.read(tmp_path)["finished"]
 
 
-# ---- the budgets beside
+# ---- warm starts from neighbouring budgets
 
 
-def test_the_best_of_the_budgets_beside_meet_in_the_contest(tmp_path):
-    """At every budget another rate is best; each contest has room for two."""
+def test_the_best_of_neighbouring_budgets_enter_the_contest(tmp_path):
+    """Every budget has a different best rate; each contest has two finalists."""
     best = {1: 0.01, 2: 0.1, 4: 1}
 
-    def judge(trial):
+    def evaluate(trial):
         return near(best[trial.privacy.epsilon])(trial)
 
-    of = {
+    settings = {
         "methods": [{**GD, "fine": {"learning_rate": [0.01, 0.1, 1]}}],
         "epsilons": [4, 1, 2],
         "seeds": {"search": [1], "contest": [11], "confirm": [21]},
     }
 
     def contests(warm: bool) -> dict[float, set[float]]:
-        ran = drive(tmp_path / str(warm), study(**of, search={"warm_start": warm, "finalists": 2}), judge)
+        ran = drive(tmp_path / str(warm), study(**settings, search={"warm_start": warm, "finalists": 2}), evaluate)
         assert ran.finished
         return {eps: set(rates(ran.of("DP-FedGD", "contest", epsilon=eps))) for eps in best}
 
@@ -634,7 +637,7 @@ def test_the_best_of_the_budgets_beside_meet_in_the_contest(tmp_path):
     assert contests(warm=True) == {1: {0.01, 0.1}, 2: {0.1, 1}, 4: {1, 0.1}}
 
 
-def test_the_winner_of_a_budget_has_a_place_before_its_guests(tmp_path):
+def test_the_leader_of_a_budget_precedes_candidates_of_neighbouring_budgets(tmp_path):
     of = study(
         methods=[GD],
         epsilons=[1, 2, 4],
@@ -645,8 +648,8 @@ def test_the_winner_of_a_budget_has_a_place_before_its_guests(tmp_path):
     assert [rates(ran.of("DP-FedGD", "contest", epsilon=eps)) for eps in (1, 2, 4)] == [[0.01], [0.1], [1.0]]
 
 
-def test_a_trial_that_failed_is_final_once_a_contest_beside_was_built_on_it(tmp_path):
-    """Its own cell has no contest yet: tried again, it might win, and the recorded contest would be another one."""
+def test_a_failed_trial_is_final_once_the_contest_of_a_neighbouring_budget_depends_on_it(tmp_path):
+    """Its own cell has no contest yet. If retried, the trial might win and change the recorded contest."""
     of = study(
         methods=[{"name": "dp-fedgd", "coarse": {"learning_rate": [0.01, 0.1]}, "fine": {"learning_rate": [1]}}],
         epsilons=[1, 2, 4],
@@ -654,38 +657,38 @@ def test_a_trial_that_failed_is_final_once_a_contest_beside_was_built_on_it(tmp_
         search={"warm_start": True, "finalists": 2},
     )
 
-    def judge(trial):
-        if trial.privacy.epsilon == 2 and trial.hyperparameters["learning_rate"] == 1 and not again:
+    def evaluate(trial):
+        if trial.privacy.epsilon == 2 and trial.hyperparameters["learning_rate"] == 1 and not retrying:
             return "failed", None, None
         return near(0.01 if trial.privacy.epsilon == 1 else 1)(trial)
 
-    again = False
+    retrying = False
     with Ledger.write(tmp_path) as ledger:
         ledger.add_study(of.model_dump_json(), "by hand")
         sweep = Sweep(Blueprint.draw(of), ledger)
         while not any(key[2] == "contest" for key in ledger.stages()):
             early = [trial for trial in sweep.waiting.values() if trial.privacy.epsilon < 4]
-            rows = [row(trial, judge(trial)) for trial in early[:1]]
+            rows = [row(trial, evaluate(trial)) for trial in early[:1]]
             ledger.add(rows)
             sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
-    again = True
-    assert drive(tmp_path, of, judge).finished
+    retrying = True
+    assert drive(tmp_path, of, evaluate).finished
 
 
-def test_a_budget_more_would_change_contests_that_were_held(tmp_path):
+def test_a_new_budget_is_refused_when_warm_starts_would_change_finished_contests(tmp_path):
     old, new = (study(epsilons=e, seeds={"contest": [11]}, search={"warm_start": True}) for e in ([1], [1, 2]))
     with pytest.raises(UserError, match=r"epsilons = \[1.0, 2.0\]: with search.warm_start .* depend on \[1.0\]"):
         check_extension(old, new)
 
 
-def test_where_the_budgets_beside_cannot_be_asked(tmp_path):
+def test_settings_that_rule_out_warm_starts_are_refused(tmp_path):
     with pytest.raises(ValueError, match="warm_start brings more finalists to a contest, and there is none"):
         study(search={"warm_start": True, "select": "single"})
     with pytest.raises(UserError, match=r"shard = 2/3: with search.warm_start"):
         study_run.run(study(search={"warm_start": True}), "", tmp_path, View(), shard=(2, 3))
 
 
-# ---- cut off and taken up again
+# ---- interrupted and resumed
 
 
 STRATEGIES = {
@@ -716,7 +719,7 @@ STRATEGIES = {
 
 
 def sometimes_diverging(trial: TrialSpec):
-    """Depends on all of a configuration, and on nothing else."""
+    """Depends on the whole configuration and on nothing else."""
     if trial.hyperparameters["learning_rate"] > 0.9 and trial.rounds == 4:
         return "diverged", None, None
     state, accuracy, _ = near(0.2)(trial)
@@ -724,7 +727,7 @@ def sometimes_diverging(trial: TrialSpec):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_sweep_cut_off_anywhere_goes_on_the_same(tmp_path, strategy):
+def test_a_sweep_interrupted_anywhere_resumes_identically(tmp_path, strategy):
     of = study(**STRATEGIES[strategy])
     whole = drive(tmp_path / "whole", of, sometimes_diverging)
     assert whole.finished
@@ -740,12 +743,12 @@ def test_a_sweep_cut_off_anywhere_goes_on_the_same(tmp_path, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_row_s_key_is_that_of_its_trial(tmp_path, strategy):
-    """The key is the hash of all that can change the result: read back, the trial must have the same one."""
+def test_a_row_has_the_key_of_its_trial(tmp_path, strategy):
+    """The key hashes everything that can change the result, so a trial read back must have the same key."""
     drive(tmp_path, study(**STRATEGIES[strategy]), sometimes_diverging)
     with Ledger.read(tmp_path) as ledger:
-        for key, found in ledger.rows(ledger.outcomes()).items():
-            assert found.trial.key == key
+        for key, ledger_row in ledger.rows(ledger.outcomes()).items():
+            assert ledger_row.trial.key == key
 
 
 def test_a_finished_sweep_has_nothing_to_run(tmp_path):
@@ -755,11 +758,11 @@ def test_a_finished_sweep_has_nothing_to_run(tmp_path):
         sweep = Sweep(Blueprint.draw(study()), ledger)
         assert sweep.finished
         assert sweep.waiting == {}
-    assert (tmp_path / "ledger.sqlite").read_bytes() == before, "and nothing is written"
+    assert (tmp_path / "ledger.sqlite").read_bytes() == before, "nothing is written"
 
 
 class DyingLedger:
-    """A ledger whose process dies at its n-th write, before or after that is on the disk."""
+    """A ledger whose process dies at its n-th write, before or after the write reaches the disk."""
 
     def __init__(self, ledger: Ledger, writes: int, after: bool) -> None:
         self._ledger, self._writes, self._after = ledger, writes, after
@@ -781,7 +784,7 @@ class DyingLedger:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_driver_that_dies_at_any_write(tmp_path, after):
+def test_a_driver_can_die_at_any_write(tmp_path, after):
     of = study(search={"strategies": ["grid", "optuna"], "optuna": {"batch": 4}})
     blueprint = Blueprint.draw(of)
     whole = drive(tmp_path / "whole", of, sometimes_diverging)
@@ -798,17 +801,17 @@ def test_a_driver_that_dies_at_any_write(tmp_path, after):
             except KeyboardInterrupt:
                 pass
             else:
-                assert writes > 15, "the test must have died somewhere"
+                assert writes > 15, "the driver must have died at least 15 times"
                 return
         second = drive(folder, of, sometimes_diverging)
         assert second.stages == whole.stages
         assert second.choices == whole.choices
 
 
-# ---- a study that grows
+# ---- extending a study
 
 
-def test_more_confirm_seeds_run_alone(tmp_path):
+def test_new_confirm_seeds_run_only_their_own_trials(tmp_path):
     drive(tmp_path, study(), near(0.3))
     ran = drive(tmp_path, study(seeds={"confirm": [42, 7, 1, 2]}), near(0.3))
     assert ran.finished
@@ -821,7 +824,7 @@ def test_more_confirm_seeds_run_alone(tmp_path):
     assert len(ran.stages[cell_id(study(), "DP-FedGD", 8), "grid", "confirm"]) == 4
 
 
-def test_more_of_everything_else_runs_alone(tmp_path):
+def test_new_budgets_methods_and_partitions_run_only_their_own_trials(tmp_path):
     drive(tmp_path, study(methods=[GD]), near(0.3))
     ran = drive(tmp_path, study(methods=[GD], epsilons=[8, 2]), near(0.3))
     assert {trial.privacy.epsilon for trial in ran.trials} == {2}
@@ -834,7 +837,7 @@ def test_more_of_everything_else_runs_alone(tmp_path):
     assert status.read(tmp_path)["cells_ended"] == 2 * 2 * 2
 
 
-def test_a_second_way_of_searching_runs_alone(tmp_path):
+def test_a_second_strategy_runs_only_its_own_trials(tmp_path):
     first = drive(tmp_path, study(methods=[GD]), near(0.3))
     second = drive(tmp_path, study(methods=[GD], search={"strategies": ["grid", "optuna"]}), near(0.3))
     assert {key for key in second.stages if key not in first.stages} == {
@@ -845,36 +848,36 @@ def test_a_second_way_of_searching_runs_alone(tmp_path):
     assert {trial.key for trial in second.trials if trial.rounds == 4} == set(keys)
 
 
-def test_status_of_a_sweep_that_is_cut_off(tmp_path):
+def test_status_of_an_interrupted_sweep(tmp_path):
     drive(tmp_path, study(), near(0.3), stop_after=5, batch=1)
-    found = status.read(tmp_path)
-    assert not found["finished"]
-    assert found["running"] is None
-    assert (found["cells_ended"], found["cells_total"]) == (0, 2)
-    assert found["trials"] == {"done": 5}
-    gd = next(entry for entry in found["cells"] if entry["cell"] == cell("DP-FedGD"))
+    summary = status.read(tmp_path)
+    assert not summary["finished"]
+    assert summary["running"] is None
+    assert (summary["cells_ended"], summary["cells_total"]) == (0, 2)
+    assert summary["trials"] == {"done": 5}
+    gd = next(entry for entry in summary["cells"] if entry["cell"] == cell("DP-FedGD"))
     assert gd["stages"] == {"coarse": {"done": 3, "total": 3}, "fine": {"done": 1, "total": 4}}
     assert gd["best_validation_accuracy"] == pytest.approx(90 - 10 * math.log10(3))  # 0.1 and 0.3
-    assert "not finished, 0 of 2 cells ended" in status.as_text(found)
+    assert "not finished, 0 of 2 cells ended" in status.as_text(summary)
 
 
 @pytest.mark.parametrize(
     ("strategy", "state", "ended"),
     [
-        ("grid", "done", False),  # fine is still to be opened
-        ("grid", "diverged", True),  # there is nothing to refine
+        ("grid", "done", False),  # the fine stage is not open yet
+        ("grid", "diverged", True),  # nothing to refine
         ("optuna", "done", False),
-        ("optuna", "diverged", False),  # three of seven: the next batch is still to be asked
+        ("optuna", "diverged", False),  # three of seven: the next batch is not proposed yet
     ],
 )
-def test_status_where_the_driver_died_between_a_result_and_the_next_stage(tmp_path, strategy, state, ended):
+def test_status_after_a_driver_died_between_a_result_and_the_next_stage(tmp_path, strategy, state, ended):
     of = study(methods=[GD], search={"strategies": [strategy], "optuna": {"batch": 3}})
     drive(tmp_path, of, near(0.3), stop_after=0)
     with Ledger.write(tmp_path) as ledger:
         waiting = Sweep(Blueprint.draw(of), ledger).waiting.values()
         ledger.add([row(trial, near(0.3)(trial) if state == "done" else (state, None, None)) for trial in waiting])
-    found = status.read(tmp_path)
-    assert (found["finished"], found["cells_ended"]) == (ended, int(ended))
+    summary = status.read(tmp_path)
+    assert (summary["finished"], summary["cells_ended"]) == (ended, int(ended))
 
 
 # ---- optuna
@@ -884,15 +887,15 @@ OPTUNA = {"strategies": ["optuna"], "optuna": {"batch": 3}}
 
 
 def test_optuna_has_the_budget_of_the_grids(tmp_path):
-    """3 + 4 and 4 + 4 trials, though a configuration is in both grids."""
+    """3 + 4 and 4 + 4 trials; a configuration in both grids counts twice."""
     ran = drive(tmp_path, study(search=OPTUNA), near(0.3))
     assert len(ran.of("DP-FedGD", "optuna", "optuna")) == 7
     assert len(ran.of("DP-FedSOFIM", "optuna", "optuna")) == 8
     assert ran.finished
 
 
-def test_optuna_asks_in_batches(tmp_path):
-    """The next three come only when the last three are told."""
+def test_optuna_proposes_in_batches(tmp_path):
+    """The next three are proposed once the results of the last three are known."""
     with Ledger.write(tmp_path) as ledger:
         sweep = Sweep(Blueprint.draw(study(methods=[GD], search=OPTUNA)), ledger)
         sizes = []
@@ -903,7 +906,7 @@ def test_optuna_asks_in_batches(tmp_path):
             sweep.ended({first.key: near(0.3)(first)})
             assert list(sweep.waiting.values()) == rest or not rest
             sweep.ended({trial.key: near(0.3)(trial) for trial in rest})
-    assert sizes == [3, 3, 1, 2], "seven trials by threes, then the two confirm seeds"
+    assert sizes == [3, 3, 1, 2], "seven trials in batches of three, then the two confirm seeds"
 
 
 def test_optuna_is_deterministic_and_depends_on_its_seed(tmp_path):
@@ -913,24 +916,25 @@ def test_optuna_is_deterministic_and_depends_on_its_seed(tmp_path):
     assert other.stages != runs[0].stages
 
 
-def test_optuna_learns(tmp_path):
-    """It starts with ten random trials, the same whatever it is told; the last ones lie where it was told to look."""
+def test_optuna_learns_from_results(tmp_path):
+    """The first ten trials are random and do not depend on results; the last ones lie near the best rate."""
     method = {
         "name": "dp-fedgd",
         "coarse": {"learning_rate": [1e-4, 10]},
         "fine": {"learning_rate": [0.1 + 0.001 * k for k in range(40)]},
     }
-    found = {}
+    proposed = {}
     for best in (0.003, 3):
         ran = drive(tmp_path / str(best), study(methods=[method], search=OPTUNA), near(best))
-        found[best] = rates(ran.of("DP-FedGD", "optuna", "optuna"))
-        assert len(found[best]) == 42
-    assert found[0.003][:9] == found[3][:9]
-    assert statistics.median(found[0.003][-20:]) < 0.05 < statistics.median(found[3][-20:])
+        proposed[best] = rates(ran.of("DP-FedGD", "optuna", "optuna"))
+        assert len(proposed[best]) == 42
+    assert proposed[0.003][:9] == proposed[3][:9]
+    assert statistics.median(proposed[0.003][-20:]) < 0.05 < statistics.median(proposed[3][-20:])
 
 
 def test_optuna_stays_within_the_axes(tmp_path):
-    """Between the lowest and the highest value of both grids; whole numbers whole, words and fixed values as given."""
+    """Values lie between the minimum and maximum of both grids; integers stay integers, categories and fixed values are
+    unchanged."""
     methods = [
         {
             "name": "dp-fedsofim",
@@ -960,8 +964,8 @@ def test_optuna_stays_within_the_axes(tmp_path):
     assert all(type(step) is int and 1 <= step <= 7 for step in steps)
 
 
-def test_optuna_with_an_axis_from_zero(tmp_path):
-    """mu0 = 0 is allowed, and its scale is logarithmic."""
+def test_optuna_supports_a_log_axis_that_includes_zero(tmp_path):
+    """mu0 has a logarithmic scale and may be 0."""
     method = {
         "name": "dp-adafedprox",
         "fixed": {"local_steps": 1, "client_learning_rate": 0.1, "server_learning_rate": 1},
@@ -972,8 +976,8 @@ def test_optuna_with_an_axis_from_zero(tmp_path):
     assert ran.finished
 
 
-def test_optuna_runs_a_configuration_once_however_often_it_asks(tmp_path):
-    """One axis of two whole numbers: five asked, at most two different."""
+def test_a_configuration_that_optuna_repeats_runs_once(tmp_path):
+    """One axis of two integers: four proposals, at most two of them distinct."""
     method = {
         "name": "dp-fedavg",
         "fixed": {"server_learning_rate": 1},
@@ -986,40 +990,40 @@ def test_optuna_runs_a_configuration_once_however_often_it_asks(tmp_path):
     assert len({trial.key for trial in ran.trials}) == len(ran.trials) <= 2 + 2
 
 
-def test_optuna_is_told_the_mean_over_seeds(tmp_path):
-    """Two folders whose seeds differ but whose means do not: the same suggestions."""
+def test_optuna_receives_the_mean_over_seeds(tmp_path):
+    """Scores that differ by seed but have the same mean give the same proposals."""
     of = study(methods=[GD], seeds=SEEDS, search={**OPTUNA, "trials": 15})
-    luck = {1: 5.0, 2: -5.0}
+    seed_effect = {1: 5.0, 2: -5.0}
 
     def unequal(trial):
         state, accuracy, loss = near(0.3)(trial)
-        return state, accuracy + luck.get(trial.seed, 0.0), loss
+        return state, accuracy + seed_effect.get(trial.seed, 0.0), loss
 
-    plain, moved = drive(tmp_path / "a", of, near(0.3)), drive(tmp_path / "b", of, unequal)
-    assert plain.stages == moved.stages
-    assert len(plain.of("DP-FedGD", "optuna", "optuna")) == 15 * 3
+    equal_seeds, unequal_seeds = drive(tmp_path / "a", of, near(0.3)), drive(tmp_path / "b", of, unequal)
+    assert equal_seeds.stages == unequal_seeds.stages
+    assert len(equal_seeds.of("DP-FedGD", "optuna", "optuna")) == 15 * 3
 
 
-def test_the_number_of_configurations_may_be_set(tmp_path):
+def test_the_number_of_configurations_can_be_set(tmp_path):
     for strategy in ("optuna", "random"):
         ran = drive(tmp_path / strategy, study(methods=[GD], search={"strategies": [strategy], "trials": 5}), near(0.3))
         assert len(ran.of("DP-FedGD", strategy, strategy)) == 5
         assert status.read(tmp_path / strategy)["finished"]
 
 
-def test_a_random_search_draws_all_at_once_and_from_its_seed(tmp_path):
+def test_a_random_search_draws_from_its_seed_and_ignores_results(tmp_path):
     random = {"strategies": ["random"], "trials": 20}
     of = study(methods=[GD], search=random)
     runs = [drive(tmp_path / name, of, near(best)) for name, best in (("a", 1), ("b", 0.01))]
-    found = [rates(ran.of("DP-FedGD", "random", "random")) for ran in runs]
-    assert found[0] == found[1], "it does not learn"
-    assert all(0.01 <= rate <= 1 for rate in found[0])
-    assert 5 <= sum(rate < 0.1 for rate in found[0]) <= 15, "half of them in each decade: the scale is logarithmic"
+    drawn = [rates(ran.of("DP-FedGD", "random", "random")) for ran in runs]
+    assert drawn[0] == drawn[1], "results do not change the draws"
+    assert all(0.01 <= rate <= 1 for rate in drawn[0])
+    assert 5 <= sum(rate < 0.1 for rate in drawn[0]) <= 15, "about half in each decade: the scale is logarithmic"
     other = drive(tmp_path / "c", study(methods=[GD], search={**random, "random": {"seed": 1}}), near(1))
-    assert rates(other.of("DP-FedGD", "random", "random")) != found[0]
+    assert rates(other.of("DP-FedGD", "random", "random")) != drawn[0]
 
 
-def test_optuna_goes_on_where_trials_diverge(tmp_path):
+def test_optuna_continues_after_divergence(tmp_path):
     ran = drive(tmp_path, study(methods=[GD], search=OPTUNA), lambda trial: ("diverged", None, None))
     assert ran.finished
     assert len(ran.trials) == 7
@@ -1033,49 +1037,53 @@ HALVING = {"strategies": ["halving"], "trials": 9}
 RUNG = ("rung-1", "rung-2", "rung-3")
 
 
-def climbed(ran, *rungs: str) -> list[list[TrialSpec]]:
+def rung_trials(ran, *rungs: str) -> list[list[TrialSpec]]:
     return [ran.of("DP-FedGD", rung, "halving") for rung in rungs or RUNG]
 
 
-def test_the_best_of_a_rung_run_three_times_as_long(tmp_path):
+def test_the_best_of_a_rung_run_three_times_as_long_in_the_next(tmp_path):
     ran = drive(tmp_path, study(methods=[GD], rounds={"fine": 90, "confirm": 90}, search=HALVING), near(0.3))
-    rungs = climbed(ran)
+    rungs = rung_trials(ran)
     assert [len(rung) for rung in rungs] == [27, 9, 3]
     assert [{trial.last_round for trial in rung} for rung in rungs] == [{10}, {30}, {90}]
-    assert sum(trial.last_round for rung in rungs for trial in rung) == 9 * 90, "as many rounds as nine that end"
-    assert {trial.rounds for rung in rungs for trial in rung} == {90}, "each is calibrated for all its rounds"
-    closeness = [
+    assert sum(trial.last_round for rung in rungs for trial in rung) == 9 * 90, "the cost of nine full trials"
+    assert {trial.rounds for rung in rungs for trial in rung} == {90}, (
+        "noise is calibrated for the full number of rounds"
+    )
+    distances = [
         sorted(abs(math.log(trial.hyperparameters["learning_rate"] / 0.3)) for trial in rung) for rung in rungs
     ]
-    assert closeness[1:] == [closeness[0][:9], closeness[0][:3]]
+    assert distances[1:] == [distances[0][:9], distances[0][:3]]
     (winner,) = {trial.hyperparameters["learning_rate"] for trial in ran.of("DP-FedGD", "confirm", "halving")}
-    assert abs(math.log(winner / 0.3)) == closeness[0][0]
+    assert abs(math.log(winner / 0.3)) == distances[0][0]
     assert status.read(tmp_path)["finished"]
 
 
 @pytest.mark.parametrize(
     ("rungs", "keep", "trials", "sizes"), [(2, 0.5, 5, [5, 3]), (2, 0.3, 5, [8, 3]), (5, 0.5, 3, [9, 5, 3, 2, 1])]
 )
-def test_rungs_round_up(rungs, keep, trials, sizes):
-    """0.3 of 8 is 2.4, so three go on; half of nine is five."""
+def test_rung_sizes_are_rounded_up(rungs, keep, trials, sizes):
+    """0.3 of 8 is 2.4, so three continue; half of nine is 4.5, so five continue."""
     assert HalvingSettings(rungs=rungs, keep=keep).sizes(trials, 1000) == sizes
 
 
 @pytest.mark.parametrize("last", [1, 2, 7, 70, 90])
-def test_a_ladder_costs_no_more_than_it_may(last):
+def test_halving_stays_within_its_budget(last):
     halving = HalvingSettings()
     rounds, sizes = halving.rounds(last), halving.sizes(40, last)
     assert rounds[-1] == last
     assert rounds == sorted(rounds)
-    assert sum(n * t for n, t in zip(sizes, rounds, strict=True)) <= 40 * last + 2 * last, "two may be rounded up"
+    assert sum(n * t for n, t in zip(sizes, rounds, strict=True)) <= 40 * last + 2 * last, (
+        "two rung sizes may be rounded up"
+    )
 
 
-def test_a_rung_is_cut_by_the_mean_over_seeds_and_who_is_lost_on_one_comes_last(tmp_path):
-    """The largest rate shines on one seed, the second largest is lost on one, wherever they meet."""
+def test_rungs_rank_by_the_mean_over_seeds_and_diverged_candidates_come_last(tmp_path):
+    """The largest rate is best on one seed only; the second largest diverges on one seed."""
     of = study(methods=[GD], seeds={"search": [1, 2]}, search={**HALVING, "halving": {"rungs": 2, "keep": 0.5}})
     rates_drawn = sorted({t.hyperparameters["learning_rate"] for t in first_rung(of)})
 
-    def judge(trial):
+    def evaluate(trial):
         rate = trial.hyperparameters["learning_rate"]
         if rate == rates_drawn[-1] and trial.stop_after:
             return "done", 99.0 if trial.seed == 1 else 0.0, 1.0
@@ -1083,43 +1091,43 @@ def test_a_rung_is_cut_by_the_mean_over_seeds_and_who_is_lost_on_one_comes_last(
             return "diverged", None, None
         return "done", 60.0 + rate, 1.0
 
-    ran = drive(tmp_path, of, judge)
-    first, second = (sorted({t.hyperparameters["learning_rate"] for t in rung}) for rung in climbed(ran, *RUNG[:2]))
+    ran = drive(tmp_path, of, evaluate)
+    first, second = (sorted({t.hyperparameters["learning_rate"] for t in rung}) for rung in rung_trials(ran, *RUNG[:2]))
     assert first == rates_drawn
-    kept = math.ceil(len(first) / 2)
-    assert second == first[-2 - kept : -2]
+    survivors = math.ceil(len(first) / 2)
+    assert second == first[-2 - survivors : -2]
 
 
 def first_rung(of) -> list[TrialSpec]:
-    (cell_of,) = Blueprint.draw(of).cells
-    return CellSearch(cell_of, of.variants[0], {}, 10).next_stage().trials
+    (only_cell,) = Blueprint.draw(of).cells
+    return CellSearch(only_cell, of.variants[0], {}, 10).next_stage().trials
 
 
 @pytest.mark.parametrize("given", [{"fixed": {"rounds": 90}}, {"rounds": 90}])
-def test_rungs_are_parts_of_the_rounds_that_a_method_has(tmp_path, given):
+def test_rungs_are_fractions_of_the_method_s_rounds(tmp_path, given):
     of = study(methods=[{**GD, **given}], search=HALVING)
     ran = drive(tmp_path, of, near(0.3))
-    assert [{trial.last_round for trial in rung} for rung in climbed(ran)] == [{10}, {30}, {90}]
-    assert [len(rung) for rung in climbed(ran)] == [27, 9, 3]
+    assert [{trial.last_round for trial in rung} for rung in rung_trials(ran)] == [{10}, {30}, {90}]
+    assert [len(rung) for rung in rung_trials(ran)] == [27, 9, 3]
 
 
-def test_tables_and_exports_tell_rungs_apart(tmp_path):
-    """After a ninth of the rounds the smallest rates shine; in the end the largest do."""
+def test_tables_and_exports_distinguish_rungs(tmp_path):
+    """The smallest rates lead on the early rungs, the largest after all rounds."""
 
-    def judge(trial):
+    def evaluate(trial):
         rate = trial.hyperparameters["learning_rate"]
         return "done", 90 - 10 * rate if trial.stop_after else 50 + 10 * rate, 1.0
 
     of = study(methods=[GD], rounds={"fine": 90, "confirm": 90}, search=HALVING)
-    ran = drive(tmp_path, of, judge)
-    last = rates(climbed(ran, "rung-3")[0])
+    ran = drive(tmp_path, of, evaluate)
+    last = rates(rung_trials(ran, "rung-3")[0])
     with Ledger.read(tmp_path) as ledger:
-        (found,) = Results.read(ledger).cells
+        (result,) = Results.read(ledger).cells
         (page,) = gather(ledger, "x")["cells"]
         export(ledger, "optuna", tmp_path / "optuna")
-    assert found.search.chosen["learning_rate"] == found.search.by_one_seed["learning_rate"] == max(last)
-    assert (found.search.found_in, found.search.configurations) == (("rung-3",), 27)
-    assert (found.search.trials, found.search.trial_rounds) == (27 + 9 + 3, 27 * 10 + 9 * 30 + 3 * 90)
+    assert result.search.chosen["learning_rate"] == result.search.by_one_seed["learning_rate"] == max(last)
+    assert (result.search.found_in, result.search.configurations) == (("rung-3",), 27)
+    assert (result.search.trials, result.search.trial_rounds) == (27 + 9 + 3, 27 * 10 + 9 * 30 + 3 * 90)
     search = page["search"]
     winner = search["winner"]
     assert search["stages"][winner] == ["rung-3"]
@@ -1129,72 +1137,72 @@ def test_tables_and_exports_tell_rungs_apart(tmp_path):
     assert Counter(trial.state.name for trial in trials) == {"PRUNED": 27 + 9, "COMPLETE": 3}
 
 
-def test_before_a_rung_has_results_the_one_below_leads(tmp_path):
+def test_the_previous_rung_leads_until_a_rung_has_results(tmp_path):
     of = study(methods=[GD], search=HALVING)
     first = first_rung(of)
     drive(tmp_path, of, near(0.3), stop_after=len(first))
-    (found,) = status.read(tmp_path)["cells"]
-    assert found["stages"]["rung-2"]["done"] == 0
-    assert found["best_validation_accuracy"] is not None
+    (cell_status,) = status.read(tmp_path)["cells"]
+    assert cell_status["stages"]["rung-2"]["done"] == 0
+    assert cell_status["best_validation_accuracy"] is not None
     with Ledger.read(tmp_path) as ledger:
-        (cell_of,) = Results.read(ledger).cells
-    assert cell_of.search.found_in == ("rung-1",)
+        (result,) = Results.read(ledger).cells
+    assert result.search.found_in == ("rung-1",)
 
 
-def test_the_contest_is_among_the_last_rung(tmp_path):
+def test_finalists_come_from_the_last_rung(tmp_path):
     of = study(methods=[GD], seeds={"search": [1, 2], "contest": [11, 12]}, search={**HALVING, "finalists": 8})
     ran = drive(tmp_path, of, near(0.3))
-    met = {t.hyperparameters["learning_rate"] for t in ran.of("DP-FedGD", "contest", "halving")}
-    assert met == {t.hyperparameters["learning_rate"] for t in climbed(ran, "rung-3")[0]}
+    finalists = {t.hyperparameters["learning_rate"] for t in ran.of("DP-FedGD", "contest", "halving")}
+    assert finalists == {t.hyperparameters["learning_rate"] for t in rung_trials(ran, "rung-3")[0]}
 
 
-def test_a_ladder_ends_where_nothing_is_left(tmp_path):
+def test_halving_ends_when_every_trial_diverged(tmp_path):
     ran = drive(tmp_path, study(methods=[GD], search=HALVING), lambda trial: ("diverged", None, None))
     assert ran.finished
-    assert [bool(rung) for rung in climbed(ran)] == [True, False, False]
+    assert [bool(rung) for rung in rung_trials(ran)] == [True, False, False]
     assert ran.choices == {cell("DP-FedGD"): None}
     assert status.read(tmp_path)["finished"]
 
 
-def test_whoever_leads_leads_its_rung(tmp_path):
-    """After more rounds scores are others: what shone below does not count above."""
-    heard = RunningBest(ACCURACY, [*RUNG, "contest"])
+def test_the_running_best_is_that_of_the_latest_rung(tmp_path):
+    """Scores of different rungs are not comparable: an earlier rung's score does not count."""
+    running_best = RunningBest(ACCURACY, [*RUNG, "contest"])
     for stage, score in (("rung-1", 80.0), ("rung-2", 60.0), ("rung-2", 50.0)):
-        heard.add(stage, int(score), 1, ("done", score, 1.0))
-    assert heard.score == 60.0
+        running_best.add(stage, int(score), 1, ("done", score, 1.0))
+    assert running_best.score == 60.0
 
 
-# ---- how good a search is
+# ---- regret of a search
 
 
 def test_regret_is_measured_against_the_best_evaluated_configuration(tmp_path, capsys):
-    """Three learning rates, of which one hardly learns: both rules choose, and no regret is below zero."""
+    """Three learning rates, one of them far too small: both selection rules choose, and no regret is negative."""
     space = {"coarse": {"learning_rate": [1e-6, 0.1, 1]}, "fine": {"learning_rate": [0.1]}}
     regret.main(
         [
             *("--data", "synthetic-frozen:300,200,6,3", "--clients", "3", "--partition", "iid"),
             *("--methods", "dp-fedgd", "--epsilons", "40", "--refine", "table", "--space", json.dumps(space)),
             *("--repetitions", "2", "--search-seeds", "2", "--contest-seeds", "2", "--evaluation-seeds", "2"),
-            *("--json", str(tmp_path / "found.json")),
+            *("--json", str(tmp_path / "regret.json")),
         ]
     )
-    (found,) = json.loads((tmp_path / "found.json").read_text())
-    assert found["evaluated"] == 3
-    assert set(found["strategies"]) == {"grid", "grid single"}
-    assert found["best"]["configuration"]["learning_rate"] in (0.1, 1.0)
-    # three configurations, one of them in both grids; two seeds, or one; two contest seeds of 70 rounds
-    assert found["strategies"]["grid single"]["trial_rounds"] == 3 * 50
-    assert found["strategies"]["grid"]["trial_rounds"] == 2 * 3 * 50 + 3 * 2 * 70
-    for strategy in found["strategies"].values():
-        assert 0 <= strategy["mean"] <= strategy["p95"] <= strategy["worst"] < found["best"]["mean"]
+    (result,) = json.loads((tmp_path / "regret.json").read_text())
+    assert result["evaluated"] == 3
+    assert set(result["strategies"]) == {"grid", "grid single"}
+    assert result["best"]["configuration"]["learning_rate"] in (0.1, 1.0)
+    # three configurations, one of them in both grids; one or two search seeds; two contest seeds of 70 rounds
+    assert result["strategies"]["grid single"]["trial_rounds"] == 3 * 50
+    assert result["strategies"]["grid"]["trial_rounds"] == 2 * 3 * 50 + 3 * 2 * 70
+    for strategy in result["strategies"].values():
+        assert 0 <= strategy["mean"] <= strategy["p95"] <= strategy["worst"] < result["best"]["mean"]
     assert "| synthetic-frozen:300,200,6,3, dp-fedgd, 40 |" in capsys.readouterr().out
 
 
-# ---- very many trials
+# ---- planning
 
 
 def test_a_plan_for_a_cluster():
-    """By its nodes, and by its GPUs where it has some."""
+    """One federation per node, or per GPU where there are GPUs."""
     one, two = (plan(study(), [{"CPU": 4.0}] * count) for count in (1, 2))
     assert (one.federations, two.federations, two.where) == (1, 2, "a cluster of 2 nodes")
     gpus = plan(study(resources={"gpus_per_host": 1}), [{"CPU": 16.0, "GPU": 8.0}] * 8)
@@ -1202,13 +1210,13 @@ def test_a_plan_for_a_cluster():
     assert "on a cluster of 8 nodes: 64 federation(s) of 1 client host(s) on GPUs, about" in gpus.as_text()
 
 
-def test_planning_makes_a_trial_a_few_times_at_most(monkeypatch):
-    """However many there are: nothing grows with their square."""
-    made = []
-    plain = Cell.trials
-    monkeypatch.setattr(Cell, "trials", lambda *given, **more: (made.append(1), plain(*given, **more))[1])
+def test_planning_cost_is_linear_in_the_number_of_trials(monkeypatch):
+    """Each trial is constructed at most a few times."""
+    constructed = []
+    original = Cell.trials
+    monkeypatch.setattr(Cell, "trials", lambda *args, **kwargs: (constructed.append(1), original(*args, **kwargs))[1])
     axes = {"learning_rate": [0.001 * (k + 1) for k in range(100)], "rho": [1 + k for k in range(10)], "beta": [0.9]}
     method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [21 + k for k in range(10)]}}
     planned = plan(study(methods=[method]))
     assert planned.trials == {"coarse": 1000, "fine": 1000, "confirm": 2}
-    assert len(made) < 4 * 2002
+    assert len(constructed) < 4 * 2002
