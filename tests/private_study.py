@@ -4,7 +4,7 @@ from pathlib import Path
 
 from orchestrator.study.reading import parse
 
-SECRET = b"k" * 32  # which means seven runs
+SECRET = b"k" * 32  # draws seven runs
 
 
 TEXT = """\

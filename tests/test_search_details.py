@@ -1,4 +1,4 @@
-"""Who wins at the margins, and what a private search draws from its secret."""
+"""Edge cases of selection, and what a private search draws from its secret."""
 
 import private_study as private
 import pytest
@@ -21,107 +21,107 @@ from orchestrator.study.cells import Blueprint
 from search_spaces import load
 
 
-def judged(*rows: tuple[float | None, ...]):
-    """Contenders with these scores, seed by seed; None: that trial diverged."""
-    outcomes, contenders = {}, []
-    for place, scores in enumerate(rows):
-        keys = tuple(f"{place}/{seed}" for seed in range(len(scores)))
-        contenders.append(Candidate(keys))
+def scored(*rows: tuple[float | None, ...]):
+    """Candidates with their scores for every seed (None: diverged)."""
+    outcomes, candidates = {}, []
+    for index, scores in enumerate(rows):
+        keys = tuple(f"{index}/{seed}" for seed in range(len(scores)))
+        candidates.append(Candidate(keys))
         for key, score in zip(keys, scores, strict=True):
             outcomes[key] = ("diverged", None, None) if score is None else ("done", score, 1.0)
-    return contenders, outcomes
+    return candidates, outcomes
 
 
-# ---- contenders
+# ---- candidates
 
 
-def test_the_first_trial_stands_for_a_configuration():
-    (one, two) = candidates_of(["a", "b", "c", "d"], 2)
-    assert (one.key, two.key, one.keys) == ("a", "c", ("a", "b"))
+def test_a_candidate_has_the_key_of_its_first_trial():
+    (first, second) = candidates_of(["a", "b", "c", "d"], 2)
+    assert (first.key, second.key, first.keys) == ("a", "c", ("a", "b"))
     assert candidates_of([], 0) == []
 
 
-def test_a_single_value_has_a_mean_and_no_spread():
+def test_the_spread_of_a_single_value_is_zero():
     assert (mean([0.1]), spread([0.1])) == (0.1, 0.0)
     assert (mean([1.0, 3.0]), spread([1.0, 3.0])) == (2.0, pytest.approx(2**0.5))
 
 
-def test_differences_are_paired_over_the_seeds_that_both_have():
-    """1 and 3 apart: 2 on average, with a standard error of sqrt(2) / sqrt(2)."""
+def test_differences_are_paired_over_common_seeds():
+    """Differences of 1 and 3: mean 2, standard error sqrt(2) / sqrt(2)."""
     assert paired_difference([10.0, None, 20.0, 5.0], [9.0, 3.0, 17.0, None]) == pytest.approx((2.0, 1.0))
     assert paired_difference([None, 1.0], [1.0, None]) is None
 
 
-# ---- who wins
+# ---- selection
 
 
 @pytest.mark.parametrize(("other", "tied"), [((50.0, 58.0), 2), ((52.0, 57.0), 2), ((49.0, 58.0), 1)])
-def test_within_one_standard_error_is_tied_and_just_so(other, tied):
-    """50, 60 against it: 0 and 2 apart are 1 on average with an error of 1; -2 and 3 are 0.5 with 2.5; 1 and 2 are 1.5
-    with 0.5."""
-    contenders, outcomes = judged((50.0, 60.0), other)
-    assert choose(contenders, outcomes, 100).within_standard_error == tied
-    assert win_contest(contenders, outcomes).within_standard_error == tied
+def test_candidates_within_one_standard_error_tie(other, tied):
+    """Differences from (50, 60): 0 and 2 have mean 1 and error 1; -2 and 3 have 0.5 and 2.5; 1 and 2 have 1.5 and
+    0.5."""
+    candidates, outcomes = scored((50.0, 60.0), other)
+    assert choose(candidates, outcomes, 100).within_standard_error == tied
+    assert win_contest(candidates, outcomes).within_standard_error == tied
 
 
-@pytest.mark.parametrize(("theirs", "apart"), [(41.0, False), (39.0, True), (None, True)])
-def test_single_seeds_are_told_apart_by_their_rows(theirs, apart):
-    """50% of 100 rows is good to 5, twice that is 10."""
-    (ours, other), outcomes = judged((50.0,), (theirs,))
-    assert clearly_differ(ours, other, outcomes, 100) is apart
+@pytest.mark.parametrize(("other_score", "differs"), [(41.0, False), (39.0, True), (None, True)])
+def test_with_one_seed_the_number_of_rows_decides_what_differs(other_score, differs):
+    """50% of 100 rows has a standard error of 5; the threshold is twice that, 10."""
+    (ours, other), outcomes = scored((50.0,), (other_score,))
+    assert clearly_differ(ours, other, outcomes, 100) is differs
 
 
-def test_several_seeds_are_told_apart_by_their_differences():
-    """4 and 6 apart: 5 with an error of 1. 1 and 9: 5 with an error of 4."""
-    (ours, clear, unclear), outcomes = judged((50.0, 60.0), (46.0, 54.0), (49.0, 51.0))
+def test_with_several_seeds_the_paired_differences_decide():
+    """Differences of 4 and 6: mean 5, error 1. Differences of 1 and 9: mean 5, error 4."""
+    (ours, clear, unclear), outcomes = scored((50.0, 60.0), (46.0, 54.0), (49.0, 51.0))
     assert clearly_differ(ours, clear, outcomes, 100)
     assert not clearly_differ(ours, unclear, outcomes, 100)
 
 
-def test_an_error_has_no_standard_error_of_one_seed():
-    (ours, other), outcomes = judged((1.0,), (1.5,))
+def test_an_error_metric_has_no_standard_error_for_one_seed():
+    (ours, other), outcomes = scored((1.0,), (1.5,))
     assert clearly_differ(ours, other, outcomes, 100, SQUARED_ERROR)
     assert choose([ours, other], outcomes, 100, SQUARED_ERROR).within_standard_error is None
 
 
-def test_who_leads_before_all_has_ended():
-    contenders, outcomes = judged((50.0,), (60.0,), (70.0,))
+def test_the_winner_before_all_trials_have_ended():
+    candidates, outcomes = scored((50.0,), (60.0,), (70.0,))
     del outcomes["2/0"]
     of = study(methods=[GD], seeds={"search": [1], "contest": [2]})
     (variant,) = of.variants
 
     def winner(**stages):
-        keys = {stage: [c.key for c in some] for stage, some in stages.items()}
+        keys = {stage: [c.key for c in members] for stage, members in stages.items()}
         task = of.search_task(of.methods[0], 8, variant, 10)
         return find_winner(variant, History(task, variant.seeds, outcomes, keys))
 
-    assert winner(coarse=contenders).key == "1/0"
-    assert winner(coarse=contenders, contest=contenders[:1]).key == "0/0", "of those that met again"
-    assert winner(coarse=contenders[2:]) is None
+    assert winner(coarse=candidates).key == "1/0"
+    assert winner(coarse=candidates, contest=candidates[:1]).key == "0/0", "only contest candidates count"
+    assert winner(coarse=candidates[2:]) is None
 
 
-# ---- how much is to come
+# ---- expected trials
 
 
-def test_what_is_yet_to_open_is_what_is_not_open():
-    """GD has 3 coarse and 4 fine configurations, of which 0.1 is in both; two seeds in confirm."""
+def test_trials_to_come_exclude_open_stages():
+    """GD has 3 coarse and 4 fine configurations (0.1 is in both) and two confirm seeds."""
     of = study(methods=[GD])
     (variant,) = of.variants
     task = of.search_task(of.methods[0], 8, variant, 10)
 
-    def yet_to_open(opened):
+    def to_come(opened):
         return trials_to_come(variant, task, 8, opened, of.variants)
 
-    assert yet_to_open({}) == {"coarse": 3, "fine": 3, "confirm": 2}
-    assert yet_to_open({"coarse": 3}) == {"fine": 3, "confirm": 2}
-    assert yet_to_open({"coarse": 3, "fine": 4}) == {"confirm": 2}
-    assert yet_to_open({"coarse": 3, "fine": 4, "confirm": 2}) == {}
+    assert to_come({}) == {"coarse": 3, "fine": 3, "confirm": 2}
+    assert to_come({"coarse": 3}) == {"fine": 3, "confirm": 2}
+    assert to_come({"coarse": 3, "fine": 4}) == {"confirm": 2}
+    assert to_come({"coarse": 3, "fine": 4, "confirm": 2}) == {}
 
 
 @pytest.mark.parametrize(
     ("search", "exact"), [({}, True), ({"refine": "zoom"}, False), ({"strategies": ["optuna"]}, False)]
 )
-def test_only_grids_of_a_table_are_known_beforehand(search, exact):
+def test_trial_counts_are_exact_only_for_table_grids(search, exact):
     assert study(search=search).trials_are_exact is exact
     assert not study(search={"strategies": ["grid", "optuna"]}).trials_are_exact
 
@@ -130,25 +130,25 @@ def test_only_grids_of_a_table_are_known_beforehand(search, exact):
 
 
 def drawn_from(cell, secret: bytes) -> list[tuple[float, int]]:
-    """Learning rate and seed of every run."""
+    """The learning rate and seed of every run."""
     (variant,) = cell.study.variants
     task = cell.study.search_task(cell.method, cell.epsilon, variant, 10, secret)
     _, configurations, seeds = Private().propose(task, History(task, variant.seeds, {}))
     return [(c["learning_rate"], seed) for c, seed in zip(configurations, seeds, strict=True)]
 
 
-def test_what_is_drawn_from_a_secret_is_pinned():
-    """A search that was interrupted goes on with the same runs, whatever the program has become meanwhile."""
+def test_draws_from_a_secret_are_stable():
+    """An interrupted search resumes with the same runs, even under a later version of the program."""
     cell = Blueprint.draw(private.study()).cells[0]
-    found = drawn_from(cell, private.SECRET)
-    assert [rate for rate, _ in found] == [0.01, 0.01, 0.5, 1.0, 0.01, 0.5, 0.01]
-    assert found[0][1] == 6762732775533463137
-    assert found[-1][1] == 7514469603514694182
-    assert max(seed for _, seed in found) < 2**63
+    draws = drawn_from(cell, private.SECRET)
+    assert [rate for rate, _ in draws] == [0.01, 0.01, 0.5, 1.0, 0.01, 0.5, 0.01]
+    assert draws[0][1] == 6762732775533463137
+    assert draws[-1][1] == 7514469603514694182
+    assert max(seed for _, seed in draws) < 2**63
     assert noisy_best({"a": 5}, {"a": ("done", 50.0, 1.0)}, 1.0).score == pytest.approx(48.29090487957001, rel=1e-6)
 
 
-def test_a_private_search_runs_what_its_secret_says_and_then_the_winner_itself(tmp_path):
+def test_a_private_search_runs_the_draws_of_its_secret_and_confirms_the_winner(tmp_path):
     of = study(methods=[GD], data=[{"source": DATA, "label": "toy"}], search={"strategies": ["private"], "trials": 6})
     ran = drive(tmp_path, of, near(1.0))
     searched = ran.of("DP-FedGD", "private", strategy="private")
@@ -164,42 +164,42 @@ def test_a_private_search_runs_what_its_secret_says_and_then_the_winner_itself(t
     assert (searched[0].problem.evaluate_on, confirmed.problem.evaluate_on) == ("validation", "test")
 
 
-def test_the_lead_is_kept_as_trials_end():
-    """A configuration counts once all its seeds have ended, and only if none was lost; a contest begins anew, however
-    low its first results are."""
-    lead = RunningBest(ACCURACY, ["contest"])
-    lead.add("coarse", 0, 2, ("done", 60.0, 1.0))
-    assert lead.score is None
-    lead.add("coarse", 1, 2, ("done", 90.0, 1.0))
-    lead.add("coarse", 1, 2, ("diverged", None, None))
-    assert lead.score is None
-    lead.add("coarse", 0, 2, ("done", 62.0, 1.0))
-    assert lead.score == 61.0
-    lead.add("fine", 0, 1, ("done", 50.0, 1.0))
-    assert lead.score == 61.0
-    lead.add("contest", 0, 1, ("done", 40.0, 1.0))
-    assert lead.score == 40.0
-    lead.add("confirm", 0, 1, ("done", 99.0, 1.0))
-    assert lead.score == 40.0
-    assert not lead._partial
+def test_the_running_best_is_updated_as_trials_end():
+    """A configuration counts once all its seeds have ended and none diverged. A contest restarts the ranking, even if
+    its first results are lower."""
+    running_best = RunningBest(ACCURACY, ["contest"])
+    running_best.add("coarse", 0, 2, ("done", 60.0, 1.0))
+    assert running_best.score is None
+    running_best.add("coarse", 1, 2, ("done", 90.0, 1.0))
+    running_best.add("coarse", 1, 2, ("diverged", None, None))
+    assert running_best.score is None
+    running_best.add("coarse", 0, 2, ("done", 62.0, 1.0))
+    assert running_best.score == 61.0
+    running_best.add("fine", 0, 1, ("done", 50.0, 1.0))
+    assert running_best.score == 61.0
+    running_best.add("contest", 0, 1, ("done", 40.0, 1.0))
+    assert running_best.score == 40.0
+    running_best.add("confirm", 0, 1, ("done", 99.0, 1.0))
+    assert running_best.score == 40.0
+    assert not running_best._partial
 
 
 @pytest.mark.parametrize("contest", [[], [3, 4]])
-def test_the_lead_of_a_sweep_is_the_best_mean(tmp_path, contest):
-    """Heard one by one, or found in a ledger: it comes to the same."""
+def test_the_running_best_of_a_sweep_is_the_best_mean(tmp_path, contest):
+    """The result is the same for live results and for results read from a ledger."""
     of = study(seeds={"search": [1, 2], "contest": contest})
     stages = ("contest",) if contest else ("coarse", "fine")
     for _ in range(2):
         with Ledger.write(tmp_path) as ledger:
             sweep = Sweep(Blueprint.draw(of), ledger)
             while not sweep.finished:
-                some = list(sweep.waiting.values())[:5]
-                rows = [row(trial, near(0.3)(trial)) for trial in some]
+                batch = list(sweep.waiting.values())[:5]
+                rows = [row(trial, near(0.3)(trial)) for trial in batch]
                 ledger.add(rows)
                 sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
         for search in sweep.searches:
-            met = search.history.candidates(*stages)
-            assert search.best.score == max(mean(contender.scores(sweep.outcomes)) for contender in met)
+            candidates = search.history.candidates(*stages)
+            assert search.best.score == max(mean(candidate.scores(sweep.outcomes)) for candidate in candidates)
 
 
 SEEDS = {"search": [1], "contest": [2]}
@@ -207,8 +207,8 @@ SEEDS = {"search": [1], "contest": [2]}
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_which_failures_are_final(warm):
-    """Those on which a later stage was built, whichever it is; with warm starts a contest is built on the searches of
-    all cells of its way, and of no other way."""
+    """A failure is final if a later stage depends on it. With warm starts a contest depends on the searches of all
+    cells of the same variant, and of no other variant."""
     stages = {
         ("a", "grid", "coarse"): ["a coarse", "shared"],
         ("a", "grid", "contest"): ["a contest"],
@@ -221,57 +221,59 @@ def test_which_failures_are_final(warm):
     failed = {key: ("failed", None, None) for keys in stages.values() for key in keys}
     variants = study(search={"strategies": ["grid", "optuna"], "select": ["contest", "single"]}, seeds=SEEDS).variants
     outcomes = {**failed, "done": ("done", 50.0, 1.0)}
-    kept = without_retryable_failures(outcomes, stages, variants, warm_start=warm)
-    of_others = {"b fine"} if warm else set()
-    assert set(kept) == {"done", "a coarse", "shared", "b coarse", "e drawn", *of_others}
+    final = without_retryable_failures(outcomes, stages, variants, warm_start=warm)
+    of_other_cells = {"b fine"} if warm else set()
+    assert set(final) == {"done", "a coarse", "shared", "b coarse", "e drawn", *of_other_cells}
 
 
-# ---- at the margins of the rules
+# ---- edge cases of the rules
 
 
-def test_twice_the_noise_is_no_difference_yet():
-    """50% of 100 rows is good to 5: ten apart are just twice that."""
-    (ours, other), outcomes = judged((50.0,), (40.0,))
+def test_a_difference_of_exactly_two_standard_errors_is_not_clear():
+    """50% of 100 rows has a standard error of 5, and the difference is 10."""
+    (ours, other), outcomes = scored((50.0,), (40.0,))
     assert not clearly_differ(ours, other, outcomes, 100)
-    (ours, same), outcomes = judged((1.5,), (1.5,))
-    assert not clearly_differ(ours, same, outcomes, 100, SQUARED_ERROR), "where no noise is known, equals are equal"
+    (ours, same), outcomes = scored((1.5,), (1.5,))
+    assert not clearly_differ(ours, same, outcomes, 100, SQUARED_ERROR), (
+        "without a standard error, equal scores do not differ"
+    )
 
 
-def test_one_that_was_lost_on_a_seed_is_another_however_it_did_on_the_rest():
-    (ours, lost), outcomes = judged((50.0, 60.0), (50.0, None))
-    assert clearly_differ(ours, lost, outcomes, 100)
-    assert choose([ours, lost], outcomes, 100).within_standard_error == 1
-    assert win_contest([ours, lost], outcomes).within_standard_error == 1
+def test_a_candidate_that_diverged_on_one_seed_always_differs():
+    (ours, diverged), outcomes = scored((50.0, 60.0), (50.0, None))
+    assert clearly_differ(ours, diverged, outcomes, 100)
+    assert choose([ours, diverged], outcomes, 100).within_standard_error == 1
+    assert win_contest([ours, diverged], outcomes).within_standard_error == 1
 
 
-def test_only_what_ran_to_its_end_has_a_score():
+def test_only_finished_trials_have_a_score():
     assert mean_score([("done", 50.0, 1.0), ("diverged", 10.0, 1.0)]) == 50.0
-    assert paired_difference([1.0, 2.0], [1.0]) == (0.0, 0.0), "seeds that one of them does not have yet"
+    assert paired_difference([1.0, 2.0], [1.0]) == (0.0, 0.0), "missing seeds are ignored"
 
 
-def test_what_is_to_come_by_way_and_seed():
+def test_trials_to_come_by_strategy_and_seed():
     """GD has 3 coarse and 4 fine configurations, one of them in both."""
     seeds = {"search": [1, 2], "contest": [11, 12, 13], "confirm": [21]}
 
-    def to_come(strategy, **search):
+    def to_come(variant_index, **search):
         of = study(methods=[GD], seeds=seeds, search={"select": ["contest", "single"], "finalists": 100, **search})
-        variant = of.variants[strategy]
+        variant = of.variants[variant_index]
         return trials_to_come(variant, of.search_task(of.methods[0], 8, variant, 10), 100, {}, of.variants)
 
     assert to_come(0) == {"coarse": 6, "fine": 6, "contest": 21, "confirm": 1}
-    assert to_come(1) == {"coarse": 3, "confirm": 1}, "its fine trials are the other's"
-    assert to_come(1, refine="zoom")["fine"] > 0, "around another winner, perhaps"
+    assert to_come(1) == {"coarse": 3, "confirm": 1}, "it shares the fine trials of the contest variant"
+    assert to_come(1, refine="zoom")["fine"] > 0, "it may zoom around another winner"
 
 
-def test_grids_of_other_rounds_share_nothing():
+def test_grids_with_different_rounds_share_no_trials():
     of = study(methods=[GD], rounds={"coarse": 3, "fine": 4, "confirm": 6})
     (variant,) = of.variants
     task = of.search_task(of.methods[0], 8, variant, 10)
 
-    def yet_to_open(opened):
+    def to_come(opened):
         return trials_to_come(variant, task, 8, opened, of.variants)
 
-    assert yet_to_open({})["fine"] == 4
+    assert to_come({})["fine"] == 4
 
 
 @pytest.mark.parametrize(
@@ -283,27 +285,27 @@ def test_grids_of_other_rounds_share_nothing():
         ({"strategies": ["optuna"]}, False),
     ],
 )
-def test_only_a_grid_that_zooms_may_grow(search, grows):
+def test_only_a_zooming_grid_may_add_stages(search, grows):
     assert study(search=search).may_add_stages is grows
 
 
-def test_beside_a_winner_are_those_below_and_above(tmp_path):
+def test_the_neighbours_of_a_winner_are_those_below_and_above(tmp_path):
     of = study(methods=[GD])
     (cell,), (variant,) = Blueprint.draw(of).cells, of.variants
     search = CellSearch(cell, variant, {}, 100)
     search.open(*search.next_stage())
     history = search.history
 
-    def beside(candidate):
+    def neighbours(candidate):
         return _neighbours(search.task, history, candidate, "learning_rate", [high, low, middle])
 
     low, middle, high = sorted(history.candidates("coarse"), key=lambda c: history.configuration(c)["learning_rate"])
-    assert beside(middle) == [low, high]
-    assert beside(low) == [middle]
+    assert neighbours(middle) == [low, high]
+    assert neighbours(low) == [middle]
 
 
 def test_draws_follow_the_scale_of_an_axis():
-    """Half of them lie below the middle of the scale: ten of 1 to 100, and 1 - 0.1 of 1 - 0.01 to 1 - 1."""
+    """About half of the draws lie on each side of the scale's middle: 10 for 1 to 100, and 0.9 for 0 to 0.99."""
     space = load("dp-fedavg").with_overrides(
         fixed={}, coarse={"local_steps": [1, 100]}, fine={"local_steps": [1, 100]}, scale={"local_steps": "log"}
     )
@@ -315,6 +317,6 @@ def test_draws_follow_the_scale_of_an_axis():
     assert 60 < sum(c["beta"] >= 0.9 for c in sample(space, 200, 0)) < 140
 
 
-def test_a_private_winner_has_no_spread_and_has_lost_nothing():
-    found = noisy_best({"a": 5}, {"a": ("done", 50.0, 1.0)}, 1.0)
-    assert (found.spread, found.failed) == (0.0, 0)
+def test_a_private_winner_has_no_spread_and_no_failures():
+    winner = noisy_best({"a": 5}, {"a": ("done", 50.0, 1.0)}, 1.0)
+    assert (winner.spread, winner.failed) == (0.0, 0)
