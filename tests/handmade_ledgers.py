@@ -1,4 +1,4 @@
-"""Ledgers filled by hand, so that every number in a table can be worked out from the test."""
+"""Ledgers with results set by the test, so that every number in a table can be derived from the test."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,21 +47,20 @@ def setting_id(of: Study, name: str) -> SettingId:
 
 
 def cell_id(of: Study, method: str, epsilon: float, setting: str = SETTING) -> CellId:
-    """By the method's name in tables."""
-    (found,) = (each.id for each in of.methods if each.shown == method)
-    return CellId(*setting_id(of, setting), found, epsilon)
+    """The id of a cell, given the method's name in tables."""
+    (method_id,) = (each.id for each in of.methods if each.shown == method)
+    return CellId(*setting_id(of, setting), method_id, epsilon)
 
 
 class Writer:
-    """Fills a ledger the way a sweep does, with results that the test makes up."""
+    """Fills a ledger as a sweep does, with results that the test sets."""
 
     def __init__(
         self, ledger: Ledger, of: Study, setting: str = SETTING, facts: bool = True, protected: int = 10
     ) -> None:
         self.ledger, self.study, self.setting = ledger, of, setting
         if facts:
-            known = SettingFacts(VALIDATION_ROWS, TEST_ROWS, protected)
-            ledger.add_settings({setting_id(of, setting): known})
+            ledger.add_settings({setting_id(of, setting): SettingFacts(VALIDATION_ROWS, TEST_ROWS, protected)})
 
     def trial(self, method: str, epsilon: float, hypers: dict, seed: int, confirm: bool, partition_text: str = "iid"):
         return TrialSpec(
@@ -82,25 +81,25 @@ class Writer:
         return cell_id(self.study, label or methods.get(method).title, epsilon, self.setting)
 
     def search(self, method, epsilon, stages, strategy="grid", label=""):
-        """stages: name -> [(hyperparameters, validation accuracy, or how it ended, or None: not ended yet)]."""
+        """stages: name -> [(hyperparameters, validation accuracy or state or None if not ended yet)]."""
         for stage, members in stages.items():
             keys = []
-            for hypers, came_to in members:
+            for hypers, outcome in members:
                 trial = self.trial(method, epsilon, hypers, 42, confirm=False)
                 keys.append(trial.key)
-                if isinstance(came_to, str):
-                    self.ledger.add([row(trial, {}, state=came_to)])
-                elif came_to is not None:
-                    self.ledger.add([row(trial, {LAST: came_to})])
+                if isinstance(outcome, str):
+                    self.ledger.add([row(trial, {}, state=outcome)])
+                elif outcome is not None:
+                    self.ledger.add([row(trial, {LAST: outcome})])
             self.ledger.add_stage(self.cell(method, epsilon, label), strategy, stage, keys)
 
     def confirm(self, method, epsilon, hypers, curves, strategy="grid", label="", correct=None, **fields):
-        """curves: seed -> {round: test accuracy}, or (state, rounds, curve), or None: not ended yet."""
+        """curves: seed -> {round: test accuracy}, or (state, rounds, curve), or None if not ended yet."""
         keys = []
-        for seed, came_to in curves.items():
+        for seed, outcome in curves.items():
             trial = self.trial(method, epsilon, hypers, seed, confirm=True)
             keys.append(trial.key)
-            state, rounds, curve = came_to if isinstance(came_to, tuple) else ("done", LAST, came_to)
+            state, rounds, curve = outcome if isinstance(outcome, tuple) else ("done", LAST, outcome)
             if curve is not None:
                 bits = (correct or {}).get(seed, b"")
                 self.ledger.add([row(trial, curve, state=state, rounds=rounds, correct=bits, **fields)])
@@ -143,10 +142,10 @@ def build(folder: Path) -> list[Path]:
 
 
 def lines(folder: Path, name: str) -> list[list[str]]:
-    """The rows of a Markdown table, stripped; headings of groups have empty cells."""
+    """The rows of a Markdown table, stripped; group headings have empty cells."""
     text = (folder / "tables" / f"{name}.md").read_text(encoding="utf-8")
-    found = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line] for line in found if not set(line[0]) <= set("-: ")]
+    rows = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line] for line in rows if not set(line[0]) <= set("-: ")]
 
 
 def caption(folder: Path, name: str) -> str:
@@ -167,7 +166,7 @@ LOW, HIGH = {42: {10: 20.0, 20: 40.0}, 7: {10: 24.0, 20: 43.0}}, {42: {10: 39.0,
 
 
 def write_finished(folder: Path, of: Study | None = None, **options) -> None:
-    """DP-FedGD comes to 41.5 at either budget, DP-FedAdam to 50.5."""
+    """DP-FedGD reaches 41.5 at either budget, DP-FedAdam 50.5."""
     with writing(folder, of or study(), **options) as writer:
         for epsilon in writer.study.epsilons:
             for method, curves in (("dp-fedgd", LOW), ("dp-fedadam", HIGH)):

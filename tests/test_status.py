@@ -1,4 +1,4 @@
-"""Status: elapsed time, rate, what is left and who leads, from ledgers whose clock the test turns."""
+"""Status: elapsed time, rate, remaining time and the best cells, from ledgers with a clock that the test sets."""
 
 import pytest
 from handmade_ledgers import LAST, Writer, study, writing
@@ -12,7 +12,7 @@ FEDGD = [({"learning_rate": rate}, score) for rate, score in ((0.01, 40.0), (0.1
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is turned."""
+    """A clock that only the test advances."""
 
     class Clock:
         now = 1000.0
@@ -20,10 +20,10 @@ def clock(monkeypatch):
         def time(self):
             return self.now
 
-    turned = Clock()
-    monkeypatch.setattr(ledgers, "time", turned)
-    monkeypatch.setattr(status, "time", turned)
-    return turned
+    fake = Clock()
+    monkeypatch.setattr(ledgers, "time", fake)
+    monkeypatch.setattr(status, "time", fake)
+    return fake
 
 
 def one_budget(**changes):
@@ -35,17 +35,17 @@ def read(folder, running=None):
         return status.of(ledger, "here", running)
 
 
-def test_time_rate_and_what_is_left(tmp_path, clock):
-    """Three trials of 20 rounds, one every 4 s after the first; then an hour of nothing and a second driver."""
+def test_elapsed_time_rate_and_remaining_time(tmp_path, clock):
+    """Three trials of 20 rounds; over an hour passes between the first driver and the second."""
     with writing(tmp_path, one_budget()) as writer:
         writer.ledger.begin_session()
         clock.now = 1010.0
         writer.search("dp-fedgd", 8, {"coarse": FEDGD[:1]})
         clock.now = 1014.0
-    found = read(tmp_path)["time"]
-    assert found["elapsed_s"] == 10.0, "a driver that is gone worked until its last batch"
-    assert found["trial_rounds_per_second"] == LAST / 10, "a single batch counts from the start"
-    assert read(tmp_path, "someone")["time"]["elapsed_s"] == 14.0, "one that runs works now"
+    timing = read(tmp_path)["time"]
+    assert timing["elapsed_s"] == 10.0, "a driver that has exited counts until its last batch"
+    assert timing["trial_rounds_per_second"] == LAST / 10, "the rate of a single batch is measured from the start"
+    assert read(tmp_path, "a driver")["time"]["elapsed_s"] == 14.0, "a running driver counts until now"
 
     clock.now = 5000.0
     with Ledger.write(tmp_path) as ledger:
@@ -54,43 +54,43 @@ def test_time_rate_and_what_is_left(tmp_path, clock):
         for seconds, member in zip((5010.0, 5014.0), FEDGD[1:], strict=True):
             clock.now = seconds
             writer.search("dp-fedgd", 8, {"fine": [member]})
-    found = read(tmp_path)
-    assert found["time"]["elapsed_s"] == 10.0 + 14.0
-    assert found["time"]["trial_rounds_per_second"] == LAST / 4, "the first batch of several is not counted"
-    assert found["confirm"] == {"done": 0, "total": 2}, "known before its stage is open"
-    assert found["trials_expected"] == sum(found["cells"][0]["expected"].values())
-    left = found["trials_expected"] - 1 - 1  # one of coarse and, as the stages table has it, one of fine
-    assert found["time"]["left_s"] == pytest.approx(left * LAST / (LAST / 4))
-    text = status.as_text(found)
+    summary = read(tmp_path)
+    assert summary["time"]["elapsed_s"] == 10.0 + 14.0
+    assert summary["time"]["trial_rounds_per_second"] == LAST / 4, "with several batches the rate excludes the first"
+    assert summary["confirm"] == {"done": 0, "total": 2}, "the total is known before the stage opens"
+    assert summary["trials_expected"] == sum(summary["cells"][0]["expected"].values())
+    remaining = summary["trials_expected"] - 1 - 1  # the stages table has one coarse and one fine trial
+    assert summary["time"]["left_s"] == pytest.approx(remaining * LAST / (LAST / 4))
+    text = status.as_text(summary)
     assert "time: 24 s, 5 trial-rounds/s, about" in text
     assert "of confirm 0 of 2" in text
     assert "once resumed" in text
 
 
-def test_the_leader_of_every_budget(tmp_path):
+def test_the_best_method_of_every_budget(tmp_path):
     with writing(tmp_path, study()) as writer:
-        for epsilon, best in ((1, 60.0), (8, 70.0)):
+        for epsilon, score in ((1, 60.0), (8, 70.0)):
             writer.search("dp-fedgd", epsilon, {"coarse": [({"learning_rate": 0.1}, 55.0)]})
-            writer.search("dp-fedadam", epsilon, {"coarse": [({"learning_rate": 0.1}, best - 20 * (epsilon == 8))]})
-    found = status.best_texts(read(tmp_path))
-    assert found[0].startswith("toy / iid, eps 1: DP-FedAdam, validation 60.00% (learning_rate=0.1")
-    assert found[1] == "toy / iid, eps 8: DP-FedGD, validation 55.00% (learning_rate=0.1)"
+            writer.search("dp-fedadam", epsilon, {"coarse": [({"learning_rate": 0.1}, score - 20 * (epsilon == 8))]})
+    best = status.best_texts(read(tmp_path))
+    assert best[0].startswith("toy / iid, eps 1: DP-FedAdam, validation 60.00% (learning_rate=0.1")
+    assert best[1] == "toy / iid, eps 8: DP-FedGD, validation 55.00% (learning_rate=0.1)"
 
 
-def test_a_finished_study_has_nothing_left(tmp_path):
+def test_a_finished_study_has_no_remaining_time(tmp_path):
     with writing(tmp_path, one_budget()) as writer:
         writer.ledger.begin_session()
         writer.search("dp-fedgd", 8, {"coarse": FEDGD, "fine": FEDGD[:1]})
         writer.confirm("dp-fedgd", 8, FEDGD[1][0], {42: {20: 61.0}, 7: {20: 62.0}})
-    found = read(tmp_path)
-    assert found["finished"]
-    assert found["time"]["left_s"] == 0.0
-    assert found["trials_expected"] == len(FEDGD) + 2, "each trial once: the fine one is a coarse one, too"
-    assert found["confirm"] == {"done": 2, "total": 2}
-    assert "best in the search: toy / iid, eps 8" in status.as_text(found)
+    summary = read(tmp_path)
+    assert summary["finished"]
+    assert summary["time"]["left_s"] == 0.0
+    assert summary["trials_expected"] == len(FEDGD) + 2, "each trial counts once: the fine trial is also a coarse one"
+    assert summary["confirm"] == {"done": 2, "total": 2}
+    assert "best in the search: toy / iid, eps 8" in status.as_text(summary)
 
 
-def test_handing_in_what_is_there_already_leaves_no_trace(tmp_path):
+def test_adding_existing_rows_leaves_sessions_unchanged(tmp_path):
     with writing(tmp_path, one_budget()) as writer:
         writer.ledger.begin_session()
         writer.search("dp-fedgd", 8, {"coarse": FEDGD})
