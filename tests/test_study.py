@@ -1,4 +1,4 @@
-"""Study files: what they mean, what is wrong with them (file and line), and how a result folder's study may grow."""
+"""Study files: their meaning, errors with file and line, and how the study of a results folder can be extended."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def read(text: str, file: str = "tiny.yaml") -> Study:
 
 
 def with_data(folder: Path, source: str, text: str = TEXT) -> Study:
-    """The study as if its file lay in `folder`, with other data."""
+    """The study as if its file were in `folder`, with other data."""
     return parse(text.replace("synthetic-frozen:400,100,6,3", source), "tiny.yaml", folder)
 
 
@@ -59,7 +59,7 @@ def feature_file(path: Path, rows: int = 60) -> Path:
     return path
 
 
-# ---- what a study means
+# ---- valid studies
 
 
 def test_packaged_studies_load():
@@ -70,23 +70,23 @@ def test_packaged_studies_load():
         assert yaml.safe_load(text)["name"] == name
 
 
-def test_quickstart_is_the_study_that_the_readme_promises():
+def test_quickstart_matches_the_documentation():
     study, _ = load("quickstart")
-    strategies = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD, centred, size-weighted", "DP-FedSOFIM, centred, size-weighted"]
-    assert [method.shown for method in study.methods] == strategies
+    methods = ["DP-FedGD", "DP-FedSOFIM", "DP-FedGD, centred, size-weighted", "DP-FedSOFIM, centred, size-weighted"]
+    assert [method.shown for method in study.methods] == methods
     assert study.epsilons == [1, 10]
     assert [data.label for data in study.data] == ["synthetic-frozen"]
     assert study.search.select == ["contest"]
-    assert study.seeds == SeedSettings(), "smaller in rows and grids, never in seeds"
+    assert study.seeds == SeedSettings(), "quickstart reduces rows and grids, not seeds"
     for page in ("README.md", "docs/first-study.md"):
         rows = re.findall(r"^\| (DP-\S.*?) *\|(.*)\|(.*)\|$", (REPOSITORY / page).read_text(), re.M)
-        assert [name for name, _, _ in rows] == strategies, page
+        assert [name for name, _, _ in rows] == methods, page
         for name, *cells in rows:
-            less, more = (float(cell.strip(" *").split(" ± ")[0]) for cell in cells)
-            assert less < more, f"{page}: {name} does worse with more privacy budget"
+            small_budget, large_budget = (float(cell.strip(" *").split(" ± ")[0]) for cell in cells)
+            assert small_budget < large_budget, f"{page}: {name} is less accurate with a larger privacy budget"
 
 
-def test_the_paper_s_study_is_the_paper_s_search():
+def test_the_paper_s_study_has_the_paper_s_search_space():
     """9 methods, 4 budgets, about 7,600 trials: 4 x (1063 coarse + 850 fine) = 7652."""
     study, _ = load("paper-cifar10-resnet20")
     names = "fedgd fedavg fedfc scaffold fedadam fedyogi ftrl adafedprox fedsofim"
@@ -97,7 +97,7 @@ def test_the_paper_s_study_is_the_paper_s_search():
     assert (coarse, fine) == (1063, 850)
 
 
-def test_defaults_are_those_of_the_paper():
+def test_defaults_match_the_paper():
     study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
     assert len(study.methods) == len(METHODS)
     assert (study.rounds.coarse, study.rounds.fine, study.rounds.confirm) == (50, 50, 70)
@@ -108,8 +108,8 @@ def test_defaults_are_those_of_the_paper():
     assert study.resources.lanes_per_pack == "auto"
 
 
-def test_a_winner_is_chosen_on_other_seeds_than_those_that_confirm_it():
-    """By default; the studies that reproduce papers say that they do as those do."""
+def test_search_contest_and_confirm_seeds_are_disjoint():
+    """This is the default. Studies that reproduce papers set the papers' own selection."""
     study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
     seeds = [*study.seeds.search, *study.seeds.contest, *study.seeds.confirm]
     assert (len(study.seeds.search), len(study.seeds.contest), len(study.seeds.confirm)) == (3, 5, 5)
@@ -121,11 +121,11 @@ def test_a_winner_is_chosen_on_other_seeds_than_those_that_confirm_it():
             assert (paper.search.select, paper.search.refine, len(paper.seeds.search)) == (["single"], "table", 1)
 
 
-def test_one_search_seed_may_stand_without_brackets():
+def test_a_single_search_seed_needs_no_brackets():
     assert read(TEXT.replace("seeds:", "seeds:\n  search: 5")).seeds.search == [5]
 
 
-def test_a_method_may_be_a_name_or_a_name_with_changes():
+def test_a_method_is_a_name_or_a_name_with_changes():
     study = read(TEXT)
     assert [method.shown for method in study.methods] == ["DP-FedGD", "DP-FedSOFIM"]
     assert study.methods[1].fixed == {"beta": 0.9}
@@ -133,25 +133,25 @@ def test_a_method_may_be_a_name_or_a_name_with_changes():
     assert read(TEXT.replace("- dp-fedgd", "- dp-fedgd:")).methods == study.methods
 
 
-def test_two_variants_of_a_method_are_told_apart_by_a_label():
+def test_a_label_distinguishes_two_variants_of_a_method():
     study = read(TEXT.replace("  - dp-fedgd\n", "  - dp-fedsofim: {label: published, fixed: {direction: gradient}}\n"))
     assert [method.shown for method in study.methods] == ["published", "DP-FedSOFIM"]
 
 
-def test_who_is_compared_to():
-    assert read(TEXT).reference.name == "dp-fedsofim", "the last one, unless the study says otherwise"
+def test_the_reference_of_comparisons():
+    assert read(TEXT).reference.name == "dp-fedsofim", "the last method is the default"
     assert read(TEXT + "compare_to: dp-fedgd\n").reference.name == "dp-fedgd"
     assert read(TEXT + "compare_to: DP-FedGD\n").reference.name == "dp-fedgd"
 
 
-def test_the_non_private_arm_survives_the_ledger():
+def test_an_infinite_epsilon_survives_serialization():
     study = read(TEXT.replace("- 8", "- .inf"))
-    again = Study.model_validate_json(study.model_dump_json())
-    assert again == study
-    assert again.epsilons[1] == math.inf
+    restored = Study.model_validate_json(study.model_dump_json())
+    assert restored == study
+    assert restored.epsilons[1] == math.inf
 
 
-# ---- what is wrong with it
+# ---- invalid studies
 
 
 def changed(old: str, new: str) -> str:
@@ -159,9 +159,9 @@ def changed(old: str, new: str) -> str:
     return TEXT.replace(old, new)
 
 
-WRONG = {
+INVALID = {
     "unknown key": (TEXT + "epsilon: 3\n", 15, "epsilon", "no such setting; did you mean epsilons?"),
-    "unknown key, deeper": (
+    "unknown key of a section": (
         TEXT + "rounds:\n  coarse: 5\n  middle: 5\n",
         17,
         "rounds.middle",
@@ -174,49 +174,49 @@ WRONG = {
         "methods.0",
         "'dp-nope' is unknown; --import MODULE loads a plug-in's, else choose one of: dp-ada",
     ),
-    "method of a wrong kind": (
+    "method of a wrong type": (
         changed("- dp-fedgd", "- 5"),
         6,
         "methods.0",
         "it should be the name of a method, or one name with its changes (found 5)",
     ),
-    "two methods in one": (
+    "two methods in one entry": (
         changed("- dp-fedgd", "- {dp-fedgd: {}, dp-fedavg: {}}"),
         6,
         "methods.0",
         "or one name with its changes",
     ),
-    "data of a wrong kind": (
+    "data of a wrong type": (
         changed('["synthetic-frozen', '[5, "synthetic-frozen'),
         2,
         "data.0",
         "it should be a feature file or a generated set, or a mapping with its source (found 5)",
     ),
-    "changes of a wrong kind": (changed("- dp-fedgd", "- dp-fedgd: 5"), 6, "methods.0", "5"),
+    "changes of a wrong type": (changed("- dp-fedgd", "- dp-fedgd: 5"), 6, "methods.0", "5"),
     "unknown hyperparameter": (changed("beta", "gamma"), 7, "methods.1", "has no hyperparameter 'gamma'"),
     "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
-    "hyperparameter of a wrong kind": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "should be a number"),
-    "axis that is no list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
+    "hyperparameter of a wrong type": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "should be a number"),
+    "axis that is not a list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
     "method named twice": (
         changed("- dp-fedgd", "- dp-fedsofim"),
         7,
         "methods.1",
         "DP-FedSOFIM is named twice",
     ),
-    "epsilon is no number": (changed("- 8", "- much"), 12, "epsilons.1", "(found 'much')"),
+    "epsilon is not a number": (changed("- 8", "- much"), 12, "epsilons.1", "(found 'much')"),
     "epsilon 0": (changed("- 8", "- 0"), 10, "epsilons", "epsilon 0 is not above 0"),
     "epsilon nan": (changed("- 8", "- .nan"), 10, "epsilons", "epsilon nan is not above 0"),
     "epsilon twice": (changed("- 8", "- 1.0"), 10, "epsilons", "named twice"),
     "no epsilons": (changed("epsilons:\n  - 1\n  - 8\n", ""), 1, "epsilons", "it is missing"),
-    "a key that must be there, misspelt": (changed("epsilons:", "epsilon:"), 10, "epsilon: ", "did you mean epsilons?"),
-    "the same, cut short": (changed("epsilons:", "eps:"), 10, "eps: ", "did you mean epsilons?"),
-    "the same, deeper": (
+    "required key, misspelt": (changed("epsilons:", "epsilon:"), 10, "epsilon: ", "did you mean epsilons?"),
+    "required key, abbreviated": (changed("epsilons:", "eps:"), 10, "eps: ", "did you mean epsilons?"),
+    "required key of a section, misspelt": (
         changed('["synth', '[{sorce: "synth').replace('6,3"]', '6,3"}]'),
         2,
         "data.0.sorce",
         "data.source?",
     ),
-    "clients is no number": (
+    "clients is not a number": (
         changed("clients: 4", "clients: four"),
         4,
         "clients",
@@ -239,7 +239,12 @@ WRONG = {
         "strategy 'luck' is unknown",
     ),
     "lanes": (TEXT + "resources:\n  lanes_per_pack: 0\n", 16, "resources.lanes_per_pack", "0 is less than 1"),
-    "lanes in words": (TEXT + "resources:\n  lanes_per_pack: many\n", 16, "resources.lanes_per_pack", "found 'many'"),
+    "lanes is not a number": (
+        TEXT + "resources:\n  lanes_per_pack: many\n",
+        16,
+        "resources.lanes_per_pack",
+        "found 'many'",
+    ),
     "rounds": (TEXT + "rounds: 50\n", 15, "rounds", "(found 50)"),
     "comparison": (TEXT + "compare_to: dp-ftrl\n", 15, "compare_to", "'dp-ftrl' is none of the methods: DP-FedGD"),
     "partition": (changed("[iid]", "\n  - iid\n  - idd"), 5, "partitions.1", "'idd' is unknown"),
@@ -249,14 +254,14 @@ WRONG = {
     "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
     "YAML: alias": (changed("- 8", "- *eight"), 12, "", "undefined alias 'eight'"),
     "YAML: code": (changed("- 8", "- !!python/object/apply:os.getcwd []"), 12, "", "not valid YAML"),
-    "YAML: an alias of itself": (changed("- 8", "- &own [*own]"), 12, "", "an alias stands for what it is part of"),
+    "YAML: recursive alias": (changed("- 8", "- &own [*own]"), 12, "", "an alias stands for what it is part of"),
     "YAML: two documents": (TEXT + "---\nname: more\n", 15, "", "another document"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_files_are_refused_with_file_and_line(name):
-    text, line, key, sentence = WRONG[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_studies_are_refused_with_file_and_line(name):
+    text, line, key, sentence = INVALID[name]
     with pytest.raises(UserError) as caught:
         read(text)
     message = str(caught.value)
@@ -265,15 +270,15 @@ def test_wrong_files_are_refused_with_file_and_line(name):
     assert "\n" not in message
 
 
-FOUND_LATER = {
-    "data that are not there": (
+INVALID_WITH_DATA = {
+    "missing data": (
         changed('["synthetic-frozen:400,100,6,3"]', "\n  - gone.npz"),
         3,
         "data 'gone.npz' was found neither",
     ),
     "more clients than rows": (changed("clients: 4", "clients: 500").replace("iid", "\n  iid"), 4, "clients = 500"),
-    "more classes than there are": (changed("[iid]", "\n  - iid\n  - classes:9"), 5, "the data has only 3 classes"),
-    "clients that the data do not name": (changed("[iid]", "[explicit]"), 3, "has no client_train column"),
+    "more classes than the data has": (changed("[iid]", "\n  - iid\n  - classes:9"), 5, "the data has only 3 classes"),
+    "data without client names": (changed("[iid]", "[explicit]"), 3, "has no client_train column"),
     "head": (TEXT + "model: logistic\n", 15, "model = 'logistic' is for two classes"),
     "validation": (TEXT + "validation:\n  fraction: 1.0e-9\n", 16, "leaves no validation row"),
     "objective": (TEXT + "objective: squared_error\n", 15, "has no truth"),
@@ -281,10 +286,10 @@ FOUND_LATER = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND_LATER)
+@pytest.mark.parametrize("name", INVALID_WITH_DATA)
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_what_is_found_once_data_are_there_has_file_and_line_too(name, command, tmp_path, fedsweep):
-    text, line, sentence = FOUND_LATER[name]
+def test_errors_found_with_the_data_have_file_and_line(name, command, tmp_path, fedsweep):
+    text, line, sentence = INVALID_WITH_DATA[name]
     (tmp_path / "tiny.yaml").write_text(text)
     results = ["--results", tmp_path / "results"] if command == "run" else []
     code, out, err = fedsweep(command, tmp_path / "tiny.yaml", *results)
@@ -295,7 +300,7 @@ def test_what_is_found_once_data_are_there_has_file_and_line_too(name, command, 
     assert not (tmp_path / "results").exists()
 
 
-def test_what_has_no_effect_is_said(tmp_path, fedsweep):
+def test_settings_without_effect_are_reported(tmp_path, fedsweep):
     fine = "- dp-fedgd: {fine: {learning_rate: [1, 2]}}"
     (tmp_path / "tiny.yaml").write_text(changed("- dp-fedgd", fine) + "evaluate_every: 60\n")
     code, out, _ = fedsweep("plan", tmp_path / "tiny.yaml")
@@ -308,13 +313,13 @@ def test_what_has_no_effect_is_said(tmp_path, fedsweep):
     assert advice(read(TEXT)) == []
     assert advice(read(changed("- dp-fedgd", fine) + "search: {refine: table}\n")) == []
     assert advice(read(changed("- dp-fedgd", fine) + "search: {strategies: [grid, random]}\n")) == [], (
-        "ranges come of both"
+        "random search draws from the ranges of both grids"
     )
 
 
 @pytest.mark.parametrize("name", ["a[b", "float", "["])
-def test_a_setting_is_called_by_its_name_whatever_that_looks_like(name):
-    """Also where it looks like what the checker calls a part of its own."""
+def test_errors_name_a_setting_exactly(name):
+    """Also if the name resembles a location in the validator's own errors."""
     with pytest.raises(UserError, match=f"{re.escape(name)}: there is no such setting"):
         read(TEXT + f"{json.dumps(name)}: 3\n")
 
@@ -324,70 +329,70 @@ def test_a_setting_is_called_by_its_name_whatever_that_looks_like(name):
     [
         ("", "a study is a mapping of settings, this is NoneType"),
         ("- a\n- b\n", "a study is a mapping of settings, this is list"),
-        ("name: \x00\n", "not valid YAML"),  # the reader of characters, which knows no lines
+        ("name: \x00\n", "not valid YAML"),  # the error of YAML's character reader has no line
         ("name: 2026-13-41\n", "not valid YAML: month must be in 1..12"),
         ("clients: 1" + 5000 * "0" + "\n", "not valid YAML: Exceeds the limit"),
         (5000 * "[", "not valid YAML: it is nested without end"),
     ],
 )
-def test_what_is_no_study_at_all(text, sentence):
+def test_files_that_are_not_studies_are_refused(text, sentence):
     with pytest.raises(UserError, match=rf"^tiny\.yaml: {sentence}") as caught:
         read(text)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("item", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merged mappings"])
-def test_a_few_aliases_cannot_stand_for_billions_of_values(item):
-    """Written out, level 12 has 9^12 values: it is refused by counting, not by trying."""
+def test_aliases_that_expand_to_billions_of_values_are_refused(item):
+    """Level 12 would expand to 9^12 values: they are counted, not expanded."""
     levels = ["a0: &a0 {x: 1}"]
     levels += [f"a{n}: &a{n} " + item.format(", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 13)]
     with pytest.raises(UserError, match=r"^tiny\.yaml: with its aliases written out it holds more than 200000 values$"):
         read("\n".join(levels))
 
 
-def test_aliases_are_welcome():
+def test_aliases_are_supported():
     text = changed("  - dp-fedgd\n", "  - dp-fedgd: &fine {fine: {learning_rate: [1, 2]}}\n  - dp-fedyogi: *fine\n")
     assert [method.fine for method in read(text).methods[:2]] == [{"learning_rate": [1, 2]}] * 2
 
 
-def test_a_grid_that_nobody_can_run_is_refused_by_its_size():
+def test_a_grid_that_is_too_large_is_refused():
     axis = str([round(0.01 + k / 1000, 3) for k in range(990)])
     text = changed("- dp-fedgd", f"- dp-fedadam: {{coarse: {{learning_rate: {axis}, beta1: {axis}, tau: {axis}}}}}")
     with pytest.raises(UserError, match=r"^tiny\.yaml:6: methods\.0: the coarse grid of dp-fedadam has \d{9,} conf"):
         read(text)
 
 
-def test_the_reference_of_comparisons_stays_when_methods_join():
+def test_the_reference_of_comparisons_stays_when_methods_are_added():
     old, more = read(TEXT), read(changed("epsilons:", "  - dp-ftrl\nepsilons:"))
     assert (old.reference.shown, more.reference.shown) == ("DP-FedSOFIM", "DP-FTRL")
-    kept = keep_reference(old, more)
-    assert kept.reference.shown == "DP-FedSOFIM"
-    assert keep_reference(kept, more) == kept, "the same file again changes nothing"
-    said = read(changed("epsilons:", "  - dp-ftrl\ncompare_to: dp-ftrl\nepsilons:"))
-    assert keep_reference(old, said) == said, "a study that says it decides"
+    extended = keep_reference(old, more)
+    assert extended.reference.shown == "DP-FedSOFIM"
+    assert keep_reference(extended, more) == extended, "the same file changes nothing"
+    explicit = read(changed("epsilons:", "  - dp-ftrl\ncompare_to: dp-ftrl\nepsilons:"))
+    assert keep_reference(old, explicit) == explicit, "an explicit compare_to takes precedence"
     assert keep_reference(old, old) == old
 
 
-MEANINGLESS = {
+REFUSED_SETTINGS = {
     "unknown partition": (changed("[iid]", "[idd]"), "idd"),
     "partition twice": (changed("[iid]", '["dirichlet:0.5", "dirichlet:.5"]'), "dirichlet"),
     "key twice": (TEXT + "clients: 5\n", "clients"),
-    "seed that no generator takes": (TEXT.replace("seeds:", f"seeds:\n  search: {2**64}"), "search"),
-    "clip without end": (TEXT + "privacy: {clip: .inf}\n", "clip"),
-    "a ladder of one rung": (TEXT + "search: {halving: {rungs: 1}}\n", "1"),
-    "a rung of which all go on": (TEXT + "search: {halving: {keep: 1}}\n", "1"),
+    "seed out of range": (TEXT.replace("seeds:", f"seeds:\n  search: {2**64}"), "search"),
+    "infinite clip": (TEXT + "privacy: {clip: .inf}\n", "clip"),
+    "halving with one rung": (TEXT + "search: {halving: {rungs: 1}}\n", "1"),
+    "a rung that keeps all": (TEXT + "search: {halving: {keep: 1}}\n", "1"),
 }
 
 
-@pytest.mark.parametrize("name", MEANINGLESS)
-def test_settings_that_cannot_be_meant_are_refused_before_anything_runs(name):
-    text, culprit = MEANINGLESS[name]
-    with pytest.raises(UserError, match=re.escape(culprit)):
+@pytest.mark.parametrize("name", REFUSED_SETTINGS)
+def test_meaningless_settings_are_refused_before_anything_runs(name):
+    text, name_or_value = REFUSED_SETTINGS[name]
+    with pytest.raises(UserError, match=re.escape(name_or_value)):
         Blueprint.draw(read(text))
 
 
-def test_two_data_sets_of_one_name_are_refused(tmp_path):
-    """Their cells would have the same names, and the second one's trials would be lost."""
+def test_two_data_sets_with_one_name_are_refused(tmp_path):
+    """Their cells would have the same names, and the trials of the second would be lost."""
     feature_file(tmp_path / "one" / "features.npz", rows=60)
     feature_file(tmp_path / "two" / "features.npz", rows=80)
     with pytest.raises(UserError, match="two data sets are called 'features'; give one of them a label"):
@@ -397,13 +402,13 @@ def test_two_data_sets_of_one_name_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../evil", "/etc/x", "a/b", "..", ".hidden", "", "a\\b", "x" * 65, "a b", "a\n", "-x"]
 )
-def test_names_cannot_leave_the_result_folder(name):
-    """The default result folder is results/NAME."""
+def test_names_cannot_escape_the_results_folder(name):
+    """The default results folder is results/NAME."""
     with pytest.raises(UserError, match=r"^tiny\.yaml:1: name: "):
         read(TEXT.replace("name: tiny", f"name: {json.dumps(name)}"))
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     missing = tmp_path / "missing.yaml"
     with pytest.raises(UserError, match=r"^study file .*missing\.yaml cannot be read: No such file or directory$"):
         load(str(missing))
@@ -415,52 +420,54 @@ def test_files_that_cannot_be_read(tmp_path):
         load("quickstrat")
 
 
-# ---- where the data is
+# ---- locating data
 
 
-def test_data_lies_beside_the_study_file(tmp_path, monkeypatch):
+def test_data_is_found_next_to_the_study_file(tmp_path, monkeypatch):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     feature_file(here / "data" / "features.npz")
     (here / "tiny.yaml").write_text(TEXT.replace("synthetic-frozen:400,100,6,3", "data/features.npz"))
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     study, _ = load(str(here / "tiny.yaml"))
-    assert study.data[0].source == str(here / "data" / "features.npz"), "whole, so that it can be resumed from anywhere"
+    assert study.data[0].source == str(here / "data" / "features.npz"), (
+        "an absolute path, so that the study can be resumed from any folder"
+    )
     assert Blueprint.draw(study).cells[0].setting.name == "features / iid"
 
 
-def test_data_is_looked_for_in_order(tmp_path, monkeypatch):
-    """Beside the study file, then in the current folder, then in $FEDSWEEP_DATA."""
-    places = [tmp_path / name for name in ("beside", "current", "environment")]
-    for place in places:
-        feature_file(place / "features.npz")
-    monkeypatch.chdir(places[1])
-    monkeypatch.setenv("FEDSWEEP_DATA", str(places[2]))
-    for place in places:
-        study = with_data(places[0], "features.npz")
-        assert study.data[0].source == str(place / "features.npz")
-        (place / "features.npz").unlink()
-    study = with_data(places[0], "features.npz")
+def test_order_in_which_folders_are_searched_for_data(tmp_path, monkeypatch):
+    """Next to the study file, then in the current folder, then in $FEDSWEEP_DATA."""
+    folders = [tmp_path / name for name in ("study", "current", "environment")]
+    for folder in folders:
+        feature_file(folder / "features.npz")
+    monkeypatch.chdir(folders[1])
+    monkeypatch.setenv("FEDSWEEP_DATA", str(folders[2]))
+    for folder in folders:
+        study = with_data(folders[0], "features.npz")
+        assert study.data[0].source == str(folder / "features.npz")
+        (folder / "features.npz").unlink()
+    study = with_data(folders[0], "features.npz")
     sentence = r"data 'features\.npz' was found neither next to the study, nor in the current folder, nor in "
     with pytest.raises(UserError, match=sentence):
         Blueprint.draw(study)
 
 
-def test_a_study_that_was_run_elsewhere_finds_its_data_again(tmp_path, monkeypatch):
-    """The ledger has the path that the file had on the other machine."""
+def test_a_study_from_another_machine_finds_its_data(tmp_path, monkeypatch):
+    """The ledger holds the file's path on the other machine."""
     feature_file(tmp_path / "there" / "features.npz")
     study = with_data(tmp_path / "there", "features.npz")
     assert with_located_data(study) == study
     (tmp_path / "here").mkdir()
     (tmp_path / "there" / "features.npz").rename(tmp_path / "here" / "features.npz")
-    assert with_located_data(study) == study, "nowhere: the sentence names the path that it had"
+    assert with_located_data(study) == study, "not found: the error will name the original path"
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "here"))
-    again = with_located_data(study)
-    assert again.data[0].source == str(tmp_path / "here" / "features.npz")
-    check_extension(study, again)
+    located = with_located_data(study)
+    assert located.data[0].source == str(tmp_path / "here" / "features.npz")
+    check_extension(study, located)
 
 
-def test_a_study_file_may_be_a_url(tmp_path):
+def test_a_study_file_can_be_a_url(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TEXT)
     study, text = load(f"file://{tmp_path}/tiny.yaml")
     assert (study.name, text) == ("tiny", TEXT)
@@ -477,30 +484,30 @@ def test_a_packaged_study_finds_its_data(tmp_path, monkeypatch):
     assert study.data[0].source == str(tmp_path / "cifar10-resnet20.npz")
 
 
-# ---- how a folder's study may grow
+# ---- extending a study
 
 
 EXTENSIONS = {
-    "the same again": TEXT,
+    "no change": TEXT,
     "an epsilon": changed("- 8", "- 8\n  - 0.5"),
     "epsilons in another order": changed("  - 1\n  - 8\n", "  - 8\n  - 1\n  - 3\n"),
     "a method": changed("- dp-fedgd", "- dp-fedgd\n  - dp-ftrl"),
     "a partition": changed("[iid]", "[iid, 'dirichlet:0.5']"),
     "data": changed("6,3", '6,3", "synthetic-frozen:500,100,6,3'),
     "a confirm seed": changed("[42, 7]", "[42, 7, 1]"),
-    "a way of searching": TEXT + "search: {strategies: [grid, optuna]}\n",
+    "a strategy": TEXT + "search: {strategies: [grid, optuna]}\n",
     "resources": TEXT + "resources: {hosts: 1, lanes_per_pack: 7}\n",
-    "who is compared to": TEXT + "compare_to: dp-fedgd\n",
+    "the reference": TEXT + "compare_to: dp-fedgd\n",
     "its description": TEXT + "description: The same, in other words.\n",
 }
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)
-def test_what_extends_a_study(name):
+def test_allowed_extensions(name):
     check_extension(read(TEXT), read(EXTENSIONS[name]))
 
 
-LOST = {
+INCOMPATIBLE = {
     "an epsilon": (changed("  - 1\n", ""), "epsilons 1.0"),
     "a method": (changed("  - dp-fedgd\n", ""), "methods 'dp-fedgd'"),
     "a method's search space": (
@@ -512,7 +519,7 @@ LOST = {
     "the order of confirm seeds": (changed("[42, 7]", "[1, 42, 7]"), "confirm must come after the old ones, [42, 7]"),
     "the data": (changed("400", "500"), "data"),
 }
-HELD = {  # setting: how it is changed, and what the refusal says of before and after
+FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value in the error
     "name": (changed("name: tiny", "name: other"), "'other'", "'tiny'"),
     "clients": (changed("clients: 4", "clients: 5"), 5, 4),
     "privacy.delta": (TEXT + "privacy: {delta: 0.001}\n", 0.001, 1e-05),
@@ -553,17 +560,17 @@ HELD = {  # setting: how it is changed, and what the refusal says of before and 
 }
 
 
-@pytest.mark.parametrize("name", LOST)
-def test_a_study_that_loses_something_is_refused(name):
-    text, reason = LOST[name]
+@pytest.mark.parametrize("name", INCOMPATIBLE)
+def test_incompatible_changes_are_refused(name):
+    text, reason = INCOMPATIBLE[name]
     with pytest.raises(UserError, match=re.escape(reason)) as caught:
         check_extension(read(TEXT), read(text))
     assert str(caught.value).endswith("choose another folder")
 
 
-@pytest.mark.parametrize("name", HELD)
-def test_a_changed_setting_is_refused_with_what_it_was(name):
-    text, after, before = HELD[name]
+@pytest.mark.parametrize("name", FIXED_SETTINGS)
+def test_a_changed_setting_is_refused_with_its_old_value(name):
+    text, after, before = FIXED_SETTINGS[name]
     with pytest.raises(UserError) as caught:
         check_extension(read(TEXT), read(text))
     assert str(caught.value) == (
@@ -572,63 +579,63 @@ def test_a_changed_setting_is_refused_with_what_it_was(name):
 
 
 def test_there_is_a_case_for_every_setting():
-    """Whoever adds a setting says here whether it is held; what it is not is written down in the program."""
+    """A new setting must be listed here as fixed unless the program lists it as one that can grow."""
     free = {"description", "compare_to", "resources"}
-    assert set(_settings("", Study)) - free == set(HELD) | set(extension.GROWING)
+    assert set(_settings("", Study)) - free == set(FIXED_SETTINGS) | set(extension.GROWING)
 
 
 def _settings(path: str, model: type) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        parts = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        if parts and name != "resources":
+        has_fields = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        if has_fields and name != "resources":
             yield from _settings(f"{path}{name}.", field.annotation)
         else:
             yield f"{path}{name}"
 
 
-def test_a_method_that_gets_a_grid_of_its_own_is_named_with_it():
-    """The packaged one had it; it is not that the method has gone."""
-    own = TEXT.replace("- dp-fedgd\n", "- dp-fedgd: {coarse: {learning_rate: [1, 2]}}\n")
-    assert own != TEXT
+def test_a_changed_grid_is_named_with_its_method():
+    """The error names the changed grid and does not report the method as removed."""
+    custom_grid = TEXT.replace("- dp-fedgd\n", "- dp-fedgd: {coarse: {learning_rate: [1, 2]}}\n")
+    assert custom_grid != TEXT
     with pytest.raises(
         UserError, match=r"methods 'dp-fedgd'\.coarse\.learning_rate = \[1\.?0?, 2\.?0?\], the folder was"
     ):
-        check_extension(read(TEXT), read(own))
+        check_extension(read(TEXT), read(custom_grid))
 
 
-def test_a_data_file_may_move(tmp_path):
-    """That its content is the same is for the ledger to check, by its hash."""
+def test_a_data_file_can_move(tmp_path):
+    """The ledger checks by hash that its content is unchanged."""
     old = with_data(tmp_path, str(feature_file(tmp_path / "old" / "features.npz")))
     new = with_data(tmp_path, str(feature_file(tmp_path / "new" / "features.npz")))
     check_extension(old, new)
 
 
-def test_what_runs_as_released_is_marked_whatever_its_label():
+def test_a_label_keeps_the_as_released_mark():
     released = MethodSettings.model_validate({"dp-ftrl": {"label": "Tree", "fixed": {"as_released": True}}})
     assert released.shown == "Tree (as released)"
     assert MethodSettings.model_validate("dp-ftrl").shown == "DP-FTRL"
 
 
-def test_a_long_value_is_shortened_in_the_refusal():
+def test_a_long_value_is_shortened_in_the_error():
     axis = ", ".join(f"0.{number}" for number in range(1, 61))
-    long = read(TEXT.replace("- dp-fedgd\n", f"- dp-fedgd: {{coarse: {{learning_rate: [{axis}]}}}}\n"))
+    long_axis = read(TEXT.replace("- dp-fedgd\n", f"- dp-fedgd: {{coarse: {{learning_rate: [{axis}]}}}}\n"))
     with pytest.raises(UserError) as caught:
-        check_extension(read(TEXT), long)
+        check_extension(read(TEXT), long_axis)
     assert len(str(caught.value)) < 250
 
 
-# ---- resources for one run
+# ---- resources of one run
 
 
 def test_resources_of_a_run_replace_those_of_the_study():
-    given = ResourceSettings(hosts=2, lanes_per_pack=7)
-    assert changed_resources(given, []) == given
-    changed = changed_resources(given, ["hosts=auto", "placement=spread", "gpus_per_host=0.5"])
-    assert changed == ResourceSettings(hosts="auto", lanes_per_pack=7, placement="spread", gpus_per_host=0.5)
+    of_study = ResourceSettings(hosts=2, lanes_per_pack=7)
+    assert changed_resources(of_study, []) == of_study
+    of_run = changed_resources(of_study, ["hosts=auto", "placement=spread", "gpus_per_host=0.5"])
+    assert of_run == ResourceSettings(hosts="auto", lanes_per_pack=7, placement="spread", gpus_per_host=0.5)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("hosts", "it should be a whole number"),
         ("hosts=none", "it should be a whole number"),
@@ -637,8 +644,8 @@ def test_resources_of_a_run_replace_those_of_the_study():
         ("rounds=5", "is not KEY=VALUE with a key of: hosts, gpus_per_host, lanes_per_pack"),
     ],
 )
-def test_bad_resources_are_named(text, said):
-    with pytest.raises(UserError, match=rf"^resource '{text}'.*{re.escape(said)}"):
+def test_invalid_resources_are_named_in_the_error(text, sentence):
+    with pytest.raises(UserError, match=rf"^resource '{text}'.*{re.escape(sentence)}"):
         changed_resources(ResourceSettings(), [text])
 
 
@@ -646,19 +653,19 @@ FTRL = "name: x\ndata: [synthetic-frozen]\nepsilons: [1]\nmethods:\n  - dp-ftrl:
 
 
 @pytest.mark.parametrize("given", ["true", '"true"'])
-def test_what_runs_as_released_is_always_marked(given):
+def test_as_released_methods_are_marked(given):
     study = read(f"{FTRL}{{fixed: {{as_released: {given}}}}}\n")
     assert study.methods[0].shown == "DP-FTRL (as released)"
 
 
-def test_as_released_is_not_searched_over():
+def test_as_released_cannot_be_searched():
     with pytest.raises(UserError, match="as_released"):
         read(f"{FTRL}{{coarse: {{as_released: [true, false]}}}}\n")
 
 
-def test_a_study_whose_plug_in_is_not_loaded_is_not_called_damaged():
+def test_a_study_with_a_missing_plug_in_is_not_reported_as_damaged():
     text = "name: away\ndata: [synthetic-frozen]\nmethods: [dp-fedgd]\nepsilons: [1]\n"
-    kept = parse(text, "away.yaml", Path()).model_dump_json()
-    assert Study.recorded(kept).methods[0].name == "dp-fedgd"
+    recorded = parse(text, "away.yaml", Path()).model_dump_json()
+    assert Study.recorded(recorded).methods[0].name == "dp-fedgd"
     with pytest.raises(UserError, match=r"cannot be read without its plug-ins: method 'dp-away' is unknown.*--import"):
-        Study.recorded(kept.replace("dp-fedgd", "dp-away"))
+        Study.recorded(recorded.replace("dp-fedgd", "dp-away"))
