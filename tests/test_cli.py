@@ -25,7 +25,7 @@ def no_actors(monkeypatch):
         pytest.fail("Ray or an actor was started")
 
     monkeypatch.setattr(ray, "init", forbidden)
-    monkeypatch.setattr("trainables.ray_actors.federation.Federation.__init__", forbidden)
+    monkeypatch.setattr("trainables.ray_actors.federation.RayFederation.__init__", forbidden)
 
 
 # ---- bad input

@@ -189,8 +189,12 @@ def test_a_bare_pickle_is_never_loaded(tmp_path):
 
 def test_no_code_asks_for_pickles(repository):
     """No code lets NumPy, torch, YAML or pickle build objects from a file. (Messages between driver and slots go
-    through Ray, which pickles them.)"""
-    through_ray = ("pickle.loads(report.lanes)", "pickle.loads(order.trials)")
+    through Ray, which pickles them; so does Tune with the error of a trial, in a file of the same run.)"""
+    through_ray = (
+        "pickle.loads(report.lanes)",
+        "pickle.loads(order.trials)",
+        "cloudpickle.loads(Path(trial.pickled_error_file)",
+    )
     forbidden = ("allow_pickle=True", "weights_only=False", "yaml.load(", "pickle.load", "joblib", "read_pickle")
     sources = [
         path for part in ("orchestrator", "trainables", "search_spaces") for path in (repository / part).rglob("*.py")

@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import os
-import pickle
 import resource
 import signal
 import sqlite3
@@ -36,7 +35,13 @@ from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
 from trainables.data import features
 from trainables.errors import UserError
-from trainables.federation.checkpoints import ENDING, CorruptCheckpointError, PackStorage, checkpoint_name
+from trainables.federation.checkpoints import (
+    ENDING,
+    CorruptCheckpointError,
+    PackStorage,
+    UnusableCheckpointError,
+    checkpoint_name,
+)
 from trainables.federation.hosts import Hosts
 from trainables.federation.problem import ProblemData
 from trainables.federation.saved_model import SavedModel
@@ -388,7 +393,7 @@ def test_a_checkpoint_holds_no_program(tmp_path, pack_of_two):
     trials, data, checkpoint = pack_of_two
     buffer = io.BytesIO()
     torch.save({**torch.load(io.BytesIO(checkpoint), weights_only=True), "states": _Program()}, buffer)
-    with limits(tmp_path), pytest.raises(pickle.UnpicklingError):
+    with limits(tmp_path), pytest.raises(UnusableCheckpointError, match="UnpicklingError"):
         Server(Hosts(1)).open(trials, data, buffer.getvalue())
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -419,8 +424,9 @@ def test_a_ledger_that_is_damaged(tmp_path, ledger_bytes, how):
 
 NASTY_LEDGERS = {
     "no table": "DROP TABLE trials",
-    "a view that never ends": "DROP TABLE facts; CREATE VIEW facts AS "
-    "WITH RECURSIVE n(name) AS (SELECT 1 UNION ALL SELECT name + 1 FROM n) SELECT name, name AS value FROM n",
+    "a view that never ends": "DROP TABLE settings; CREATE VIEW settings AS "
+    "WITH RECURSIVE n(data) AS (SELECT 1 UNION ALL SELECT data + 1 FROM n) SELECT data, data AS partition, "
+    "data AS validation_rows, data AS test_rows, data AS protected FROM n",
     "no study": "DELETE FROM studies",
     "a study that is none": "UPDATE studies SET study = '[]'",
     "a study of nothing": "UPDATE studies SET study = '{}'",
@@ -428,11 +434,11 @@ NASTY_LEDGERS = {
     "another version": "UPDATE meta SET value = '-1'",
     "a word for a version": "UPDATE meta SET value = 'x'",
     "a trial that is none": "INSERT INTO stages VALUES ('x', 'grid', 'coarse', 0, 'k'), (1, 2, 3, 4, x'00')",
-    "facts that are none": "UPDATE facts SET value = 'many'",
+    "facts that are none": "UPDATE settings SET test_rows = 'many'",
     "a time that is none": "INSERT INTO sessions VALUES (77, 'yesterday')",
     "a count that is none": "INSERT INTO sessions VALUES (77, 1); INSERT INTO batches VALUES (7, 77, 1, 'many', 2)",
     "surroundings of another kind": "INSERT INTO sessions VALUES (77, 1); "
-    "INSERT INTO surroundings VALUES (77, x'00', 3); INSERT INTO origins VALUES ('k', 77)",
+    "INSERT INTO environments VALUES (77, x'00', 3); INSERT INTO origins VALUES ('k', 77)",
 }
 
 

@@ -33,7 +33,7 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from observed import Draw, Query, Record
 
-from orchestrator.execution.scheduler import Conductor
+from orchestrator.execution.scheduler import Scheduler
 from trainables.federation import pack
 from trainables.federation.lane_result import LaneResult
 from trainables.federation.trial_spec import Preprocess, TrialSpec
@@ -559,4 +559,4 @@ def assert_priced(method, level, options, releases=RELEASES, claim=None, **optio
 def row_of(trial: TrialSpec, of):
     """What the ledger is given, and the tables print."""
     blueprint = SimpleNamespace(problems={trial.problem.key: of})
-    return Conductor._row(SimpleNamespace(sweep=SimpleNamespace(blueprint=blueprint)), trial, LaneResult(trial.key))
+    return Scheduler._row(SimpleNamespace(sweep=SimpleNamespace(blueprint=blueprint)), trial, LaneResult(trial.key))

@@ -273,7 +273,7 @@ def test_zoom_ends_when_the_neighbours_of_the_winner_are_as_good(tmp_path):
         return state, accuracy + (seed_effect.get(trial.seed, 0.0) if neighbour else 0.0), loss
 
     ran = drive(tmp_path, study(methods=[GD], seeds=SEEDS, search=ZOOM), evaluate)
-    assert (cell("DP-FedGD"), "grid", "finer") not in ran.stages
+    assert (cell_id(ran.study, "DP-FedGD", 8), "grid", "finer") not in ran.stages
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
 
 
@@ -377,7 +377,7 @@ def test_both_selection_rules_share_their_trials(tmp_path):
     ran = drive(tmp_path, of, near_with_bonus(0.1, bonus))
     assert rates(ran.of("DP-FedGD", "confirm")) == [0.1, 0.1]
     assert rates(ran.of("DP-FedGD", "confirm", "grid single")) == [0.01, 0.01]
-    assert (cell("DP-FedGD"), "grid single", "contest") not in ran.stages
+    assert (cell_id(ran.study, "DP-FedGD", 8), "grid single", "contest") not in ran.stages
     assert {t.seed for t in ran.of("DP-FedGD", "coarse", "grid single")} == {1}
     assert len(ran.trials) == 3 * 6 + 2 * 6 + 2 + 2, "its search trials are a subset of the other's"
     assert set(ran.choices) == {cell("DP-FedGD"), f"{cell('DP-FedGD')} (grid single)"}
@@ -508,8 +508,8 @@ def test_a_cell_without_a_winner_ends_without_confirm(tmp_path, state):
 
     ran = drive(tmp_path, study(), evaluate)
     assert ran.finished
-    assert (cell("DP-FedGD"), "grid", "fine") not in ran.stages
-    assert (cell("DP-FedGD"), "grid", "confirm") not in ran.stages
+    assert (cell_id(ran.study, "DP-FedGD", 8), "grid", "fine") not in ran.stages
+    assert (cell_id(ran.study, "DP-FedGD", 8), "grid", "confirm") not in ran.stages
     assert ran.choices == {cell("DP-FedGD"): None, cell("DP-FedSOFIM"): ran.of("DP-FedSOFIM", "fine")[0].key}
     assert len(ran.of("DP-FedSOFIM", "confirm")) == 2
     summary = status.read(tmp_path)

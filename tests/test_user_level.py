@@ -145,5 +145,5 @@ def test_a_method_without_users_says_so(name, small_problem):
 
 
 def test_fedfc_as_released_knows_no_users(small_problem):
-    with pytest.raises(UserError, match=r"^as_released = True: dp-fedfc"):
+    with pytest.raises(UserError, match=r"^as_released = True: dp-fedfc was released for record level only"):
         check(small.trial(small_problem, "dp-fedfc", {"as_released": True}, level="user"), small_problem)

@@ -228,6 +228,8 @@ class Ledger:
         return self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
 
     def _check_version(self, folder: Path) -> None:
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
+            raise UserError(f"the ledger in {folder} is damaged: it has views or triggers, which no ledger has")
         version = self._meta("schema")
         if version != SCHEMA_VERSION:
             raise UserError(
