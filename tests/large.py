@@ -1,4 +1,4 @@
-"""Large ledgers, written in bulk: row by row, as a sweep does, they would take longer than what is tested on them."""
+"""Large ledgers, written in bulk, which is much faster than row by row as a sweep does."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ def wide_study(methods: int, **changes):
 
 
 def write(folder: Path, of, configurations: int, *, points: int = 1, metrics: Sequence[str] = ()) -> int:
-    """Every cell with a coarse grid of so many configurations on every search seed, and confirm runs; all with curves
-    of so many points, of accuracy and of these metrics. Counts the trials."""
+    """Write for every cell a coarse grid of `configurations` on every search seed, and confirm trials; all trials have
+    curves of `points` points for accuracy and `metrics`. Returns the number of trials."""
     trials = 0
     curve = {t: 50.12345 + t / 7 for t in range(1, points + 1)} | {LAST: 50.0}
     with writing(folder, of) as writer:

@@ -1,7 +1,7 @@
-"""What comes from outside may be anything: it is understood, or refused in one sentence, and never anything else.
+"""Fuzzing of everything that reads input: each input is accepted, or refused with one sentence.
 
-`make test` tries a few hundred inputs, `make fuzz` ten thousand of each kind; both try those of `corpus/`. Each of them
-may take a gibibyte, ten seconds of processor, and files of its own folder: whatever takes more is stopped there.
+`make test` tries a few hundred inputs, `make fuzz` ten thousand of each kind; both include those of `corpus/`. Each may
+use one GiB of memory, ten CPU seconds and files of its own folder: the test stops whatever exceeds that.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ values = st.recursive(
 
 
 def places(value, path=()):
-    """Every place in a nested structure."""
+    """The paths of all values in a nested structure."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -88,7 +88,7 @@ def places(value, path=()):
 
 
 def put(value, path, new):
-    """A copy with something else at one place."""
+    """A copy with another value at one path."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -96,18 +96,18 @@ def put(value, path, new):
     return copy
 
 
-# ---- what an input may take
+# ---- limits on memory, CPU time and files
 
-MOST_BYTES, MOST_SECONDS = 1 << 30, 10
+MAX_BYTES, MAX_SECONDS = 1 << 30, 10
 _written: list[str] | None = None
-"""What is opened to be written, made or moved, while somebody listens."""
+"""Paths that were opened for writing, created or moved while recording."""
 
 
 class TooSlowError(BaseException):
-    """No error that a program could take for one of its own."""
+    """Derived from BaseException, so that no program catches it."""
 
 
-def _hear(event: str, given: tuple) -> None:
+def _record_writes(event: str, given: tuple) -> None:
     if _written is None:
         return
     if event == "open":
@@ -123,39 +123,39 @@ def _hear(event: str, given: tuple) -> None:
         raise OSError("there is no network here")
 
 
-sys.addaudithook(_hear)
+sys.addaudithook(_record_writes)
 
 
-def _of_this_process(name: str) -> int:
+def _status_bytes(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
 @contextlib.contextmanager
 def limits(folder: Path):
-    """Of memory and processor, by the kernel; of files, by listening to what is opened."""
+    """The kernel limits memory and CPU time; an audit hook checks the files that are opened."""
     global _written
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    if Path("/proc/self/status").exists():  # elsewhere the memory is nobody's to bound
-        resource.setrlimit(resource.RLIMIT_DATA, (_of_this_process("VmData") + MOST_BYTES, before[1]))
+    if Path("/proc/self/status").exists():  # Linux only
+        resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + MAX_BYTES, before[1]))
     handler = signal.signal(signal.SIGPROF, lambda *_: (_ for _ in ()).throw(TooSlowError))
-    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
     _written = []
     try:
         yield
     finally:
-        heard, _written = _written, None
+        written, _written = _written, None
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_DATA, before)
     home = folder.resolve()
-    outside = [path for path in heard if not Path(path).resolve().is_relative_to(home) and path != os.devnull]
+    outside = [path for path in written if not Path(path).resolve().is_relative_to(home) and path != os.devnull]
     assert not outside, f"written outside {folder}: {outside}"
 
 
 @pytest.fixture(autouse=True)
-def all_in_one_folder(tmp_path, monkeypatch):
-    """What a program calls temporary lies there, too, and it works somewhere else."""
+def contained(tmp_path, monkeypatch):
+    """Temporary files and the working directory are inside the test's folder."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -164,26 +164,26 @@ def all_in_one_folder(tmp_path, monkeypatch):
 
 
 def sentence_of(folder: Path, work, *given) -> str:
-    """What is said of it, or nothing where it is understood. Any other error is one that a user would see whole."""
-    said = ""
+    """The error message; empty if the input is accepted. Errors other than UserError fail the test."""
+    message = ""
     try:
         with limits(folder):
             work(*given)
     except UserError as error:
-        said = str(error).strip() or "without a word"
-    assert said != "without a word"
-    return said
+        message = str(error).strip()
+        assert message
+    return message
 
 
 def test_the_limits_hold(tmp_path, monkeypatch):
-    """Otherwise nothing below could fail."""
+    """Checks the checks: without limits nothing below could fail."""
     with pytest.raises(MemoryError), limits(tmp_path):
-        np.ones(2 * MOST_BYTES // 8)
+        np.ones(2 * MAX_BYTES // 8)
     with pytest.raises(AssertionError, match="written outside"), limits(tmp_path / "elsewhere"):
         (tmp_path / "here").write_text("x")
     with pytest.raises(AssertionError, match="written outside"), limits(tmp_path / "elsewhere"):
         sqlite3.connect(f"file:{tmp_path}/x.sqlite", uri=True).close()
-    monkeypatch.setitem(globals(), "MOST_SECONDS", 0.05)
+    monkeypatch.setitem(globals(), "MAX_SECONDS", 0.05)
     with pytest.raises(TooSlowError), limits(tmp_path):
         any(iter(lambda: 0, 1))
 
@@ -224,7 +224,7 @@ def test_a_study_that_is_any_text(tmp_path, text):
 
 
 def damaged(whole: bytes, cuts: list[tuple[float, bytes]], end: float) -> bytes:
-    """Bytes overwritten here and there, and the rest cut off."""
+    """Some bytes overwritten, and the end cut off."""
     found = bytearray(whole)
     for where, new in cuts:
         start = int(where * len(found))
@@ -255,7 +255,7 @@ def test_a_feature_file_that_is_damaged(tmp_path, how):
 
 
 def npy(shape: str, dtype: str = "'<f4'", content: bytes = b"") -> bytes:
-    """An array's header, and behind it whatever one likes."""
+    """The header of an array, followed by any bytes."""
     head = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     head += b" " * (-(len(head) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + content
@@ -383,7 +383,7 @@ def test_a_checkpoint_that_is_damaged(tmp_path, pack_of_two, how, with_checksum)
 
 
 class _Program:
-    """What a pickle could bring along."""
+    """What a pickle could execute."""
 
     def __reduce__(self):
         return os.system, ("touch outside",)
