@@ -17,8 +17,9 @@ from orchestrator.execution import planning, study_run
 from orchestrator.execution.backends import ray as ray_backend
 from orchestrator.execution.progress import JsonView, SweepProgress, View
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger, Row, StageKey
+from orchestrator.results.ledger import Ledger, Row
 from orchestrator.study.reading import parse
+from orchestrator.study.study import Study
 from trainables.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -60,20 +61,19 @@ def rows(folder: Path) -> dict[str, Row]:
         return ledger.rows(ledger.outcomes())
 
 
-def stages(folder: Path) -> dict[StageKey, list[str]]:
+def stages(folder: Path) -> dict[tuple[str, str, str], list[str]]:
     with Ledger.read(folder) as ledger:
-        return ledger.stages()
+        study = Study.recorded(ledger.study()[0])
+        methods = {method.id: method.shown for method in study.methods}
+        return {
+            (f"{study.settings[cell.setting]} / {methods[cell.method]} / eps {cell.epsilon:g}", strategy, stage): keys
+            for (cell, strategy, stage), keys in ledger.stages().items()
+        }
 
 
 def stage(folder: Path, cell: str, name: str, variant: str = "grid") -> list[Row]:
     """The rows of a stage, of a cell given by its label."""
-    _, _, method, epsilon = cell.split(" / ")
-    of_cell = {
-        key: keys
-        for key, keys in stages(folder).items()
-        if (key[0].method, f"eps {key[0].epsilon:g}", *key[1:]) == (method.lower(), epsilon, variant, name)
-    }
-    ((_, keys),) = of_cell.items()
+    keys = stages(folder)[cell, variant, name]
     by_key = rows(folder)
     return [by_key[key] for key in keys]
 
