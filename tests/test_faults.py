@@ -319,7 +319,7 @@ def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally, f
             holder = f"process {driver.process.pid} on {socket.gethostname()}"
             code, _, err = fedsweep("run", folder.with_name("results.yaml"), "--results", folder)
             assert code == 2
-            assert f"fedsweep: result folder {folder} is in use by {holder}." in err
+            assert f"fedsweep: results folder {folder} is in use by {holder}." in err
             tally.add("second driver", "coarse")
             code, out, _ = fedsweep("status", folder)
             assert code == 0

@@ -69,3 +69,11 @@ def test_proposals_do_not_depend_on_the_order_of_results(example):
         outcomes.update({trial.key: near(0.3)(trial) for trial in trials[::order]})
         proposals.append(variant.strategy.propose(search.task, dataclasses.replace(search.history, memo={})))
     assert proposals[0] == proposals[1] is not None
+
+
+def test_a_stage_that_the_strategy_does_not_declare_is_refused(example, monkeypatch):
+    study, _ = load(str(STUDY))
+    search = CellSearch(Blueprint.draw(study).cells[0], study.variants[1], {}, 10)
+    monkeypatch.setattr(type(search.variant.strategy), "stages", ("other",))
+    with pytest.raises(UserError, match="strategy halton proposed stage 'halton', which its `stages` lack"):
+        search.next_stage()

@@ -19,6 +19,7 @@ from orchestrator.search.variant import SearchVariant
 from orchestrator.search.winner import best_configurations, finalists, winner
 from orchestrator.study.cells import Cell
 from search_spaces import Configuration
+from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 
@@ -84,6 +85,10 @@ class CellSearch:
         if "contest" not in self.stages:
             proposal = self.variant.strategy.propose(self.task, self.history)
             self.search_over = proposal is None
+            if proposal is not None and proposal.stage not in self.variant.strategy.stages:
+                raise UserError(
+                    f"strategy {self.variant.strategy.name} proposed stage {proposal.stage!r}, which its `stages` lack"
+                )
             if proposal is not None and proposal.configurations:
                 return NextStage(proposal.stage, self._proposed_trials(proposal))
             if self.variant.has_contest:

@@ -156,7 +156,10 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
         placeholders = [search.cell.private_trial(some, 0, "validation")]
     else:
         placeholders = search.trials(stage, [some])
-    return [placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {n}"}) for n in range(count)]
+    return [
+        placeholders[n % len(placeholders)].model_copy(update={"code": f"{search.name} {stage} {n}"})
+        for n in range(count)
+    ]
 
 
 def _gemm_rate() -> float:
