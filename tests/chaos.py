@@ -1,7 +1,7 @@
-"""A seeded hand that breaks things: it runs a study as a user would, strikes its processes and looks at what is left.
+"""Fault injection: runs a study as a user would, kills its processes at chosen moments and inspects the results.
 
-A driver runs in a session of its own, and so does every node of a cluster. All that they start stays in that session,
-also when its parent has died: that is how the harness knows its own processes, and it touches no others.
+A driver runs in its own session, and so does every node of a cluster. Processes that they start stay in that session,
+also when their parent has died: so the harness knows its own processes, and touches no others.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from trainables.errors import UserError
 TESTS = Path(__file__).resolve().parent
 STAGES = ("coarse", "fine", "confirm")
 ORDER = ("rung-1", "rung-2", "rung-3", "coarse", "fine", "contest", "confirm")
-"""Of all stages that a study here may have."""
-TITLES = {  # how the processes of a pack call themselves
+"""All stages of the studies here."""
+TITLES = {  # titles of a pack's processes
     "client host": "ray::HostActor",
     "server": "ray::Server",
     "trial process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackSlot
@@ -67,8 +67,8 @@ LADDER = (
 """The same methods, searched by halving on two seeds, with a contest."""
 STAGE_OF_ROUNDS = {12: "rung-1", 36: "rung-2", 108: "rung-3", 100: "coarse", 110: "fine", 120: "confirm"}
 LANES = 4
-PATIENCE_S = 1200.0  # for what hangs: however loaded a machine is, nothing that comes at all takes so long
-ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ourselves
+PATIENCE_S = 1200.0  # longer than anything takes on a loaded machine
+ENVIRONMENT = {  # of all processes; the token keeps the clusters private
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
     "RAY_AUTH_MODE": "token",
@@ -77,7 +77,7 @@ ENVIRONMENT = {  # of all its processes; the token keeps a cluster of ours to ou
 
 
 def study(hosts: int = 2, text: str = STUDY) -> str:
-    """With two hosts there is one federation; with one, two packs are in flight side by side, on whatever machine."""
+    """With two hosts there is one federation; with one host, two packs are in flight, on any machine."""
     size = f"gpus_per_host: 0, lanes_per_pack: {LANES}, hosts: {hosts}, federations: {2 // hosts}"
     return f"{text}resources: {{{size}}}\n"
 
@@ -86,11 +86,11 @@ def study(hosts: int = 2, text: str = STUDY) -> str:
 
 
 def session(leader: int) -> dict[int, str]:
-    """The living processes of a session, and what they call themselves."""
+    """The processes of a session, with their titles."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # gone while we look
+            with contextlib.suppress(OSError):  # ended meanwhile
                 state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
                 if int(its_session) == leader and state not in "ZX":
                     found[int(entry.name)] = (
@@ -100,7 +100,7 @@ def session(leader: int) -> dict[int, str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far; none once it has ended."""
+    """CPU time of a process; 0 once it has ended."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -108,7 +108,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Looks again and again; fails loudly rather than go on after a time that happened to be long enough."""
+    """Poll the condition; raise an error after a long time."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Traces:
-    """Ports and shared memory that processes of ours have had: none of it may outlive them."""
+    """Ports and shared memory of our processes: none may outlive them."""
 
     ports: set[int] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -141,7 +141,7 @@ class Traces:
 
 
 def listening() -> Iterator[tuple[int, str]]:
-    """Every TCP port that someone listens on, with the inode of its socket."""
+    """Every listening TCP port, with the inode of its socket."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
@@ -154,7 +154,7 @@ def listening() -> Iterator[tuple[int, str]]:
 
 
 class Driver:
-    """`fedsweep` on a result folder, as a process of its own. What it writes is in `said`.
+    """`fedsweep` on a results folder, in its own process. `said` is its output.
 
     `wrapper` is put before the command, `first` is Python to run in it before all else, `seen` is where this process
     finds the folder, and everything else is an order to the saboteur."""
@@ -200,7 +200,7 @@ class Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """However the test went: end what is left of ours."""
+        """Kill all remaining processes."""
         for pid in session(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -220,7 +220,6 @@ class Driver:
         return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """For something to happen while it runs."""
 
         def happened() -> bool:
             if condition():
@@ -234,13 +233,13 @@ class Driver:
         wait_until(happened, what)
 
     def end(self) -> int:
-        """Its exit code, once it and all that it started have ended."""
+        """Its exit code, once all its processes have ended."""
         wait_until(lambda: self._look() or not self.alive, f"the driver ends; it said:\n{self.said}")
         wait_until(lambda: not session(self.process.pid), "its processes end")
         return self.process.returncode
 
     def _look(self) -> None:
-        if time.monotonic() - self._looked > 1:  # it costs more than all the rest
+        if time.monotonic() - self._looked > 1:  # this is slow
             self._looked = time.monotonic()
             self.traces.follow(list(session(self.process.pid)))
 
@@ -252,7 +251,7 @@ class Driver:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Its packs stand still meanwhile."""
+        """Its packs are paused inside the block."""
         stopped = [pid for kind in ("trial process", "server") for pid in self.processes(kind)]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -263,10 +262,10 @@ class Driver:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    # ---- when and what to strike
+    # ---- faults
 
     def _patiently(self, condition: Callable[[], object], what: str) -> None:
-        """Until it happens or the driver ends. Where neither comes, all that could tell why is said."""
+        """Wait until it happens or the driver ends; on a timeout, print everything that may explain it."""
         try:
             wait_until(lambda: not self.alive or condition(), what)
         except TimeoutError as error:
@@ -274,7 +273,7 @@ class Driver:
             raise AssertionError(f"{error}\n{self.said}\n{log(self.folder)}\n{there}") from None
 
     def reach(self, moment: Moment, kind: str = "server") -> int | None:
-        """Wait for the moment; the process of that kind that is there then, or None: the study was over before."""
+        """Wait for the moment; a process of that kind, or None if the study ended before."""
 
         def there() -> list[int]:
             return self.processes(kind) if moment.has_come(current_stage(self.folder)) else []
@@ -289,7 +288,7 @@ class Driver:
         return found[0] if self.alive and running_stages(self.folder) else None
 
     def strike(self, kind: str, moment: Moment) -> str:
-        """SIGKILL a process of that kind at that moment; the stage it hit, if it came to that."""
+        """SIGKILL a process of that kind at that moment; the current stage, or "" if the study ended before."""
         victim = self.reach(moment, kind)
         if victim is not None:
             stage = current_stage(self.folder)
@@ -301,8 +300,8 @@ class Driver:
 
 @dataclass(frozen=True)
 class Moment:
-    """In a stage, or the next if it was over too soon, once a process has computed that long: nothing that depends on
-    how fast the machine is."""
+    """In a stage (or the next, if it was too short), after this much CPU time of a process: independent of the speed of
+    the machine."""
 
     stage: str
     after_cpu_s: float
@@ -319,8 +318,8 @@ class Moment:
 
 
 class SmallDisk:
-    """A file system of its own with little room, in a mount namespace that an ordinary user may make. Commands reach it
-    through `wrapper`, this process through `seen`."""
+    """A small file system in a mount namespace, which needs no root. Commands reach it through `wrapper`, this process
+    through `seen`."""
 
     def __init__(self, mounted_on: Path, size: str = "2m") -> None:
         mounted_on.mkdir()
@@ -353,7 +352,7 @@ class SmallDisk:
         self._keeper.communicate()
 
 
-# ---- what is in a folder
+# ---- the contents of a folder
 
 
 def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], list[str]]]:
@@ -362,8 +361,7 @@ def ledger(folder: Path) -> tuple[dict[str, Row], dict[tuple[str, str, str], lis
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """That packs have left there."""
-    with contextlib.suppress(FileNotFoundError):  # one was replaced while we looked
+    with contextlib.suppress(FileNotFoundError):  # one was replaced meanwhile
         return list(folder.rglob("*.checkpoint"))
     return []
 
@@ -374,22 +372,23 @@ def retries(folder: Path) -> list[tuple[int, str, str]]:
 
 
 def running_stages(folder: Path) -> set[str]:
-    """Stages that have been opened and have not ended."""
+    """Open stages that have not ended."""
     if not (folder / "ledger.sqlite").is_file():
         return set()
     try:
         with Ledger.read(folder) as found:
             ended, stages = found.outcomes(), found.stages()
-    except (UserError, sqlite3.Error):  # the driver is only just making it
+    except (UserError, sqlite3.Error):  # the driver is creating it
         return set()
     return {stage for (_, _, stage), keys in stages.items() if any(key not in ended for key in keys)}
 
 
 def current_stage(folder: Path) -> str:
-    """That of the pack that was begun last; none, before the first."""
+    """The stage of the pack that started last; empty before the first."""
     begun = re.findall(r"trials starts: \S+ at (\d+) rounds", log(folder))
     stage = STAGE_OF_ROUNDS[int(begun[-1])] if begun else ""
-    return "contest" if stage == "confirm" and "contest" in running_stages(folder) else stage  # as many rounds
+    # a contest has as many rounds as the confirm stage
+    return "contest" if stage == "confirm" and "contest" in running_stages(folder) else stage
 
 
 def log(folder: Path) -> str:
@@ -398,13 +397,13 @@ def log(folder: Path) -> str:
 
 
 def started(folder: Path) -> int:
-    """Trials of all packs that were ever begun, retries within a pack aside."""
+    """Trials of all packs that were started, without retries."""
     return sum(int(count) for count in re.findall(r"pack of (\d+) trials starts", log(folder)))
 
 
 @dataclass(frozen=True)
 class Left:
-    """All of a study that must not depend on what happened on the way."""
+    """Everything in a results folder that must not depend on faults."""
 
     files: dict[str, bytes]
     trials: dict[str, tuple]
@@ -424,7 +423,7 @@ class Left:
         )
 
 
-# ---- what was done
+# ---- counts
 
 
 class Tally:
@@ -463,7 +462,7 @@ MARKS = ("<!-- counts: written by make chaos -->", "<!-- end of counts -->")
 
 
 class Node:
-    """`ray start` in a session of its own: a machine, as far as Ray can tell."""
+    """`ray start` in its own session: to Ray, a machine."""
 
     def __init__(self, scratch: Path, *arguments: str, **sabotage) -> None:
         ray = Path(sys.executable).with_name("ray")
@@ -489,7 +488,7 @@ class Node:
         return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
 
     def kill(self) -> None:
-        """As a power cut does: all its processes at once."""
+        """Kill all its processes at once, like a power cut."""
         for pid in session(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

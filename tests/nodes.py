@@ -1,5 +1,5 @@
-"""A Ray cluster of several nodes on this machine: each node is a `ray start` of its own, with its own raylet, session
-folder, object store, resources and loopback address."""
+"""A Ray cluster of several nodes on this machine: each node is a `ray start` with its own raylet, session folder,
+object store, resources and loopback address."""
 
 import contextlib
 import ctypes
@@ -19,11 +19,11 @@ RAY = Path(sys.executable).with_name("ray")
 PR_SET_PDEATHSIG = 1
 STARTED = "Ray runtime started"
 HOST = "ray::HostActor"
-IN_A_ROUND = "ray::HostActor.round"  # what Ray calls a host's process meanwhile
+IN_A_ROUND = "ray::HostActor.round"  # title of a host's process during a round
 
 
 def wait_for(condition: Callable[[], Any], what: str, alive: Callable[[], bool] = lambda: True) -> Any:
-    """What the condition gives as soon as it is true; fails where it does not become so, or no longer can."""
+    """The value of the condition as soon as it is true; fails after a timeout, or if `alive` is false."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         found = condition()
@@ -67,17 +67,17 @@ class Node:
         return self
 
     def processes(self, title: str = "") -> list[int]:
-        """The processes of this node whose command line begins so."""
+        """The processes of this node whose title starts with `title`."""
         mine = [pid for pid, fields in _running().items() if int(fields[3]) == self._process.pid]
         return [pid for pid in mine if title_of(pid).startswith(title)]
 
     def freeze_in_a_round(self, alive: Callable[[], bool], count: int = 1) -> list[int]:
-        """Stops so many client hosts of this node, each while it works on a round, which then cannot end."""
+        """Stop this many client hosts of the node, each in the middle of a round."""
         frozen: list[int] = []
 
         def enough() -> bool:
             waiting = [pid for pid in self.processes(HOST) if pid not in frozen]
-            for _ in range(1000):  # looking through all processes takes longer than a round
+            for _ in range(1000):  # listing all processes takes longer than a round
                 for pid in waiting:
                     if pid not in frozen and title_of(pid).startswith(IN_A_ROUND):
                         _signal(pid, signal.SIGSTOP)
@@ -94,7 +94,7 @@ class Node:
         return frozen
 
     def kill(self) -> None:
-        """The machine is gone, from one moment to the next."""
+        """Kill all processes of the node at once."""
         for pid in self.processes():
             _signal(pid, signal.SIGKILL)
         self._process.wait()
@@ -102,7 +102,7 @@ class Node:
 
 
 class Cluster:
-    """Nodes by name. `close` ends whatever is left of them."""
+    """`close` kills all nodes."""
 
     def __init__(self, folder: Path, cpus: tuple[int, ...], *head_options: str, **environment: str) -> None:
         self.folder = folder
@@ -113,10 +113,10 @@ class Cluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_health_check_period_ms": "500",  # a dead node is noticed in seconds, not in a quarter of a minute
+            "RAY_health_check_period_ms": "500",  # a dead node is noticed within seconds, not 15
             **environment,
         }
-        """Of every node and of whoever joins: with the cluster's token."""
+        """Of every node and driver, with the cluster's token."""
         self.nodes: list[Node] = []
         self._head_options = head_options
         self._add(cpus[0], *head_options).up()
@@ -127,7 +127,7 @@ class Cluster:
     def _add(self, cpus: int, *options: str) -> Node:
         number = len(self.nodes)
         address = self.nodes[0].address if self.nodes else None
-        # not 127.0.0.1, which Ray takes for "my address in the network"
+        # not 127.0.0.1, which Ray replaces by the machine's network address
         place = self.folder / str(number), f"127.0.0.{number + 2}"
         self.nodes.append(Node(*place, cpus, address, self.environment, *options))
         return self.nodes[-1]
@@ -136,7 +136,7 @@ class Cluster:
         return self._add(cpus).up()
 
     def head_again(self) -> Node:
-        """A new head where the one that is gone was, without processors."""
+        """A new head without processors, at the address of the lost one."""
         gone = self.nodes[0]
         port = f"--port={gone.address.rpartition(':')[2]}"
         folder = self.folder / f"head-{len(self.nodes)}"
@@ -155,7 +155,7 @@ def free_port(ip: str) -> int:
 
 
 def _fields(pid: int) -> list[str]:
-    """What the kernel says of a process: its state, parent, group, session; nothing where it is gone."""
+    """State, parent, group, session and so on of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -172,7 +172,7 @@ def _running() -> dict[int, list[str]]:
 
 
 def family() -> set[int]:
-    """This process and all that it has started, however indirectly."""
+    """This process and all its descendants."""
     found, running = {os.getpid()}, _running()
     while more := {pid for pid, fields in running.items() if int(fields[1]) in found} - found:
         found |= more
@@ -187,7 +187,7 @@ def title_of(pid: int) -> str:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has ever had; nothing of one that is gone."""
+    """Peak memory of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""What the chaos harness plants inside the processes it runs: Ray's workers call `install` as they start.
+"""Faults inside Ray's worker processes, which call `install` when they start.
 
-$FEDSWEEP_SABOTAGE says in JSON what to do there.
+$FEDSWEEP_SABOTAGE lists the faults as JSON.
 """
 
 import itertools
@@ -13,7 +13,7 @@ ORDER = "FEDSWEEP_SABOTAGE"
 
 
 def environment(**order) -> dict[str, str]:
-    """What makes every worker of a driver call `install`: Ray reads the configuration of a job from there."""
+    """Variables that make every worker of a driver call `install`."""
     if not order:
         return {}
     job = {"runtime_env": {"worker_process_setup_hook": "saboteur.install"}}
@@ -40,7 +40,7 @@ def install() -> None:
 
 
 def poison(key: str, victim: str) -> None:
-    """This trial kills the process that works on it, every time."""
+    """This trial kills the process that runs it, every time."""
     from trainables.federation.client_host import ClientHost
     from trainables.federation.server import Server
     from trainables.ray_actors.slot import PackSlot
@@ -61,7 +61,7 @@ def poison(key: str, victim: str) -> None:
 
 
 def run_out_of_memory(lanes: int) -> None:
-    """A client host has memory for so many lanes, and says of more what torch says on a GPU."""
+    """A client host runs out of memory with more than this many lanes, with torch's error."""
     import torch
 
     from trainables.federation.client_host import ClientHost
@@ -77,6 +77,6 @@ def run_out_of_memory(lanes: int) -> None:
 
 
 def turn_back_the_clock(seconds: float, after: int = 100) -> None:
-    """The wall clock jumps back when it is asked for the hundredth time, as it may when a machine corrects it."""
+    """The wall clock jumps back at the hundredth call, like when a machine corrects it."""
     real, asked = time.time, itertools.count()
     time.time = lambda: real() - (seconds if next(asked) >= after else 0)

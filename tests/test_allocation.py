@@ -1,4 +1,4 @@
-"""A process that keeps what it freed does not fetch it anew, page by page."""
+"""A process that keeps freed memory does not request it again, page by page."""
 
 import ctypes
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 BLOCK = 20 << 20
-BLOCKS = 5  # together more than the C library would ever keep by itself
+BLOCKS = 5  # together more than the C library keeps by default
 TIMES = 10
 COUNTED = f"""
 import resource, sys
@@ -29,6 +29,6 @@ def faults(how: str) -> int:
     return int(found.stdout)
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is none of GNU's")
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
 def test_freed_memory_is_kept():
     assert faults("kept") < faults("given back") / (TIMES / 2)

@@ -1,4 +1,4 @@
-"""The Ray that is started here is closed to others, and what is written has the rights that the user wants."""
+"""A local Ray is closed to other users, and files get the permissions of the umask."""
 
 import ipaddress
 import os
@@ -20,7 +20,7 @@ from trainables.errors import UserError
 
 
 def listening(processes: set[int]) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """The addresses at which they wait for connections."""
+    """The addresses on which these processes listen."""
     waiting = {}
     for file in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(file).read_text().splitlines()[1:]:
@@ -38,14 +38,14 @@ def listening(processes: set[int]) -> list[ipaddress.IPv4Address | ipaddress.IPv
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The kernel writes an address in words of the machine's byte order."""
+    """The kernel writes addresses in words of the machine's byte order."""
     words = [int(text[k : k + 8], 16).to_bytes(4, sys.byteorder) for k in range(0, len(text), 8)]
     found = ipaddress.ip_address(b"".join(words))
     return getattr(found, "ipv4_mapped", None) or found
 
 
 @pytest.mark.ray
-def test_the_local_ray_listens_to_this_machine_alone(local_ray):
+def test_the_local_ray_listens_on_loopback_only(local_ray):
     """Its head, its raylet, its agents, an actor and the driver itself."""
 
     @ray.remote(num_cpus=0)
@@ -61,28 +61,28 @@ def test_the_local_ray_listens_to_this_machine_alone(local_ray):
     assert [address for address in found if not address.is_loopback] == []
 
 
-KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
+CONNECT = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("environment", "lets_in"),
+    ("environment", "accepted"),
     [
         ({}, True),
         ({"RAY_AUTH_MODE": "disabled"}, False),
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, False),
     ],
 )
-def test_the_local_ray_wants_the_users_token(local_ray, environment, lets_in):
+def test_the_local_ray_requires_the_users_token(local_ray, environment, accepted):
     address = ray.get_runtime_context().gcs_address
     done = subprocess.run(
-        [sys.executable, "-c", KNOCK, address], env={**os.environ, **environment}, capture_output=True, text=True
+        [sys.executable, "-c", CONNECT, address], env={**os.environ, **environment}, capture_output=True, text=True
     )
-    assert (done.returncode == 0) == lets_in
-    assert ("AuthenticationError" in done.stderr) != lets_in
+    assert (done.returncode == 0) == accepted
+    assert ("AuthenticationError" in done.stderr) != accepted
 
 
-def test_the_token_is_for_the_user_alone(tmp_path):
+def test_only_the_user_can_read_the_token(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     program = (
         "import os; os.umask(0o022); from orchestrator.execution.cluster.connect import _make_token; _make_token()"
@@ -94,15 +94,15 @@ def test_the_token_is_for_the_user_alone(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["ray://somewhere:10001", "http://127.0.0.1:8265"])
-def test_addresses_that_are_not_for_joining(address, monkeypatch):
+def test_addresses_that_cannot_be_joined(address, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     refused = pytest.raises(UserError, match=f"^address = '{address}' is not auto or HOST:PORT; .*ray job submit")
     with refused, connected(address):
-        pytest.fail("it is no place to be")
+        pytest.fail("connected")
 
 
-def test_results_have_the_rights_that_the_user_wants(tmp_path):
-    """As the umask says: no more, no less, and nothing can be executed."""
+def test_results_have_the_permissions_of_the_umask(tmp_path):
+    """Exactly those, and files are not executable."""
     for mask, files, folders in ((0o022, 0o644, 0o755), (0o077, 0o600, 0o700)):
         folder = tmp_path / f"{mask:o}"
         before = os.umask(mask)
@@ -117,7 +117,7 @@ def test_results_have_the_rights_that_the_user_wants(tmp_path):
 
 
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
-    """Ray raises plain exceptions, of many lines. What it had started is ended."""
+    """Ray raises plain exceptions of many lines. Processes that it has started are ended."""
     ended = []
 
     def init(**_):
@@ -131,8 +131,8 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch):
     assert ended == ["Ray"]
 
 
-def test_what_a_clusters_monitoring_sees(monkeypatch):
-    """Counters only grow, by what came since; all carry the study's name."""
+def test_metrics_for_the_clusters_monitoring(monkeypatch):
+    """Counters grow by the change since the last update; all are tagged with the study."""
     said = []
 
     class Recorded:
@@ -170,7 +170,7 @@ def test_what_a_clusters_monitoring_sees(monkeypatch):
 
 
 def test_ctrl_c_while_a_local_ray_starts(monkeypatch):
-    """It is heeded when Ray is there: half a one may crash as it ends. The second is heeded at once."""
+    """It is handled once Ray has started, because half-started Rays may crash. A second one is handled at once."""
     done = []
 
     def start(times):
@@ -184,5 +184,5 @@ def test_ctrl_c_while_a_local_ray_starts(monkeypatch):
         monkeypatch.setattr(connect, "_start", lambda cpus, times=times: start(times))
         done.clear()
         with pytest.raises(KeyboardInterrupt), connected():
-            pytest.fail("nobody wants it any more")
+            pytest.fail("not interrupted")
         assert done == left

@@ -1,4 +1,4 @@
-"""The desk by itself, without Ray: what becomes of packs whose slot is no longer there."""
+"""The desk alone, without Ray: packs of slots that have died."""
 
 import asyncio
 
@@ -9,9 +9,9 @@ FIRST, SECOND = (Order(number, b"trials") for number in (1, 2))
 
 
 async def waiting(desk: PackDesk, slot: str) -> asyncio.Task:
-    """A slot that has come for a pack where there is none yet."""
+    """A slot that asks for a pack while there is none."""
     task = asyncio.ensure_future(desk.take(slot, "node", 60))
-    await asyncio.sleep(0)  # now it waits
+    await asyncio.sleep(0)  # now the request waits
     return task
 
 
@@ -19,7 +19,7 @@ def kinds(reports: list[Report]) -> list[tuple[str, int, str]]:
     return [(report.slot, report.number, report.kind) for report in reports]
 
 
-def test_a_pack_is_for_whoever_waits():
+def test_a_waiting_slot_gets_the_next_pack():
     async def play():
         desk = PackDesk()
         slot = await waiting(desk, "a")
@@ -30,8 +30,8 @@ def test_a_pack_is_for_whoever_waits():
     asyncio.run(play())
 
 
-def test_a_slot_that_waits_twice_has_died_the_first_time():
-    """What asked first was killed: a pack that went to it would be worked on by nobody, for ever."""
+def test_only_the_latest_request_of_a_slot_is_served():
+    """The process that asked first was killed: a pack handed to it would never be run."""
 
     async def play():
         desk = PackDesk()
@@ -44,7 +44,7 @@ def test_a_slot_that_waits_twice_has_died_the_first_time():
     asyncio.run(play())
 
 
-def test_a_pack_that_was_handed_to_the_dead_is_said_to_be_lost():
+def test_a_pack_that_was_handed_to_a_dead_process_is_reported_lost():
     """Between the death of a slot and its next start a pack was laid out, and went to the one that still seemed to
     wait. The slot comes again with empty hands."""
 
@@ -52,7 +52,7 @@ def test_a_pack_that_was_handed_to_the_dead_is_said_to_be_lost():
         desk = PackDesk()
         dead = await waiting(desk, "a")
         await desk.exchange([FIRST])
-        assert await dead == FIRST, "and nobody hears the answer"
+        assert await dead == FIRST, "the answer is lost"
         alive = await waiting(desk, "a")
         assert kinds(await desk.exchange([SECOND])) == [("a", 1, "started"), ("a", 1, "lost")]
         assert await alive == SECOND
@@ -60,7 +60,7 @@ def test_a_pack_that_was_handed_to_the_dead_is_said_to_be_lost():
     asyncio.run(play())
 
 
-def test_what_has_ended_is_not_lost():
+def test_a_pack_that_has_ended_is_not_lost():
     async def play():
         desk = PackDesk()
         await desk.exchange([FIRST, SECOND])
@@ -74,8 +74,8 @@ def test_what_has_ended_is_not_lost():
     asyncio.run(play())
 
 
-def test_what_a_dead_slot_had_come_for_goes_to_others():
-    """It is not known to have died when it still seems to wait; once it is, nothing is handed to it."""
+def test_requests_of_dead_slots_get_no_pack():
+    """Once a slot is known to be dead, its pack goes to another."""
 
     async def play():
         desk = PackDesk()
@@ -88,7 +88,7 @@ def test_what_a_dead_slot_had_come_for_goes_to_others():
     asyncio.run(play())
 
 
-def test_a_node_that_is_pardoned_gets_packs_again():
+def test_a_node_gets_packs_again_when_it_is_unblocked():
     async def play():
         desk = PackDesk()
         await desk.exchange([FIRST], blocked_nodes=["node"])

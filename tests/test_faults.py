@@ -1,6 +1,6 @@
-"""What dies, fills up or is damaged costs no result: the same study, disturbed, leaves the bytes of an undisturbed run.
+"""Faults cost no result: a study whose processes, disks or files fail gives the same bytes as an undisturbed run.
 
-`make test` runs a short part with fixed seeds, `make chaos` the rest as well and counts what it broke.
+`make test` runs a short part with fixed seeds; `make chaos` runs all and counts the faults.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory) -> Left:
-    """What the study leaves in one process, without Ray: where nothing is, nothing can die."""
+    """The results of the study on the local backend."""
     folder = tmp_path_factory.mktemp("undisturbed") / "results"
     assert len(run_alone(folder, chaos.study())) == 21
     return Left.of(folder)
@@ -47,7 +47,7 @@ def run_alone(folder: Path, text: str) -> dict:
 
 @pytest.fixture(scope="module")
 def killed() -> Iterator[list[Driver]]:
-    """Drivers that were ended. Ray's own agents take a minute to see it: until the end nobody waits for them."""
+    """Drivers that were killed. Ray's agents take a minute to notice, so they are checked at the end."""
     found: list[Driver] = []
     yield found
     with contextlib.ExitStack() as drivers:
@@ -64,14 +64,14 @@ def folder(tmp_path) -> Path:
 
 
 def finished(driver: Driver, undisturbed: Left) -> None:
-    """It ends well, leaves what an undisturbed run leaves, and nothing else."""
+    """It succeeds with the results of an undisturbed run, and leaves nothing else behind."""
     code = driver.end()
     assert code == 0, driver.said
     assert Left.of(driver.folder) == undisturbed
     assert driver.left_behind() == []
 
 
-# ---- whoever dies, whenever
+# ---- processes that are killed
 
 
 def kill(driver: Driver) -> set[int]:
@@ -87,7 +87,7 @@ def interrupt_once(driver: Driver) -> set[int]:
 
 def interrupt_twice(driver: Driver) -> set[int]:
     os.killpg(driver.process.pid, signal.SIGINT)
-    wait_until(lambda: not driver.alive or "once more to stop now" in chaos.log(driver.folder), "it has understood")
+    wait_until(lambda: not driver.alive or "once more to stop now" in chaos.log(driver.folder), "the signal is handled")
     if driver.alive:
         os.killpg(driver.process.pid, signal.SIGINT)
     return {130}
@@ -149,13 +149,13 @@ def disturb(
                 pack_kills += kind in ("server", "trial process")
         finished(driver, undisturbed)
         after = chaos.ledger(folder)[0]
-        assert {key: after[key] for key in rows} == rows, "what had ended was not touched, its seconds neither"
-        assert chaos.started(folder) - len(after) == lost, "what was in flight was begun again, and nothing else"
+        assert {key: after[key] for key in rows} == rows, "finished trials are unchanged, including durations"
+        assert chaos.started(folder) - len(after) == lost, "only packs in flight were started again"
         assert len(chaos.retries(folder)) <= pack_kills, "a client host that dies costs no retry"
 
 
 def test_a_short_chaos(folder, undisturbed, killed, tally):
-    """One of each kind that there is, in one run."""
+    """One fault of each kind in one run."""
     faults = [
         ("client host", Moment("coarse", 0.05)),
         ("server", Moment("coarse", 0.2)),
@@ -174,7 +174,7 @@ def test_killed_at_random_moments(seed, folder, undisturbed, killed, tally):
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_rungs_and_contests_are_struck(hosts, folder, tmp_path, killed, tally):
+def test_faults_in_rungs_and_contests(hosts, folder, tmp_path, killed, tally):
     """The driver is killed in a contest, or on a rung."""
     run_alone(tmp_path / "alone", chaos.study(text=chaos.LADDER))
     faults = [
@@ -190,7 +190,7 @@ def test_rungs_and_contests_are_struck(hosts, folder, tmp_path, killed, tally):
 @pytest.mark.chaos
 @pytest.mark.parametrize("end", ["driver, SIGKILL", "driver, Ctrl-C"])
 def test_ended_while_ray_starts(end, folder, undisturbed, tally):
-    """Before there is a pack. A Ctrl-C that comes so early ends it at once."""
+    """Before the first pack. Ctrl-C then stops the driver at once."""
     with Driver.run(folder, chaos.study()) as driver:
         driver.wait_until(
             lambda: any("raylet" in title for title in session(driver.process.pid).values()), "Ray starts"
@@ -205,8 +205,8 @@ def test_ended_while_ray_starts(end, folder, undisturbed, tally):
 
 
 @pytest.mark.chaos
-def test_a_pack_goes_on_from_its_checkpoint_when_the_driver_was_killed(folder, undisturbed, tally):
-    """Not from round 0: the checkpoint is named by what it holds, and outlives whoever wrote it."""
+def test_a_pack_resumes_from_its_checkpoint_after_the_driver_was_killed(folder, undisturbed, tally):
+    """Not from round 0: the checkpoint is named after its trials, and outlives the process that wrote it."""
     with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
         for _ in range(20):  # a pack may end between the look and the kill, and its checkpoint with it
             driver.wait_until(lambda: chaos.checkpoints(folder), "there is a checkpoint")
@@ -223,7 +223,7 @@ def test_a_pack_goes_on_from_its_checkpoint_when_the_driver_was_killed(folder, u
 
 @pytest.mark.chaos
 def test_a_client_host_that_hangs(folder, undisturbed, tally):
-    """It is there and does not answer, as behind a dead mount: it is named, and its pack is taken up elsewhere."""
+    """It is alive and does not answer, like behind a dead mount: it is named, and its pack runs elsewhere."""
     with Driver.run(folder, chaos.study(), patience_s=5.0, checkpoint_every_s=0.2) as driver:
         victim = driver.reach(IN_COARSE, "client host")
         os.kill(victim, signal.SIGSTOP)
@@ -238,7 +238,7 @@ def test_a_client_host_that_hangs(folder, undisturbed, tally):
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 def test_a_node_is_lost(seed, folder, undisturbed, tally):
-    """All its processes at once; its packs go on elsewhere. A new node takes its place while they do."""
+    """All its processes at once; its packs resume elsewhere, and a new node joins."""
     chance = random.Random(seed)
     with (
         Cluster(nodes=2, checkpoint_every_s=0.2) as cluster,
@@ -277,8 +277,8 @@ def test_the_head_is_lost(folder, undisturbed, tally):
         finished(driver, undisturbed)
 
 
-def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, capfd):
-    """Without Ray: someone who listens, then nobody."""
+def test_a_head_that_does_not_answer_is_detected(monkeypatch, capfd):
+    """Without Ray: with a listener, then without."""
     monkeypatch.setattr(head, "CHECK_EVERY_S", 0.01)
     ended = head.threading.Event()
     codes = []
@@ -301,18 +301,18 @@ def test_a_head_that_does_not_answer_is_told_from_one_that_does(monkeypatch, cap
     assert f"fedsweep: the head of the Ray cluster at {address} has not answered" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("rays", "ours"), [("", 30), ("60", 30), ("150", 120), ("20", 10)])
-def test_a_head_is_waited_for_as_long_as_ray_does_or_a_little_less(rays, ours, monkeypatch):
-    monkeypatch.setenv(head.RAY_TIMEOUT, rays)
-    assert head.timeout() == ours
+@pytest.mark.parametrize(("ray_timeout", "expected"), [("", 30), ("60", 30), ("150", 120), ("20", 10)])
+def test_the_timeout_for_the_head_is_below_rays_own(ray_timeout, expected, monkeypatch):
+    monkeypatch.setenv(head.RAY_TIMEOUT, ray_timeout)
+    assert head.timeout() == expected
 
 
 # ---- one driver at a time
 
 
 def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally, fedsweep):
-    """The second one is refused and told who runs; the first, interrupted, finishes its packs; the third does the
-    rest, and does nothing over again."""
+    """The second is refused with the name of the first; the first, interrupted, finishes its packs; the third runs the
+    other packs, and none twice."""
     with Driver.run(folder, chaos.study()) as driver:
         driver.reach(Moment("coarse", 0))
         with driver.held():
@@ -325,7 +325,7 @@ def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally, f
             assert code == 0
             assert f"running ({holder})" in out
             interrupt_once(driver)
-            wait_until(lambda: "once more to stop now" in chaos.log(folder), "it has understood")
+            wait_until(lambda: "once more to stop now" in chaos.log(folder), "the signal is handled")
         tally.add("driver, Ctrl-C", "coarse")
         assert driver.end() == 130
         assert (
@@ -335,8 +335,8 @@ def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally, f
         assert 0 < chaos.started(folder) == len(chaos.ledger(folder)[0]) < 21
     with Driver.resume(folder) as driver:
         finished(driver, undisturbed)
-    assert driver.traces.ports, "the test looked at something"
-    assert driver.traces.segments, "the test looked at something"
+    assert driver.traces.ports, "the check is not empty"
+    assert driver.traces.segments, "the check is not empty"
     assert chaos.started(folder) == 21
 
 
@@ -360,7 +360,7 @@ def remove(file: Path, chance: random.Random) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_off, remove])
 def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
-    """The server dies, and its pack finds a checkpoint that is no good: it starts again, and the log says so."""
+    """The server dies, and the checkpoint of its pack is corrupt: the pack restarts from round 0, with a log entry."""
     with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
         driver.wait_until(lambda: chaos.checkpoints(folder), "there is a checkpoint")
         with driver.held():  # so that no newer one takes its place
@@ -374,13 +374,13 @@ def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
     assert "restarts from round 0: " in chaos.log(folder)
 
 
-def test_every_flipped_bit_and_every_cut_of_a_checkpoint_is_seen(tmp_path):
-    """The round it stands for is as much a part of it as the weights are."""
+def test_every_flipped_bit_and_truncation_of_a_checkpoint_is_detected(tmp_path):
+    """Including those in the line with the round."""
     storage, keys = PackStorage(str(tmp_path)), ["a", "b"]
-    storage.save(keys, 30, b"all that is needed to go on")
+    storage.save(keys, 30, b"everything needed to resume")
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
-    assert storage.load(checkpoint_name(keys)) == (30, b"all that is needed to go on")
+    assert storage.load(checkpoint_name(keys)) == (30, b"everything needed to resume")
     cut = [whole[:length] for length in range(len(whole))]
     flipped = [
         whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
@@ -408,7 +408,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.chaos
 def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, undisturbed, tally):
-    """A sentence and code 2; what had ended is there, and when there is room the rest is done. Then the same for the
+    """One sentence and exit code 2; finished trials are kept, and with room the study finishes. Then the same for the
     tables: those that were there stay whole."""
     folder, seen = small_disk.path / "results", small_disk.seen / "results"
     there = {"wrapper": small_disk.wrapper, "seen": seen}
@@ -447,7 +447,7 @@ def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, un
 
 @pytest.mark.chaos
 def test_a_disk_that_is_full_when_a_checkpoint_is_written(small_disk, folder, undisturbed, tally):
-    """The pack goes on without one, and the log says so; the server that dies then costs the pack, not the study."""
+    """The pack continues without one, with a log entry; a server that dies then costs rounds, not the study."""
     folder.mkdir()
     (folder / PACKS).symlink_to(small_disk.path)  # checkpoints have a disk of their own, the ledger another
     with Driver.run(folder, chaos.study(), wrapper=small_disk.wrapper, checkpoint_every_s=0) as driver:
@@ -482,7 +482,7 @@ resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 4}
 @pytest.mark.chaos
 @pytest.mark.parametrize("victim", chaos.TITLES)
 def test_a_trial_that_always_kills_its_process(victim, folder, tally):
-    """One of three: tried three times in company, then alone, then given up. The others are none the worse."""
+    """One of three trials: three attempts with the others, three alone, then it fails. The others succeed."""
     with Driver.run(folder, POISONED, poison=poisoned_key(), victim=victim) as driver:
         assert driver.end() == 1, driver.said
         tally.add(f"poison, kills its {victim}", "coarse")
@@ -495,7 +495,7 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
         assert driver.end() == 0
         status = json.loads(driver.said)
     assert list(status["failed"]) == [poisoned_key()]
-    assert "actor" in status["failed"][poisoned_key()].lower(), "the reason is Ray's, of one process or another"
+    assert "actor" in status["failed"][poisoned_key()].lower(), "the reason is Ray's"
     assert [retry["trials"] for retry in status["retries"]] == [3, 3, 3, 1, 1, 1]
 
 
@@ -509,7 +509,7 @@ def poisoned_key() -> str:
 
 @pytest.mark.chaos
 def test_a_device_without_enough_memory(folder, undisturbed, tally):
-    """Packs are halved until they fit; no trial fails, and no retry is counted."""
+    """Packs are split until they fit; no trial fails, and no retry is counted."""
     with Driver.run(folder, chaos.study(), memory_for=2) as driver:
         finished(driver, undisturbed)
     tally.add("out of memory", "coarse")
@@ -545,7 +545,7 @@ def test_a_study_that_is_edited_between_runs(folder, tmp_path, tally):
 
 @pytest.mark.chaos
 def test_a_clock_that_jumps_back(folder, undisturbed, tally):
-    """By a day, in the driver and in all workers; and again before the study is taken up again."""
+    """By a day, in the driver and in all workers; and again before the study is resumed."""
     first = "import saboteur; saboteur.turn_back_the_clock({})"
     with Driver.run(
         folder, chaos.study(), first=first.format(86400), clock_back_s=86400, checkpoint_every_s=0.2
@@ -569,7 +569,7 @@ from orchestrator.execution.progress import View
 from orchestrator.study.reading import parse
 
 def open_files():
-    # of a Ray that has ended its client keeps a socket or two that lead nowhere, and that the kernel lists no more
+    # Ray's client keeps some sockets of a Ray that has ended, which the kernel no longer lists
     kinds = ("tcp", "tcp6", "udp", "udp6", "unix", "netlink")
     there = [file for kind in kinds if (file := Path("/proc/net", kind)).is_file()]
     listed = {word for file in there for word in file.read_text().split()}
@@ -592,7 +592,7 @@ for number in range(int(sys.argv[3])):
 
 @pytest.mark.chaos
 def test_twenty_studies_in_a_row_in_one_process(tmp_path, tally):
-    """Each with a Ray of its own. The first few fill caches; from then on nothing may grow."""
+    """Each with its own Ray. The first ones fill caches; after that nothing may grow."""
     command = [sys.executable, "-c", STUDIES_IN_A_ROW, POISONED, str(tmp_path), "20"]
     ran = subprocess.run(command, env=chaos.ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert ran.returncode == 0

@@ -1,4 +1,4 @@
-"""The federation on Ray: actors leave the bits of a run in one process, whatever dies on the way."""
+"""Federations: actors compute the same bits as a server in one process, also when hosts die."""
 
 import io
 import os
@@ -45,20 +45,20 @@ def trials(small_problem):
 
 @pytest.fixture(scope="module")
 def expected(trials, small_problem):
-    """What the same pack leaves in this process, without Ray."""
+    """Results of the same pack in this process, without Ray."""
     server = Server(Hosts(1))
     server.open(trials, ProblemData.of(small_problem))
     return outcomes(server.advance(ROUNDS))
 
 
 def outcomes(results) -> dict[str, tuple]:
-    """Everything but the time it took."""
+    """Everything except durations."""
     return {r.key: (r.state, r.rounds, r.metrics, r.correct) for r in results}
 
 
 @pytest.fixture(scope="module")
 def federation(local_ray):
-    """Two client hosts for five clients, reused by test after test, as packs reuse it."""
+    """Two client hosts for five clients, reused by several tests."""
     made = RayFederation(FederationSize(hosts=2, cpus_per_host=0.5))
     yield made
     made.close()
@@ -69,12 +69,12 @@ def host_pid(host) -> int:
 
 
 @pytest.mark.ray
-def test_actors_leave_the_same_bits_pack_after_pack(federation, trials, expected, small_problem):
-    """And the same actors serve another problem in between."""
+def test_actors_compute_the_same_bits_pack_after_pack(federation, trials, expected, small_problem):
+    """Also with a pack of another problem in between."""
     problems = ObjectStoreProblems()
     federation.open(trials, problems.data(small_problem))
     pids = [host_pid(host) for host in federation._hosts]
-    assert len({*pids, os.getpid()}) == 3, "hosts are processes of their own"
+    assert len({*pids, os.getpid()}) == 3, "every host has its own process"
     assert outcomes(federation.advance(ROUNDS)) == expected
 
     other = small.problem(partition="iid", clients=4)
@@ -91,7 +91,7 @@ def test_actors_leave_the_same_bits_pack_after_pack(federation, trials, expected
 
 @pytest.mark.ray
 def test_a_host_killed_between_rounds(federation, trials, expected, small_problem):
-    """It is restarted, reloads its shards and is asked again; the other host never notices."""
+    """It is restarted, reloads its rows and repeats the call; the other host is not affected."""
     federation.open(trials, ObjectStoreProblems().data(small_problem))
     federation.advance(13)
     before = [host_pid(host) for host in federation._hosts]
@@ -104,7 +104,7 @@ def test_a_host_killed_between_rounds(federation, trials, expected, small_proble
 
 @pytest.mark.ray
 def test_both_hosts_killed_while_rounds_are_running(federation, trials, expected, small_problem):
-    """Wherever in a round it strikes, the result does not show it."""
+    """At any point of a round, without an effect on the result."""
     federation.open(trials, ObjectStoreProblems().data(small_problem))
     federation.advance(2)
     before = [host_pid(host) for host in federation._hosts]
@@ -116,8 +116,8 @@ def test_both_hosts_killed_while_rounds_are_running(federation, trials, expected
 
 
 @pytest.mark.ray
-def test_a_federation_goes_on_from_a_snapshot_made_elsewhere(federation, trials, expected, small_problem):
-    """The server and the hosts that began are gone; their snapshot is enough."""
+def test_a_federation_resumes_from_a_checkpoint_of_another_process(federation, trials, expected, small_problem):
+    """The server and the hosts that started the pack are gone."""
     begun = Server(Hosts(3))
     begun.open(trials, ProblemData.of(small_problem))
     begun.advance(17)
@@ -131,7 +131,7 @@ def test_a_federation_goes_on_from_a_snapshot_made_elsewhere(federation, trials,
 
 @pytest.mark.ray
 def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, monkeypatch):
-    """Here because no node has so many processors. Nothing waits for it without end."""
+    """Here because no node has enough processors."""
     monkeypatch.setattr(timeouts, "START_S", 0.5)
     made = RayFederation(FederationSize(hosts=1, cpus_per_host=1000))
     try:
@@ -141,8 +141,7 @@ def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, mon
         made.close()
 
 
-def test_no_address_answers(monkeypatch):
-    """A wrong address is bad input like any other."""
+def test_an_address_that_does_not_answer(monkeypatch):
     from orchestrator.execution.cluster.connect import connected
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -159,7 +158,7 @@ def test_no_address_answers(monkeypatch):
 
 
 class WideReleases(ClientProgram):
-    """A client whose release has numbers of very different sizes, as float64 cannot add them in any order."""
+    """Releases with numbers of very different magnitude, whose float64 sum depends on the order."""
 
     name = "wide releases"
 
@@ -185,7 +184,7 @@ def test_the_sum_of_all_releases_is_exact(small_problem):
     ("method", "classes", "model"),
     [
         ("dp-fedsofim", 4, "softmax"),
-        ("dp-fedsofim", 62, "softmax"),  # so many that the rows of a client are cut into chunks
+        ("dp-fedsofim", 62, "softmax"),  # enough classes that the rows of a client are processed in chunks
         ("dp-fedsofim", 4, "mlp:32"),
         ("dp-fednewton", 8, "multinomial"),
         ("dp-scaffold", 4, "softmax"),
@@ -194,39 +193,39 @@ def test_the_sum_of_all_releases_is_exact(small_problem):
         ("dp-fedadamw", 4, "softmax"),
     ],
 )
-def test_clients_that_are_computed_together_leave_the_bits_they_leave_alone(method, classes, model, monkeypatch):
-    """Sixty of them, from a few rows to more than are ever put together, in whichever batches the hosts make."""
+def test_clients_computed_together_give_the_same_bits_as_alone(method, classes, model, monkeypatch):
+    """Sixty clients, from a few rows to more than a batch holds, in the batches of one host and of seven."""
     of = small.problem(f"synthetic-frozen:8000,100,12,{classes}", "dirichlet:0.3", clients=60, model=model)
     trials = [small.trial(of, method, rounds=2, every=2, seed=seed) for seed in (42, 7)]
     together, sizes = SHAPES["cpu"].rows_together, of.partition.sizes
     if classes == 4:
-        assert min(sizes) < 32 < together / 2 < max(sizes), "there are batches of many, of few and of one"
+        assert min(sizes) < 32 < together / 2 < max(sizes), "there are batches of many clients, of few and of one"
     else:
         assert len(set(SHAPES["cpu"].batches(range(60), sizes, False))) < 60, "some are computed together"
     once = small.run(trials, of)
     assert small.run(trials, of, hosts=7) == once
-    monkeypatch.setitem(SHAPES, "cpu", ByOneself(**vars(SHAPES["cpu"])))
+    monkeypatch.setitem(SHAPES, "cpu", OneClientPerBatch(**vars(SHAPES["cpu"])))
     assert small.run(trials, of) == once
 
 
-class ByOneself(Shape):
+class OneClientPerBatch(Shape):
     def batches(self, *given):
         return [((client,), rows) for clients, rows in super().batches(*given) for client in clients]
 
 
-# ---- hosts that keep clients' states, without Ray
+# ---- client states, without Ray
 
 
-@pytest.mark.parametrize("snapshot_at", [None, 5, 7])
-def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
-    """DP-SCAFFOLD's clients keep c_i. When a host is started anew, rounds are repeated from the last snapshot, or from
+@pytest.mark.parametrize("checkpoint_at", [None, 5, 7])
+def test_a_host_that_lost_its_clients_states(small_problem, checkpoint_at):
+    """DP-SCAFFOLD's clients keep c_i. When a host is restarted, rounds are repeated from the last checkpoint, or from
     the first round; the result does not show it."""
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (42, 7)]
     hosts = Hosts(3)
     server = Server(hosts)
     server.open(trials, ProblemData.of(small_problem))
-    if snapshot_at:
-        server.advance(snapshot_at)
+    if checkpoint_at:
+        server.advance(checkpoint_at)
         server.checkpoint()
     server.advance(7)
     hosts._hosts[1] = ClientHost(1)
@@ -238,8 +237,8 @@ def test_a_host_that_lost_its_clients_states(small_problem, snapshot_at):
 
 @pytest.mark.parametrize("died", [0, 1])
 @pytest.mark.parametrize("hosts", [1, 3])
-def test_a_snapshot_is_whole_though_a_host_died_before_it(small_problem, hosts, died):
-    """The rounds since the last one are repeated first: a snapshot without some clients' states is none to go on from.
+def test_a_checkpoint_is_complete_although_a_host_died_before_it(small_problem, hosts, died):
+    """The rounds since the last one are repeated first: a checkpoint without some clients' states is useless.
     It is of the round that was reached."""
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, seed=seed) for seed in (42, 7)]
     here, undisturbed = Hosts(hosts), Server(Hosts(1))
@@ -258,7 +257,7 @@ def test_a_snapshot_is_whole_though_a_host_died_before_it(small_problem, hosts, 
 
 
 def test_a_host_knows_which_round_its_states_are_from(small_problem):
-    """Of the round before the one that is asked for, or they are as good as lost."""
+    """States of another round than the previous one count as lost."""
     trial = small.trial(small_problem, "dp-scaffold")
     work = client_work([trial], ProblemData.of(small_problem), 1)
     sent = {"theta": small_problem.model.initial(1).unsqueeze(0), "c": torch.zeros(1, small_problem.model.dimension)}
@@ -271,7 +270,7 @@ def test_a_host_knows_which_round_its_states_are_from(small_problem):
     host.round(work, 3, sent, False)
 
 
-def test_a_round_that_fails_half_way_leaves_the_states_as_they_were(small_problem, monkeypatch):
+def test_a_round_that_fails_half_way_does_not_change_the_states(small_problem, monkeypatch):
     trial = small.trial(small_problem, "dp-scaffold")
     work = client_work([trial], ProblemData.of(small_problem), 1)
     sent = {"theta": small_problem.model.initial(1).unsqueeze(0), "c": torch.zeros(1, small_problem.model.dimension)}
@@ -293,8 +292,8 @@ def test_a_round_that_fails_half_way_leaves_the_states_as_they_were(small_proble
     assert torch.equal(again.total, expected.total)
 
 
-def test_seeds_that_are_almost_alike_have_noises_of_their_own(small_problem):
-    """Beyond 2^53 not every whole number is a float."""
+def test_almost_equal_seeds_have_different_noise(small_problem):
+    """Beyond 2^53 not every integer is a float."""
     trials = [small.trial(small_problem, "dp-fedfc", rounds=2, every=2, seed=2**60 + n) for n in (0, 1)]
     together = small.run(trials, small_problem)
     assert together[trials[0].key].weights != together[trials[1].key].weights
@@ -302,8 +301,8 @@ def test_seeds_that_are_almost_alike_have_noises_of_their_own(small_problem):
         assert small.run([trial], small_problem)[trial.key] == together[trial.key]
 
 
-def test_idle_hosts_do_not_speak_for_clients_of_the_pack(small_problem):
-    """Five hosts served five clients; of the next pack's two clients they know nothing, or what is out of date."""
+def test_idle_hosts_contribute_no_client_states(small_problem):
+    """Five hosts served five clients; of the next pack's two clients, three hosts have no state or an outdated one."""
     first = small.trial(small_problem, "dp-scaffold")
     two = small.problem(clients=2)
     second = small.trial(two, "dp-scaffold")
@@ -318,7 +317,7 @@ def test_idle_hosts_do_not_speak_for_clients_of_the_pack(small_problem):
     assert outcomes(resumed.advance(12)) == outcomes(server.advance(12))
 
 
-# ---- snapshots without Ray
+# ---- checkpoints, without Ray
 
 
 class Payload:
@@ -329,7 +328,7 @@ class Payload:
         return os.mkdir, (self.target,)
 
 
-def test_a_snapshot_with_code_in_it_is_refused(trials, small_problem, tmp_path):
+def test_a_checkpoint_that_contains_code_is_refused(trials, small_problem, tmp_path):
     trap, buffer = tmp_path / "sprung", io.BytesIO()
     torch.save({"t": Payload(str(trap))}, buffer)
     server = Server(Hosts(1))
@@ -339,7 +338,7 @@ def test_a_snapshot_with_code_in_it_is_refused(trials, small_problem, tmp_path):
     assert not trap.exists()
 
 
-def test_a_snapshot_of_another_pack_is_refused(trials, small_problem):
+def test_a_checkpoint_of_another_pack_is_refused(trials, small_problem):
     data = ProblemData.of(small_problem)
     server = Server(Hosts(1))
     server.open(trials[:3], data)
@@ -351,7 +350,7 @@ def test_a_snapshot_of_another_pack_is_refused(trials, small_problem):
 # ---- trials, packs, assignment
 
 
-def test_a_key_names_everything_that_can_change_a_result(small_problem):
+def test_a_key_depends_on_everything_that_can_change_a_result(small_problem):
     base = small.trial(small_problem, "dp-fedgd")
     others = [
         small.trial(small_problem, "dp-fedgd", {"learning_rate": 0.2}),
@@ -375,7 +374,7 @@ def test_a_key_names_everything_that_can_change_a_result(small_problem):
 
 
 def other_than(value, annotation):
-    """Another value of a field, whatever its type."""
+    """Another value of a field of any type."""
     if typing.get_origin(annotation) is typing.Literal:
         return next(choice for choice in typing.get_args(annotation) if choice != value)
     if isinstance(value, dict):
@@ -384,7 +383,7 @@ def other_than(value, annotation):
 
 
 def changed_in_one_field(spec):
-    """As many copies as there are fields in it and in what it is made of."""
+    """One changed copy for every field, including nested ones."""
     for name, field in type(spec).model_fields.items():
         value = getattr(spec, name)
         inner = changed_in_one_field(value) if isinstance(value, BaseModel) else [other_than(value, field.annotation)]
@@ -392,8 +391,8 @@ def changed_in_one_field(spec):
             yield spec.model_copy(update={name: other})
 
 
-def test_no_field_is_left_out_of_a_key(small_problem):
-    """Also of those that are still to come: a field that the key forgot would give one trial the row of another."""
+def test_a_key_depends_on_every_field(small_problem):
+    """Also on fields that will be added: otherwise one trial would get the ledger row of another."""
     base = small.trial(small_problem, "dp-fedgd")
     others = list(changed_in_one_field(base))
     assert len(others) > 20
@@ -402,7 +401,7 @@ def test_no_field_is_left_out_of_a_key(small_problem):
     assert read_back == [other.key for other in others]
 
 
-def test_only_like_trials_share_a_pack(small_problem):
+def test_only_similar_trials_share_a_pack(small_problem):
     base = small.trial(small_problem, "dp-fedgd")
     assert pack_group(base) == pack_group(small.trial(small_problem, "dp-fedsofim", seed=7, epsilon=1.0))
     assert pack_group(base) != pack_group(small.trial(small_problem, "dp-fedgd", rounds=13))
@@ -411,7 +410,7 @@ def test_only_like_trials_share_a_pack(small_problem):
 
 
 def test_trials_that_cannot_share_a_pack_are_refused(small_problem):
-    """A pack runs all its lanes as its first one says, rounds and data alike: a stranger must not go unseen."""
+    """A pack takes rounds and data from its first trial: a trial with others must be refused."""
     base = small.trial(small_problem, "dp-fedgd")
     strangers = [
         small.trial(small_problem, "dp-fedgd", rounds=20),
@@ -431,7 +430,7 @@ def test_a_pack_is_opened_with_its_own_data(small_problem):
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7, 20, 50])
-def test_every_client_has_one_host_and_hosts_have_like_loads(hosts):
+def test_every_client_has_one_host_and_hosts_have_similar_loads(hosts):
     sizes = np.random.default_rng(0).integers(891, 3498, 20).tolist()
     held = assign(sizes, hosts)
     assert sorted(client for clients in held for client in clients) == list(range(20))

@@ -1,4 +1,4 @@
-"""Parts of a study that were run apart are, put together, what one run would have left."""
+"""Parts of a study that were run separately and merged equal one run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from trainables.errors import UserError
 
 
 def part(folder: Path, of: Study, k: int, n: int) -> None:
-    """Every n-th cell, as `run --shard` does it."""
+    """Every n-th cell, like `run --shard`."""
     blueprint = Blueprint.draw(of)
     with Ledger.write(folder) as ledger:
         study_run._record_study(ledger, blueprint, "by hand", folder)
@@ -38,7 +38,7 @@ def shown(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
 
 
-def test_merged_parts_are_what_one_run_leaves(tmp_path):
+def test_merged_parts_equal_one_run(tmp_path):
     of = study(epsilons=[8, 4, 2])
     part(tmp_path / "whole", of, 1, 1)
     parts = [tmp_path / f"part {k}" for k in (1, 2, 3, 4)]
@@ -78,7 +78,7 @@ resources: {gpus_per_host: 0}
 
 
 @pytest.mark.ray
-def test_parts_that_were_run_and_stopped_as_commands(local_ray, tmp_path, fedsweep):
+def test_shards_that_were_stopped_and_resumed_as_commands(local_ray, tmp_path, fedsweep):
     """Two halves, of which the first is stopped before its first pack and begun again, and their merge: it is whole,
     and who computed what is known of all."""
     file = tmp_path / "two.yaml"
@@ -97,14 +97,14 @@ def test_parts_that_were_run_and_stopped_as_commands(local_ray, tmp_path, fedswe
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "1/0", "-1/4", "1/2/3"])
-def test_a_shard_that_is_none(text):
+def test_an_invalid_shard_is_refused(text):
     with pytest.raises(UserError, match=f"^shard = '{text}' is not K/N"):
         shard_of(text)
     assert (shard_of(None), shard_of("2/8")) == ((1, 1), (2, 8))
 
 
 @pytest.mark.parametrize("text", ["", "2", "h", "2w", "-1h", "0s", "nan h"])
-def test_a_time_that_is_none(text):
+def test_an_invalid_time_is_refused(text):
     with pytest.raises(UserError, match=r"stop.after"):
         seconds_of(text)
     assert [seconds_of(time) for time in (None, "30s", "90m", "2h", "1.5d")] == [None, 30, 5400, 7200, 129600]
@@ -112,7 +112,7 @@ def test_a_time_that_is_none(text):
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
-    """Whoever runs the study hears of it, once, on this machine or through the storage."""
+    """The running driver gets the request once, on this machine or through the storage."""
     monkeypatch.setattr("orchestrator.results.locations.HEARTBEAT_S", 0.01)
     where = f"file://{tmp_path}/results" if remote else str(tmp_path / "results")
     with results_location(where).open_for_writing() as running, Ledger.write(running.folder) as ledger:

@@ -57,8 +57,8 @@ resources: {gpus_per_host: 0}
 """
 
 
-def shown(folder: Path) -> dict[str, bytes]:
-    """All that holds no clock time: the tables and the chosen values."""
+def published(folder: Path) -> dict[str, bytes]:
+    """The tables and the chosen values, which contain no times."""
     files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
@@ -75,7 +75,7 @@ def expected(local_ray, tmp_path_factory) -> dict[str, bytes]:
     """The tables of a run on a local Ray."""
     folder = tmp_path_factory.mktemp("local")
     assert study_run.run(parse(STUDY, "nodes.yaml", folder), STUDY, folder, View()).complete
-    return shown(folder)
+    return published(folder)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ main()
 
 
 class Driver:
-    """`fedsweep run` on the cluster, as a process of its own."""
+    """`fedsweep run` on the cluster, in its own process."""
 
     def __init__(
         self, cluster: Cluster, study: Path, folder: Path, *options: str, on: str | None = None, **environment: str
@@ -147,7 +147,7 @@ def hosts(cluster: Cluster) -> list[int]:
     return [len(node.processes(HOST)) for node in cluster.nodes]
 
 
-def test_a_node_is_lost_in_a_round_and_another_one_comes(cluster, run, expected):
+def test_a_node_is_lost_in_a_round_and_another_one_joins(cluster, run, expected):
     """The hosts of a federation are spread, one on each node though two would fit. The one of the lost node starts
     again on another and is asked again."""
     one = ("--resource", "placement=spread", "--resource", "hosts=3", "--resource", "federations=1")
@@ -158,7 +158,7 @@ def test_a_node_is_lost_in_a_round_and_another_one_comes(cluster, run, expected)
     lost.kill()
     cluster.add(2)
     assert driver.finished()["finished"]
-    assert shown(driver.folder) == expected
+    assert published(driver.folder) == expected
 
 
 def test_a_whole_federation_is_lost(cluster, run, expected):
@@ -174,10 +174,10 @@ def test_a_whole_federation_is_lost(cluster, run, expected):
     wait_for(lambda: len(large.processes(HOST)) == 3, "the federation was on the new node", driver.alive)
     assert len(driver.finished()["retries"]) >= 1
     assert "lost, which their packs are not blamed for: node" in (driver.folder / "fedsweep.log").read_text()
-    assert shown(driver.folder) == expected
+    assert published(driver.folder) == expected
 
 
-def test_a_head_that_comes_back(study, tmp_path_factory, expected):
+def test_a_head_that_is_restarted(study, tmp_path_factory, expected):
     """Its state is in a Redis, and the driver on another node: while the head is gone the round that was begun waits,
     and nothing is begun again."""
     server = shutil.which("redis-server")
@@ -203,7 +203,7 @@ def test_a_head_that_comes_back(study, tmp_path_factory, expected):
         redis.wait()
     assert status["finished"]
     assert status["retries"] == []
-    assert shown(driver.folder) == expected
+    assert published(driver.folder) == expected
 
 
 def _listens(port: int) -> bool:
@@ -211,7 +211,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, expected):
+def test_an_autoscaler_starts_nodes_for_waiting_slots(study, tmp_path_factory, expected):
     """A head without processors, and an autoscaler that starts nodes for what waits: Ray's own, with nodes that it only
     pretends to rent. The study asks for its first node, then for a second federation's, and no more."""
     folder = tmp_path_factory.mktemp("e")
@@ -264,14 +264,14 @@ def test_a_cluster_that_grows_when_it_is_waited_for(study, tmp_path_factory, exp
             driver.end()
     finally:
         elastic.close()
-    assert shown(folder / "results") == expected
+    assert published(folder / "results") == expected
     said = (folder / "results.out").read_text()
     assert "needs 1 CPU on one node, which none has; waiting for nodes" in said
     assert "2 federations run now" in (folder / "results" / "fedsweep.log").read_text()
 
 
-def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monkeypatch, expected):
-    """Somebody has all processors; the study says who, and begins when they are free."""
+def test_a_busy_cluster_is_reported_and_waited_for(local_ray, tmp_path, monkeypatch, expected):
+    """Another job has all processors; the view names it, and the study starts when they are free."""
     monkeypatch.setattr(ray_backend, "REPORT_BUSY_EVERY_S", 0.0)
     monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.1)
     other = placement_group([{"CPU": 2}])
@@ -286,7 +286,7 @@ def test_a_busy_cluster_is_waited_for_with_a_sentence(local_ray, tmp_path, monke
 
     assert study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Hears()).complete
     assert any(sentence.startswith("the cluster is busy: no node has room for a federation") for sentence in said)
-    assert shown(tmp_path) == expected
+    assert published(tmp_path) == expected
 
 
 def test_two_studies_share_a_cluster(study, tmp_path, tmp_path_factory, expected):
@@ -319,7 +319,7 @@ def test_two_studies_share_a_cluster(study, tmp_path, tmp_path_factory, expected
             driver.end()
         cluster.close()
     for name in ("first", "second", "third", "fourth"):
-        assert shown(tmp_path / name) == expected
+        assert published(tmp_path / name) == expected
 
 
 EIGHT = """\
@@ -339,7 +339,7 @@ resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 1}
 
 
 @pytest.mark.timeout(900)
-def test_eight_federations_compute_at_once_and_leave_what_one_leaves(tmp_path, tmp_path_factory):
+def test_eight_federations_compute_at_once_with_the_results_of_one(tmp_path, tmp_path_factory):
     """On a Ray that was told of eight processors: eight client hosts, each a process, are stopped in the middle of a
     round, so all eight compute at one moment; then they go on."""
     study = tmp_path / "eight.yaml"
@@ -356,10 +356,10 @@ def test_eight_federations_compute_at_once_and_leave_what_one_leaves(tmp_path, t
                 driver.end()
     finally:
         cluster.close()
-    assert shown(tmp_path / "with-8") == shown(tmp_path / "with-1")
+    assert published(tmp_path / "with-8") == published(tmp_path / "with-1")
 
 
-SHIP = """
+COPIES = """
 import json, ray, small
 from orchestrator.execution.cluster.connect import connected
 from trainables.federation.federation_size import FederationSize
@@ -382,9 +382,9 @@ with connected({address!r}):
 """
 
 
-def test_shards_go_once_to_every_node(cluster, repository):
-    """Through the object store: as many copies as nodes that need one, however many hosts a node has."""
-    script = SHIP.format(address=cluster.address, hosts=4)
+def test_arrays_are_copied_once_to_every_node(cluster, repository):
+    """Through the object store: one copy per node that needs it, for any number of hosts."""
+    script = COPIES.format(address=cluster.address, hosts=4)
     out = subprocess.check_output(
         [sys.executable, "-c", script],
         env={**cluster.environment, "PYTHONPATH": str(repository / "tests")},
@@ -401,7 +401,7 @@ def test_shards_go_once_to_every_node(cluster, repository):
 
 @pytest.fixture
 def large(tmp_path) -> Path:
-    """1.1 GB of features in a file; three classes that are not hard to tell apart."""
+    """1.1 GB of features in a file; three classes that are easy to separate."""
     rng = np.random.default_rng(5)
     rows, features = 280_000, 1000
     y = rng.integers(0, 3, rows)
@@ -415,7 +415,7 @@ def large(tmp_path) -> Path:
     return path
 
 
-def test_data_larger_than_any_node_holds(large, tmp_path, tmp_path_factory):
+def test_data_larger_than_the_memory_of_any_node(large, tmp_path, tmp_path_factory):
     """Eleven times an object store, spread over four nodes: every host reads its clients' rows from the file, and
     no process has ever held as much as there is."""
     study = tmp_path / "large.yaml"
@@ -454,11 +454,11 @@ resources: {{gpus_per_host: 0, hosts: 4, placement: spread}}
     assert not too_much, most
     with Ledger.read(tmp_path / "results") as ledger:
         confirmed = [row.accuracy for row in ledger.rows(ledger.outcomes()).values() if row.rounds == 5]
-    assert min(confirmed) > 60, "a third would be chance"
+    assert min(confirmed) > 60, "chance is a third"
 
 
-def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_path, monkeypatch, expected):
-    """Planned for two cores, of which one is gone when the first pack starts: nothing waits for ever."""
+def test_federations_get_smaller_after_nodes_are_lost(local_ray, tmp_path, monkeypatch, expected):
+    """Planned for two cores, one of which is lost when the first pack starts."""
     plans = []
     there = lambda: [{"CPU": 1.0 if plans else 2.0}]  # noqa: E731
     monkeypatch.setattr(nodes, "alive_and_dead", lambda: (there(), set()))
@@ -472,11 +472,11 @@ def test_federations_get_smaller_where_nodes_are_gone_for_good(local_ray, tmp_pa
 
     assert study_run.run(parse(STUDY, "nodes.yaml", tmp_path), STUDY, tmp_path, Plans()).complete
     assert plans == [(1, 2), (1, 1)]
-    assert shown(tmp_path) == expected
+    assert published(tmp_path) == expected
 
 
-def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
-    """Planned for one core; from the second look on there are two."""
+def test_nodes_that_join_are_used(local_ray, tmp_path, monkeypatch):
+    """Planned for one core; from the second check on there are two."""
     looks = iter([1.0])
     monkeypatch.setattr(nodes, "alive_and_dead", lambda: ([{"CPU": next(looks, 2.0)}], set()))
     monkeypatch.setattr(nodes, "free_resources", lambda: [{"CPU": 1.0}])
@@ -491,7 +491,7 @@ def test_nodes_that_come_are_used(local_ray, tmp_path, monkeypatch):
     assert max(most) == 2
 
 
-def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
+def test_no_node_has_room_any_more(local_ray, tmp_path, monkeypatch):
     rooms = iter([2.0])
     monkeypatch.setattr(nodes, "alive_and_dead", lambda: ([{"CPU": next(rooms, 0.0)}], set()))
     monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
@@ -501,7 +501,7 @@ def test_nobody_has_room_any_more(local_ray, tmp_path, monkeypatch):
 
 
 class Desk:
-    """Gives one pack and keeps what is said of it. Its methods are called as an actor's."""
+    """Offers one pack and records the reports, with the interface of an actor."""
 
     def __init__(self, trials, data, resume_from: str = "") -> None:
         self.orders, self.reports = [Order(1, pickle.dumps(trials), resume_from=resume_from, data=data)], []
@@ -515,7 +515,7 @@ class Desk:
 
 @pytest.fixture
 def ran(local_ray, small_problem, monkeypatch):
-    """A slot as Tune makes it, in this process, which runs one pack and would save after every look at the clock."""
+    """A slot in this process, which runs one pack and writes a checkpoint after every chunk."""
     monkeypatch.setattr(pack_runner, "CHECKPOINT_EVERY_S", -1.0)
     monkeypatch.setattr(pack_runner, "CHECKPOINT_SHARE", 1e9)
     monkeypatch.setattr(pack_runner, "CHUNK_S", 0.0)
@@ -540,8 +540,8 @@ def bits(desk: Desk) -> dict:
     return {lane.key: (lane.state, lane.rounds, lane.metrics, lane.correct) for lane in desk.lanes}
 
 
-def test_a_pack_saves_only_where_it_can(ran, tmp_path):
-    """A node that does not see the driver's folder leaves no checkpoints, instead of failing with each."""
+def test_checkpoints_are_written_only_if_the_folder_is_reachable(ran, tmp_path):
+    """On a node that does not see the driver's folder, no checkpoint is written, and nothing fails."""
     trials, desk = ran(PackStorage(str(tmp_path)))
     name = checkpoint_name(trial.key for trial in trials)
     assert (desk.reports[-1].kind, desk.reports[-1].checkpoint) == ("ended", name)
@@ -550,8 +550,8 @@ def test_a_pack_saves_only_where_it_can(ran, tmp_path):
     assert (desk.reports[-1].kind, desk.reports[-1].checkpoint) == ("ended", "")
 
 
-def test_a_pack_goes_on_from_its_checkpoint_and_so_does_a_part_of_it(ran, tmp_path):
-    """On a round between two evaluations, with clients that keep state: the same bits, whole or split."""
+def test_a_pack_and_a_part_of_it_resume_from_its_checkpoint(ran, tmp_path):
+    """Between two evaluations, with client states: the same bits, whole or split."""
     storage = PackStorage(str(tmp_path))
     trials, desk = ran(storage)
     name, whole = checkpoint_name(trial.key for trial in trials), bits(desk)
@@ -564,8 +564,8 @@ def test_a_pack_goes_on_from_its_checkpoint_and_so_does_a_part_of_it(ran, tmp_pa
     assert not any(report.notes for report in desk.reports)
 
 
-def test_a_checkpoint_that_is_out_of_reach(ran, tmp_path):
-    """The pack was saved on another node, whose folder this one does not see: it starts again, with the same bits."""
+def test_a_checkpoint_that_cannot_be_reached(ran, tmp_path):
+    """The pack was saved on another node, whose folder this one does not see: it restarts, with the same bits."""
     trials, first = ran(PackStorage(str(tmp_path)))
     _, again = ran(PackStorage(str(tmp_path / "elsewhere")), checkpoint_name(trial.key for trial in trials))
     assert bits(again) == bits(first)
@@ -573,8 +573,8 @@ def test_a_checkpoint_that_is_out_of_reach(ran, tmp_path):
     assert notes == ["pack of 3 trials restarts from round 0: no checkpoint"]
 
 
-def test_a_checkpoint_that_is_of_another_pack(ran, tmp_path):
-    """It reads well, and nobody can go on from it: the pack starts again, with the same bits."""
+def test_a_checkpoint_that_cannot_be_used(ran, tmp_path):
+    """It is readable but does not fit: the pack restarts, with the same bits."""
     storage = PackStorage(str(tmp_path))
     trials, first = ran(storage)
     name = checkpoint_name(trial.key for trial in trials)

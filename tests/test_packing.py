@@ -99,7 +99,7 @@ def test_how_many_federations_fit_on_gpus(node, settings, expected):
         ([], {}, "needs 1 CPU on one node"),
     ],
 )
-def test_what_does_not_fit_is_said(nodes, settings, sentence):
+def test_federations_that_do_not_fit_are_refused(nodes, settings, sentence):
     with pytest.raises(UserError, match=f"^resources: .*{re.escape(sentence)}"):
         fitting(*nodes, **settings)
 
@@ -127,7 +127,7 @@ def test_lanes_that_fit_a_gpu():
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=600), st.booleans())
 def test_every_client_is_in_one_batch(sizes, apart):
-    """On a CPU and on a GPU, with room for its rows; on a CPU the room depends on nobody else."""
+    """On a CPU and on a GPU, with room for its rows; on a CPU the padding does not depend on other clients."""
     clients = list(range(len(sizes)))
     for device in ("cpu", "cuda"):
         batches = SHAPES[device].batches(clients, sizes, apart)
@@ -172,11 +172,11 @@ def test_sizes_of_packs(small_problem, count, lanes, federations, expected):
     members = trials(small_problem, count)
     packs = make_packs(members, size(lanes, federations))
     assert [len(pack) for pack in packs] == expected
-    assert [trial for pack in packs for trial in pack] == members, "in the order given"
+    assert [trial for pack in packs for trial in pack] == members, "in the given order"
 
 
-def test_packs_never_mix_what_cannot_be_computed_together(small_problem):
-    """Other data, other client programs, other rounds, other evaluations, however the trials come mixed."""
+def test_packs_contain_only_trials_that_can_share_one(small_problem):
+    """Trials differ in data, client program, rounds or evaluation, in any order."""
     other = small.problem(partition="iid", clients=4)
     like = [
         trials(small_problem, 3),
@@ -218,11 +218,11 @@ def test_every_trial_is_in_one_pack(counts, lanes, federations):
 
 
 def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
-    """Half of it at most; a study that says how many lanes is obeyed, and a GPU counts for itself."""
+    """At most half of it; a study may set the number of lanes, and a GPU checks its own memory."""
     settings, gib = ResourceSettings(), 2**30
     nodes = [{**cpus(2), "memory": 16.0 * gib}]
     size = cluster_capacity(nodes, settings, 20)
-    assert host_memory.within_memory(size, settings, 650, nodes) == size, "a small head never notices"
+    assert host_memory.within_memory(size, settings, 650, nodes) == size, "a small model is not limited"
     large = host_memory.within_memory(size, settings, 10**7, nodes)
     assert 1 <= large.lanes_per_pack < size.lanes_per_pack
     assert host_memory.lanes_bytes(large, 10**7) <= 8 * gib
@@ -232,10 +232,10 @@ def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
     gpu = cluster_capacity([{"CPU": 1, "GPU": 1}], ResourceSettings(gpus_per_host=1), 20)
     assert host_memory.within_memory(gpu, ResourceSettings(gpus_per_host=1), 10**9, nodes) == gpu
     monkeypatch.setattr(host_memory, "machine_bytes", lambda: 16 * gib)
-    assert host_memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's"
+    assert host_memory.within_memory(size, settings, 10**7) == large, "without nodes, this machine's memory counts"
 
 
-def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
+def test_a_plan_warns_if_memory_is_missing(tmp_path, monkeypatch):
     text = "name: wide\ndata: ['synthetic-frozen:400,100,64,10']\nclients: 4\nmethods: [dp-fedgd]\nepsilons: [1]\n"
     text += "model: mlp:99999\nresources: {hosts: 1, lanes_per_pack: LANES}\n"
     monkeypatch.setattr("orchestrator.execution.planning.machine_bytes", lambda: 23 * 2**30)
@@ -248,8 +248,8 @@ def test_a_plan_says_what_a_machine_does_not_have(tmp_path, monkeypatch):
     assert "more than" not in modest.as_text()
 
 
-def test_gpus_without_a_processor_beside_them_are_of_no_use():
-    """Nor do they keep a study from the processors of other nodes."""
+def test_gpus_of_nodes_without_a_free_processor_are_not_used():
+    """The study then uses the processors of other nodes."""
     assert fitting({"CPU": 4}, {"GPU": 8}) == (1, 4)
     on_cpus = cluster_capacity([{"CPU": 4}], ResourceSettings(), 20)
     assert on_cpus.prefers_gpus

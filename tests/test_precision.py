@@ -62,7 +62,7 @@ def test_sums_agree_with_double_precision(precision, shape, device):
     length = torch.tensor([len(y) for _, y in parts]).view(-1, 1, 1) * clip.view(1, -1, 1)
     off = (found.cpu() - expected).norm(dim=2, keepdim=True) / length
     assert (off <= ROUNDING[precision]).all()
-    assert precision == "float32" or (off > 1e-5).any(), "it was rounded at all"
+    assert precision == "float32" or (off > 1e-5).any(), "the rounding has an effect"
     assert seen is not None
     assert torch.isfinite(seen.loss).all()
 
@@ -103,7 +103,7 @@ def test_nothing_becomes_longer_than_the_clip(precision, shape, device):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_lane_does_not_depend_on_its_company(precision, shape, device):
+def test_a_lane_does_not_depend_on_other_lanes(precision, shape, device):
     head, parts, theta, clip = case(*SHAPES[shape], rows=(300, 130), lanes=70)
     theta, clip, shard = theta.to(device), clip.to(device), Shard.build(parts, device, precision=precision)
     together, _ = head.clipped_gradient_sum(shard, theta, clip)
@@ -138,7 +138,7 @@ def test_rounding_by_hand():
 # ---- everywhere
 
 
-def test_few_rows_at_a_time_are_never_added_to_very_many_weights():
+def test_chunks_with_few_rows_are_avoided_for_many_weights():
     """With a thousand classes a chunk of all clients would hold 128 rows of each: then clients come one by one."""
     from trainables.models.lanes import MIN_ROWS
     from trainables.models.lanes import SHAPES as DEVICES
@@ -149,7 +149,7 @@ def test_few_rows_at_a_time_are_never_added_to_very_many_weights():
     assert DEVICES["cpu"].chunk(1000, 20) == (20, 64)
 
 
-def test_it_is_part_of_a_trial_and_older_trials_keep_their_keys(small_problem):
+def test_the_precision_is_part_of_a_trials_key(small_problem):
     trial = small.trial(small_problem, "dp-fedgd")
     others = [trial.model_copy(update={"precision": precision}) for precision in ("tf32", "bf16")]
     assert len({one.key for one in (trial, *others)}) == 3
@@ -158,7 +158,7 @@ def test_it_is_part_of_a_trial_and_older_trials_keep_their_keys(small_problem):
     assert trial.model_copy(update={"precision": "float32"}).key == trial.key
 
 
-def test_other_heads_refuse_it(small_problem):
+def test_other_models_refuse_it(small_problem):
     trial = small.trial(small_problem, "dp-fedgd").model_copy(update={"precision": "bf16"})
     other = trial.model_copy(update={"problem": trial.problem.model_copy(update={"model": "mlp:4"})})
     with pytest.raises(UserError, match="precision = 'bf16' needs the model softmax; 'mlp:4' uses float32"):
@@ -168,7 +168,7 @@ def test_other_heads_refuse_it(small_problem):
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "dp-fedfc", "dp-fednew", "dp-fednew-fc", "dp-ls"])
-def test_methods_that_look_at_more_than_gradients_run_in_it(name, small_problem):
+def test_methods_that_use_more_than_gradients_run_in_reduced_precision(name, small_problem):
     trials = [
         small.trial(small_problem, name).model_copy(update={"precision": precision}) for precision in ("tf32", "bf16")
     ]
@@ -177,8 +177,8 @@ def test_methods_that_look_at_more_than_gradients_run_in_it(name, small_problem)
         assert found is not None
 
 
-def test_a_host_that_has_rows_of_one_precision_loads_them_anew_for_another(small_problem):
-    """Packs follow one another on the same host: what the first has loaded is not what the second computes on."""
+def test_a_host_reloads_its_rows_for_another_precision(small_problem):
+    """Two packs on the same host: the rows of the first are not used for the second."""
     trial = small.trial(small_problem, "dp-fedgd")
     alone, shared = {}, Server(Hosts(1))
     for precision in ("float32", "bf16", "float32"):
@@ -237,7 +237,7 @@ def test_the_packaged_study_can_be_read():
     ]
 
 
-def test_its_name_is_in_the_tables():
+def test_the_precision_is_part_of_the_label():
     methods = ["dp-fedgd", {"dp-fedgd": {"precision": "bf16"}}]
     study = Study.model_validate(
         {"name": "a", "data": [{"source": "synthetic-frozen:200,20,4,3"}], "methods": methods, "epsilons": [1]}

@@ -1,4 +1,4 @@
-"""A model comes out: it says of features as they came what the server said of them, and it knows its account."""
+"""Saved models predict like the server did, from features without preprocessing, and carry their privacy account."""
 
 import json
 import zipfile
@@ -31,7 +31,7 @@ def trained(model="softmax", epsilon=8.0, **update):
 
 @pytest.mark.parametrize("model", ["softmax", "mlp:3", "multinomial"])
 @pytest.mark.parametrize("update", [{}, BETTER], ids=["plain", "centred"])
-def test_it_predicts_as_it_was_judged(model, update, tmp_path):
+def test_it_predicts_as_it_was_evaluated(model, update, tmp_path):
     run, came = trained(model, **update)
     saved_model(run, came, secret=False).save(tmp_path / "m.npz")
     saved = SavedModel.load(tmp_path / "m.npz")

@@ -1,4 +1,4 @@
-"""Packs, with the cluster played by the test: who gets what next, and what becomes of what fails."""
+"""The scheduler on a simulated cluster: which pack runs next, and what follows from failures."""
 
 import time
 from collections import Counter
@@ -23,7 +23,7 @@ from trainables.federation.trial_spec import TrialSpec
 
 
 class Cluster:
-    """Slots that take packs and answer them at once, with no Ray between."""
+    """A cluster whose slots run packs at once, without Ray."""
 
     def __init__(self, folder: Path, of: Study, lanes: int = 128, federations: int = 1, storage=None) -> None:
         self._writing = Ledger.write(folder)
@@ -45,27 +45,27 @@ class Cluster:
         self.scheduler.close()
         self._writing.__exit__(*error)
 
-    def lay_out(self) -> None:
+    def offer(self) -> None:
         self.desk += self.scheduler.next_orders()
 
     def take(self, slot: str = "slot", node: str = "node") -> tuple[int, list[TrialSpec]] | None:
-        """The number of the pack that a slot begins, and its trials; None: there is none."""
-        self.lay_out()
+        """The number and the trials of the pack that a slot starts; None if no pack is offered."""
+        self.offer()
         if not self.desk:
             return None
         order = self.desk.pop(0)
         self.report(order.number, "started", slot=slot, node=node)
         return order.number, order.trials
 
-    def report(self, number: int, kind: str, slot: str = "slot", **said) -> None:
-        self.scheduler.receive([Report(slot, number, kind, **said)])
+    def report(self, number: int, kind: str, slot: str = "slot", **fields) -> None:
+        self.scheduler.receive([Report(slot, number, kind, **fields)])
 
     def complete(self, number: int, trials, judge) -> None:
         lanes = [lane_result(trial, judge(trial)) for trial in trials]
         self.report(number, "ended", round=trials[0].rounds, computing_s=1.0, lanes=lanes)
 
     def run(self, judge, fails=lambda pack: False) -> list[int]:
-        """To the end; the sizes of the packs, every attempt counted."""
+        """Run to the end; the size of the pack in every attempt."""
         sizes = []
         while not self.scheduler.stopping and (found := self.take()):
             number, pack = found
@@ -86,7 +86,7 @@ def lane_result(trial: TrialSpec, outcome) -> LaneResult:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 16, 128])
-def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
+def test_results_do_not_depend_on_the_size_of_packs(tmp_path, lanes):
     with Cluster(tmp_path / "packs", study(), lanes) as cluster:
         sizes = cluster.run(near(0.3))
         assert max(sizes) <= lanes
@@ -94,41 +94,41 @@ def test_packs_of_any_size_come_to_the_same(tmp_path, lanes):
         assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
 
 
-@pytest.mark.parametrize("how", ["said", "killed"])
-def test_what_does_not_fit_any_more_goes_on_from_its_checkpoint(tmp_path, how):
-    """Memory may run out hours after a pack began."""
+@pytest.mark.parametrize("how", ["reported", "killed"])
+def test_a_pack_that_runs_out_of_memory_late_resumes_in_parts(tmp_path, how):
+    """Memory may run out hours after a pack started."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=4) as cluster:
         number, pack = cluster.take()
         saved = checkpoint_name([trial.key for trial in pack])
         cluster.report(number, "progress", round=2, running=len(pack), checkpoint=saved)
-        if how == "said":
+        if how == "reported":
             cluster.report(number, "too large", fits=1)
         else:
             cluster.scheduler.slot_failed("slot", Failure("killed", "out of memory"))
         mine = {trial.key for trial in pack}
-        cluster.scheduler.queue.resize(len(pack))  # as many slots as parts: all are laid out
-        cluster.lay_out()
+        cluster.scheduler.queue.resize(len(pack))  # as many slots as parts: all are offered
+        cluster.offer()
         parts = [order for order in cluster.desk if {trial.key for trial in order.trials} <= mine]
         assert len(parts) > 1
         assert {order.resume_from for order in parts} == {saved}
 
 
-def test_nodes_that_vanish_cost_no_try_however_many(tmp_path):
-    """What Ray says at first is that somebody does not answer; that the node has gone it says later."""
+def test_lost_nodes_do_not_count_as_failed_attempts(tmp_path):
+    """Ray first reports that an actor does not answer, and only later that its node is lost."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         size = len(cluster.take(node="spot 0")[1])
         for lost in range(6):
             cluster.scheduler.slot_failed("slot", Failure("The actor is unavailable: Socket closed"))
             cluster.scheduler.lost_nodes.add(f"spot {lost}")
-            assert len(cluster.take(node=f"spot {lost + 1}")[1]) == size, "still whole"
-        for _ in range(3):  # the last node is there, and fails it
+            assert len(cluster.take(node=f"spot {lost + 1}")[1]) == size, "not split"
+        for _ in range(3):  # the last node is alive, and fails the pack
             cluster.scheduler.slot_failed("slot", Failure("died"))
             found = cluster.take(node="spot 6")
         assert len(found[1]) < size
 
 
-def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
-    """Those that wait, too, and only those of their kind; trials and results stay what they were."""
+def test_packs_that_do_not_fit_into_memory_are_made_smaller(tmp_path):
+    """So are waiting packs of the same group, and no others; trials and results do not change."""
     with Cluster(tmp_path / "small", study(), lanes=128) as cluster:
         sizes = []
         while found := cluster.take():
@@ -144,7 +144,7 @@ def test_packs_that_do_not_fit_the_memory_are_made_smaller(tmp_path):
         assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
 
 
-def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
+def test_a_trial_that_does_not_fit_alone_fails(tmp_path):
     with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
         number, pack = cluster.take()
         cluster.report(number, "too large", fits=0)
@@ -152,10 +152,10 @@ def test_a_trial_that_does_not_fit_alone_has_failed(tmp_path):
         assert (row.state, row.reason) == ("failed", "one lane does not fit into the device's memory")
 
 
-def test_what_waits_for_what(tmp_path):
-    """Three coarse trials, a pack each, on two federations: one pack lies ready beside those that are worked on."""
+def test_the_fine_stage_waits_for_all_coarse_trials(tmp_path):
+    """Three coarse trials, a pack each, on two federations: one pack is offered while two run."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
-        cluster.scheduler.queue.pace = 0.0  # short ones
+        cluster.scheduler.queue.pace = 0.0  # short packs
         first, second, third = (cluster.take() for _ in range(3))
         assert cluster.take() is None
         cluster.complete(*first, near(0.3))
@@ -166,23 +166,24 @@ def test_what_waits_for_what(tmp_path):
         assert cluster.scheduler.over
 
 
-def test_no_more_packs_lie_ready_than_there_are_slots(tmp_path):
-    """Short ones, so that nobody waits for the driver; long ones only for idle slots: they can still be cut."""
+def test_at_most_one_pack_per_slot_is_offered(tmp_path):
+    """Short packs in advance, so that no slot waits for the driver; long ones only to idle slots, because they can be
+    split until then."""
     with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
-        cluster.lay_out()
+        cluster.offer()
         assert len(cluster.desk) == 2
-        cluster.lay_out()
+        cluster.offer()
         assert len(cluster.desk) == 2
         cluster.take()
-        cluster.lay_out()
-        assert len(cluster.desk) == 1, "nobody knows yet how long they take"
+        cluster.offer()
+        assert len(cluster.desk) == 1, "the duration is not known yet"
         cluster.scheduler.queue.pace = 0.0
-        cluster.lay_out()
+        cluster.offer()
         assert len(cluster.desk) == 2
 
 
 def test_the_longest_packs_come_first(tmp_path):
-    """Five times the local steps, five times the work: whichever method the study names first."""
+    """Five times the local steps are five times the work. The order of methods in the study does not matter."""
     grid = {"client_learning_rate": [0.1, 0.2]}
     long = {"name": "dp-fedavg", "fixed": {"local_steps": 5}, "coarse": grid, "fine": grid}
     with Cluster(tmp_path, study(methods=[GD, long]), lanes=1) as cluster:
@@ -190,7 +191,7 @@ def test_the_longest_packs_come_first(tmp_path):
         assert trial.method == "dp-fedavg"
 
 
-def test_what_a_stage_waits_for_comes_before_what_none_does(tmp_path):
+def test_packs_that_a_stage_waits_for_come_before_confirm_runs(tmp_path):
     """Four cells, three waves of packs a stage and one to confirm, all of one length: no slot is ever idle, which
     it would be in the last if some cells were confirmed before others have searched."""
     with Cluster(tmp_path, slots.study(8, 3), lanes=1, federations=8) as cluster:
@@ -202,8 +203,8 @@ def test_what_a_stage_waits_for_comes_before_what_none_does(tmp_path):
         assert waves == [8] * 7
 
 
-def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):
-    """The fine stage of the quick cell starts while the last coarse pack of the other is still worked on."""
+def test_cells_do_not_wait_for_one_another(tmp_path):
+    """The fine stage of the quick cell starts while the last coarse pack of the other still runs."""
     with Cluster(tmp_path, study(), lanes=1, federations=3) as cluster:
         cluster.scheduler.queue.pace = 0.0
         held = next(found for found in iter(cluster.take, None) if found[1][0].method == "dp-fedsofim")
@@ -214,34 +215,34 @@ def test_a_cell_goes_on_while_another_has_not_ended(tmp_path):
                     cluster.complete(number, pack.trials, near(0.3))
             while found := cluster.take():
                 cells.append((found[1][0].method, found[1][0].rounds))
-        assert ("dp-fedgd", 6) in cells, "even its confirm runs"
+        assert ("dp-fedgd", 6) in cells, "including its confirm runs"
         assert ("dp-fedsofim", 6) not in cells
 
 
 def of_many(trials: int) -> Study:
-    """One cell with so many coarse trials."""
+    """One cell with this many coarse trials."""
     axis = [0.001 * (k + 1) for k in range(trials)]
     return study(methods=[{"name": "dp-fedgd", "coarse": {"learning_rate": axis}, "fine": {"learning_rate": [0.1]}}])
 
 
-def test_idle_slots_get_parts_of_what_is_left(tmp_path):
-    """In whole blocks of 16 lanes, and only where a pack takes long enough."""
+def test_waiting_packs_are_split_for_idle_slots(tmp_path):
+    """Into whole blocks of 16 lanes, and only if the pack takes long enough."""
     with Cluster(tmp_path / "four", of_many(64), federations=4) as cluster:
         cluster.scheduler.queue.capacity = Capacity(FederationSize(), 1, 128)
         cluster.scheduler._queue_new_trials()
-        assert [len(pack) for pack in cluster.scheduler.queue.packs] == [64], "cut when there was one slot"
+        assert [len(pack) for pack in cluster.scheduler.queue.packs] == [64], "packed for one slot"
         cluster.scheduler.queue.capacity = Capacity(FederationSize(), 4, 128)
-        cluster.lay_out()
+        cluster.offer()
         assert [len(order.trials) for order in cluster.desk] == [16] * 4
     with Cluster(tmp_path / "quick", of_many(64)) as cluster:
         cluster.scheduler._queue_new_trials()
-        cluster.scheduler.queue.pace = 0.0  # what was like it took no time at all
+        cluster.scheduler.queue.pace = 0.0  # similar packs took no time
         cluster.scheduler.queue.capacity = Capacity(FederationSize(), 3, 128)
-        cluster.lay_out()
-        assert len(cluster.desk) == 1, "it does not pay"
+        cluster.offer()
+        assert len(cluster.desk) == 1, "splitting is not worthwhile"
 
 
-def test_the_last_packs_are_cut_so_that_all_slots_end_together(tmp_path):
+def test_the_last_packs_are_split_so_that_all_slots_end_together(tmp_path):
     """Seven packs of a hundred seconds on four slots: without a cut the last three would leave a slot idle. What
     is cut a second time ends no sooner, so it is not."""
     with Cluster(tmp_path, of_many(7 * 64), lanes=64, federations=4) as cluster:
@@ -249,7 +250,7 @@ def test_the_last_packs_are_cut_so_that_all_slots_end_together(tmp_path):
         cluster.scheduler.queue.pace = 100 / cluster.scheduler.queue.packs[0].work
         for n in range(4):
             assert len(cluster.take(f"slot {n}")[1]) == 64
-        assert cluster.take() is None, "long ones do not lie ready"
+        assert cluster.take() is None, "long packs are not offered in advance"
         lengths = []
         for _ in range(3):  # waves
             wave, pace = list(cluster.scheduler.in_flight.items()), cluster.scheduler.queue.pace
@@ -263,19 +264,19 @@ def test_the_last_packs_are_cut_so_that_all_slots_end_together(tmp_path):
         assert lengths == [16] * 12, "three quarters of a pack for each slot"
 
 
-def test_more_slots_are_of_use_where_what_waits_can_be_cut(tmp_path):
+def test_more_slots_can_be_used_if_waiting_packs_can_be_split(tmp_path):
     with Cluster(tmp_path, of_many(128), lanes=64, federations=1) as cluster:
         cluster.take()
         assert len(cluster.scheduler.queue.packs) == 1, "a pack of 64: four blocks of lanes"
         assert [cluster.scheduler.can_use(slots) for slots in (1, 5, 6)] == [True, True, False]
         cluster.scheduler.queue.pace = 0.0
-        assert [cluster.scheduler.can_use(slots) for slots in (2, 3)] == [True, False], "short ones are not cut"
+        assert [cluster.scheduler.can_use(slots) for slots in (2, 3)] == [True, False], "short packs are not split"
 
 
-def test_where_devices_have_come_packs_in_flight_end_and_no_other_begins(tmp_path):
+def test_when_gpus_join_packs_in_flight_end_and_no_other_starts(tmp_path):
     with Cluster(tmp_path, study(), lanes=2) as cluster:
         found = cluster.take()
-        cluster.lay_out()
+        cluster.offer()
         cluster.scheduler.moving_to_gpus = True
         cluster.scheduler.withdraw([order.number for order in cluster.desk])
         cluster.desk.clear()
@@ -286,20 +287,20 @@ def test_where_devices_have_come_packs_in_flight_end_and_no_other_begins(tmp_pat
         assert not cluster.scheduler.sweep.finished
 
 
-def test_nodes_that_come_get_their_share_of_what_waits(tmp_path):
+def test_waiting_trials_are_packed_again_for_nodes_that_join(tmp_path):
     with Cluster(tmp_path, of_many(96), lanes=48) as cluster:
         _, pack = cluster.take()
         assert len(pack) == 48
         cluster.scheduler.queue.resize(3)
         assert [len(pack) for pack in cluster.scheduler.queue.packs] == [16, 16, 16]
-        cluster.lay_out()
-        assert len(cluster.desk) == 2, "for the two that have come"
+        cluster.offer()
+        assert len(cluster.desk) == 2, "for the two new slots"
 
 
 def test_nothing_starts_after_one_ctrl_c(tmp_path):
     with Cluster(tmp_path, study(), lanes=2, federations=2) as cluster:
         first, second = cluster.take(), cluster.take()
-        cluster.lay_out()
+        cluster.offer()
         cluster.scheduler.stopping = True
         cluster.scheduler.withdraw([order.number for order in cluster.desk])
         cluster.desk.clear()
@@ -308,39 +309,39 @@ def test_nothing_starts_after_one_ctrl_c(tmp_path):
         assert not cluster.scheduler.over
         cluster.complete(*second, near(0.3))
         assert cluster.scheduler.over
-        assert len(cluster.ledger.outcomes()) == 4, "the packs in flight are kept"
+        assert len(cluster.ledger.outcomes()) == 4, "results of the packs in flight are recorded"
 
 
-def test_a_pack_that_fails_is_split_until_the_culprit_stands_alone(tmp_path):
-    def culprit(pack) -> bool:
+def test_a_failing_pack_is_split_until_the_failing_trial_is_alone(tmp_path):
+    def is_faulty(pack) -> bool:
         return any(t.hyperparameters["learning_rate"] == 0.1 and t.method == "dp-fedsofim" for t in pack)
 
     with Cluster(tmp_path, study()) as cluster:
-        sizes = cluster.run(near(0.3), culprit)
-        assert sizes[:4] == [7, 7, 7, 3], "three tries, then halves"
+        sizes = cluster.run(near(0.3), is_faulty)
+        assert sizes[:4] == [7, 7, 7, 3], "three attempts, then halves"
         assert cluster.scheduler.sweep.finished
         states = Counter(state for state, _, _ in cluster.ledger.outcomes().values())
         assert states["failed"] == 2, "learning rate 0.1 with either rho"
         failed = [key for key, (state, _, _) in cluster.ledger.outcomes().items() if state == "failed"]
         assert {r.reason for r in cluster.ledger.rows(failed).values()} == {"RuntimeError: on purpose"}
-        assert cluster.ledger.failures()[0][0] == 7, "the whole pack, then its halves"
+        assert cluster.ledger.failures()[0][0] == 7, "first the whole pack"
     found = status.read(tmp_path)
     assert found["finished"]
     assert set(found["failed"]) == set(failed)
     assert "failed: trial" in status.as_text(found)
 
 
-def test_where_nothing_can_run_the_sweep_gives_up_and_blames_no_trial(tmp_path):
+def test_if_nothing_can_run_the_sweep_stops_and_no_trial_is_blamed(tmp_path):
     with Cluster(tmp_path, study()) as cluster:
         cluster.run(near(0.3), lambda pack: True)
         assert cluster.scheduler.fatal_error == "RuntimeError: on purpose"
         assert not cluster.scheduler.sweep.finished
         assert len(cluster.ledger.outcomes()) < GIVE_UP_AFTER
-    assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is gone"
+    assert drive(tmp_path, study(), near(0.3)).finished, "once the cause is fixed"
 
 
-def test_where_something_ran_the_sweep_does_not_give_up(tmp_path):
-    """All of one method's trials fail, one by one, but the other's ran: it is not this place that is broken."""
+def test_if_any_pack_succeeds_the_sweep_does_not_stop(tmp_path):
+    """All trials of one method fail, but those of the other succeed: the environment is not at fault."""
     with Cluster(tmp_path, study(), lanes=1) as cluster:
         cluster.run(near(0.3), lambda pack: pack[0].method == "dp-fedsofim")
         assert not cluster.scheduler.fatal_error
@@ -349,7 +350,7 @@ def test_where_something_ran_the_sweep_does_not_give_up(tmp_path):
         assert states["failed"] == 4 > GIVE_UP_AFTER
 
 
-def test_progress_is_counted_in_rounds_of_trials(tmp_path):
+def test_progress_counts_rounds_of_single_trials(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         number, pack = cluster.take()
         cluster.report(number, "progress", round=2, running=3, computing_s=1.0)
@@ -357,14 +358,14 @@ def test_progress_is_counted_in_rounds_of_trials(tmp_path):
         cluster.scheduler.slot_failed("slot", Failure("died"))
         number, pack = cluster.take()
         cluster.complete(number, pack, near(0.3))
-        assert cluster.scheduler.lane_rounds == 3 * 4, "what was repeated counts once"
+        assert cluster.scheduler.lane_rounds == 3 * 4, "repeated rounds count once"
         assert cluster.scheduler.computing_s == 1.0
 
 
-# ---- whoever dies
+# ---- failures
 
 
-def test_a_slot_that_dies_costs_its_pack_a_try_and_a_node_that_goes_does_not(tmp_path):
+def test_a_failed_slot_counts_as_an_attempt_and_a_lost_node_does_not(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         for _ in range(5):
             cluster.take()
@@ -376,14 +377,14 @@ def test_a_slot_that_dies_costs_its_pack_a_try_and_a_node_that_goes_does_not(tmp
         assert len(cluster.ledger.failures()) == 5 + 2
 
 
-def test_a_pack_that_never_reached_its_slot_is_laid_out_again(tmp_path):
-    """The slot died first and was given up with no pack; then the desk, which could not know, handed it one."""
+def test_a_pack_that_never_reached_its_slot_is_offered_again(tmp_path):
+    """The slot died without a pack; then the desk, which did not know, handed it one."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         cluster.scheduler.slot_failed("slot", Failure("killed"))
         number, pack = cluster.take()
         cluster.report(number, "lost")
         assert cluster.scheduler.in_flight == {}
-        cluster.report(number, "lost")  # and of what is no longer in flight, nothing
+        cluster.report(number, "lost")  # ignored: no longer in flight
         again, same = cluster.take()
         assert same == pack
         cluster.complete(again, pack, near(0.3))
@@ -392,8 +393,8 @@ def test_a_pack_that_never_reached_its_slot_is_laid_out_again(tmp_path):
         assert cluster.ledger.failures() == []
 
 
-def test_what_a_slot_says_after_it_was_given_up_counts_for_nothing(tmp_path):
-    """Its pack has gone to another, which says the same."""
+def test_reports_of_a_slot_that_was_given_up_are_ignored(tmp_path):
+    """Another slot runs its pack."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
         number, pack = cluster.take("lost")
         cluster.scheduler.slot_failed("lost", Failure("not heard of"))
@@ -406,9 +407,9 @@ def test_what_a_slot_says_after_it_was_given_up_counts_for_nothing(tmp_path):
         assert len(cluster.ledger.outcomes()) == 3
 
 
-def test_slots_that_do_not_start_are_no_trials_fault(tmp_path):
+def test_slots_that_do_not_start_fail_no_trial(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
-        cluster.lay_out()
+        cluster.offer()
         for _ in range(GIVE_UP_AFTER):
             cluster.scheduler.slot_failed("slot", Failure("no compiler"))
         assert cluster.scheduler.fatal_error == "no compiler"
@@ -416,18 +417,18 @@ def test_slots_that_do_not_start_are_no_trials_fault(tmp_path):
         assert cluster.ledger.outcomes() == {}
 
 
-def test_a_slot_that_was_killed_for_memory_gets_smaller_packs(tmp_path):
-    """So do those that wait: nobody has to die for each of them."""
+def test_packs_get_smaller_after_a_slot_was_killed_for_memory(tmp_path):
+    """Waiting packs, too: no further slot has to be killed for them."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=2) as cluster:
         _, pack = cluster.take()
         assert len(pack) == 2
         cluster.scheduler.slot_failed("slot", Failure("killed due to the node running low on memory.", "out of memory"))
-        assert cluster.run(near(0.3))[:6] == [1] * 6, "coarse and fine; confirm runs are of another kind"
+        assert cluster.run(near(0.3))[:6] == [1] * 6, "coarse and fine; confirm runs are another pack group"
         assert cluster.scheduler.sweep.finished
         assert len(cluster.ledger.failures()) == 1
 
 
-def test_a_node_that_fails_pack_after_pack_gets_no_more(tmp_path):
+def test_a_node_that_fails_several_packs_in_a_row_is_blocked(tmp_path):
     with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
         cluster.complete(*cluster.take("good", "sound"), near(0.3))
         cluster.take("good", "sound")
@@ -440,20 +441,20 @@ def test_a_node_that_fails_pack_after_pack_gets_no_more(tmp_path):
         assert not cluster.scheduler.blocked_nodes
 
 
-def test_a_pack_that_fails_everywhere_is_no_fault_of_the_nodes(tmp_path):
-    """Not where its parts fail one after the other on one node, nor where it goes from node to node."""
+def test_a_pack_that_fails_everywhere_blocks_no_node(tmp_path):
+    """Neither if its parts fail one after the other on one node, nor if it fails on several nodes."""
     with Cluster(tmp_path, of_many(64), lanes=32, federations=2) as cluster:
         cluster.scheduler._any_success = True
         cluster.take("good", "sound")
         tried = 0
         while tried < 12 and cluster.take("slot", "sound" if tried % 5 == 4 else "blamed") is not None:
-            cluster.scheduler.slot_failed("slot", Failure("the pack's own fault"))
+            cluster.scheduler.slot_failed("slot", Failure("the pack is at fault"))
             tried += 1
-        assert tried == 12, "three tries of the whole and more of its parts"
+        assert tried == 12, "three attempts of the whole and more of its parts"
         assert not cluster.scheduler.blocked_nodes
 
 
-def test_what_a_pack_has_been_through_is_not_forgotten(tmp_path):
+def test_failed_packs_keep_their_history_when_nodes_join(tmp_path):
     """When nodes come, what waits is put together anew: not what has failed, nor its parts, for whose sake it was
     cut."""
     with Cluster(tmp_path, of_many(64), lanes=64, federations=1) as cluster:
@@ -471,8 +472,8 @@ def test_what_a_pack_has_been_through_is_not_forgotten(tmp_path):
         assert [len(pack) for pack in cluster.scheduler.queue.packs] == halves
 
 
-def test_a_trial_whose_process_was_ended_for_memory_is_tried_again(tmp_path):
-    """It cannot be made smaller, but somebody else may have had the memory."""
+def test_a_single_trial_that_was_killed_for_memory_is_retried(tmp_path):
+    """It cannot be split, but another process may have used the memory."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=1) as cluster:
         _, pack = cluster.take()
         cluster.scheduler.slot_failed("slot", Failure("out of memory", "out of memory"))
@@ -480,14 +481,14 @@ def test_a_trial_whose_process_was_ended_for_memory_is_tried_again(tmp_path):
         assert not cluster.ledger.outcomes()
 
 
-def test_what_is_asked_often_does_not_look_at_all_that_waits(tmp_path):
+def test_frequent_calls_do_not_iterate_over_all_waiting_trials(tmp_path):
     with Cluster(tmp_path, of_many(64), lanes=16) as cluster:
-        cluster.lay_out()
+        cluster.offer()
         asked = []
         cluster.scheduler.sweep.waiting = type("Waiting", (dict,), {"__iter__": lambda d: asked.append(1)})(
             cluster.scheduler.sweep.waiting
         )
-        cluster.lay_out()
+        cluster.offer()
         assert not asked
         assert cluster.scheduler.sweep.newly_waiting() == []
 
@@ -501,7 +502,7 @@ def test_rounds_before_a_checkpoint_are_not_counted_again(tmp_path):
     with Cluster(tmp_path / "results", study(methods=[GD]), storage=storage) as cluster:
         number, pack = cluster.take()
         cluster.report(number, "progress", round=3, running=len(pack))
-        assert cluster.scheduler.lane_rounds == 0, "nobody says how many of the three were run now"
+        assert cluster.scheduler.lane_rounds == 0, "the checkpoint's round is not known"
         cluster.complete(number, pack, near(0.3))
         assert cluster.scheduler.lane_rounds == len(pack)
 
@@ -509,7 +510,7 @@ def test_rounds_before_a_checkpoint_are_not_counted_again(tmp_path):
 # ---- checkpoints
 
 
-def test_a_pack_goes_on_from_what_it_saved_and_so_do_its_halves(tmp_path):
+def test_a_pack_and_its_halves_resume_from_its_checkpoint(tmp_path):
     storage = PackStorage(str(tmp_path / "packs"))
     storage.create()
     with Cluster(tmp_path / "results", study(methods=[GD]), storage=storage) as cluster:
@@ -519,7 +520,7 @@ def test_a_pack_goes_on_from_what_it_saved_and_so_do_its_halves(tmp_path):
         cluster.report(number, "progress", round=2, running=3, checkpoint=checkpoint_name(keys))
         for expected in (3, 3, 1):
             cluster.scheduler.slot_failed("slot", Failure("died"))
-            cluster.lay_out()
+            cluster.offer()
             assert [order.resume_from for order in cluster.desk] == [checkpoint_name(keys)]
             number, pack = cluster.take()
             assert len(pack) == expected
@@ -532,8 +533,8 @@ def test_a_pack_goes_on_from_what_it_saved_and_so_do_its_halves(tmp_path):
         assert storage.trials_by_checkpoint() == {}
 
 
-def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
-    """With the trials of each checkpoint that have not ended; what has no trial left is removed."""
+def test_a_new_driver_resumes_the_packs_of_a_killed_one(tmp_path):
+    """With the trials of each checkpoint that have not ended; a checkpoint without such trials is removed."""
     storage = PackStorage(str(tmp_path / "packs"))
     storage.create()
     with Cluster(tmp_path / "results", study(methods=[GD]), lanes=2, federations=2) as cluster:
@@ -543,7 +544,7 @@ def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
         keys = [trial.key for trial in running]
         storage.save(keys, 2, b"half way")
     with Cluster(tmp_path / "results", study(methods=[GD]), lanes=128, storage=storage) as cluster:
-        cluster.lay_out()
+        cluster.offer()
         assert [order.resume_from for order in cluster.desk] == [checkpoint_name(keys)]
         assert cluster.desk[0].trials == running
         assert list(storage.trials_by_checkpoint()) == [checkpoint_name(keys)]
@@ -551,7 +552,7 @@ def test_a_driver_that_was_killed_is_followed_by_one_that_goes_on(tmp_path):
         assert cluster.scheduler.sweep.finished
 
 
-def test_of_a_pack_and_its_parts_the_parts_have_gone_further(tmp_path):
+def test_parts_of_a_pack_resume_from_their_own_checkpoints(tmp_path):
     """The whole is kept until all its parts have ended: a driver that follows goes on from the parts, and takes of the
     whole only what no part has."""
     storage = PackStorage(str(tmp_path / "packs"))
@@ -575,7 +576,7 @@ def test_of_a_pack_and_its_parts_the_parts_have_gone_further(tmp_path):
 
 
 def seconds_of_processor(folder: Path, trials: int) -> float:
-    """Plan and account for so many trials: half of them coarse, half fine, in packs of 128."""
+    """To plan and record this many trials: half of them coarse, half fine, in packs of 128."""
     axis = [0.001 * (k + 1) for k in range(trials // 200)]
     method = {
         "name": "dp-fedsofim",
@@ -596,6 +597,6 @@ def seconds_of_processor(folder: Path, trials: int) -> float:
 
 
 def test_twice_as_many_trials_take_about_twice_as_long(tmp_path):
-    """To plan and to account for: nothing grows with the square."""
+    """To plan and record: no cost is quadratic."""
     half, whole = (seconds_of_processor(tmp_path / str(count), count) for count in (10_000, 20_000))
     assert whole < 3 * half, f"{half:.1f} s for 10,000 trials, {whole:.1f} s for 20,000"

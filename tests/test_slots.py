@@ -1,4 +1,4 @@
-"""Slots on a real Ray and Tune, with federations that only wait: all work at once, and stay."""
+"""Slots on a real Ray and Tune, with federations that only wait: all run at the same time, and are reused."""
 
 import functools
 import json
@@ -33,13 +33,13 @@ CORES = 2  # of the local Ray
 STUDY = study(methods=[GD, SOFIM], epsilons=[8, 4])
 
 
-def judge(trial):
+def outcome(trial):
     metrics = _result(trial).metrics
     return "done", metrics["accuracy"][trial.rounds], metrics["loss"][trial.rounds]
 
 
 def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> tuple[dict, dict]:
-    """Outcomes and stages of a study whose trials are packs of their own, on slots that fill the Ray."""
+    """Outcomes and stages of a study with one trial per pack, on slots that use the whole Ray."""
     with Ledger.write(folder / "results") as ledger:
         sweep = Sweep(Blueprint.draw(of), ledger)
         size = Capacity(FederationSize(1, cpus_per_host=CORES / slots), slots, lanes_per_pack=lanes, **more)
@@ -50,7 +50,7 @@ def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> 
         return ledger.outcomes(), ledger.stages()
 
 
-def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
+def test_all_slots_run_at_the_same_time_and_are_reused(local_ray, tmp_path):
     """More slots than cores. No pack ends before four processes have one: if it ends at all, four have worked at once.
     Over three stages of four cells no federation is started twice, and what comes out is what one after the other
     comes out."""
@@ -61,13 +61,13 @@ def test_all_slots_work_at_the_same_moment_and_stay(local_ray, tmp_path):
         assert len(list(seen.glob(f"{what}-*"))) == slots
     packs = [line for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
     assert len(packs) == len(outcomes)
-    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    assert stages == drive(tmp_path / "plain", STUDY, outcome).stages
     assert not (tmp_path / "tune").exists(), "Tune's scratch is thrown away"
     assert not (tmp_path / "packs").exists()
 
 
-def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
-    """More often than there are slots, so one of them twice."""
+def test_a_slot_that_did_not_start_is_restarted(local_ray, tmp_path):
+    """There are more failures than slots, so one slot fails twice."""
     seen, slots = tmp_path / "seen", 2
     seen.mkdir()
 
@@ -82,12 +82,12 @@ def test_a_slot_that_did_not_start_is_started_again(local_ray, tmp_path):
 
     outcomes, stages = swept(tmp_path, slots, stumbling)
     assert len(list(seen.glob("failed-*"))) == slots + 1
-    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    assert stages == drive(tmp_path / "plain", STUDY, outcome).stages
     assert len(outcomes) == len({key for keys in stages.values() for key in keys})
 
 
-def test_gpus_that_come_take_over_what_has_not_begun(local_ray, tmp_path, monkeypatch):
-    """The packs in flight end where they are; nothing that ended is run again."""
+def test_waiting_packs_move_to_gpus_that_join(local_ray, tmp_path, monkeypatch):
+    """The packs in flight end on the CPU; nothing is run twice."""
     monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     seen = tmp_path / "seen"
     seen.mkdir()
@@ -98,15 +98,15 @@ def test_gpus_that_come_take_over_what_has_not_begun(local_ray, tmp_path, monkey
         swept(tmp_path, 2, start, prefers_gpus=True)
     with Ledger.read(tmp_path / "results") as ledger:
         before = ledger.outcomes()
-    outcomes, stages = swept(tmp_path, 2, start)  # as the driver goes on: without a wait for more
+    outcomes, stages = swept(tmp_path, 2, start)  # as the driver continues: GPUs are not waited for
     assert 0 < len(before) < len(outcomes)
     ran = [json.loads(line) for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
     assert len(ran) == len(outcomes)
-    assert stages == drive(tmp_path / "plain", STUDY, judge).stages
+    assert stages == drive(tmp_path / "plain", STUDY, outcome).stages
 
 
 def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, monkeypatch):
-    """Its own state knows slots, not trials."""
+    """Its state contains slots, not trials."""
     written = []
     rmtree = shutil.rmtree
 
@@ -128,8 +128,8 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
     assert many < 1.5 * few
 
 
-def test_slots_are_suggested_while_there_is_use_for_them():
-    """And when all is over Tune is told so: it would wait ten minutes for a first one."""
+def test_slots_are_suggested_while_there_is_work_for_them():
+    """At the end Tune is told to finish: it would wait ten minutes for a first slot."""
     scheduler = SimpleNamespace(over=False, capacity=SimpleNamespace(federations=3), can_use=lambda slots: slots <= 2)
     slots = ray_backend.SlotSearcher(scheduler)
     assert [slots.suggest(name) for name in "abc"] == [{"slot": "a"}, {"slot": "b"}, None]
@@ -137,24 +137,23 @@ def test_slots_are_suggested_while_there_is_use_for_them():
     assert slots.suggest("d") == Searcher.FINISHED
 
 
-def ends_well(program: str) -> None:
-    """In a Python that has imported nothing yet."""
+def runs_in_a_new_process(program: str) -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_a_slot_has_no_use_for_torch():
-    """It takes seconds to import, and the federation waits for them: its own processes import it, side by side."""
+def test_a_slot_does_not_import_torch():
+    """The import takes seconds; the federation's own processes do it in parallel."""
     program = (
         "import sys\n"
         "from trainables.federation import checkpoints, lane_result, pack_runner, trial_spec\n"
         "from trainables.ray_actors import desk, federation, slot\n"
         "sys.exit('torch' in sys.modules)"
     )
-    ends_well(program)
+    runs_in_a_new_process(program)
 
 
-def test_whoever_plans_has_no_use_for_torch_either():
-    """A study is read, checked and its data dealt before Ray starts: nothing that it is made of touches torch."""
+def test_planning_does_not_import_torch():
+    """Reading and checking a study and partitioning its data, before Ray starts, needs no torch."""
     program = (
         "import sys\n"
         "from orchestrator.execution import study_run\n"
@@ -163,11 +162,11 @@ def test_whoever_plans_has_no_use_for_torch_either():
         "cells.Blueprint.draw(reading.load('quickstart')[0])\n"
         "sys.exit('torch' in sys.modules)"
     )
-    ends_well(program)
+    runs_in_a_new_process(program)
 
 
-def test_what_is_imported_later_travels_by_its_name():
-    """In a function that Ray sends with all it uses, before torch is there and after."""
+def test_lazy_modules_are_pickled_by_name():
+    """In a function that Ray pickles by value, before and after torch is imported."""
     program = (
         "import sys\n"
         "from ray import cloudpickle\n"
@@ -180,7 +179,7 @@ def test_what_is_imported_later_travels_by_its_name():
         "assert max(len(before), len(cloudpickle.dumps(sent))) < 2000\n"
         "assert cloudpickle.loads(before)() == 2\n"
     )
-    ends_well(program)
+    runs_in_a_new_process(program)
 
 
 def died(message: str) -> ActorDiedError:

@@ -1,4 +1,4 @@
-"""The way to the GPU, on a device that is as slow as it may be: it copies only when somebody waits for it."""
+"""Staging buffers, on a simulated device that is as slow as possible: it copies only when a program waits for it."""
 
 import math
 
@@ -11,7 +11,7 @@ from trainables.federation.staging import DEPTH, Staging
 
 
 class Pinned(torch.Tensor):
-    """Memory that the device reads when it comes to it; `late` is what it has not read yet."""
+    """Memory that the device reads later; `late` lists pending reads."""
 
     late: list
 
@@ -25,14 +25,14 @@ class Pinned(torch.Tensor):
 
 
 def _catch_up(count: int) -> None:
-    """In the order in which it was asked."""
+    """In the order of the requests."""
     for here, there in Pinned.late[:count]:
         there.copy_(here.as_subclass(torch.Tensor))
     Pinned.late[:count] = [(there, there) for _, there in Pinned.late[:count]]
 
 
 class Event:
-    """The device's place in its work when it was recorded."""
+    """The position in the device's queue when the event was recorded."""
 
     def __init__(self):
         self._place = 0
@@ -46,7 +46,7 @@ class Event:
 
 @pytest.fixture
 def pinned(monkeypatch):
-    """The memory that was pinned, in numbers, one entry a time."""
+    """The sizes of all pinned allocations, in numbers."""
     sizes = []
     empty, from_numpy = torch.empty, torch.from_numpy
 
@@ -75,8 +75,8 @@ def arrived(sent: list[torch.Tensor]) -> list[np.ndarray]:
     return [array.numpy() for array in sent]
 
 
-def test_nothing_is_written_over_before_it_has_left(pinned):
-    """Many more arrays than there are places, of sizes that come and go."""
+def test_a_buffer_is_not_overwritten_before_it_is_copied(pinned):
+    """Many more arrays than buffers, of varying sizes."""
     shapes = [(1 + number % 5, 1 + 7 * number % 11) for number in range(5 * DEPTH)]
     strategy = Staging()
     sent = [strategy.copy(shape, filled(number)) for number, shape in enumerate(shapes)]
@@ -84,8 +84,8 @@ def test_nothing_is_written_over_before_it_has_left(pinned):
         np.testing.assert_array_equal(found, number + np.arange(math.prod(shape), dtype=np.float32).reshape(shape))
 
 
-def test_the_processor_runs_ahead_of_the_device_as_far_as_there_are_buffers(pinned):
-    """Nobody waits before all places are taken: what was sent so far is still to be read."""
+def test_the_processor_waits_only_when_all_buffers_are_in_use(pinned):
+    """Until then no copy has to be finished."""
     strategy = Staging()
     sent = [strategy.copy((3,), filled(number)) for number in range(DEPTH)]
     assert all(array.isnan().all() for array in sent)
@@ -93,7 +93,7 @@ def test_the_processor_runs_ahead_of_the_device_as_far_as_there_are_buffers(pinn
     assert [bool(array.isnan().any()) for array in sent] == [False] + [True] * (DEPTH - 1)
 
 
-def test_memory_is_pinned_once_and_again_only_for_more(pinned):
+def test_memory_is_pinned_again_only_for_larger_arrays(pinned):
     strategy = Staging()
     for number in range(3 * DEPTH):
         strategy.copy((4, 6), filled(number))
@@ -106,7 +106,7 @@ def test_memory_is_pinned_once_and_again_only_for_more(pinned):
 
 
 @pytest.mark.parametrize(("more", "times"), [(0, 1), (1, 0)])
-def test_what_is_large_is_sent_without_locking_memory(pinned, monkeypatch, more, times):
+def test_large_arrays_are_copied_without_pinned_memory(pinned, monkeypatch, more, times):
     monkeypatch.setattr(staging, "LARGEST", 12)
     found = Staging().copy((12 + more,), filled(1))
     assert pinned == [12] * times

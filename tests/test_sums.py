@@ -1,4 +1,4 @@
-"""Sums of many rows: one row moves them by what it contributes, and not by more."""
+"""Sums of many rows: one row changes them by its contribution and no more."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The whole sweep on a real Ray: a study goes in, tables come out, the same ones however the work was cut up."""
+"""Whole sweeps, on Ray and on the local backend: the same study gives the same tables, however it is packed."""
 
 import contextlib
 import csv
@@ -78,38 +78,38 @@ def stage(folder: Path, cell: str, name: str, variant: str = "grid") -> list[Row
     return [by_key[key] for key in keys]
 
 
-def shown(folder: Path) -> dict[str, bytes]:
-    """All that must not depend on how the work was done: the tables and the chosen values."""
+def published(folder: Path) -> dict[str, bytes]:
+    """The tables and the chosen values, which must not depend on how the trials were run."""
     files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
 
 
 def content(row: Row) -> tuple:
-    """Everything but the time it took."""
+    """Everything except the duration."""
     return row.spec, row.state, row.rounds, row.accuracy, row.loss, row.metrics, row.correct, row.epsilon_local
 
 
 @pytest.fixture(scope="module")
 def swept(local_ray, tmp_path_factory) -> Path:
     """The folder of a finished study: packs of any size, two client hosts."""
-    folder, told = tmp_path_factory.mktemp("swept"), Told()
-    finished = run(folder, study_text(), told)
+    folder, view = tmp_path_factory.mktemp("swept"), RecordingView()
+    finished = run(folder, study_text(), view)
     assert (finished.complete, finished.failed) == (True, 0)
-    assert told.looks[-1] == (30, 30), "the real runner tells its view"
+    assert view.looks[-1] == (30, 30), "the view is updated"
     assert all(Path(path).is_file() for path in finished.tables)
     return folder
 
 
 @pytest.fixture
 def copied(swept, tmp_path) -> Path:
-    """Its own copy of that folder, to change."""
+    """A copy of that folder that a test may change."""
     return Path(shutil.copytree(swept, tmp_path / "copied"))
 
 
 @pytest.fixture
 def nothing_runs(monkeypatch):
     def forbidden(*arguments, **named):
-        pytest.fail("something was run")
+        pytest.fail("a pack ran")
 
     monkeypatch.setattr(ray_backend, "run_slots", forbidden)
     monkeypatch.setattr("trainables.ray_actors.federation.RayFederation.__init__", forbidden)
@@ -118,8 +118,8 @@ def nothing_runs(monkeypatch):
 # ---- what a sweep leaves
 
 
-class Told(View):
-    """Keeps what it is told, and how many trials there were at every look."""
+class RecordingView(View):
+    """Records messages and the trial counts of every update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Told(View):
 
 @pytest.mark.parametrize("select", ["[contest]", "[single]"])
 def test_plan_run_status_and_readme_count_the_same_trials(select, tmp_path):
-    """Of the fine grids' learning rates one stands in the coarse grid as well, and so do two of DP-FedSOFIM's points:
+    """One learning rate of the fine grid is in the coarse grid as well, and so are two of DP-FedSOFIM's points:
     such a trial is one, whoever counts."""
     text = study_text().replace("fine: {learning_rate: [0.3, 2]", "fine: {learning_rate: [0.1, 1, 2]")
     text = text.replace("search: 42, contest: []", "search: [1, 2], contest: [3, 4]")
@@ -146,18 +146,18 @@ def test_plan_run_status_and_readme_count_the_same_trials(select, tmp_path):
     total = sum(planned.trials.values())
     assert planned.exact
     assert f"trials: {total} (" in planned.as_text()
-    told = Told()
-    page = run(tmp_path, text, told, "local").page
-    assert told.sentences[0].startswith(f"{total} trials to run, 0 done before")
-    assert {of for _, of in told.looks} == {total}, "no stage that opens changes it"
-    assert told.looks[-1] == (total, total)
+    view = RecordingView()
+    page = run(tmp_path, text, view, "local").page
+    assert view.sentences[0].startswith(f"{total} trials to run, 0 done before")
+    assert {of for _, of in view.looks} == {total}, "opening a stage does not change it"
+    assert view.looks[-1] == (total, total)
     assert f"{total} trials have finished" in page
     found = status.read(tmp_path)
     assert found["trials_ended"] == found["trials_expected"] == sum(found["trials"].values()) == total
     assert len(rows(tmp_path)) == total
 
 
-def test_where_results_decide_what_comes_next_a_plan_says_about(tmp_path):
+def test_a_plan_is_approximate_if_results_decide_what_follows(tmp_path):
     study = parse(study_text().replace("refine: table", "refine: zoom"), "tiny.yaml", Path.cwd())
     assert "trials: about " in planning.plan(study).as_text()
 
@@ -178,7 +178,7 @@ def test_every_stage_is_in_the_ledger(swept):
     assert len(rows(swept)) == 10 + 3 - 1 + 10 + 4 + 2 + 2
 
 
-def test_metrics_are_kept_by_round(swept):
+def test_metrics_are_recorded_by_round(swept):
     for row in rows(swept).values():
         last = row.trial.rounds
         if row.state == "done":
@@ -188,7 +188,7 @@ def test_metrics_are_kept_by_round(swept):
             assert row.seconds > 0
 
 
-def test_a_lane_that_diverges_is_recorded_and_harms_no_other(swept):
+def test_a_diverged_lane_is_recorded_and_affects_no_other(swept):
     """A step of 1e38 is beyond single precision after a round or two."""
     found = {row.trial.hyperparameters["learning_rate"]: row.state for row in stage(swept, GD, "coarse")}
     assert found.pop(1e38) == "diverged"
@@ -201,12 +201,12 @@ def test_the_winner_is_the_best_on_the_validation_rows(swept):
     for cell in (GD, SOFIM):
         searched = [row for name in ("coarse", "fine") for row in stage(swept, cell, name) if row.state == "done"]
         best = min(searched, key=lambda row: (-row.accuracy, row.loss))
-        assert best.accuracy > 100 / 3, "better than one class for all"
+        assert best.accuracy > 100 / 3, "better than a constant prediction"
         for row in stage(swept, cell, "confirm"):
             assert row.trial.hyperparameters == best.trial.hyperparameters
 
 
-def test_only_confirm_rows_meet_the_test_set(swept):
+def test_only_confirm_trials_use_the_test_set(swept):
     for row in rows(swept).values():
         confirm = row.trial.rounds == 6
         assert row.trial.problem.evaluate_on == ("test" if confirm else "validation")
@@ -216,8 +216,8 @@ def test_only_confirm_rows_meet_the_test_set(swept):
             assert 100 * bits.sum() / TEST_ROWS == row.accuracy
 
 
-def test_every_row_says_what_its_epsilon_buys(swept):
-    """The trust model is local, so that is what the claim is about; the sum of four clients' noise hides more:
+def test_every_row_has_its_actual_epsilon(swept):
+    """The claim is about local releases; the sum of four clients' noise hides more:
     mu falls by sqrt(4)."""
     for row in rows(swept).values():
         assert row.epsilon_claimed == 40
@@ -225,33 +225,33 @@ def test_every_row_says_what_its_epsilon_buys(swept):
         assert row.epsilon_secure < 0.6 * row.epsilon_local
 
 
-def test_the_folder_holds_what_the_readme_promises(swept):
+def test_the_folder_holds_the_documented_files(swept):
     names = {str(path.relative_to(swept)) for path in swept.rglob("*") if path.is_file()}
     kinds = ("accuracy", "hyperparameters", "rounds-to-95", "mcnemar", "privacy")
     assert {f"tables/{kind}.{ending}" for kind in kinds for ending in ("md", "csv", "tex")} <= names
     assert {"tables/README.md", "best.yaml", "study.yaml", "ledger.sqlite", "fedsweep.log"} <= names
     assert {f"timing/seconds-per-round.{ending}" for ending in ("md", "csv", "tex")} <= names
     assert "pack of" in (swept / "fedsweep.log").read_text()
-    assert not (swept / ".packs").exists(), "Tune's scratch is thrown away"
+    assert not (swept / ".packs").exists(), "checkpoints are removed"
 
 
 # ---- again
 
 
-def test_a_second_run_does_nothing_and_leaves_the_same_bytes(copied, nothing_runs):
-    before, ledger = shown(copied), rows(copied)
+def test_a_second_run_does_nothing_and_writes_the_same_bytes(copied, nothing_runs):
+    before, ledger = published(copied), rows(copied)
     finished = run(copied, study_text())
     assert (finished.complete, finished.failed) == (True, 0)
-    assert shown(copied) == before
+    assert published(copied) == before
     assert rows(copied) == ledger
 
 
-def test_tables_that_were_deleted_come_back_the_same(copied, nothing_runs):
-    before = shown(copied)
+def test_deleted_tables_are_rebuilt_byte_for_byte(copied, nothing_runs):
+    before = published(copied)
     shutil.rmtree(copied / "tables")
     (copied / "best.yaml").unlink()
     study_run.rebuild_tables(copied)
-    assert shown(copied) == before
+    assert published(copied) == before
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_results_do_not_depend_on_the_backend_or_on_packs(swept, local_ray, tmp_
     assert (tmp_path / "best.yaml").read_bytes() == (swept / "best.yaml").read_bytes()
     expected, found = rows(swept), rows(tmp_path)
     assert {key: content(row) for key, row in found.items()} == {key: content(row) for key, row in expected.items()}
-    assert shown(tmp_path) == shown(swept)
+    assert published(tmp_path) == published(swept)
 
 
 # ---- a study that changes
@@ -273,7 +273,7 @@ def test_results_do_not_depend_on_the_backend_or_on_packs(swept, local_ray, tmp_
 
 @pytest.fixture(scope="module")
 def extended(swept, tmp_path_factory) -> tuple[Path, list[str]]:
-    """A copy of the folder, its study extended by a budget and by Optuna; and the lines for programs."""
+    """A copy of the folder, its study extended by a budget and by Optuna; and its JSON lines."""
     folder = Path(shutil.copytree(swept, tmp_path_factory.mktemp("extended") / "copied"))
     text = study_text().replace("[40]", "[40, 20]").replace("search: {", "search: {strategies: [grid, optuna], ")
     lines = io.StringIO()
@@ -284,7 +284,7 @@ def extended(swept, tmp_path_factory) -> tuple[Path, list[str]]:
 
 def test_an_extended_study_runs_only_what_is_new(swept, extended):
     before, after = rows(swept), rows(extended[0])
-    assert {key: after[key] for key in before} == before, "the old rows are untouched, their seconds too"
+    assert {key: after[key] for key in before} == before, "old rows are unchanged, including durations"
     known = {stage for stage in stages(swept) if stage[1] == "grid"}
     assert {key: keys for key, keys in stages(extended[0]).items() if key in known} == stages(swept)
     new = {key for name, keys in stages(extended[0]).items() if name not in known for key in keys}
@@ -297,11 +297,11 @@ def test_an_extended_study_runs_only_what_is_new(swept, extended):
     assert best[SOFIM] == yaml.safe_load((swept / "best.yaml").read_text())["cells"][SOFIM]
 
 
-def test_both_ways_of_searching_side_by_side(extended):
-    """The same budget, and a table that compares them."""
+def test_both_strategies_are_compared(extended):
+    """With the same number of trials, in one table."""
     folder = extended[0]
     table = list(csv.DictReader(io.StringIO((folder / "tables" / "search-strategies.csv").read_text())))
-    assert len(table) == 2 * 2 * 2, "budgets, methods, ways"
+    assert len(table) == 2 * 2 * 2, "budgets, methods, strategies"
     assert {(line["search"], line["method"], line["trials"]) for line in table} == {
         ("grid", "DP-FedGD", "12"),  # one of 13 is in both grids
         ("grid", "DP-FedSOFIM", "14"),
@@ -317,15 +317,15 @@ def test_both_ways_of_searching_side_by_side(extended):
         assert float(line["test_mean"]) == pytest.approx(sum(confirmed) / 2)
 
 
-def test_progress_for_programs(swept, extended):
-    """Every line is JSON of its own; what is done only grows, up to all there is: at each budget (10 + 3 + 2 and
+def test_progress_as_json_lines(swept, extended):
+    """Every line is a JSON object; the number of finished trials grows up to the total: at each budget (10 + 3 + 2 and
     10 + 4 + 2) trials by the grids and as many by Optuna, what both have counted once."""
     events = [json.loads(line) for line in extended[1]]
     assert {event["event"] for event in events} == {"message", "progress"}
     progress = [event for event in events if event["event"] == "progress"]
     done = [event["trials_done"] for event in progress]
     assert done == sorted(done)
-    assert done[0] >= len(rows(swept)), "what the folder held"
+    assert done[0] >= len(rows(swept)), "including those of the folder"
     all_stages = stages(extended[0]).values()
     assert sum(map(len, all_stages)) == 2 * 2 * (15 + 16)
     distinct = {key for keys in all_stages for key in keys}
@@ -334,11 +334,11 @@ def test_progress_for_programs(swept, extended):
     assert progress[-1]["retries"] == 0
 
 
-def test_a_changed_setting_is_refused_and_nothing_is_touched(copied, nothing_runs):
-    before, ledger = shown(copied), (copied / "ledger.sqlite").read_bytes()
+def test_a_changed_setting_is_refused_and_changes_no_file(copied, nothing_runs):
+    before, ledger = published(copied), (copied / "ledger.sqlite").read_bytes()
     with pytest.raises(UserError, match=r"^the study has clients = 5, the folder was made with 4; choose another"):
         run(copied, study_text().replace("clients: 4", "clients: 5"))
-    assert shown(copied) == before
+    assert published(copied) == before
     assert (copied / "ledger.sqlite").read_bytes() == ledger
     assert (copied / "study.yaml").read_text() == study_text()
 
@@ -347,7 +347,7 @@ def test_a_changed_setting_is_refused_and_nothing_is_touched(copied, nothing_run
 
 
 def contest_text(resources: str) -> str:
-    """Two ways to pick the winner, partitions that vary, zoom: small, but with every stage there is."""
+    """Two ways to select the winner, several partitions, zoom: a small study with every stage."""
     sofim = TEXT[TEXT.index("  - dp-fedsofim") : TEXT.index("epsilons")]
     return (
         TEXT.replace(sofim, "")
@@ -358,12 +358,12 @@ def contest_text(resources: str) -> str:
     )
 
 
-def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(tmp_path):
+def test_a_contest_does_not_depend_on_packs_or_on_interruptions(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, contest_text("hosts: 2"), backend="local").complete
     run(cut, contest_text("hosts: 1, lanes_per_pack: 2"), backend="local")
-    assert shown(cut) == shown(whole)
-    assert {"tables/selection.md", "tables/partitions.md", "tables/search-strategies.md"} <= set(shown(whole))
+    assert published(cut) == published(whole)
+    assert {"tables/selection.md", "tables/partitions.md", "tables/search-strategies.md"} <= set(published(whole))
     contest = stage(whole, GD, "contest")
     assert len(contest) == 3 * 2
     assert {(row.rounds, row.trial.problem.evaluate_on, bool(row.correct)) for row in contest} == {
@@ -375,15 +375,15 @@ def test_a_contest_comes_to_the_same_however_it_was_cut_and_taken_up_again(tmp_p
         ledger.executemany("DELETE FROM trials WHERE key = ?", [(key,) for key in lost])
         ledger.execute("DELETE FROM stages WHERE stage = 'confirm' AND strategy = 'grid'")
     assert run(cut, contest_text("hosts: 2, lanes_per_pack: 4"), backend="local").complete
-    assert shown(cut) == shown(whole)
+    assert published(cut) == published(whole)
     assert stages(cut) == stages(whole)
 
 
 # ---- successive halving
 
 
-def test_rungs_are_the_beginnings_of_whole_runs(swept, local_ray, tmp_path):
-    """A trial that ends early is what the same trial was after as many rounds; its account is of all."""
+def test_rungs_equal_the_first_rounds_of_whole_runs(swept, local_ray, tmp_path):
+    """A trial that ends early has the metrics of the whole trial up to there, and the privacy account of all rounds."""
     method = TEXT[TEXT.index("  - dp-fedgd:") : TEXT.index("  - dp-fedsofim:")]
     halving = "search: {strategies: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}, "
     finished = run(tmp_path, study_text().replace(method, "").replace("search: {", halving))
@@ -405,7 +405,7 @@ def test_rungs_are_the_beginnings_of_whole_runs(swept, local_ray, tmp_path):
 # ---- the commands
 
 
-def test_a_winner_can_be_trained_again_to_the_last_bit(swept, no_ray, fedsweep):
+def test_training_a_winner_again_gives_the_same_bits(swept, no_ray, fedsweep):
     row = next(row for row in stage(swept, SOFIM, "confirm") if row.trial.seed == 7)
     code, out, _ = fedsweep("train", "--from", swept / "best.yaml", "--cell", SOFIM, "--seed", 7, "--json")
     assert code == 0
@@ -417,14 +417,14 @@ def test_a_winner_can_be_trained_again_to_the_last_bit(swept, no_ray, fedsweep):
     assert best["test_accuracy"][7] == row.accuracy
 
 
-def test_a_cell_that_is_not_there(swept, fedsweep, nothing_runs):
+def test_an_unknown_cell_is_refused(swept, fedsweep, nothing_runs):
     code, _, err = fedsweep("train", "--from", swept / "best.yaml", "--cell", "nonsense")
     assert code == 2
     assert "cell = 'nonsense' is not in" in err
     assert GD in err
 
 
-def test_status_says_that_it_is_finished(swept, fedsweep):
+def test_status_of_a_finished_study(swept, fedsweep):
     code, out, _ = fedsweep("status", swept, "--json")
     found = json.loads(out)
     assert code == 0
@@ -439,26 +439,26 @@ def test_status_says_that_it_is_finished(swept, fedsweep):
 
 
 def test_best_and_tables(copied, fedsweep, nothing_runs):
-    before = shown(copied)
+    before = published(copied)
     code, out, _ = fedsweep("best", copied, "--json")
     assert code == 0
     assert json.loads(out)[SOFIM]["hyperparameters"] == stage(copied, SOFIM, "confirm")[0].trial.hyperparameters
     code, out, _ = fedsweep("tables", copied)
     assert code == 0
     assert {Path(line).name for line in out.splitlines()} >= {"accuracy.md", "README.md", "best.yaml"}
-    assert shown(copied) == before
+    assert published(copied) == before
 
 
 def test_resume_of_a_finished_study_shows_its_tables(copied, fedsweep, nothing_runs):
-    before = shown(copied)
+    before = published(copied)
     code, out, err = fedsweep("resume", copied)
     assert code == 0
     assert out.strip() == (copied / "tables" / "README.md").read_text().strip()
     assert f"tables: {copied / 'tables'}" in err.replace("\n", "")
-    assert shown(copied) == before
+    assert published(copied) == before
 
 
-def test_resume_of_a_finished_study_for_programs(copied, fedsweep, nothing_runs):
+def test_resume_of_a_finished_study_as_json(copied, fedsweep, nothing_runs):
     code, out, _ = fedsweep("resume", copied, "--json")
     assert code == 0
     last = json.loads(out.splitlines()[-1])
