@@ -47,10 +47,11 @@ class SearchSpace:
         combinations = (dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values()))
         return unique({**self.fixed, **combination} for combination in combinations)
 
-    def run_settings(self, *, clip: float, rounds: int) -> Configuration:
-        """The part of a run's settings that belongs to its configuration in this space."""
-        values: Configuration = {"clip": clip, "rounds": rounds}
-        return {name: value for name, value in values.items() if name in self.coarse or name in self.fixed}
+    def configuration(self, hyperparameters: Configuration, *, clip: float, rounds: int) -> Configuration:
+        """The configuration of a trial: its hyperparameters, and the clip and rounds where this space sets them."""
+        run_settings: Configuration = {"clip": clip, "rounds": rounds}
+        own = {name: value for name, value in run_settings.items() if name in self.coarse or name in self.fixed}
+        return {**hyperparameters, **own} if own else hyperparameters  # without a copy: there may be a million
 
     def size(self, axes: Mapping[str, Axis]) -> int:
         """The number of configurations of `grid`: no axis holds a value twice."""

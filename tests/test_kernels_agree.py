@@ -45,7 +45,7 @@ def test_the_same_configurations_win(by_kernel):
 def test_scores_agree_within_their_own_spread(by_kernel):
     def scores(folder):
         with Ledger.read(folder) as ledger:
-            return {cell.id: cell for cell in Results.read(ledger).cells}
+            return {cell.name: cell for cell in Results.read(ledger).cells}
 
     ours, torchs = map(scores, by_kernel.values())
     assert ours.keys() == torchs.keys()

@@ -228,14 +228,12 @@ def of_many(trials: int) -> Study:
 def test_waiting_packs_are_split_for_idle_slots(tmp_path):
     """Into whole blocks of 16 lanes, and only if the pack takes long enough."""
     with Cluster(tmp_path / "four", of_many(64), federations=4) as cluster:
-        cluster.scheduler.queue.capacity = Capacity(FederationSize(), 1, 128)
-        cluster.scheduler._queue_new_trials()
+        cluster.scheduler.queue.resize(1)
         assert [len(pack) for pack in cluster.scheduler.queue.packs] == [64], "packed for one slot"
         cluster.scheduler.queue.capacity = Capacity(FederationSize(), 4, 128)
         cluster.offer()
         assert [len(order.trials) for order in cluster.desk] == [16] * 4
     with Cluster(tmp_path / "quick", of_many(64)) as cluster:
-        cluster.scheduler._queue_new_trials()
         cluster.scheduler.queue.pace = 0.0  # similar packs took no time
         cluster.scheduler.queue.capacity = Capacity(FederationSize(), 3, 128)
         cluster.offer()
@@ -246,7 +244,6 @@ def test_the_last_packs_are_split_so_that_all_slots_end_together(tmp_path):
     """Seven packs of a hundred seconds on four slots: without a cut the last three would leave a slot idle. What
     is cut a second time ends no sooner, so it is not."""
     with Cluster(tmp_path, of_many(7 * 64), lanes=64, federations=4) as cluster:
-        cluster.scheduler._queue_new_trials()
         cluster.scheduler.queue.pace = 100 / cluster.scheduler.queue.packs[0].work
         for n in range(4):
             assert len(cluster.take(f"slot {n}")[1]) == 64
@@ -490,7 +487,6 @@ def test_frequent_calls_do_not_iterate_over_all_waiting_trials(tmp_path):
         )
         cluster.offer()
         assert not asked
-        assert cluster.scheduler.sweep.newly_waiting() == []
 
 
 def test_rounds_before_a_checkpoint_are_not_counted_again(tmp_path):

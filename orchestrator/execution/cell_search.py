@@ -58,8 +58,8 @@ class CellSearch:
     @property
     def name(self) -> str:
         """For display."""
-        is_first = self.variant == self.cell.study.variants[0]
-        return self.cell.name if is_first else f"{self.cell.name} ({self.variant.name})"
+        cell = self.cell
+        return cell.study.cell_name(cell.setting.name, cell.method, cell.epsilon, self.variant)
 
     @property
     def stages(self) -> dict[str, list[str]]:
@@ -73,7 +73,10 @@ class CellSearch:
         """Record that a stage has these trials, or these in addition."""
         opened, seeds = self.stages.setdefault(stage, []), self.seeds_of(stage)
         firsts = trials[-len(opened) % seeds :: seeds]
-        self.configurations.update((trial.key, self.cell.configuration(trial)) for trial in firsts)
+        for trial in firsts:
+            clip, rounds = trial.privacy.clip, trial.rounds
+            configuration = self.cell.space.configuration(trial.hyperparameters, clip=clip, rounds=rounds)
+            self.configurations[trial.key] = configuration
         opened.extend(trial.key for trial in trials)
         if self.variant.strategy.publishes_only_winner:
             self.trial_seeds.update((trial.key, trial.seed) for trial in trials)

@@ -57,8 +57,6 @@ class Scheduler:
         """Nodes that have left the cluster."""
         problems = sweep.blueprint.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
-        self._resumed: set[str] = set()
-        """Trials of packs that an earlier driver had started."""
         self._number = 0
         self._failed_trials = self._failed_starts = 0
         self._any_success = False
@@ -67,9 +65,8 @@ class Scheduler:
         self._checkpoints: dict[str, set[str]] = {}
         """The trials that still need each checkpoint."""
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-cleaner")
-        sweep.requeue_waiting()
-        if storage is not None:
-            self._resume_from_checkpoints(storage)
+        resumed = self._resume_from_checkpoints(storage) if storage is not None else set()
+        self.queue.add(trial for key, trial in sweep.waiting.items() if key not in resumed)
 
     @property
     def capacity(self) -> Capacity:
@@ -97,7 +94,6 @@ class Scheduler:
         """Packs to offer now: one for every idle slot, and short ones in advance."""
         if self.stopping or self.moving_to_gpus:
             return []
-        self._queue_new_trials()
         slots = self.capacity.federations
         idle = slots - len(self.in_flight)
         if len(self.offered) < idle:
@@ -107,11 +103,8 @@ class Scheduler:
             pack = packs.pop(0)
             self._number += 1
             self.offered[self._number] = pack
-            orders.append(Order(self._number, pack.trials, pack.trials[0].problem.key, pack.resume_from))
+            orders.append(Order(self._number, pack.trials, pack.resume_from))
         return orders
-
-    def _queue_new_trials(self) -> None:
-        self.queue.add(trial for trial in self.sweep.newly_waiting() if trial.key not in self._resumed)
 
     def withdraw(self, numbers: Iterable[int]) -> None:
         """These offers were taken back before a slot took them."""
@@ -265,19 +258,22 @@ class Scheduler:
 
     # ---- checkpoints
 
-    def _resume_from_checkpoints(self, storage: PackStorage) -> None:
-        """Queue the packs of a driver that was killed. The checkpoint of a pack that was split is kept until all parts
-        have ended; the parts' own checkpoints are newer, so the smallest packs come first."""
+    def _resume_from_checkpoints(self, storage: PackStorage) -> set[str]:
+        """Queue the packs of a driver that was killed; returns the keys of their trials. The checkpoint of a pack that
+        was split is kept until all parts have ended; the parts' own checkpoints are newer, so the smallest packs come
+        first."""
+        resumed: set[str] = set()
         for name, keys in sorted(storage.trials_by_checkpoint().items(), key=lambda item: len(item[1])):
             waiting = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting]
-            trials = [trial for trial in waiting if trial.key not in self._resumed]
+            trials = [trial for trial in waiting if trial.key not in resumed]
             if not trials:
                 storage.remove(name)
                 continue
             log.info("pack of %d trials resumes from its last checkpoint", len(trials))
             self._checkpoints[name] = {trial.key for trial in trials}
-            self._resumed |= self._checkpoints[name]
+            resumed |= self._checkpoints[name]
             self.queue.packs.append(self.queue.pack(trials, name))
+        return resumed
 
     def _release_checkpoints(self, pack: Pack) -> None:
         """Remove checkpoints all of whose trials are in the ledger, outside the driver's loop."""
@@ -316,4 +312,4 @@ class Scheduler:
     def _record(self, rows: list[Row]) -> None:
         metric = self.sweep.blueprint.study.objective
         self.sweep.ledger.add(rows)  # on disk first, then in the sweep
-        self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
+        self.queue.add(self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows}))

@@ -27,8 +27,6 @@ class Sweep:
         """Keys of all trials of all open stages. What has ended is in the ledger."""
         self.waiting: dict[str, TrialSpec] = {}
         """Trials to run, in the order they should start."""
-        self._new: list[str] = []
-        """Waiting trials that no scheduler has asked for yet."""
         self._open: dict[str, tuple[tuple[CellSearch, int], ...]] = {}
         """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
         self._left: dict[int, int] = {}
@@ -73,21 +71,12 @@ class Sweep:
         """Number of known trials that have not ended."""
         return len(self._open)
 
-    def newly_waiting(self) -> list[TrialSpec]:
-        """Trials that started to wait since the last call."""
-        new, self._new = self._new, []
-        return [self.waiting[key] for key in new if key in self.waiting]
-
-    def requeue_waiting(self) -> None:
-        """A new scheduler takes over: all waiting trials are new to it."""
-        self._new = list(self.waiting)
-
     def left(self, search: CellSearch) -> int:
         """Trials of a search's last open stage that have not ended."""
         return self._left.get(id(search), 0)
 
-    def ended(self, outcomes: dict[str, Outcome]) -> None:
-        """Trials have ended and are in the ledger: open the stages that this completes."""
+    def ended(self, outcomes: dict[str, Outcome]) -> list[TrialSpec]:
+        """Trials have ended and are in the ledger: open the stages that this completes, and return their new trials."""
         self.outcomes.update(outcomes)
         completed: list[CellSearch] = []
         for key in outcomes:
@@ -97,30 +86,29 @@ class Sweep:
                 self._left[id(search)] -= 1
                 if self._left[id(search)] == 0:
                     completed.append(search)
-        self._advance_all(completed)
+        return self._advance_all(completed)
 
-    def _advance_all(self, searches: list[CellSearch]) -> None:
-        for search in searches:
-            self._advance(search)
+    def _advance_all(self, searches: list[CellSearch]) -> list[TrialSpec]:
+        new = [trial for search in searches for trial in self._advance(search)]
         delayed, self._delayed = self._delayed, []
-        for search in delayed:
-            self._advance(search)
+        return new + [trial for search in delayed for trial in self._advance(search)]
 
-    def _advance(self, search: CellSearch) -> None:
-        """Open stages until one has trials to run."""
+    def _advance(self, search: CellSearch) -> list[TrialSpec]:
+        """Open stages until one has trials to run; those that no other search waits for."""
         while True:
             stage, trials = following = search.next_stage()
             if following is WAITING:
                 self._delayed.append(search)
-                return
+                return []
             if not trials:
                 search.stages.setdefault("confirm", [])
-                return
+                return []
             start, seeds = len(search.stages.get(stage, [])), search.seeds_of(stage)
             self._record(search, stage, trials, start)
             search.open(stage, trials)
             self.known.update(trial.key for trial in trials)
             left: set[str] = set()
+            new: list[TrialSpec] = []
             for position, trial in enumerate(trials, start):
                 if (outcome := self.outcomes.get(trial.key)) is not None:
                     self._update_best(search, position // seeds, outcome)
@@ -128,11 +116,11 @@ class Sweep:
                     left.add(trial.key)
                     if trial.key not in self.waiting:
                         self.waiting[trial.key] = trial
-                        self._new.append(trial.key)
+                        new.append(trial)
                     self._open[trial.key] = (*self._open.get(trial.key, ()), (search, position // seeds))
             if left:
                 self._left[id(search)] = len(left)
-                return
+                return new
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:
         stage = next(reversed(search.stages))

@@ -89,7 +89,7 @@ class Series:
         }
 
     def of(self, panel: Panel) -> Iterator[CellResult]:
-        return (cell for cell in panel.cells if cell.method.shown == self.method and cell.strategy == self.strategy)
+        return (cell for cell in panel.cells if cell.method.shown == self.method and cell.variant.name == self.strategy)
 
 
 def write_figures(folder: Path) -> list[Path]:
@@ -151,7 +151,7 @@ def _family_and_budget(cell: CellResult) -> str:
 
 
 def _simulation(cell: CellResult) -> simulated.Simulation | None:
-    return simulated.parse(cell.data.source, 0) if cell.data else None
+    return simulated.parse(cell.data.source, 0)
 
 
 def _counts(cells: Sequence[CellResult]) -> list[int]:

@@ -145,7 +145,7 @@ def _our_result(results: Results, cell: CellResult) -> OurResult:
         setting=cell.setting,
         label=cell.method.shown,
         epsilon=cell.epsilon,
-        strategy=str(cell.strategy),
+        strategy=cell.variant.name,
         as_released=cell.method.as_released,
         claim_holds=cell.keeps_its_claim,
         actual_epsilon=max((actual_epsilon(row) for row in cell.confirm.values()), default=math.nan),

@@ -20,7 +20,7 @@ TRIAL = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "stat
 
 
 def names(cell: CellResult) -> dict[str, str | float]:
-    values = (cell.setting, cell.epsilon, cell.method.shown, cell.strategy)
+    values = (cell.setting, cell.epsilon, cell.method.shown, cell.variant.name)
     return dict(zip(NAMES, values, strict=True))
 
 
@@ -93,7 +93,7 @@ def cells(results: Results) -> pd.DataFrame:
         lines.append(
             {
                 **names(cell),
-                "cell": cell.id,
+                "cell": cell.name,
                 "trials": cell.search.trials,
                 "missing": cell.missing,
                 f"validation_{cell.objective.metric}": cell.search.choice.score if cell.search.choice else math.nan,
@@ -109,7 +109,7 @@ def cells(results: Results) -> pd.DataFrame:
 def winners(results: Results) -> pd.DataFrame:
     """One row per cell that has a winner: its hyperparameters."""
     lines = [
-        {**names(cell), "cell": cell.id, **cell.search.chosen}
+        {**names(cell), "cell": cell.name, **cell.search.chosen}
         for cell in results.cells
         if cell.search.chosen is not None
     ]

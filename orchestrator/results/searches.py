@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from orchestrator.results.ledger import Ledger, SettingFacts
+from orchestrator.results.ledger import Ledger, Row, SettingFacts
 from orchestrator.search.candidates import Outcomes
 from orchestrator.search.expected_trials import expected_trials, trials_to_come
 from orchestrator.search.history import History
@@ -30,7 +29,6 @@ class SearchRecord:
     setting: str
     """Name of the data set and partition in tables."""
     method: MethodSettings
-    epsilon: float
     variant: SearchVariant
     facts: SettingFacts | None
     stages: dict[str, list[str]]
@@ -39,19 +37,18 @@ class SearchRecord:
     """Without configurations, which are in the rows of the trials."""
 
     @property
-    def cell_name(self) -> str:
-        """For display."""
-        return f"{self.setting} / {self.method.shown} / eps {self.epsilon:g}"
+    def epsilon(self) -> float:
+        return self.cell_id.epsilon
 
     @property
-    def is_first_variant(self) -> bool:
-        """Whether it is the study's first variant, which names do not mention."""
-        return self.variant == self.study.variants[0]
+    def cell_name(self) -> str:
+        """For display."""
+        return self.study.cell_name(self.setting, self.method, self.epsilon)
 
     @property
     def name(self) -> str:
         """For display."""
-        return self.cell_name if self.is_first_variant else f"{self.cell_name} ({self.variant.name})"
+        return self.study.cell_name(self.setting, self.method, self.epsilon, self.variant)
 
     @property
     def opened(self) -> dict[str, int]:
@@ -122,13 +119,12 @@ def search_records(ledger: Ledger, study: Study) -> Iterator[SearchRecord]:
                     task = study.search_task(method, epsilon, variant, known.validation_rows if known else 1)
                     seeds = _trial_seeds(ledger, variant, opened)
                     history = History(task, variant.seeds, outcomes, searched, trial_seeds=seeds)
-                    yield SearchRecord(study, cell, name, method, epsilon, variant, known, opened, history)
+                    yield SearchRecord(study, cell, name, method, variant, known, opened, history)
 
 
-def configuration_of(spec: Mapping[str, Any], space: SearchSpace) -> Configuration:
-    """The configuration of a trial, from its specification as JSON."""
-    run_settings = space.run_settings(clip=spec["privacy"]["clip"], rounds=spec["rounds"])
-    return {**spec["hyperparameters"], **run_settings}
+def configuration_of(row: Row, space: SearchSpace) -> Configuration:
+    spec = json.loads(row.spec)
+    return space.configuration(spec["hyperparameters"], clip=spec["privacy"]["clip"], rounds=spec["rounds"])
 
 
 def _trial_seeds(ledger: Ledger, variant: SearchVariant, stages: Mapping[str, list[str]]) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections import Counter
@@ -101,7 +100,7 @@ def _missing(record: SearchRecord) -> dict[str, int]:
 
 def _tuned(ledger: Ledger, key: str, space: SearchSpace) -> Configuration:
     """The hyperparameters that the search varies; best.yaml has all."""
-    configuration = configuration_of(json.loads(ledger.rows([key])[key].spec), space)
+    configuration = configuration_of(ledger.rows([key])[key], space)
     return {name: value for name, value in configuration.items() if name in {*space.coarse, *space.fine}}
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,11 +18,9 @@ from orchestrator.search.candidates import Outcomes
 from orchestrator.search.objective import Objective
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.private import fixed_grid
-from orchestrator.search.variant import SECRET, SearchVariant
+from orchestrator.search.variant import SECRET
 from orchestrator.search.winner import competing_stages, winner_of_first_seed
-from orchestrator.study.cell_id import CellId
 from orchestrator.study.settings.data import DataSettings
-from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
 from search_spaces import Axis, Configuration
 from trainables.errors import UserError
@@ -79,43 +77,38 @@ def actual_epsilon(row: Row) -> float:
 
 
 @dataclass(frozen=True)
-class CellResult:
-    """One cell, searched by one variant."""
+class CellResult(SearchRecord):
+    """A search with its results; `stages` are those that may be shown."""
 
-    cell_id: CellId
-    id: str
-    """Name of the cell in tables and files."""
-    setting: str
-    """Name of the data set and partition in tables."""
-    method: MethodSettings
-    epsilon: float
-    variant: SearchVariant
-    is_first_variant: bool
-    """Whether it is the study's first variant, which names do not mention."""
-    data: DataSettings | None
-    """The data set's section of the study file."""
-    facts: SettingFacts | None
-    stages: dict[str, list[str]]
-    """Keys of the trials of every stage that may be shown."""
     search: SearchResult
     confirm: dict[int, Row]
     """Ended confirm trials by seed, in the study's order."""
-    seeds: tuple[int, ...]
-    """All confirm seeds of the study."""
     missing: int
     """Trials that are known and have not ended."""
     more_to_come: bool
     """Whether stages that are not open yet will add to the missing trials."""
-    objective: Objective
-    last: int
-    """Last round of its confirm runs."""
-    progress: Hashable = None
+    progress: Hashable
     """Changes whenever anything here may have changed."""
 
     @property
-    def strategy(self) -> str:
-        """The name of the variant."""
-        return self.variant.name
+    def data(self) -> DataSettings:
+        """The data set's section of the study file."""
+        return next(data for data in self.study.data if data.id == self.cell_id.data)
+
+    @property
+    def seeds(self) -> list[int]:
+        """All confirm seeds of the study."""
+        return self.study.seeds.confirm
+
+    @property
+    def objective(self) -> Objective:
+        return self.study.judged_by
+
+    @cached_property
+    def last(self) -> int:
+        """Last round of its confirm runs."""
+        planned = self.study.stage_rounds(self.method).confirm
+        return max((row.trial.rounds for row in self.confirm.values()), default=planned)
 
     @cached_property
     def curve(self) -> dict[int, Score]:
@@ -183,7 +176,7 @@ class Results:
         if recorded is None:
             raise UserError("the ledger holds no study yet")
         study = Study.recorded(recorded[0], ledger.plugins()).as_shown
-        known = {cell.id: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
+        known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
         reader = _Reader(ledger, study, known)
         cells = tuple(reader.cell(record) for record in search_records(ledger, study))
         return cls(study, cells, Counter(reader.states.values()))
@@ -192,7 +185,6 @@ class Results:
 class _Reader:
     def __init__(self, ledger: Ledger, study: Study, known: Mapping[str, CellResult]) -> None:
         self.ledger, self.study, self.known = ledger, study, known
-        self._data = {data.id: data for data in study.data}
         self.states: dict[str, str] = {}
         """Of every trial of these cells that has ended."""
 
@@ -218,27 +210,10 @@ class _Reader:
             missing = record.waiting + (len(self.study.seeds.confirm) if unconfirmed else 0)
             more = record.stages_to_open
         self._add_states(shown, outcomes)
-        seeds = tuple(self.study.seeds.confirm)
-        rounds = self.study.stage_rounds(record.method).confirm
+        confirm = {seed: confirm[seed] for seed in self.study.seeds.confirm if seed in confirm}
+        facts = {f.name: getattr(record, f.name) for f in fields(record)} | {"stages": shown}
         return CellResult(
-            cell_id=record.cell_id,
-            id=record.name,
-            setting=record.setting,
-            method=record.method,
-            epsilon=record.epsilon,
-            variant=record.variant,
-            is_first_variant=record.is_first_variant,
-            data=self._data.get(record.cell_id.data),
-            facts=record.facts,
-            stages=shown,
-            search=search,
-            confirm={seed: confirm[seed] for seed in seeds if seed in confirm},
-            seeds=seeds,
-            missing=missing,
-            more_to_come=more,
-            objective=self.study.judged_by,
-            last=max((row.trial.rounds for row in confirm.values()), default=rounds),
-            progress=progress,
+            **facts, search=search, confirm=confirm, missing=missing, more_to_come=more, progress=progress
         )
 
     def _add_states(self, stages: Mapping[str, list[str]], outcomes: Outcomes) -> None:
@@ -252,7 +227,7 @@ class _Reader:
         seconds, trial_rounds = [], 0
         for start in range(0, len(ended), CHUNK):
             for key, row in self.ledger.rows(ended[start : start + CHUNK], whole=False).items():
-                configurations[key] = configuration_of(json.loads(row.spec), history.task.space)
+                configurations[key] = configuration_of(row, history.task.space)
                 trial_rounds += row.rounds
                 if row.rounds:
                     seconds.append(row.seconds / row.rounds)
@@ -290,7 +265,7 @@ class _Reader:
         choice, chosen = record.winner, None
         if choice is not None:
             (row,) = self.ledger.rows([choice.key], whole=False).values()
-            chosen = configuration_of(json.loads(row.spec), space)
+            chosen = configuration_of(row, space)
         grid = fixed_grid(space)
         return SearchResult(
             choice=choice,

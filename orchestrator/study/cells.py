@@ -54,7 +54,7 @@ class Cell:
     @property
     def name(self) -> str:
         """For display."""
-        return f"{self.setting.name} / {self.method.shown} / eps {self.epsilon:g}"
+        return self.study.cell_name(self.setting.name, self.method, self.epsilon)
 
     @cached_property
     def space(self) -> SearchSpace:
@@ -70,12 +70,6 @@ class Cell:
     def _preprocess(self) -> Preprocess:
         own = self.method.preprocess
         return Preprocess(**(self.study.preprocess if own is None else own).model_dump())
-
-    def configuration(self, trial: TrialSpec) -> Configuration:
-        """The configuration that `trials` made this trial of."""
-        run_settings = self.space.run_settings(clip=trial.privacy.clip, rounds=trial.rounds)
-        # without a copy where possible: a sweep may have a million trials
-        return {**trial.hyperparameters, **run_settings} if run_settings else trial.hyperparameters
 
     def private_trial(
         self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"]

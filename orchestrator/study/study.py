@@ -200,6 +200,13 @@ class Study(Section):
             for shown in (partition.to_text(self.partition(text)) for text in self.partitions)
         }
 
+    def cell_name(
+        self, setting: str, method: MethodSettings, epsilon: float, variant: SearchVariant | None = None
+    ) -> str:
+        """For display. Only searches by other variants than the first mention theirs."""
+        name = f"{setting} / {method.shown} / eps {epsilon:g}"
+        return name if variant in (None, self.variants[0]) else f"{name} ({variant.name})"
+
     def stage_rounds(self, method: MethodSettings) -> StageRounds:
         own = method.fixed.get("rounds", method.rounds)
         return StageRounds(*(3 * [int(own)] if own is not None else self.rounds.model_dump().values()))

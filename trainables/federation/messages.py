@@ -14,12 +14,10 @@ class Order:
     """Of this attempt: a pack that is retried gets a new number."""
     trials: Any
     """A list of trials; on its way through Ray, that list pickled."""
-    problem: str = ""
-    """The key of the trials' problem."""
     resume_from: str = ""
     """Name of the checkpoint to resume from."""
     data: Any = None
-    """The `ProblemData` of that problem; on its way through Ray, a reference to it."""
+    """The `ProblemData` of the trials; on its way through Ray, a reference to it."""
 
 
 @dataclass(frozen=True)

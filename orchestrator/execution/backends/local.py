@@ -83,7 +83,7 @@ class _Slot:
 
     def _run(self, order: Order) -> None:
         self._scheduler.receive([Report(SLOT, order.number, "started", node=SLOT)])
-        self._runner.start(replace(order, data=self._data(order.problem)))
+        self._runner.start(replace(order, data=self._data(order.trials[0].problem.key)))
         while self._runner.order is not None:
             try:
                 report = self._runner.advance()

@@ -321,7 +321,7 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def _exchange(self) -> bool:
         orders = [
-            replace(order, trials=pickle.dumps(order.trials), data=self._data_of(order.problem))
+            replace(order, trials=pickle.dumps(order.trials), data=self._data_of(order.trials[0].problem.key))
             for order in self.scheduler.next_orders()
         ]
         reports = self._get(self._desk.exchange.remote(orders, tuple(self.scheduler.blocked_nodes)))

@@ -82,10 +82,10 @@ def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory) -> 
     if limits != memory.limits:
         memory.cells, memory.limits = {}, limits
     for cell in results.cells:
-        if cell.id not in memory.cells or memory.cells[cell.id][0] is not cell:
+        if cell.name not in memory.cells or memory.cells[cell.name][0] is not cell:
             content = _Cell(ledger, cell, results.study).content(limits)
-            memory.cells[cell.id] = cell, _plain(content)
-    return [memory.cells[cell.id][1] for cell in results.cells]
+            memory.cells[cell.name] = cell, _plain(content)
+    return [memory.cells[cell.name][1] for cell in results.cells]
 
 
 def _study_data(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
@@ -159,11 +159,11 @@ class _Cell:
     def content(self, limits: Limits) -> dict[str, Any]:
         cell = self.cell
         return {
-            "id": cell.id,
+            "id": cell.name,
             "setting": cell.setting,
             "method": cell.method.shown,
             "epsilon": cell.epsilon,
-            "strategy": cell.strategy,
+            "strategy": cell.variant.name,
             "missing": cell.missing,
             "complete": cell.complete(cell.last),
             "final": _score(cell.curve.get(cell.last)),

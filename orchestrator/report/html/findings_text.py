@@ -41,7 +41,7 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
     score = mean_and_std(best.curve[best.last], best.objective) + (f" {unit}" if unit else "")
     text = f"{at} {method_name(best, results)} {'leads with' if others else 'is the only method, with'} {score}"
     if not others:
-        return {"epsilon": epsilon, "text": text + ".", "winner": best.id}
+        return {"epsilon": epsilon, "text": text + ".", "winner": best.name}
     marked = tied_for_best(order, [cell.last for cell in order])  # those that are bold in the tables
     single = len(best.seeds) < 2  # no significance without a second seed
     tied = [method_name(other, results) for other, mark in zip(others, marked[1:], strict=True) if mark or single]
@@ -55,7 +55,7 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
         text += f"; {which} not significant over {_seeds(best)}."
     else:
         text += f"; not significantly behind over {_seeds(best)}: {'; '.join(tied)}."
-    return {"epsilon": epsilon, "text": text, "winner": best.id}
+    return {"epsilon": epsilon, "text": text, "winner": best.name}
 
 
 def _lead(best: CellResult, second: CellResult, results: Results) -> str:

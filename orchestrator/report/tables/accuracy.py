@@ -98,18 +98,18 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     lasts = sorted({cell.last for cell in baselines})
     when = f"after round {lasts[0]}" if len(lasts) == 1 else "after its last round"
     targets: dict[tuple[float, str], float] = {
-        (cell.epsilon, cell.strategy): SHARE * cell.curve[cell.last].mean
+        (cell.epsilon, cell.variant.name): SHARE * cell.curve[cell.last].mean
         for cell in baselines
         if cell.complete(cell.last)
     }
     columns, records = [], []
     for epsilon in epsilons:
         mine = results.of(setting, epsilon)
-        firsts = [_first_round(cell, targets.get((epsilon, cell.strategy))) for cell in mine]
+        firsts = [_first_round(cell, targets.get((epsilon, cell.variant.name))) for cell in mine]
         leading = [t if can_lead(cell) else None for cell, t in zip(mine, firsts, strict=True)]
         columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], leading, ROUNDS))
         records += [
-            {**names(cell), "target": targets.get((epsilon, cell.strategy)), "round": t}
+            {**names(cell), "target": targets.get((epsilon, cell.variant.name)), "round": t}
             for cell, t in zip(mine, firsts, strict=True)
         ]
     target_rows = []
@@ -159,7 +159,7 @@ def not_monotone(results: Results, setting: str) -> list[str]:
     for method in results.study.methods:
         for strategy in results.study.variants:
             cells = [
-                c for c in results.of(setting) if c.method == method and c.strategy == strategy.name and can_lead(c)
+                c for c in results.of(setting) if c.method == method and c.variant.name == strategy.name and can_lead(c)
             ]
             for small, large in pairwise(sorted(cells, key=lambda cell: cell.epsilon)):
                 gap = difference(small, large)

@@ -26,7 +26,7 @@ PRIVATE_HEADER = """\
 
 
 def page(results: Results) -> str:
-    cells = {cell.id: _entry(cell) for cell in results.cells if cell.confirm}
+    cells = {cell.name: _entry(cell) for cell in results.cells if cell.confirm}
     header = (PRIVATE_HEADER if results.study.private else HEADER).rstrip("\n") + f"{plugins.import_options()}\n"
     return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
 
@@ -55,7 +55,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         **({} if trial.precision == "float32" else {"precision": trial.precision}),
         "rounds": trial.rounds,
         "evaluate_every": trial.evaluate_every,
-        "data": cell.data.source if cell.data else None,
+        "data": cell.data.source,
         "setting": cell.setting,
         "fingerprint": problem.data.fingerprint,
         "validation_fraction": problem.data.validation_fraction,

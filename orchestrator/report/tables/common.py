@@ -21,7 +21,7 @@ CellRow = tuple[CellResult, Sequence[str]]
 
 def method_name(cell: CellResult, results: Results) -> str:
     """With the search strategy, if the study has several."""
-    return f"{cell.method.shown} ({cell.strategy})" if results.several_strategies else cell.method.shown
+    return f"{cell.method.shown} ({cell.variant.name})" if results.several_strategies else cell.method.shown
 
 
 def short_name(cell: CellResult, results: Results) -> str:
@@ -54,7 +54,7 @@ def cell_table(
         columns=["Method", *(["Search"] if several else []), *columns],
         align="l" * (1 + several) + align,
         groups=[
-            Group(heading, [[cell.method.shown, *([cell.strategy] if several else []), *row] for cell, row in rows])
+            Group(heading, [[cell.method.shown, *([cell.variant.name] if several else []), *row] for cell, row in rows])
             for heading, rows in groups
         ],
         data=data,

@@ -103,8 +103,10 @@ def differences(results: Results, setting: str) -> Table | None:
     compared: list[tuple[CellResult, Difference | None]] = []
     for epsilon in study.epsilons:
         mine = results.of(setting, epsilon)
-        ours = {cell.strategy: cell for cell in mine if cell.method == study.reference}
-        compared += [(cell, difference(ours[cell.strategy], cell)) for cell in mine if cell.method != study.reference]
+        ours = {cell.variant.name: cell for cell in mine if cell.method == study.reference}
+        compared += [
+            (cell, difference(ours[cell.variant.name], cell)) for cell in mine if cell.method != study.reference
+        ]
     tested = [gap for _, gap in compared if gap is not None and gap.seeds > 1]
     corrected = dict(zip(map(id, tested), holm([gap.p for gap in tested]), strict=True))
     groups, records = [], []

@@ -72,9 +72,9 @@ def mcnemar(results: Results, setting: str) -> Table | None:
     facts = results.facts(setting)
     rows = facts.test_rows if facts else None
     references = [cell for cell in results.of(setting) if cell.method == study.reference]
-    ours = {(cell.epsilon, cell.strategy): _evaluated(cell) for cell in references}
+    ours = {(cell.epsilon, cell.variant.name): _evaluated(cell) for cell in references}
     others = [cell for cell in results.of(setting) if cell.method != study.reference]
-    found = [_compared(ours[cell.epsilon, cell.strategy], _evaluated(cell), rows) for cell in others]
+    found = [_compared(ours[cell.epsilon, cell.variant.name], _evaluated(cell), rows) for cell in others]
     corrected = dict(zip([k for k, f in enumerate(found) if f], holm([f.p for f in found if f]), strict=True))
     groups = []
     for epsilon in study.epsilons:
@@ -101,7 +101,7 @@ def mcnemar(results: Results, setting: str) -> Table | None:
         f"on rows like these, not whether training again with other seeds would show the same{elsewhere}."
     )
     records = [
-        _record(cell, ours[cell.epsilon, cell.strategy], found[k], corrected.get(k), name, rows)
+        _record(cell, ours[cell.epsilon, cell.variant.name], found[k], corrected.get(k), name, rows)
         for k, cell in enumerate(others)
     ]
     return cell_table(

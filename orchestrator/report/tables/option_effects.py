@@ -22,7 +22,7 @@ def sentences(results: Results, setting: str) -> list[str]:
     for strategy in results.study.variants:
         by_options: dict[str, list[CellResult]] = {}
         for cell in results.of(setting):
-            if cell.strategy == strategy.name and can_lead(cell):
+            if cell.variant.name == strategy.name and can_lead(cell):
                 by_options.setdefault(", ".join(cell.method.own_options), []).append(cell)
         plain = by_options.pop("", [])
         pairs = {options: paired for options, cells in by_options.items() if (paired := _pairs(cells, plain))}
