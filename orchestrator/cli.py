@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import orchestrator.current_folder  # noqa: F401  # isort: skip  # before all that the current folder could shadow
+
 import os
 import sys
 from importlib import metadata

@@ -100,7 +100,7 @@ def isolated_plugins(monkeypatch):
     """No test sees plug-ins that an earlier test loaded."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv(plugins.VARIABLE, "")
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv(plugins.FOLDERS, "")
     with temporary_plugins():
         yield
 

@@ -19,6 +19,7 @@ LAYERS = (
     "trainables.ray_actors",
     "trainables.audit",
     "search_spaces",
+    "orchestrator.current_folder",
     "orchestrator.console",
     "orchestrator.section",
     "orchestrator.search",

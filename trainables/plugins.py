@@ -4,6 +4,8 @@ A plug-in is loaded if
 1. an installed package lists it as an entry point of the group `fedsweep.plugins`, or
 2. the user names it: `fedsweep --import MODULE`, or the variable FEDSWEEP_IMPORT, which Ray workers inherit.
 
+The folder of a plug-in is searched last, after the standard library and the installed packages, on workers too.
+
 A registry that collects classes from plug-ins subscribes with `on_load`; the decorators of `fedsweep.plugins` register
 everything else. This module imports no registry, so registries can import it.
 """
@@ -27,6 +29,8 @@ from trainables.errors import UserError
 
 GROUP = "fedsweep.plugins"
 VARIABLE = "FEDSWEEP_IMPORT"
+FOLDERS = "FEDSWEEP_IMPORT_FOLDERS"
+"""The folders of the plug-ins. Not PYTHONPATH: Python searches it before everything else."""
 _loaded: dict[str, ModuleType] = {}
 _requested: dict[str, str] = {}
 """Module name -> what `use` was called with; files as absolute paths."""
@@ -47,14 +51,16 @@ def use(name: str) -> None:
     path = Path(name).resolve()
     if is_file and not path.is_file():
         raise UserError(f"plug-in {name}: there is no such file")
-    _add_to_path(str(path.parent) if is_file else os.getcwd())
     if is_file:
+        _search_last(str(path.parent))
         _check_not_shadowed(module, path)
+    elif not _can_be_found(module):
+        _search_last(os.getcwd())
     _load(module)
     _requested[module] = str(path) if is_file else name
-    inherited = _inherited()
-    if module not in inherited:
-        os.environ[VARIABLE] = os.pathsep.join([*inherited, module])
+    _pass_on(VARIABLE, module)
+    if folder := _folder(module):
+        _pass_on(FOLDERS, folder)
 
 
 def load_all() -> None:
@@ -103,8 +109,19 @@ def code_hash(module: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _inherited() -> list[str]:
-    return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+def environment() -> dict[str, str]:
+    """The variables that tell another process which plug-ins to load."""
+    return {name: os.environ[name] for name in (VARIABLE, FOLDERS) if os.environ.get(name)}
+
+
+def _inherited(variable: str = VARIABLE) -> list[str]:
+    return [name for name in os.environ.get(variable, "").split(os.pathsep) if name]
+
+
+def _pass_on(variable: str, value: str) -> None:
+    inherited = _inherited(variable)
+    if value not in inherited:
+        os.environ[variable] = os.pathsep.join([*inherited, value])
 
 
 def _check_not_shadowed(module: str, file: Path) -> None:
@@ -116,12 +133,28 @@ def _check_not_shadowed(module: str, file: Path) -> None:
         )
 
 
-def _add_to_path(folder: str) -> None:
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package of a dotted name
+        return False
+    except Exception:  # a package that cannot be imported: loading it reports the error
+        return True
+
+
+def _folder(module: str) -> str:
+    """Where the module, or the package that contains it, was found."""
+    spec = sys.modules[module.partition(".")[0]].__spec__
+    if spec is None:
+        return ""
+    if spec.submodule_search_locations:
+        return str(Path(next(iter(spec.submodule_search_locations))).resolve().parent)
+    return str(Path(spec.origin).resolve().parent) if spec.has_location and spec.origin else ""
+
+
+def _search_last(folder: str) -> None:
     if folder not in sys.path:
         sys.path.append(folder)
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if folder not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, folder])
 
 
 def _load(name: str, origin: str = "") -> None:
@@ -135,3 +168,7 @@ def _load(name: str, origin: str = "") -> None:
     code_hash.cache_clear()
     for collect in _collectors:
         collect(module)
+
+
+for _inherited_folder in _inherited(FOLDERS):
+    _search_last(_inherited_folder)

@@ -5,6 +5,7 @@ The same ledger gives the same files, byte for byte: nothing in them depends on 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -177,10 +178,16 @@ def _all_series(results: Results) -> list[Series]:
 # ---- drawing
 
 
-def _figure(results: Results, drawing: Drawing) -> Figure:
-    import matplotlib
-
+def _load_matplotlib() -> None:
+    """Not in the current folder, where matplotlib would read its settings first. They may be a stranger's: LaTeX,
+    switched on there, reads any file that a label names."""
+    with contextlib.chdir("/"):
+        import matplotlib
     matplotlib.use("Agg")
+
+
+def _figure(results: Results, drawing: Drawing) -> Figure:
+    _load_matplotlib()
     from matplotlib import pyplot
 
     objective, panels, series = results.study.judged_by, drawing.panels, _all_series(results)

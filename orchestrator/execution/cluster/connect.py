@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Ray reads these when it is imported
@@ -19,6 +20,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 import ray
 from ray.exceptions import AuthenticationError
 
+from orchestrator.console import stderr
 from trainables import plugins
 from trainables.errors import UserError
 
@@ -75,9 +77,11 @@ def _deferred_interrupt(immediate: bool) -> Iterator[None]:
 
 def _start(cpus: int | None) -> None:
     """Start a Ray that listens on the loopback interface only and requires the user's token."""
-    from orchestrator.execution.cluster.ray_internals import minimal_local_ray
+    from orchestrator.execution.cluster.private_folder import private_folder
+    from orchestrator.execution.cluster.ray_internals import JobConfigWithoutFolders, minimal_local_ray
 
     _make_token()
+    folder = private_folder() / "r"  # Ray opens the folder that it is given to all users
     try:
         with _loopback_only(), minimal_local_ray():
             ray.init(
@@ -87,7 +91,9 @@ def _start(cpus: int | None) -> None:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 object_store_memory=LOCAL_OBJECT_STORE,
+                job_config=JobConfigWithoutFolders(),
                 _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder),
             )
     except Exception as error:  # Ray raises plain exceptions
         ray.shutdown()
@@ -103,10 +109,15 @@ def _join(address: str) -> None:
             f"address = {address!r} is not auto or HOST:PORT; from outside a cluster, send the command to it: "
             "ray job submit -- fedsweep run STUDY --results URL"
         )
+    from orchestrator.execution.cluster.ray_internals import JobConfigWithoutFolders
+
     _send_token()
     try:
         _check_reachable(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **_with_plugins())
+        config = JobConfigWithoutFolders()
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=config, **_with_plugins()
+        )
     except (ConnectionError, OSError, ValueError, AuthenticationError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
@@ -117,8 +128,8 @@ def _join(address: str) -> None:
 
 def _with_plugins() -> dict[str, Any]:
     """Workers of an existing cluster do not inherit this process's environment."""
-    names = os.environ.get(plugins.VARIABLE)
-    return {"runtime_env": {"env_vars": {plugins.VARIABLE: names}}} if names else {}
+    variables = plugins.environment()
+    return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 
 def _check_reachable(address: str) -> None:
@@ -156,6 +167,16 @@ def _make_token() -> None:
         raise UserError(f"Ray's token cannot be written: {error}; set its location with RAY_AUTH_TOKEN_PATH") from None
     finally:
         os.umask(before)
+    _protect_token(Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"))
+
+
+def _protect_token(token: Path) -> None:
+    """Another program may have created it, readable for everyone."""
+    with contextlib.suppress(FileNotFoundError):
+        status = token.stat()
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            token.chmod(0o600)
+            stderr.print(f"note: Ray's token {token} was readable by other users; it is private now")
 
 
 def _send_token() -> None:

@@ -6,20 +6,24 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from ray._common.utils import get_default_system_temp_dir
 from ray._private import parameter, ray_constants, services, worker
 from ray._private.authentication import authentication_token_setup as tokens
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.state import actors, available_resources_per_node, jobs
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.job_config import JobConfig
 
 __all__ = [
+    "JobConfigWithoutFolders",
     "actor_of",
     "actors",
     "available_resources_per_node",
     "canonicalize_bootstrap_address",
     "death_cause",
     "detect_local_resources",
+    "get_default_system_temp_dir",
     "jobs",
     "minimal_local_ray",
     "patched",
@@ -28,6 +32,14 @@ __all__ = [
     "session_folder",
     "tokens",
 ]
+
+
+class JobConfigWithoutFolders(JobConfig):
+    """Ray adds the driver's current folder and the folder of its script to the front of the workers' search path,
+    unless the job has a working directory of its own. A `torch.py` in either would be executed."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
 
 
 def session_folder() -> str:

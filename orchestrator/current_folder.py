@@ -1,0 +1,25 @@
+"""Imported first by the command line: leaves the current folder out of Python's search path.
+
+`python -m` and `python -c` search the current folder before everything else, so a `torch.py` in a downloaded results
+folder would be executed. The folder stays if the user named it in PYTHONPATH or if it is the folder of this program.
+This module imports only what Python has loaded already.
+"""
+
+import os
+import sys
+
+_program = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+def leave_out() -> None:
+    try:
+        current = os.path.realpath(os.getcwd())
+    except OSError:  # it was removed
+        current = ""
+    if current == _program:
+        return
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [place for place in sys.path if place and (place in named or os.path.realpath(place) != current)]
+
+
+leave_out()

@@ -1,0 +1,39 @@
+"""A folder for the sockets, logs and spilled objects of a local Ray, which only this user can enter.
+
+Ray's default is one folder for all users, in which everyone may rename everything, also the sockets of a running Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from trainables.errors import UserError
+
+LONGEST_SOCKET = 107  # bytes in the path of a Unix socket
+BELOW = len("/fedsweep-0123456789/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1")
+SHORT = "/tmp"
+
+
+def private_folder() -> Path:
+    """In RAY_TMPDIR, TMPDIR or /tmp, the same for every run, so that the logs of earlier runs can be found. If another
+    user has made the folder first, a new one."""
+    from orchestrator.execution.cluster.ray_internals import get_default_system_temp_dir
+
+    place = Path(get_default_system_temp_dir())
+    if len(os.fsencode(place)) + BELOW > LONGEST_SOCKET:
+        place = Path(SHORT)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        folder = place / f"fedsweep-{os.geteuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder if _is_private(folder) else Path(tempfile.mkdtemp(prefix="fedsweep-", dir=place))
+    except OSError as error:
+        raise UserError(f"Ray needs a folder in {place}: {error.strerror}; set RAY_TMPDIR to another place") from None
+
+
+def _is_private(folder: Path) -> bool:
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

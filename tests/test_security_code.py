@@ -1,0 +1,196 @@
+"""Attacks that try to execute code: modules planted in the current folder or next to a plug-in, on the driver and on
+Ray workers, and files that libraries read from the current folder."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+import reported
+
+INSTALLED = ("torch", "scipy", "pandas", "numpy", "trainables", "csv")
+OPTIONAL = ("wandb", "triton")
+"""Imported if they are installed; where they are not, Python looks through the whole search path."""
+STUDY = """\
+name: tiny
+data: [{source: "synthetic-frozen:60,20,4,2"}]
+partitions: [iid]
+clients: 2
+methods: [{dp-fedgd: {coarse: {learning_rate: [1]}, fine: {learning_rate: [1]}}}]
+epsilons: [8]
+rounds: {coarse: 2, fine: 2, confirm: 2}
+evaluate_every: 2
+seeds: {search: 1, contest: [], confirm: [1]}
+resources: {hosts: 1, gpus_per_host: 0, federations: 1}
+"""
+PROBE = """\
+import json, os, sys
+with open(os.environ["PROBE"], "a") as out:
+    print(json.dumps({"pid": os.getpid(), "path": sys.path}), file=out)
+
+from fedsweep.plugins import Method, learning_rate
+
+class Probe(Method):
+    name, title, paper, hyperparameters = "dp-probe", "Probe", "none", (learning_rate(1),)
+
+    def step(self, t, theta, G, state, hypers):
+        return theta - hypers["learning_rate"] * G
+"""
+
+
+def plant(folder, names=(*INSTALLED, *OPTIONAL)):
+    """Modules that record that they were executed, then fail."""
+    for name in names:
+        record = f"open({str(folder / f'executed-{name}')!r}, 'w').close()\n"
+        (folder / f"{name}.py").write_text(f"{record}raise SystemExit('planted {name} was executed')\n")
+
+
+def executed(*folders):
+    return [file.name for folder in folders for file in folder.glob("executed-*")]
+
+
+def call(folder, *arguments, **environment):
+    command = [sys.executable, "-m", "orchestrator.cli", *map(str, arguments)]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.ray
+def test_modules_in_the_current_folder_and_next_to_a_plug_in_are_not_executed(tmp_path):
+    """The plug-in is loaded by the driver and by Ray workers, where it records the search path."""
+    downloaded, extra, probe = tmp_path / "downloaded", tmp_path / "extra", tmp_path / "probe"
+    for folder in (downloaded, extra):
+        folder.mkdir()
+    plant(downloaded)
+    plant(extra, INSTALLED)
+    (extra / "probe_plugin.py").write_text(PROBE)
+    (downloaded / "study.yaml").write_text(STUDY.replace("dp-fedgd", "dp-probe"))
+    found = call(downloaded, "--import", extra / "probe_plugin.py", "run", "study.yaml", "--results", "r",
+                 PROBE=str(probe))  # fmt: skip
+    assert executed(downloaded, extra) == []
+    assert found.returncode == 0, found.stderr
+    seen = [json.loads(line) for line in probe.read_text().splitlines()]
+    assert len({each["pid"] for each in seen}) > 1, "no worker has loaded the plug-in"
+    for each in seen:
+        installed = max(n for n, place in enumerate(each["path"]) if place.endswith("site-packages"))
+        assert str(downloaded) not in each["path"]
+        assert "" not in each["path"]
+        assert each["path"].index(str(extra)) > installed
+
+
+READING = ("status .", "tables .", "best .", "report .", "figures .", "plan study.yaml", "methods", "export . --to csv")
+PROGRAM = """\
+import sys
+from orchestrator import cli
+for command in sys.argv[1:]:
+    sys.argv = ["fedsweep", *command.split()]
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            print(command, end, file=sys.stderr)
+"""
+
+
+def test_no_command_that_reads_a_folder_executes_what_lies_in_it(tmp_path):
+    reported.write(tmp_path)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    plant(tmp_path)
+    command = [sys.executable, "-c", PROGRAM, *READING]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert executed(tmp_path) == [], found.stderr
+    assert found.stderr == ""
+
+
+def test_python_m_does_not_search_the_current_folder(tmp_path):
+    plant(tmp_path)
+    found = call(tmp_path, "methods")
+    assert executed(tmp_path) == []
+    assert found.returncode == 0, found.stderr
+
+
+def test_the_current_folder_stays_on_the_path_of_python_programs(tmp_path):
+    """A notebook imports its own modules after fedsweep; only the command line leaves the folder out."""
+    (tmp_path / "mine.py").write_text("")
+    command = [sys.executable, "-c", "import fedsweep, mine"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.ray
+def test_other_users_cannot_enter_the_folder_of_a_local_ray(tmp_path, local_ray):
+    from orchestrator.execution.cluster.ray_internals import session_folder
+
+    sockets = os.path.join(session_folder(), "sockets")
+    assert os.listdir(sockets)
+    folder, modes = sockets, []
+    while folder != "/":
+        status = os.stat(folder)
+        modes.append((status.st_uid, stat.S_IMODE(status.st_mode)))
+        folder = os.path.dirname(folder)
+    assert (os.geteuid(), 0o700) in modes
+
+
+def test_a_prepared_folder_for_ray_is_not_used(tmp_path, monkeypatch):
+    """Another user may have made the folder first: as a link, or writable for everyone."""
+    from orchestrator.execution.cluster import private_folder
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(private_folder, "LONGEST_SOCKET", 1000)
+    mine = private_folder.private_folder()
+    assert mine == private_folder.private_folder(), "it is used again"
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    mine.chmod(0o777)
+    assert private_folder.private_folder() != mine
+    mine.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    mine.symlink_to(tmp_path / "elsewhere")
+    other = private_folder.private_folder()
+    assert other != mine
+    assert not other.is_symlink()
+    assert stat.S_IMODE(other.stat().st_mode) == 0o700
+
+
+def test_a_long_temporary_folder_leaves_room_for_socket_names(tmp_path, monkeypatch):
+    """Names of sockets have at most 107 bytes."""
+    from orchestrator.execution.cluster import private_folder
+
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    session = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1"
+    assert len(f"{private_folder.private_folder()}/{session}") <= 107
+
+
+def test_a_readable_token_becomes_private(tmp_path, monkeypatch, capfd):
+    from orchestrator.execution.cluster import connect
+
+    token = tmp_path / "auth_token"
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    connect._make_token()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert f"{token} was readable by other users" in capfd.readouterr().err
+    connect._make_token()
+    assert capfd.readouterr().err == ""
+
+
+def test_settings_of_matplotlib_in_the_current_folder_are_not_read(tmp_path):
+    """They could switch on LaTeX, which reads any file that a label names."""
+    reported.write(tmp_path)
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.facecolor: red\n")
+    program = """import sys
+from orchestrator.cli import main
+sys.argv[1:] = ["figures", "."]
+try:
+    main()
+finally:
+    import matplotlib
+    print(matplotlib.rcParams["savefig.facecolor"])
+"""
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "auto", found.stderr
