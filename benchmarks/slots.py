@@ -14,19 +14,21 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.waiting import WaitingFederation
 from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.backends.base import SweepRun
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.progress import SweepProgress, View, progress_table
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.locations import results_location
 from orchestrator.study.cells import Blueprint
 from orchestrator.study.study import Study
-from trainables.federation.checkpoints import PackStorage
 from trainables.federation.federation_size import FederationSize
 
 CELLS = 4
@@ -83,14 +85,8 @@ def measure(slots: int, seconds: float) -> Measured:
         began, processor = time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
             sweep = Sweep(Blueprint.draw(measured_study), ledger)
-            ray_backend.run_slots(
-                sweep,
-                Capacity(FederationSize(), slots, lanes_per_pack=1),
-                lambda scheduler: None,
-                PackStorage(str(folder / "packs")),
-                folder / "tune",
-                start=functools.partial(WaitingFederation, seconds, slots, str(seen)),
-            )
+            start = functools.partial(WaitingFederation, seconds, slots, str(seen))
+            _run(sweep, folder, Capacity(FederationSize(), slots, lanes_per_pack=1), start)
             assert sweep.finished
         ended, used = time.time(), time.process_time() - processor
         ran = [[json.loads(line) for line in file.read_text().splitlines()] for file in seen.glob("packs-*")]
@@ -99,6 +95,11 @@ def measure(slots: int, seconds: float) -> Measured:
     first, last = min(pack[0] for pack in packs), max(pack[1] for pack in packs)
     busy = sum(end - start for start, end in packs) / (slots * (last - first))
     return Measured(slots, seconds, len(packs), busy, len(ran), used / (ended - began), first - began)
+
+
+def _run(sweep: Sweep, folder: Path, capacity: Capacity, start: Callable[[], WaitingFederation]) -> None:
+    run = SweepRun(sweep, sweep.blueprint.study.resources, results_location(folder / "results"), View())
+    ray_backend.run_slots(run, capacity, start=start)
 
 
 def cost_of_trials(trials: int) -> str:
@@ -128,15 +129,8 @@ def cost_of_trials(trials: int) -> str:
         with Ledger.write(folder / "results") as ledger:
             sweep = Sweep(Blueprint.draw(measured_study), ledger)
             planned = time.process_time() - processor
-            view = View()
-            ray_backend.run_slots(
-                sweep,
-                Capacity(FederationSize(), 2, lanes_per_pack=1024),
-                view.changed,
-                PackStorage(str(folder / "packs")),
-                folder / "tune",
-                start=functools.partial(WaitingFederation, 0.0, 2, str(seen)),
-            )
+            start = functools.partial(WaitingFederation, 0.0, 2, str(seen))
+            _run(sweep, folder, Capacity(FederationSize(), 2, lanes_per_pack=1024), start)
             assert sweep.finished
             used, took, grown = time.process_time() - processor, time.time() - began, _resident() - memory
             began = time.process_time()

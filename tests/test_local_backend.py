@@ -1,6 +1,7 @@
 """The local backend: a sweep in this process, without Ray. That its results equal Ray's is tested in test_sweep.py."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from repository_files import DOCS, REPOSITORY
 
 from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import PACKS, results_location
-from orchestrator.study.reading import parse
+from orchestrator.study.reading import load, parse
 from trainables.errors import UserError
 from trainables.federation import pack_runner
 from trainables.federation.client_host import ClientHost
@@ -204,3 +206,33 @@ def test_the_number_of_threads_of_the_caller_is_restored(tmp_path):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_trial_takes_the_documented_path(tmp_path):
+    """A run calls the functions in the table of docs/architecture.md in this order; those of Ray only exist."""
+    table = re.findall(r"^\| \d+ \| `(.+?)` \| `(.+?)` \|", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
+    calls: list[str] = []
+
+    def note_call(frame, event, argument):
+        code, values = frame.f_code, frame.f_locals
+        if event == "call" and code.co_filename.startswith(str(REPOSITORY)):
+            owner = values.get("self", values.get("cls"))
+            classes = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+            names = {f"{kind.__name__}.{code.co_name}".removesuffix(".__init__") for kind in classes}
+            calls.extend(
+                called
+                for called, file in table
+                if called in names or (code.co_name == called and code.co_filename == str(REPOSITORY / file))
+            )
+
+    (tmp_path / "study.yaml").write_text(TEXT)
+    sys.setprofile(note_call)
+    try:
+        study, text = load(str(tmp_path / "study.yaml"))
+        study_run.run(study, text, tmp_path / "results", View(), backend="local")
+    finally:
+        sys.setprofile(None)
+    remaining = iter(calls)
+    for called, file in table:
+        assert f" {called.split('.')[-1]}" in (REPOSITORY / file).read_text()
+        assert "ray" in file or called in remaining, f"{called} is not called after the steps before it"

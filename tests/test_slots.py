@@ -17,12 +17,14 @@ from simulated_search import GD, SOFIM, drive, study
 
 from benchmarks.waiting import WaitingFederation, _result
 from orchestrator.execution.backends import ray as ray_backend
+from orchestrator.execution.backends.base import SweepRun
 from orchestrator.execution.cluster import failures, nodes, ray_internals
 from orchestrator.execution.packing import Capacity
+from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.locations import PACKS, SCRATCH, results_location
 from orchestrator.study.cells import Blueprint
-from trainables.federation.checkpoints import PackStorage
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.messages import Failure
 from trainables.ray_actors.errors import ActorLostError, HungError
@@ -43,9 +45,8 @@ def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> 
     with Ledger.write(folder / "results") as ledger:
         sweep = Sweep(Blueprint.draw(of), ledger)
         size = Capacity(FederationSize(1, cpus_per_host=CORES / slots), slots, lanes_per_pack=lanes, **more)
-        ray_backend.run_slots(
-            sweep, size, lambda _: None, PackStorage(str(folder / "packs")), folder / "tune", start=start
-        )
+        run = SweepRun(sweep, of.resources, results_location(folder / "results"), View())
+        ray_backend.run_slots(run, size, start=start)
         assert sweep.finished
         return ledger.outcomes(), ledger.stages()
 
@@ -62,8 +63,8 @@ def test_all_slots_run_at_the_same_time_and_are_reused(local_ray, tmp_path):
     packs = [line for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
     assert len(packs) == len(outcomes)
     assert stages == drive(tmp_path / "plain", STUDY, outcome).stages
-    assert not (tmp_path / "tune").exists(), "Tune's scratch is thrown away"
-    assert not (tmp_path / "packs").exists()
+    assert not (tmp_path / "results" / SCRATCH).exists(), "Tune's scratch is thrown away"
+    assert not (tmp_path / "results" / PACKS).exists()
 
 
 def test_a_slot_that_did_not_start_is_restarted(local_ray, tmp_path):
@@ -111,7 +112,7 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
     rmtree = shutil.rmtree
 
     def removed(folder, **more):
-        if Path(folder).name == "tune":
+        if Path(folder).name == SCRATCH:
             written.append(sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()))
         rmtree(folder, **more)
 

@@ -19,4 +19,14 @@ def resume(
     from orchestrator.execution.study_run import recorded_study
 
     loaded, text = recorded_study(folder)
-    sweep.run(loaded, text, folder, backend, address, resource, stop_after, shard, json)
+    sweep.run(
+        loaded,
+        text,
+        folder,
+        backend=backend,
+        address=address,
+        resource=resource,
+        stop_after=stop_after,
+        shard=shard,
+        json=json,
+    )

@@ -29,4 +29,14 @@ def run(
     loaded, text = reading.load(study)
     folder = results or str(Path("results") / loaded.name)
     with reading.errors_name_lines(text, study):
-        sweep.run(loaded, text, folder, backend, address, resource, stop_after, shard, json)
+        sweep.run(
+            loaded,
+            text,
+            folder,
+            backend=backend,
+            address=address,
+            resource=resource,
+            stop_after=stop_after,
+            shard=shard,
+            json=json,
+        )

@@ -15,6 +15,7 @@ def run(
     study: Any,
     text: str,
     folder: str,
+    *,
     backend: str,
     address: str | None,
     resource: list[str] | None,

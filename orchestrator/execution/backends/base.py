@@ -9,7 +9,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.results.locations import ResultsLocation
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
-from trainables.federation.checkpoints import PackStorage
 from trainables.models import kernels
 
 log = logging.getLogger("fedsweep")
@@ -66,18 +65,17 @@ def session_facts(capacity: Capacity) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def scheduling(
-    sweep: Sweep, capacity: Capacity, on_change: Callable[[Scheduler], None], storage: PackStorage
-) -> Iterator[Scheduler]:
+def scheduling(run: SweepRun, capacity: Capacity) -> Iterator[Scheduler]:
     """A scheduler that Ctrl-C stops. Afterwards, checkpoints that are no longer needed are removed."""
+    storage = run.location.checkpoints
     storage.create()
-    scheduler = Scheduler(sweep, capacity, on_change, storage)
+    scheduler = Scheduler(run.sweep, capacity, run.changed, storage)
     try:
         with _stop_on_signal(scheduler):
             yield scheduler
     finally:
         scheduler.close()
-        storage.clear(only_if_empty=not sweep.finished)
+        storage.clear(only_if_empty=not run.sweep.finished)
     if scheduler.fatal_error:
         raise UserError(f"no trial can run here: {scheduler.fatal_error}")
 
@@ -85,17 +83,17 @@ def scheduling(
 class Stopping:
     """Stops a scheduler when there is a reason to, and tells the user once."""
 
-    def __init__(self, scheduler: Scheduler, reason: Callable[[], str], say: Callable[[str], None]) -> None:
-        self._scheduler, self._reason, self._say = scheduler, reason, say
+    def __init__(self, run: SweepRun, scheduler: Scheduler) -> None:
+        self._run, self._scheduler = run, scheduler
         self._announced = False
 
     def check(self) -> None:
-        if not self._scheduler.stopping and (reason := self._reason()):
+        if not self._scheduler.stopping and (reason := self._run.stop_reason()):
             self._scheduler.stopping = True
             log.warning("%s: stopping after the packs in flight", reason)
         if self._scheduler.stopping and not self._announced:
             self._announced = True  # here, not in the signal handler, which may interrupt another line of output
-            self._say("stopping after the packs in flight; Ctrl-C once more stops now")
+            self._run.view.say("stopping after the packs in flight; Ctrl-C once more stops now")
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class LocalBackend:
         run.sweep.ledger.begin_session({**session_facts(capacity), "nodes": "1"})
         threads = torch.get_num_threads()
         try:
-            with run.view, scheduling(run.sweep, capacity, run.changed, run.location.checkpoints) as scheduler:
+            with run.view, scheduling(run, capacity) as scheduler:
                 _Slot(run, scheduler).run_packs()
         finally:
             torch.set_num_threads(threads)  # a federation on the CPU sets one thread
@@ -61,7 +61,7 @@ class _Slot:
 
     def __init__(self, run: SweepRun, scheduler: Scheduler) -> None:
         self._scheduler, self._storage = scheduler, run.location.checkpoints
-        self._stopping = Stopping(scheduler, run.stop_reason, run.view.say)
+        self._stopping = Stopping(run, scheduler)
         problems = run.sweep.blueprint.problems
         self._data = cache(lambda key: ProblemData.of(problems[key]))
         self._runner = self._new_runner()

@@ -41,11 +41,9 @@ from orchestrator.execution.host_memory import within_memory
 from orchestrator.execution.packing import Capacity, cluster_capacity, smallest_federation
 from orchestrator.execution.progress import View
 from orchestrator.execution.scheduler import Scheduler
-from orchestrator.execution.sweep import Sweep
 from orchestrator.results.locations import SCRATCH
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables.errors import UserError
-from trainables.federation.checkpoints import PackStorage
 from trainables.federation.messages import Failure
 from trainables.models import kernels
 from trainables.ray_actors.desk import PackDesk
@@ -102,16 +100,7 @@ class RayBackend:
                 cluster_facts = {"nodes": str(len(nodes.node_resources())), "logs": f"{session_folder()}/logs"}
                 run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
                 with contextlib.suppress(RestartError), run.view:
-                    run_slots(
-                        run.sweep,
-                        capacity,
-                        run.changed,
-                        run.location.checkpoints,
-                        run.location.folder / SCRATCH,
-                        say=run.view.say,
-                        elastic=elastic,
-                        stop_reason=run.stop_reason,
-                    )
+                    run_slots(run, capacity, elastic=elastic)
                     return
 
 
@@ -148,42 +137,25 @@ def _wait_for_capacity(missing: UserError, resources: ResourceSettings, clients:
 
 
 def run_slots(
-    sweep: Sweep,
-    capacity: Capacity,
-    on_change: Callable[[Scheduler], None],
-    storage: PackStorage,
-    scratch: Path,
-    *,
-    say: Callable[[str], None] = log.info,
-    elastic: bool = False,
-    stop_reason: Callable[[], str] = str,
-    start: Callable[[], Any] | None = None,
+    run: SweepRun, capacity: Capacity, *, elastic: bool = False, start: Callable[[], Any] | None = None
 ) -> None:
     """Run all trials that have not ended. Returns when none is left, or when the run was stopped.
 
-    `scratch`: a folder for Tune's own state, removed at the end. `elastic`: nodes may join the cluster. `stop_reason`:
-    a reason to stop after the packs in flight, if there is one. `start`: starts a slot's federation; default: one of
-    actors."""
-    needs_data = start is None
+    `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: one of actors."""
+    sweep, scratch, needs_data = run.sweep, run.location.folder / SCRATCH, start is None
     if start is None:
         kernel = kernels.chosen(capacity.size.device)
         log.info("kernel: %s", kernel)
         start = functools.partial(start_in_slot, capacity.size, kernel, sweep.blueprint.study.name)
     problems, store = sweep.blueprint.problems, ObjectStoreProblems()
     desk = _start_desk(sweep.blueprint.study.name)
-    with scheduling(sweep, capacity, on_change, storage) as scheduler:
+    with scheduling(run, capacity) as scheduler:
         try:
             slots = SlotSearcher(scheduler)
             callback = SweepCallback(
-                scheduler,
-                slots,
-                desk,
-                lambda key: store.reference(problems[key]) if needs_data else None,
-                Stopping(scheduler, stop_reason, say),
-                say,
-                elastic,
+                run, scheduler, slots, desk, lambda key: store.reference(problems[key]) if needs_data else None, elastic
             )
-            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=storage)
+            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=run.location.checkpoints)
             with quiet(), head.watched(), reuse_prestarted_workers():
                 _tuner(slot, capacity, slots, SweepStopper(scheduler), callback, scratch).fit()
         except RestartError:
@@ -263,16 +235,15 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def __init__(
         self,
+        run: SweepRun,
         scheduler: Scheduler,
         slots: SlotSearcher,
         desk: Any,
         data_of: Callable[[str], Any],
-        stopping: Stopping,
-        say: Callable[[str], None],
         elastic: bool,
     ) -> None:
         self.scheduler, self._slots, self._desk, self._data_of = scheduler, slots, desk, data_of
-        self._stopping, self._say, self._elastic = stopping, say, elastic
+        self._stopping, self._say, self._elastic = Stopping(run, scheduler), run.view.say, elastic
         self._metrics = Metrics(scheduler)
         self._desk_closed = False
         self._failed: list[tuple[str, Failure]] = []
