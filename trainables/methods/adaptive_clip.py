@@ -41,7 +41,7 @@ class AdaptiveLocalSteps(UserLocalSteps):
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         update, clip = LocalSteps.round(self, client, theta), client.broadcast["clip"]
-        longer = torch.linalg.vector_norm(update, dim=-1, keepdim=True) > clip
+        longer = torch.linalg.vector_norm(update, dim=-1, keepdim=True, dtype=torch.float64) > clip
         release = torch.cat([clip_norm(update, clip), longer * (KAPPA * clip)], dim=-1)
         return client.noised_update(release, clip / client.clip)
 

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Protocol
 from trainables.errors import UserError, in_range, one_of
 from trainables.lazy import torch
 from trainables.models import Model
+from trainables.models.clipping import clip_factors
 from trainables.models.shard import Shard
 from trainables.privacy.plan import Event, Level, PrivacySettings
 from trainables.spec import HyperValue
@@ -114,9 +115,8 @@ class Run:
 
 
 def clip_norm(values: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """v min(1, bound / ||v||) for every vector v along the last dimension."""
-    norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-    return values * (bound / norm).clamp(max=1)
+    """v min(1, bound / ||v||) for every vector v along the last dimension; never longer than the bound."""
+    return values * clip_factors(values, bound)
 
 
 def initial_power(theta: torch.Tensor) -> torch.Tensor:

@@ -77,10 +77,11 @@ class PrimalUpdate(ClientProgram):
         if self.level == "user":
             y = self.solve(client, theta, client.gradient_mean(theta) + pull, math.inf)
             return clip_norm(y, client.clip) + client.noise("primal")
-        gradient = (client.clipped_gradient_sum(theta) / client.size).to(pull.dtype)
+        # in float64 until noise has been added: rounding a mean of many rows could reveal a record
+        gradient = client.clipped_gradient_sum(theta) / client.size
         bound = client.hypers["sum_clip"]
         right = scaled_sum(gradient, pull, bound) if self.scaled else clip_norm(gradient + pull, bound)
-        y = self.solve(client, theta, right, self.hessian_clip)  # in float64 until noise has been added
+        y = self.solve(client, theta, right, self.hessian_clip)
         return (y + client.noise("primal") / client.size).to(theta)
 
 

@@ -10,6 +10,7 @@ c (c - 1) / 2 weighted Gram matrices. No nearly equal numbers are subtracted.
 from __future__ import annotations
 
 from trainables.lazy import torch
+from trainables.models.clipping import scaled_norm
 from trainables.models.shard import Shard
 
 ROWS = 512  # rows of a chunk; fixed, because it determines how sums are rounded
@@ -31,7 +32,7 @@ def clipped_hessian_sum(shard: Shard, theta: torch.Tensor, bound: float) -> torc
         x = shard.x[:, start : start + ROWS].to(theta)
         p = torch.softmax(x @ weights, dim=2)
         edges = p[..., first] * p[..., second]
-        norm = torch.linalg.vector_norm(edges @ pairs, dim=2) * x.square().sum(2)
+        norm = scaled_norm(edges @ pairs, 2) * x.square().sum(2)
         edges *= (bound / norm).clamp(max=1).unsqueeze(2)
         weighted = edges.mT.unsqueeze(2) * x.mT.unsqueeze(1)  # (clients, pairs, q, rows)
         grams += weighted.flatten(1, 2) @ x

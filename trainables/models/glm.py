@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainables.lazy import torch
-from trainables.models.clipping import factors_
+from trainables.models.clipping import factors_, scaled_norm
 from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 
@@ -105,7 +105,7 @@ class GLM(ABC):
         for block, W in enumerate(weights):
             for chunk in self._chunks(shard, W, self.columns):
                 residual = self.residual(chunk.eta, chunk.y)
-                factor = chunk.factor(clips[block], chunk.norm * residual.square().sum(2).sqrt(), automatic)
+                factor = chunk.factor(clips[block], chunk.norm * scaled_norm(residual, 2), automatic)
                 total[block] += torch.bmm(chunk.x.mT, (residual * factor.unsqueeze(2)).flatten(2))
                 if diagnose:
                     real = torch.isfinite(chunk.norm)
@@ -127,7 +127,7 @@ class GLM(ABC):
         for block, W in enumerate(weights):
             for chunk in self._chunks(shard, W, self.dimension):
                 A = self.curvature(chunk.eta)
-                A = A * chunk.factor(bounds[block], chunk.norm**2 * A.square().sum((2, 3)).sqrt())[:, :, None, None]
+                A = A * chunk.factor(bounds[block], chunk.norm**2 * scaled_norm(A, (2, 3)))[:, :, None, None]
                 for a, b in itertools.combinations_with_replacement(range(k), 2):
                     weighted = chunk.x.unsqueeze(1) * A[:, :, a, b].movedim(2, 1).unsqueeze(3)
                     gram = chunk.x.mT.unsqueeze(1) @ weighted

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.func import grad, vmap
 
-from trainables.models.clipping import factors_
+from trainables.models.clipping import clip_factors
 from trainables.models.shard import Shard
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -32,7 +32,6 @@ def clipped_gradient_sum(
             for start in range(0, shard.rows, step):
                 rows = slice(start, start + step)
                 per_row = gradients(per_client[client, lane], shard.x[client, rows], shard.y[client, rows])
-                norm = torch.linalg.vector_norm(per_row, dim=1)
-                factor = factors_(norm, clip[lane], automatic) * torch.isfinite(shard.norm[client, rows, 0])
-                total[client, lane] += factor @ per_row
+                factor = clip_factors(per_row, clip[lane], automatic) * torch.isfinite(shard.norm[client, rows])
+                total[client, lane] += (per_row * factor).sum(0, dtype=torch.float64)
     return total

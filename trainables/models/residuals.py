@@ -10,7 +10,9 @@ from typing import NamedTuple
 from trainables.lazy import torch
 from trainables.models.clipping import factors_
 
-LEAST = -60.0  # powers below 2^-60 change no sum and are set to 0, so no subnormal numbers arise
+LEAST = -60.0
+"""Powers below 2^-60 change no sum and are set to 0: then no square underflows, which would hide it from the norm, and
+no subnormal number slows a CPU down."""
 
 
 class RowDiagnostics(NamedTuple):
@@ -34,8 +36,7 @@ def clip_residuals(
     label = y.view(*y.shape, 1, 1).expand(-1, -1, 1, z.shape[3])
     z.sub_(z.amax(2, keepdim=True))
     label_logits = z.gather(2, label).squeeze(2) if diagnose else None
-    if not z.is_cuda:  # subnormal numbers do not slow a GPU down
-        torch.threshold_(z, LEAST, -torch.inf)
+    torch.threshold_(z, LEAST, -torch.inf)
     z.exp2_()
     inverse = z.gather(2, label).squeeze(2)
     z.scatter_(2, label, 0)

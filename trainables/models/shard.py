@@ -101,11 +101,12 @@ class Shard:
         return (features * (bound / norm).clamp(max=1)).sum(1)
 
     def spectrum(self, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`; computed once."""
+        """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`; in float64,
+        computed once."""
         if bound not in self._spectra:
             gram = self.gram(bound).unflatten(1, (-1, self.x.shape[2])) / self.size
             values, vectors = torch.linalg.eigh(gram.double())
-            self._spectra[bound] = values.clamp(min=0).to(self.norm), vectors.to(self.norm)
+            self._spectra[bound] = values.clamp(min=0), vectors
         return self._spectra[bound]
 
     @cached_property

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from trainables.choices import Precision
+from trainables.models import residuals
 from trainables.models.residuals import RowDiagnostics
 from trainables.models.shard import Diagnostics, Shard
 
@@ -30,6 +31,7 @@ MAX_FEATURES = 128
 MAX_CLASSES = 128
 MAX_BYTES = 1 << 30  # of part sums in memory
 LOG2E = math.log2(math.e)
+LEAST = tl.constexpr(residuals.LEAST)
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 # without this Triton recompiles (a second or more) when one of these becomes a multiple of 16
 SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
@@ -62,7 +64,8 @@ def fits(features: int, classes: int, precision: Precision = "float32") -> bool:
 def _residuals(z, real, y, norm, clip, classes, DIAGNOSE: tl.constexpr):
     """Clipped residuals of logits in base 2 (rows, lanes, classes); loss and number of clipped rows per lane."""
     top = tl.max(z, 2)
-    power = tl.exp2(z - top[:, :, None])
+    shifted = z - top[:, :, None]
+    power = tl.where(shifted < LEAST, 0.0, tl.exp2(shifted))
     is_label = classes[None, None, :] == y[:, None, None]
     # 1 - p_y as the sum of the other classes' probabilities, without a subtraction
     others = tl.where(is_label, 0.0, power)
@@ -215,7 +218,7 @@ def _between(
         k = start + some
         inside = (k < classes)[:, None] & known[None, :]
         z = tl.load(place[None, :] + k[:, None] * lanes, mask=inside & (k != y)[:, None], other=float("-inf"))
-        power = tl.exp2(z - top[None, :])
+        power = tl.where(z - top[None, :] < LEAST, 0.0, tl.exp2(z - top[None, :]))
         lost += tl.sum(power, 0)
         squares += tl.sum(power * power, 0)
     factor = tl.minimum(clip / (tl.sqrt(squares + lost * lost) / whole * norm), 1.0)
@@ -224,7 +227,8 @@ def _between(
         k = start + some
         inside = (k < classes)[:, None] & known[None, :]
         z = tl.load(place[None, :] + k[:, None] * lanes, mask=inside, other=float("-inf"))
-        residual = tl.where((k == y)[:, None], -lost[None, :], tl.exp2(z - top[None, :])) * scale[None, :]
+        power = tl.where(z - top[None, :] < LEAST, 0.0, tl.exp2(z - top[None, :]))
+        residual = tl.where((k == y)[:, None], -lost[None, :], power) * scale[None, :]
         tl.store(place[None, :] + k[:, None] * lanes, residual, mask=inside)
     if DIAGNOSE:
         real = norm < float("inf")
