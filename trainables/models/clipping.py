@@ -6,9 +6,9 @@
 Automatic clipping also scales short contributions up, so the clip acts as part of the learning rate. In both cases no
 contribution is longer than C: the privacy account is the same.
 
-`clip_factors` is for contributions that are in memory as a whole. It keeps the bound in spite of rounding, for up to
-2^27 numbers: the norm is computed in float64, with a relative error below 2^-26; the factor and its products with the
-numbers are rounded to float32, each with a relative error of at most 2^-24. (1 + 2^-26) (1 + 2^-24)^2 < 1 / MARGIN.
+`clip_factors` is for contributions that are in memory as a whole. It keeps the bound in spite of rounding: the factor
+and its products with the d numbers are rounded, each with a relative error of at most u, and the norm is a float64 sum,
+with a relative error of at most d 2^-53. The bound is reduced by 4 u + d 2^-52, which is more than all of these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 from trainables.lazy import torch
 
 SOFTENING = 0.01  # keeps tiny contributions from being scaled up to C
-MARGIN = 1 - 2**-22  # for rounding errors, of the bound
 EXPONENT = 120  # largest power of two to scale by, of either sign
 
 
@@ -30,7 +29,8 @@ def factors_(norm: torch.Tensor, bound: torch.Tensor, automatic: bool = False) -
 def clip_factors(values: torch.Tensor, bound: torch.Tensor, automatic: bool = False) -> torch.Tensor:
     """The factors of the vectors along the last dimension, (..., 1); no product is longer than the bound."""
     norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float64)
-    return factors_(norm, bound.double() * MARGIN, automatic).to(values.dtype)
+    margin = 2 * torch.finfo(values.dtype).eps + values.shape[-1] * torch.finfo(norm.dtype).eps
+    return factors_(norm, bound.double() * (1 - margin), automatic).to(values.dtype)
 
 
 def scaled_norm(values: torch.Tensor, dim: int | tuple[int, ...]) -> torch.Tensor:
