@@ -13,10 +13,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from orchestrator.search.candidates import Candidate, Rank
 from orchestrator.search.history import History
 from orchestrator.search.strategies.base import Proposal, Strategy
-from orchestrator.search.task import SearchTask
+from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.section import Section
+from search_spaces import Configuration, SearchSpace
 from trainables import models
 from trainables.data import features
 from trainables.data import partition as partitions
@@ -38,8 +40,10 @@ from trainables.plugins import use
 from trainables.privacy.plan import Event
 
 __all__ = [
+    "Candidate",
     "ClientProgram",
     "ClientRound",
+    "Configuration",
     "Event",
     "FeatureSet",
     "History",
@@ -49,10 +53,13 @@ __all__ = [
     "Model",
     "PartitionSpec",
     "Proposal",
+    "Rank",
     "Rows",
     "Run",
+    "SearchSpace",
     "SearchTask",
     "Section",
+    "StageRounds",
     "State",
     "Strategy",
     "UserError",

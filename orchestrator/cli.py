@@ -92,6 +92,14 @@ def main() -> None:
     except _CommandLineError as error:
         sentence = error.format_message().replace("Value error, ", "").rstrip(".")  # type: ignore[attr-defined]
         _fail(f"{sentence}; see fedsweep --help")
+    except Exception as error:
+        from trainables import plugins
+
+        explanation = plugins.explain(error)
+        if not explanation:
+            raise
+        sys.stderr.write(f"fedsweep: {explanation}\n")
+        sys.exit(2)
     else:
         sys.exit(code or 0)
 

@@ -250,9 +250,22 @@ def test_setting_facts_and_failures(tmp_path):
 def test_plugins_are_recorded_once_each(tmp_path):
     with Ledger.write(tmp_path) as ledger:
         assert ledger.plugins() == []
-        ledger.add_plugins(["b"])
-        ledger.add_plugins(["a", "b"])
+        ledger.add_plugins(["b"], {"b": "1"})
+        ledger.add_plugins(["a", "b"], {"a": "2", "b": "3"})
         assert ledger.plugins() == ["b", "a"]
+        assert ledger.plugin_code() == {"b": "3", "a": "2"}
+
+
+def test_a_transaction_in_another_is_undone_with_it(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        with pytest.raises(ZeroDivisionError), ledger.transaction():
+            ledger.add_stage(CELL, "grid", "coarse", ["a"])
+            assert ledger.stages()
+            raise ZeroDivisionError
+        assert not ledger.stages()
+        ledger.add_stage(CELL, "grid", "coarse", ["a"])
+    with Ledger.read(tmp_path) as ledger:
+        assert ledger.stages()
 
 
 def test_a_secret_has_256_bits_and_never_changes(tmp_path):

@@ -23,7 +23,7 @@ def part(folder: Path, of: Study, k: int, n: int) -> None:
     """Every n-th cell, like `run --shard`."""
     blueprint = Blueprint.draw(of)
     with Ledger.write(folder) as ledger:
-        study_run._record_study(ledger, blueprint, "by hand", folder)
+        study_run._record_study(ledger, blueprint, "by hand")
         sweep = Sweep(replace(blueprint, cells=blueprint.cells[k - 1 :: n]), ledger)
         while not sweep.finished:
             rows = [row(trial, near(0.3)(trial)) for trial in sweep.waiting.values()]

@@ -28,7 +28,7 @@ def example(monkeypatch):
 
 
 def test_without_the_plug_in_the_strategy_is_unknown():
-    with pytest.raises(UserError, match=r"halton\.yaml:11: .*'halton'.*"):
+    with pytest.raises(UserError, match=r"halton\.yaml:11: search\.halton: .*--import MODULE"):
         load(str(STUDY))
 
 

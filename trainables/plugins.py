@@ -12,6 +12,7 @@ everything else. This module imports no registry, so registries can import it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -19,7 +20,8 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -109,6 +111,39 @@ def code_hash(module: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def code_hashes() -> dict[str, str]:
+    """By module name, for the plug-ins that are loaded."""
+    return {name: code_hash(name) for name in _loaded}
+
+
+def changed(recorded: Mapping[str, str]) -> list[str]:
+    """The plug-ins whose code differs from these hashes."""
+    return [name for name, code in code_hashes().items() if recorded.get(name, code) != code]
+
+
+def explain(error: Exception) -> str:
+    """For an exception in the code of a plug-in: its place in one sentence, then the plug-in's part of the traceback.
+    Empty for other exceptions."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if _plugin_of(frame.filename)]
+    if not own:
+        return ""
+    place = frames[own[-1]]
+    trace = "".join(traceback.format_list(frames[own[0] :])).rstrip()
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    sentence = f"plug-in {place.filename}:{place.lineno}: {summary.splitlines()[0].rstrip('.')}."
+    return f"{sentence}\nTraceback (most recent call last):\n{trace}\n{summary}"
+
+
+def _plugin_of(file: str) -> str | None:
+    """The loaded plug-in that a source file belongs to."""
+    for name, module in _loaded.items():
+        folders = [str(Path(folder).resolve()) for folder in getattr(module, "__path__", [])]
+        if file == getattr(module, "__file__", None) or any(Path(file).is_relative_to(folder) for folder in folders):
+            return name
+    return None
+
+
 def environment() -> dict[str, str]:
     """The variables that tell another process which plug-ins to load."""
     return {name: os.environ[name] for name in (VARIABLE, FOLDERS) if os.environ.get(name)}
@@ -157,13 +192,23 @@ def _search_last(folder: str) -> None:
         sys.path.append(folder)
 
 
+def _file_of(module: str) -> str | None:
+    with contextlib.suppress(Exception):  # a parent package may fail to load
+        found = importlib.util.find_spec(module)
+        return found.origin if found else None
+    return None
+
+
 def _load(name: str, origin: str = "") -> None:
     if name in _loaded:
         return
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a plug-in may raise anything
-        raise UserError(f"plug-in {name}{origin} cannot be imported: {type(error).__name__}: {error}") from error
+        file = _file_of(name)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        place = f"{file}:{lines[-1]}: " if lines else ""
+        raise UserError(f"plug-in {name}{origin} cannot be imported: {place}{type(error).__name__}: {error}") from error
     _loaded[name] = module
     code_hash.cache_clear()
     for collect in _collectors:

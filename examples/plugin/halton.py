@@ -1,4 +1,4 @@
-"""A search strategy as a plug-in: quasi-random search that stops when a batch brings no improvement.
+"""A search strategy as a plug-in: quasi-random search that stops when batches bring no improvement.
 
 fedsweep --import examples/plugin/halton.py run examples/plugin/halton.yaml --results results/halton
 """
@@ -6,8 +6,7 @@ fedsweep --import examples/plugin/halton.py run examples/plugin/halton.yaml --re
 from pydantic import Field
 from scipy.stats import qmc
 
-import search_spaces
-from fedsweep.plugins import History, Proposal, SearchTask, Section, Strategy
+from fedsweep.plugins import Configuration, History, Proposal, SearchTask, Section, Strategy
 
 
 class HaltonSettings(Section):
@@ -20,8 +19,8 @@ class HaltonSettings(Section):
 
 
 class Halton(Strategy):
-    """Points of a scrambled Halton sequence on the axes of the coarse grid, until `patience` batches in a row have not
-    found a better candidate, or the budget (`search.trials`) is used."""
+    """Points of a scrambled Halton sequence on the axes of the coarse grid, until the budget (`search.trials`) is used
+    or the best candidate is older than the last `patience` batches."""
 
     name = "halton"
     stages = ("halton",)
@@ -29,15 +28,14 @@ class Halton(Strategy):
     extends_stages = True  # later batches depend on the results of earlier ones
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
-        batch, patience = task.settings.batch, task.settings.patience
+        settings = task.settings
         tried = history.candidates("halton", unique=False)
-        best = history.best("halton")
-        if best is not None and len(tried) - batch * patience > max(i for i, c in enumerate(tried) if c == best):
+        recent = tried[-settings.batch * settings.patience :]
+        no_improvement = len(tried) > len(recent) and history.best("halton") not in recent
+        size = min(settings.batch, task.budget - len(tried))
+        if no_improvement or size <= 0:
             return None
-        size = min(batch, task.budget - len(tried))
-        if size <= 0:
-            return None
-        # the sequence is a function of its seed: a resumed search skips what it has proposed
+        # the seed fixes the sequence, so a resumed search continues it
         sequence = qmc.Halton(d=len(task.space.coarse), seed=1).fast_forward(len(tried))
         return Proposal("halton", [_configuration(task, point) for point in sequence.random(size)])
 
@@ -45,13 +43,13 @@ class Halton(Strategy):
         return {"halton": task.budget}
 
 
-def _configuration(task: SearchTask, point) -> dict:
-    """A point of the unit cube as hyperparameters: numbers between the ends of their axis on a log scale, words by
-    index."""
+def _configuration(task: SearchTask, point: list[float]) -> Configuration:
+    """A point of the unit cube as hyperparameters: positive floats on a log scale between the ends of their axis, other
+    axes by index."""
     configuration = dict(task.space.fixed)
     for (name, axis), u in zip(task.space.coarse.items(), point, strict=True):
-        if search_spaces.is_numeric(axis) and min(axis) > 0:
-            configuration[name] = float(min(axis) * (max(axis) / min(axis)) ** u)
+        if all(isinstance(value, float) and value > 0 for value in axis):
+            configuration[name] = min(axis) * (max(axis) / min(axis)) ** u
         else:
             configuration[name] = axis[int(u * len(axis))]
     return configuration

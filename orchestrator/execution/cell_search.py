@@ -12,6 +12,7 @@ from typing import NamedTuple
 from orchestrator.search.candidates import Outcomes
 from orchestrator.search.expected_trials import trials_to_come
 from orchestrator.search.history import History
+from orchestrator.search.plugin_checks import check_proposal
 from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.base import Proposal
@@ -54,6 +55,8 @@ class CellSearch:
         self.neighbours: list[CellSearch] = []
         """The searches of the next smaller and next larger budget, whose winners join the contest (warm start)."""
         self.search_over = False
+        self._repeats = 0
+        """Proposals in a row without a new configuration."""
 
     @property
     def name(self) -> str:
@@ -87,12 +90,9 @@ class CellSearch:
             return FINISHED
         if "contest" not in self.stages:
             proposal = self.variant.strategy.propose(self.task, self.history)
+            check_proposal(self.variant.strategy, proposal, self.stages)
             self.search_over = proposal is None
-            if proposal is not None and proposal.stage not in self.variant.strategy.stages:
-                raise UserError(
-                    f"strategy {self.variant.strategy.name} proposed stage {proposal.stage!r}, which its `stages` lack"
-                )
-            if proposal is not None and proposal.configurations:
+            if proposal is not None:
                 return NextStage(proposal.stage, self._proposed_trials(proposal))
             if self.variant.has_contest:
                 if not all(neighbour.search_over for neighbour in self.neighbours):
@@ -116,10 +116,22 @@ class CellSearch:
         return winner(self.variant, self.history)
 
     def _proposed_trials(self, proposal: Proposal) -> list[TrialSpec]:
-        if proposal.seeds is None:
-            return self.trials(proposal.stage, proposal.configurations)
-        pairs = zip(proposal.configurations, proposal.seeds, strict=True)
-        return [self.cell.private_trial(configuration, seed, "validation") for configuration, seed in pairs]
+        stage, strategy, trials = proposal.stage, self.variant.strategy, []
+        for number, configuration in enumerate(proposal.configurations):
+            try:
+                if proposal.seeds is None:
+                    trials += self.trials(stage, [configuration])
+                else:
+                    trials.append(self.cell.private_trial(configuration, proposal.seeds[number], "validation"))
+            except UserError as error:
+                raise UserError(f"strategy {strategy.name} proposed {configuration}: {error}") from None
+        is_new = stage not in self.stages or any(trial.key not in self.configurations for trial in trials[:: self.seeds_of(stage)])
+        self._repeats = 0 if is_new else self._repeats + 1
+        if self._repeats > self.task.budget:  # a search that repeats itself more often would not end
+            raise UserError(
+                f"strategy {strategy.name} proposed only configurations that have run, {self._repeats} times in a row"
+            )
+        return trials
 
     def trials(self, stage: str, configurations: Sequence[Configuration]) -> list[TrialSpec]:
         """Every configuration with every seed of the stage, by configuration, then by seed."""

@@ -42,7 +42,7 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
                 check_extension(Study.recorded(old[0], part.plugins()), Study.recorded(new[0], part.plugins()))
             except UserError as error:
                 raise UserError(f"results folder {name} is of another study: {error}") from None
-    into.add_plugins(part.plugins())
+    into.add_plugins(part.plugins(), part.plugin_code())
     into.add_data(part.fingerprints())
     into.add_settings(part.settings())
     into.add_partitions(part.partitions())

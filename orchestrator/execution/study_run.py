@@ -78,8 +78,14 @@ def run(
     with location.open_for_writing(), _write_errors(location):
         folder = location.folder
         with Ledger.write(folder) as ledger, _log_to(folder):
-            _record_study(ledger, blueprint, source, folder)
-            sweep = Sweep(replace(blueprint, cells=blueprint.cells[shard[0] - 1 :: shard[1]]), ledger)
+            changed = plugins.changed(ledger.plugin_code())
+            with ledger.transaction():  # nothing is recorded if the study does not fit the folder
+                _record_study(ledger, blueprint, source)
+                sweep = Sweep(replace(blueprint, cells=blueprint.cells[shard[0] - 1 :: shard[1]]), ledger)
+                ledger.add_plugins(plugins.requested(), plugins.code_hashes())
+            write_text(folder / "study.yaml", source)
+            if changed:
+                view.say(f"note: plug-in {', '.join(changed)} has changed since this folder was run")
             if not sweep.finished:
                 for note in advice(study):
                     view.say(f"note: {note}")
@@ -132,7 +138,7 @@ def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
         return read_best(folder / "best.yaml")
 
 
-def _record_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Path) -> None:
+def _record_study(ledger: Ledger, blueprint: Blueprint, source: str) -> None:
     """Record the study in its folder, or check that it extends the one recorded there."""
     study, before = blueprint.study, ledger.study()
     if before is not None:
@@ -141,7 +147,6 @@ def _record_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Pat
         study = keep_reference(old, study)
     text = study.model_dump_json()
     ledger.add_data(blueprint.fingerprints)
-    ledger.add_plugins(plugins.requested())
     if before is None or before[0] != text:
         ledger.add_study(text, source)
     ledger.add_settings(
@@ -153,7 +158,6 @@ def _record_study(ledger: Ledger, blueprint: Blueprint, source: str, folder: Pat
         }
     )
     ledger.add_partitions(_class_counts(blueprint))
-    write_text(folder / "study.yaml", source)
 
 
 def _class_counts(blueprint: Blueprint) -> dict[tuple[SettingId, int], list[list[int]]]:

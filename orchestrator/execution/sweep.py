@@ -15,6 +15,7 @@ from orchestrator.search.candidates import Outcome
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.cells import Blueprint
+from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
@@ -86,7 +87,8 @@ class Sweep:
                 self._left[id(search)] -= 1
                 if self._left[id(search)] == 0:
                     completed.append(search)
-        return self._advance_all(completed)
+        with self.ledger.transaction():
+            return self._advance_all(completed)
 
     def _advance_all(self, searches: list[CellSearch]) -> list[TrialSpec]:
         new = [trial for search in searches for trial in self._advance(search)]
@@ -131,11 +133,18 @@ class Sweep:
         recorded = self._recorded.get((search.cell.id, search.variant.name, stage), [])[start : start + len(keys)]
         if recorded != keys[: len(recorded)]:
             raise UserError(
-                f"the results folder holds other {stage} trials of {search.cell.name!r} than this version of the "
-                "program would run; choose another folder"
+                f"strategy {search.variant.strategy.name} proposes other trials for stage {stage} of "
+                f"{search.cell.name!r} than this folder holds: {self._reason_for_change(search)}"
             )
         if len(recorded) < len(keys):
             self.ledger.add_stage(search.cell.id, search.variant.name, stage, keys, start)
+
+    def _reason_for_change(self, search: CellSearch) -> str:
+        if changed := plugins.changed(self.ledger.plugin_code()):
+            return f"plug-in {', '.join(changed)} has changed; restore it or choose another folder"
+        if plugins.code_hash(type(search.variant.strategy).__module__):
+            return "its proposals may depend only on the task and the history"
+        return "another version of fedsweep ran them; choose another folder"
 
 
 def without_retryable_failures(

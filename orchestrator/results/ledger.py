@@ -3,7 +3,7 @@
 One SQLite file in the results folder. A trial has a row once it has ended, keyed by the hash of everything that can
 change its result. A row is final, except that a failed trial may run again. One process writes, holding the folder's
 lock; any number of processes may read at the same time. A write is a transaction that is on disk when the call returns,
-so a process that is killed loses at most what it had not written yet.
+or when the `transaction` around it ends, so a process that is killed loses at most what it had not written yet.
 """
 
 from __future__ import annotations
@@ -254,14 +254,19 @@ class Ledger:
         """The study that ran last, as JSON, and the text of its file."""
         return self._db.execute("SELECT study, source FROM studies ORDER BY number DESC LIMIT 1").fetchone()
 
-    def add_plugins(self, names: Iterable[str]) -> None:
-        """Plug-ins that the study was run with, as `--import` names them. Reading a ledger never loads them."""
+    def add_plugins(self, names: Iterable[str], code: Mapping[str, str]) -> None:
+        """Plug-ins that the study was run with, as `--import` names them, and the hash of each one's code, by module.
+        Reading a ledger never loads them."""
         merged = list(dict.fromkeys([*self.plugins(), *names]))
-        if merged != self.plugins():
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('plugins', ?)", (json.dumps(merged),))
+        for name, value in (("plugins", merged), ("plugin_code", {**self.plugin_code(), **code})):
+            if value:
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
 
     def plugins(self) -> list[str]:
         return json.loads(self._meta("plugins") or "[]")
+
+    def plugin_code(self) -> dict[str, str]:
+        return json.loads(self._meta("plugin_code") or "{}")
 
     def add_data(self, fingerprints: Mapping[str, str]) -> None:
         """Content hashes of the data sets, by id. A data set never changes its content within a folder."""
@@ -271,14 +276,14 @@ class Ledger:
                 raise UserError(
                     f"data {data!r} has other content than when this folder's study was run; choose another folder"
                 )
-        with self._transaction():
+        with self.transaction():
             self._db.executemany("INSERT OR IGNORE INTO data VALUES (?, ?)", fingerprints.items())
 
     def fingerprints(self) -> dict[str, str]:
         return dict(self._db.execute("SELECT data, fingerprint FROM data ORDER BY data"))
 
     def add_settings(self, settings: Mapping[SettingId, SettingFacts]) -> None:
-        with self._transaction():
+        with self.transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO settings VALUES (?, ?, ?, ?, ?)",
                 ((*setting, *astuple(facts)) for setting, facts in settings.items()),
@@ -290,7 +295,7 @@ class Ledger:
 
     def add_partitions(self, counts: Mapping[tuple[SettingId, int], list[list[int]]]) -> None:
         """Rows of each class at each client, by setting and seed of the partition."""
-        with self._transaction():
+        with self.transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO partitions VALUES (?, ?, ?, ?)",
                 (
@@ -308,7 +313,7 @@ class Ledger:
     def add(self, rows: Iterable[Row]) -> None:
         """All rows or none. A row that exists stays as it is, unless it had failed."""
         new = list(rows)
-        with self._transaction():
+        with self.transaction():
             if written := self._add(new):
                 self._db.executemany(
                     "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions))",
@@ -331,7 +336,7 @@ class Ledger:
     def copy_rows(self, other: Ledger) -> None:
         """Add all trials of another ledger, with the sessions that computed them."""
         origins = other.origins()
-        with self._transaction():
+        with self.transaction():
             self._add(other.rows(other.outcomes()).values())
             for number, session in enumerate(other.sessions()):
                 self._copy_session(session, [key for key, origin in origins.items() if origin == number])
@@ -393,7 +398,7 @@ class Ledger:
         return {number: CellId(data, part, method, _number(epsilon)) for number, data, part, method, epsilon in rows}
 
     def add_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
-        with self._transaction():
+        with self.transaction():
             number = self._cell_number(cell)
             self._db.executemany(
                 "INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)",
@@ -420,7 +425,7 @@ class Ledger:
 
     def add_secrets(self, new: Mapping[CellId, bytes]) -> None:
         """Existing secrets stay."""
-        with self._transaction():
+        with self.transaction():
             numbered = [(self._cell_number(cell), secret) for cell, secret in new.items()]
             self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?)", numbered)
 
@@ -431,7 +436,7 @@ class Ledger:
     # ---- sessions
 
     def begin_session(self, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        with self._transaction():
+        with self.transaction():
             number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (time.time(),)).lastrowid
             self._db.executemany(
                 "INSERT INTO environments VALUES (?, ?, ?)", ((number, *item) for item in environment.items())
@@ -466,7 +471,11 @@ class Ledger:
         return self._db.execute("SELECT trials, first_key, reason FROM failures ORDER BY number").fetchall()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
+        """All writes in the block, or none if it raises. A transaction inside another is a part of it."""
+        if self._db.in_transaction:
+            yield
+            return
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield

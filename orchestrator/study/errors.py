@@ -1,11 +1,11 @@
-"""Errors that name a setting of the study file, so that the message can name its line."""
+"""Errors that name a setting of the study file, so that the message can name its line, and their wording."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from trainables.errors import UserError
 
@@ -33,3 +33,42 @@ def errors_point_to(*at: str | int) -> Iterator[None]:
         raise
     except UserError as error:
         raise SettingError(str(error), at) from error
+
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+}
+"""By the first word of pydantic's error type."""
+
+
+def message(errors: list[ErrorDetails], *, show_input: bool = True) -> str:
+    """A sentence for all errors of one setting: pydantic reports one for each type that it may have."""
+    first = errors[0]
+    if first["type"] == "missing":
+        return "it is missing"
+    found = f" (found {first['input']!r})" if show_input and isinstance(first["input"], str | int | float) else ""
+    return f"{_sentence(errors)}{found}"
+
+
+def _sentence(errors: list[ErrorDetails]) -> str:
+    wanted = list(dict.fromkeys(kind for error in errors if (kind := _expected_kind(error))))
+    if wanted:
+        return f"it should be {' or '.join(wanted)}"
+    first = errors[0]
+    if first["type"] == "too_short":
+        least = first["ctx"]["min_length"]
+        return f"it should have at least {least} item{'s' if least > 1 else ''}"
+    return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+
+
+def _expected_kind(error: ErrorDetails) -> str:
+    kind, _, wrong = error["type"].partition("_")
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"])
+    return KINDS.get(kind, "") if wrong in ("parsing", "type", "from_float") else ""

@@ -12,10 +12,9 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 import search_spaces
-from orchestrator.study.errors import SettingError
+from orchestrator.study.errors import SettingError, message
 from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.settings.resources import ResourceSettings
@@ -143,18 +142,6 @@ def as_text(study: Study) -> str:
     return yaml.safe_dump(study.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
 
 
-KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-    "list": "a list",
-    "dict": "a mapping",
-    "model": "a mapping",
-}
-"""By the first word of pydantic's error type."""
-
-
 def first_error(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     """The path of the first wrong setting, and a sentence about it."""
     found = error.errors()
@@ -164,36 +151,17 @@ def first_error(error: ValidationError) -> tuple[tuple[str | int, ...], str]:
     place = (*first["loc"], *first.get("ctx", {}).get("at", ()))
     unknown = first["type"] == "extra_forbidden"
     name = ".".join(map(str, [*_visible(place[:-1]), place[-1]] if unknown else _visible(place)))
-    message = _message([e for e in found if _visible(e["loc"]) == _visible(first["loc"])])
-    shown = f" (found {first['input']!r})" if isinstance(first["input"], str | int | float) else ""
     if unknown:
-        message, shown = f"there is no such setting{_suggestion(place)}", ""
-    elif first["type"] == "missing":
-        message, shown = "it is missing", ""
-    return place, f"{name + ': ' if name else ''}{message}{shown}"
+        sentence = f"there is no such setting{_suggestion(place)}"
+    elif first["type"] == "unknown_section":
+        sentence = f"there is no such setting{_suggestion(place) or first['msg']}"
+    else:
+        sentence = message([e for e in found if _visible(e["loc"]) == _visible(first["loc"])])
+    return place, f"{name + ': ' if name else ''}{sentence}"
 
 
 def _visible(place: tuple[str | int, ...]) -> list[str | int]:
     return [part for part in place if not _internal(part)]
-
-
-def _message(errors: list[ErrorDetails]) -> str:
-    """A sentence for all errors of one setting: pydantic reports one for each type that it may have."""
-    wanted = list(dict.fromkeys(kind for error in errors if (kind := _expected_kind(error))))
-    if wanted:
-        return f"it should be {' or '.join(wanted)}"
-    first = errors[0]
-    if first["type"] == "too_short":
-        least = first["ctx"]["min_length"]
-        return f"it should have at least {least} item{'s' if least > 1 else ''}"
-    return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
-
-
-def _expected_kind(error: ErrorDetails) -> str:
-    kind, _, wrong = error["type"].partition("_")
-    if error["type"] == "literal_error":
-        return str(error["ctx"]["expected"])
-    return KINDS.get(kind, "") if wrong in ("parsing", "type", "from_float") else ""
 
 
 def _suggestion(place: tuple[str | int, ...]) -> str:
@@ -293,7 +261,7 @@ def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSett
         try:
             ResourceSettings.model_validate({key: value})
         except ValidationError as error:
-            raise UserError(f"resource {text!r}: {_message(error.errors())}") from None
+            raise UserError(f"resource {text!r}: {message(error.errors(), show_input=False)}") from None
     return ResourceSettings.model_validate(content)
 
 

@@ -83,7 +83,7 @@ class Hyperparameter:
             return str(value)
         try:
             number = float(value) if not isinstance(value, bool) else math.nan
-        except ValueError:
+        except (TypeError, ValueError):
             raise UserError(f"{self.name} = {value!r} is not a number") from None
         ends = ("(" if self.open_low else "[") + (")" if self.open_high or math.isinf(self.high) else "]")
         in_range(self.low, self.high, ends, **{self.name: number})

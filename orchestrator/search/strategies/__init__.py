@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 from types import ModuleType
 
+from orchestrator.search.plugin_checks import check_class
 from orchestrator.search.strategies.base import Strategy
 from trainables import plugins
 from trainables.errors import UserError
@@ -18,8 +19,9 @@ def add_all(module: ModuleType) -> None:
     """Register every strategy that a module defines."""
     for value in vars(module).values():
         is_own = isinstance(value, type) and issubclass(value, Strategy) and value.__module__ == module.__name__
-        if not is_own or inspect.isabstract(value):
-            continue
+        if not is_own or value is Strategy or (inspect.isabstract(value) and "name" not in vars(value)):
+            continue  # an abstract class without a name is a base of others
+        check_class(value)
         known = STRATEGIES.get(value.name)
         if known is not None and type(known) is not value:
             where = type(known).__module__

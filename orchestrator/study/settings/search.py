@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.strategies.halving import HalvingSettings
@@ -13,7 +14,7 @@ from orchestrator.search.strategies.private import PrivateSettings
 from orchestrator.search.strategies.random import RandomSettings
 from orchestrator.search.variant import Select
 from orchestrator.section import Section
-from orchestrator.study.errors import invalid
+from orchestrator.study.errors import invalid, message
 from orchestrator.study.settings.method import LARGEST_GRID
 
 
@@ -51,12 +52,21 @@ class SearchSettings(Section):
         sections = {}
         for name in value.keys() - cls.model_fields.keys():
             if name not in STRATEGIES:
-                raise invalid(f"there is no such setting, nor a strategy {name!r}", str(name))
+                raise PydanticCustomError(
+                    "unknown_section",
+                    ", and no strategy of this name; --import MODULE loads a plug-in's",
+                    {"at": (str(name),)},
+                )
+            settings = STRATEGIES[name].Settings
             try:
-                sections[name] = STRATEGIES[name].Settings.model_validate(value[name])
+                sections[name] = settings.model_validate(value[name])
             except ValidationError as error:
                 first = error.errors()[0]
-                raise invalid(first["msg"], name, *first["loc"]) from None
+                if first["type"] == "extra_forbidden":
+                    sentence = f"there is no such setting; {name} has: {', '.join(settings.model_fields) or 'none'}"
+                else:
+                    sentence = message([e for e in error.errors() if e["loc"] == first["loc"]])
+                raise invalid(sentence, name, *first["loc"]) from None
         return {**value, **sections}
 
     @field_validator("select", mode="before")
