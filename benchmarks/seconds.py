@@ -20,7 +20,7 @@ from orchestrator.bench.clock import Clock
 from orchestrator.execution import study_run
 from orchestrator.execution.packing import AUTO_LANES
 from orchestrator.study import reading
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.federation.pack import pack_group
 from trainables.federation.problem import ProblemData
@@ -80,19 +80,19 @@ def _synchronise() -> None:
 def parts_of_rounds(study: Study) -> None:
     """Time the parts of a round for the first coarse pack of every method."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    blueprint = Blueprint.draw(study)
+    prepared = PreparedStudy.prepare(study)
     measured = set()
-    for cell in blueprint.cells:
+    for cell in prepared.cells:
         if cell.method.name in measured:
             continue
         grid = cell.space.grid(cell.space.coarse)
         trials = [trial for point in grid for trial in cell.trials("coarse", point, study.seeds.search)]
         measured.add(cell.method.name)
         trials = [trial for trial in trials if pack_group(trial) == pack_group(trials[0])][: AUTO_LANES[device]]
-        _parts_of(trials, blueprint, device)
+        _parts_of(trials, prepared, device)
 
 
-def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
+def _parts_of(trials: list[Any], prepared: PreparedStudy, device: str) -> None:
     # imported late: the driver of a sweep does not need them
     from trainables.federation.client_host import ClientHost
     from trainables.federation.hosts import Hosts
@@ -100,7 +100,7 @@ def _parts_of(trials: list[Any], blueprint: Blueprint, device: str) -> None:
     from trainables.federation.server import Server
     from trainables.models.softmax import SoftmaxHead
 
-    data = ProblemData.of(blueprint.problems[trials[0].problem.key])
+    data = ProblemData.of(prepared.problems[trials[0].problem.key])
     plain = Server(Hosts(1, device), device)
     plain.open(trials, data)
     plain.advance(3)

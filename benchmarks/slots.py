@@ -27,7 +27,7 @@ from orchestrator.execution.progress import SweepProgress, View, progress_table
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.federation.federation_size import FederationSize
 
@@ -84,7 +84,7 @@ def measure(slots: int, seconds: float) -> Measured:
         seen.mkdir()
         began, processor = time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
-            sweep = Sweep(Blueprint.draw(measured_study), ledger)
+            sweep = Sweep(PreparedStudy.prepare(measured_study), ledger)
             start = functools.partial(WaitingFederation, seconds, slots, str(seen))
             _run(sweep, folder, Capacity(FederationSize(), slots, lanes_per_pack=1), start)
             assert sweep.finished
@@ -98,7 +98,7 @@ def measure(slots: int, seconds: float) -> Measured:
 
 
 def _run(sweep: Sweep, folder: Path, capacity: Capacity, start: Callable[[], WaitingFederation]) -> None:
-    run = SweepRun(sweep, sweep.blueprint.study.resources, results_location(folder / "results"), View())
+    run = SweepRun(sweep, sweep.prepared.study.resources, results_location(folder / "results"), View())
     ray_backend.run_slots(run, capacity, start=start)
 
 
@@ -127,7 +127,7 @@ def cost_of_trials(trials: int) -> str:
         seen.mkdir()
         memory, began, processor = _resident(), time.time(), time.process_time()
         with Ledger.write(folder / "results") as ledger:
-            sweep = Sweep(Blueprint.draw(measured_study), ledger)
+            sweep = Sweep(PreparedStudy.prepare(measured_study), ledger)
             planned = time.process_time() - processor
             start = functools.partial(WaitingFederation, 0.0, 2, str(seen))
             _run(sweep, folder, Capacity(FederationSize(), 2, lanes_per_pack=1024), start)

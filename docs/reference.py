@@ -27,7 +27,8 @@ EXIT_CODES = (
 STABILITY = re.compile(r"^Stability: *(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 PLUGIN_NAMES = (
     *("use", "Method", "Hyperparameter", "learning_rate", "ClientProgram", "ClientRound", "Event", "Run"),
-    *("Strategy", "SearchTask", "History", "Proposal", "head", "data_source", "partition"),
+    *("Strategy", "Proposal", "SearchTask", "SearchSpace", "StageRounds", "History", "Candidate", "Rank"),
+    *("head", "data_source", "partition"),
 )
 
 
@@ -205,19 +206,19 @@ def _documented(name: str, value: Any) -> str:
     if issubclass(value, BaseModel):
         text = "A study, with the [study keys](study.md) as fields. `Study.model_validate(dict)` creates one."
         return f"## {name}\n\n{text}\n"
-    public = {name: member for name, member in vars(value).items() if not name.startswith("_")}
+    public = {name: getattr(m, "__func__", m) for name, m in vars(value).items() if not name.startswith("_")}
     rows = [f"`{n}` | {_cell(_doc(m.fget))}" for n, m in public.items() if isinstance(m, property)]
     rows += [
         f"`{n}({', '.join(_parameters(m))})` | {_cell(_doc(m))}" for n, m in public.items() if inspect.isfunction(m)
     ]
-    fields = [name for name in getattr(value, "__dataclass_fields__", {}) if not name.startswith("_")]
+    fields = [name for name in inspect.get_annotations(value) if not name.startswith("_")]
     rows += [f"`{attribute}` | {_cell(_under(value, attribute))}" for attribute in fields]
     table = "\n".join(_table("Member | Description", rows)) if rows else ""
     return f"## {name}\n\n{_doc(value)}\n\n{table}"
 
 
 def _parameters(method: Any) -> list[str]:
-    return [name for name in inspect.signature(method).parameters if name != "self"]
+    return [name for name in inspect.signature(method).parameters if name not in ("self", "cls")]
 
 
 def _signature(value: Any) -> str:

@@ -43,6 +43,7 @@ class Results:
 
     @property
     def finished(self) -> bool:
+        """Whether all cells have ended."""
         return bool(self.status["finished"])
 
     @property

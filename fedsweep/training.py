@@ -34,7 +34,9 @@ class Account:
     unsampled: Mapping[Release, float]
     """The actual eps against an adversary who knows which rows, or users, were sampled."""
     delta: float
+    """The delta of both eps."""
     noise_multiplier: float
+    """sigma_g of the papers: a client's noise has standard deviation clip sigma_g / sqrt(clients)."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,18 @@ class Model:
     """The outcome of a training run."""
 
     state: str
-    """done or diverged"""
+    """`done` or `diverged`."""
     weights: NDArray[np.float32] | None
     """In the layout of the model; for a linear head (features + 1) x classes, the last row being the bias. None if the
     run diverged."""
     metrics: Mapping[str, Mapping[int, float]]
     """accuracy, loss, train_loss, ... by round."""
     account: Account
+    """The privacy account."""
     hyperparameters: Mapping[str, HyperValue]
+    """All of the method, with defaults filled in."""
     seconds_per_round: float
+    """Mean over the rounds."""
     key: str | None
     """Hash of everything that can change the result; None for a run with secret noise."""
     _saved: SavedModel | None = field(repr=False)

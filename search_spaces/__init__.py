@@ -36,10 +36,15 @@ class SearchSpace:
     """The axes that a method is tuned over, and its fixed values."""
 
     method: str
+    """Name of the method."""
     coarse: Mapping[str, Axis]
+    """The values of every axis of the coarse grid, by hyperparameter."""
     fine: Mapping[str, Axis]
+    """The same for the fine grid."""
     scale: Mapping[str, str]
+    """log, linear or complement, by hyperparameter."""
     fixed: Mapping[str, HyperValue] = field(default_factory=dict)
+    """Values that all configurations have."""
 
     def grid(self, axes: Mapping[str, Axis]) -> list[Configuration]:
         """All combinations with the fixed values, each once; the last axis varies fastest."""

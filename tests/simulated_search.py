@@ -8,7 +8,7 @@ from handmade_ledgers import cell_id
 
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger, Row, StageKey
-from orchestrator.study.cells import Blueprint, Cell
+from orchestrator.study.cells import Cell, PreparedStudy
 from orchestrator.study.extension import check_extension
 from orchestrator.study.study import Study
 from trainables.federation.trial_spec import TrialSpec
@@ -122,7 +122,7 @@ def drive(folder: Path, of: Study, evaluate, *, batch: int = 5, stop_after: int 
         if recorded is not None:
             check_extension(Study.model_validate_json(recorded[0]), of)
         ledger.add_study(of.model_dump_json(), "by hand")
-        sweep = Sweep(Blueprint.draw(of), ledger)
+        sweep = Sweep(PreparedStudy.prepare(of), ledger)
         while not sweep.finished and (stop_after is None or len(trials) < stop_after):
             assert sweep.waiting, "not finished, and nothing to run"
             size = batch if stop_after is None else min(batch, stop_after - len(trials))

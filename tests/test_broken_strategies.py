@@ -211,9 +211,12 @@ def test_proposals_that_change_by_themselves_are_called_so(sweeps):
 
 
 def test_an_unknown_key_of_its_section_is_our_sentence(sweeps):
-    settings = ("class Mine", "class Keys(Section):\n    batch: int = 1\n\n\nclass Mine"), (
-        '    name = "mine"',
-        '    name = "mine"\n    Settings = Keys',
+    settings = (
+        ("class Mine", "class Keys(Section):\n    batch: int = 1\n\n\nclass Mine"),
+        (
+            '    name = "mine"',
+            '    name = "mine"\n    Settings = Keys',
+        ),
     )
     text = STUDY.replace("trials: 4", "trials: 4, mine: {bach: 2}")
     code, _, err = sweeps.run(*settings, study=text)

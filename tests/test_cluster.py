@@ -151,7 +151,7 @@ def test_metrics_for_the_clusters_monitoring(monkeypatch):
 
     monkeypatch.setattr(metrics, "Counter", Recorded)
     monkeypatch.setattr(metrics, "Gauge", Recorded)
-    study = SimpleNamespace(blueprint=SimpleNamespace(study=SimpleNamespace(name="mine")), outcomes={"a": 1})
+    study = SimpleNamespace(prepared=SimpleNamespace(study=SimpleNamespace(name="mine")), outcomes={"a": 1})
     scheduler = SimpleNamespace(sweep=study, lane_rounds=5, retries=0, in_flight={1: "pack"})
     seen = metrics.Metrics(scheduler)
     study.outcomes |= {"b": 1, "c": 1}

@@ -15,7 +15,7 @@ from command_line import check_fedsweep
 from repository_files import DOCS, REPOSITORY, blocks
 
 from orchestrator.cli import app
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import load, parse, setting_paths
 from orchestrator.study.study import Study
 from trainables.methods import METHODS
@@ -91,7 +91,8 @@ def test_the_reference_names_everything(site):
         section, _, name = path.rpartition(".")
         assert f"| `{name}` |" in keys, path
         assert not section or f"## {section}\n" in keys, path
-    assert re.findall(r"^\| `\w+` \|  \|", keys, flags=re.MULTILINE) == [], "a key without a text"
+    python = (DOCS / "reference" / "python.md").read_text()
+    assert re.findall(r"^\| \S+ \|  \|", keys + python, flags=re.MULTILINE) == [], "a key without a text"
     methods = (DOCS / "reference" / "methods.md").read_text()
     for method in METHODS.values():
         for h in method.hyperparameters:
@@ -115,8 +116,8 @@ def test_commands_on_pages_exist(name):
 def test_the_first_study_is_valid():
     """The study on the page is valid and has the cells it should have."""
     (text,) = blocks(DOCS / "first-study.md", "yaml")
-    blueprint = Blueprint.draw(parse(text, "mine.yaml", REPOSITORY))
-    assert len(blueprint.cells) == 4
+    prepared = PreparedStudy.prepare(parse(text, "mine.yaml", REPOSITORY))
+    assert len(prepared.cells) == 4
 
 
 def test_the_study_page_shows_the_defaults():
@@ -138,13 +139,6 @@ def test_the_page_on_methods_shows_the_example_itself():
     assert yaml.safe_load(space) == yaml.safe_load((REPOSITORY / "examples/plugin/dp_heavy_ball.yaml").read_text())
 
 
-def test_the_page_on_strategies_shows_the_code_itself():
-    (block,) = blocks(DOCS / "write-a-strategy.md", "python")
-    source = (REPOSITORY / "examples" / "plugin" / "halton.py").read_text()
-    for part in block.split("\n\n\n"):
-        assert part.strip() in source
-
-
 def test_own_data(tmp_path, monkeypatch, fedsweep):
     """The program on the page writes a file that the commands and the example study accept."""
     monkeypatch.chdir(tmp_path)
@@ -154,14 +148,14 @@ def test_own_data(tmp_path, monkeypatch, fedsweep):
     assert code == 0
     assert "total" in out
     study, _ = load(str(REPOSITORY / "examples" / "studies" / "own-data.yaml"))
-    assert len(Blueprint.draw(study).cells) == 2 * 3 * 3
+    assert len(PreparedStudy.prepare(study).cells) == 2 * 3 * 3
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "examples" / "studies").glob("*.yaml")), ids=lambda f: f.stem)
 def test_example_studies_can_be_run(file):
     study, _ = load(str(file))
     if study.name != "own-data":  # whose data are the user's own
-        assert Blueprint.draw(study).cells
+        assert PreparedStudy.prepare(study).cells
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch, no_ray):

@@ -18,7 +18,7 @@ from orchestrator.search.candidates import candidates_of
 from orchestrator.search.objective import ACCURACY, LOSS, OBJECTIVES, SQUARED_ERROR
 from orchestrator.search.selection import choose, ranked
 from orchestrator.study import reading
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.errors import UserError
 from trainables.federation.problem import ProblemData
@@ -88,28 +88,28 @@ def test_a_bad_budget_is_named(budget):
 
 
 def test_clients_and_model_follow_the_data():
-    blueprint = Blueprint.draw(study())
-    problems = [trial_of(cell, "coarse", {}).problem for cell in blueprint.cells]
+    prepared = PreparedStudy.prepare(study())
+    problems = [trial_of(cell, "coarse", {}).problem for cell in prepared.cells]
     assert [problem.partition.clients for problem in problems] == [2, 2, 3, 3]
     assert {problem.model for problem in problems} == {"logistic"}
-    assert blueprint.most_clients == 3
-    plain = Blueprint.draw(study(changed("partitions: [explicit]", "partitions: [iid]")))
+    assert prepared.most_clients == 3
+    plain = PreparedStudy.prepare(study(changed("partitions: [explicit]", "partitions: [iid]")))
     assert trial_of(plain.cells[2], "coarse", {}).problem.partition.clients == 3
 
 
 def test_every_seed_draws_data_of_its_own():
-    cell = Blueprint.draw(study()).cells[0]
+    cell = PreparedStudy.prepare(study()).cells[0]
     trials = [trial_of(cell, "confirm", {}, seed) for seed in (1, 2, 3)]
     fingerprints = [trial.problem.data.fingerprint for trial in [trial_of(cell, "coarse", {}), *trials]]
     assert fingerprints == [f"simulated:1:logistic,2,40,equal,2,{seed}" for seed in (9, 1, 2, 3)]
-    fixed = Blueprint.draw(study(changed("logistic,2,40,equal,2", "logistic,2,40,equal,2,5"))).cells[0]
+    fixed = PreparedStudy.prepare(study(changed("logistic,2,40,equal,2", "logistic,2,40,equal,2,5"))).cells[0]
     assert len({trial_of(fixed, "confirm", {}, seed).problem.key for seed in (1, 2, 3)}) == 1
     assert trial_of(fixed, "confirm", {}).problem.data.fingerprint.endswith(",5")
 
 
 def test_a_method_may_have_rounds_of_its_own():
-    blueprint = Blueprint.draw(study())
-    rounds = {(c.method.name, s): trial_of(c, s, {}).rounds for c in blueprint.cells[:2] for s in ("coarse", "confirm")}
+    prepared = PreparedStudy.prepare(study())
+    rounds = {(c.method.name, s): trial_of(c, s, {}).rounds for c in prepared.cells[:2] for s in ("coarse", "confirm")}
     assert list(rounds.values()) == [6, 8, 2, 2]
     assert study().last_round == 8
 
@@ -134,7 +134,7 @@ def test_a_method_may_have_rounds_of_its_own():
 )
 def test_what_makes_no_sense_is_said(text, sentence):
     with pytest.raises(UserError, match=sentence):
-        Blueprint.draw(study(text))
+        PreparedStudy.prepare(study(text))
 
 
 # ---- the objective
@@ -163,7 +163,7 @@ def test_the_smallest_error_is_chosen():
 
 def test_halving_keeps_the_smallest_error():
     text = changed("refine: table", "strategies: [halving], trials: 4, halving: {rungs: 2, keep: 0.5}")
-    cell = Blueprint.draw(study(text)).cells[0]
+    cell = PreparedStudy.prepare(study(text)).cells[0]
     outcomes = {}
     search = CellSearch(cell, cell.study.variants[0], outcomes, 10)
     stage, trials = search.next_stage()

@@ -500,10 +500,10 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
 
 
 def poisoned_key() -> str:
-    from orchestrator.study.cells import Blueprint
+    from orchestrator.study.cells import PreparedStudy
     from orchestrator.study.reading import parse
 
-    cell = Blueprint.draw(parse(POISONED, "poisoned.yaml", Path.cwd())).cells[0]
+    cell = PreparedStudy.prepare(parse(POISONED, "poisoned.yaml", Path.cwd())).cells[0]
     return trial_of(cell, "coarse", cell.space.grid(cell.space.coarse)[0]).key
 
 

@@ -31,7 +31,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, SettingFacts
 from orchestrator.study import reading
 from orchestrator.study.cell_id import SettingId
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.data import features
 from trainables.errors import UserError
@@ -201,7 +201,7 @@ def understood_or_refused(text: str, folder: Path) -> None:
 def test_studies_that_are_nasty(tmp_path, file):
     copy = tmp_path / "study.yaml"
     copy.write_bytes(file.read_bytes())
-    said = sentence_of(tmp_path, lambda: Blueprint.draw(reading.load(str(copy))[0]))
+    said = sentence_of(tmp_path, lambda: PreparedStudy.prepare(reading.load(str(copy))[0]))
     assert said, "nothing of that can be run"
     assert len(said) < 1000
 

@@ -14,17 +14,17 @@ from orchestrator.report.tables import write_tables
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, results_location
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.errors import UserError
 
 
 def part(folder: Path, of: Study, k: int, n: int) -> None:
     """Every n-th cell, like `run --shard`."""
-    blueprint = Blueprint.draw(of)
+    prepared = PreparedStudy.prepare(of)
     with Ledger.write(folder) as ledger:
-        study_run._record_study(ledger, blueprint, "by hand")
-        sweep = Sweep(replace(blueprint, cells=blueprint.cells[k - 1 :: n]), ledger)
+        study_run._record_study(ledger, prepared, "by hand")
+        sweep = Sweep(replace(prepared, cells=prepared.cells[k - 1 :: n]), ledger)
         while not sweep.finished:
             rows = [row(trial, near(0.3)(trial)) for trial in sweep.waiting.values()]
             ledger.add(rows)

@@ -558,5 +558,5 @@ def assert_priced(method, level, options, releases=RELEASES, claim=None, **optio
 
 def row_of(trial: TrialSpec, of):
     """What the ledger is given, and the tables print."""
-    blueprint = SimpleNamespace(problems={trial.problem.key: of})
-    return Scheduler._row(SimpleNamespace(sweep=SimpleNamespace(blueprint=blueprint)), trial, LaneResult(trial.key))
+    prepared = SimpleNamespace(problems={trial.problem.key: of})
+    return Scheduler._row(SimpleNamespace(sweep=SimpleNamespace(prepared=prepared)), trial, LaneResult(trial.key))

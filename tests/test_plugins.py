@@ -15,7 +15,7 @@ from simulated_search import trial_of
 
 import fedsweep as face
 from fedsweep.plugins import use
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import load, parse
 from trainables import methods, plugins
 from trainables.audit import contract
@@ -57,8 +57,8 @@ def test_the_example_study_takes_everything_from_the_plug_in(example):
     space = study.methods[1].space()
     assert space.coarse == {"learning_rate": (0.1, 1.0, 10.0), "momentum": (0.0, 0.5, 0.9)}
     assert space.scale == {"learning_rate": "log", "momentum": "complement"}
-    blueprint = Blueprint.draw(study)
-    assert {cell.setting.id for cell in blueprint.cells} == {("two-moons:600", "by-first-feature")}
+    prepared = PreparedStudy.prepare(study)
+    assert {cell.setting.id for cell in prepared.cells} == {("two-moons:600", "by-first-feature")}
     again = type(study).model_validate_json(study.model_dump_json())
     assert again.methods[1].space() == space, "a result folder needs no file beside the study"
 
@@ -208,7 +208,7 @@ def test_a_changed_plug_in_is_another_method(tmp_path):
         with temporary_plugins():
             plugins.use(file)
             study, _ = load(str(STUDY))
-            _, own = (cell for cell in Blueprint.draw(study).cells if cell.epsilon == 1)
+            _, own = (cell for cell in PreparedStudy.prepare(study).cells if cell.epsilon == 1)
             keys.append(trial_of(own, "coarse", {}).key)
             assert trial_of(own, "coarse", {}).code
     assert keys[0] != keys[1]

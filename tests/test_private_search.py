@@ -22,7 +22,7 @@ from orchestrator.results.winners import Results
 from orchestrator.search.history import History
 from orchestrator.search.strategies.private import Private, fixed_grid, noisy_best, score_deviation
 from orchestrator.study.cell_id import CellId
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from trainables.errors import UserError
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.private_selection import (
@@ -117,7 +117,7 @@ def test_the_number_of_runs_has_the_configured_mean(runs, mean):
 
 
 def test_draws_follow_from_the_secret_and_never_share_noise():
-    cell = Blueprint.draw(study(TEXT.replace("trials: 6", "trials: 300"))).cells[0]
+    cell = PreparedStudy.prepare(study(TEXT.replace("trials: 6", "trials: 300"))).cells[0]
     (variant,) = cell.study.variants
 
     def draws(secret: bytes):
@@ -182,7 +182,7 @@ def test_methods_without_a_known_cost_are_refused():
         "dp-fedadamw",
     ).replace("[40]", "[1]")  # fast to account for
     with pytest.raises(UserError, match="samples rows"):
-        Blueprint.draw(study(text))
+        PreparedStudy.prepare(study(text))
 
 
 # ---- complete studies

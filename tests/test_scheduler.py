@@ -13,7 +13,7 @@ from orchestrator.execution.scheduler import GIVE_UP_AFTER, Scheduler
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.federation.checkpoints import PackStorage, checkpoint_name
 from trainables.federation.federation_size import FederationSize
@@ -30,7 +30,7 @@ class Cluster:
         self.ledger = self._writing.__enter__()
         self.ledger.add_study(of.model_dump_json(), "by hand")
         self.changes = 0
-        sweep = Sweep(Blueprint.draw(of), self.ledger)
+        sweep = Sweep(PreparedStudy.prepare(of), self.ledger)
         size = Capacity(FederationSize(), federations, lanes)
         self.scheduler = Scheduler(sweep, size, self._changed, storage)
         self.desk: list[Order] = []
@@ -587,7 +587,7 @@ def seconds_of_processor(folder: Path, trials: int) -> float:
         assert len(cluster.ledger.outcomes()) == trials + 2
         assert len(sizes) < trials / 100
     with Ledger.write(folder) as ledger:
-        assert Sweep(Blueprint.draw(of), ledger).finished
+        assert Sweep(PreparedStudy.prepare(of), ledger).finished
     assert status.read(folder)["finished"]
     return time.process_time() - began
 

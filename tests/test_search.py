@@ -37,7 +37,7 @@ from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.strategies.halving import HalvingSettings
 from orchestrator.search.strategies.optuna import Optuna, _Sampler
-from orchestrator.study.cells import Blueprint, Cell
+from orchestrator.study.cells import Cell, PreparedStudy
 from orchestrator.study.extension import check_extension
 from trainables.errors import UserError
 from trainables.federation.pack import plan_of
@@ -53,7 +53,7 @@ def rates(trials: list[TrialSpec]) -> list[float]:
 
 def test_stages_open_in_order(tmp_path):
     with Ledger.write(tmp_path) as ledger:
-        sweep = Sweep(Blueprint.draw(study(methods=[GD])), ledger)
+        sweep = Sweep(PreparedStudy.prepare(study(methods=[GD])), ledger)
 
         def end_all() -> list[TrialSpec]:
             ended = list(sweep.waiting.values())
@@ -92,7 +92,7 @@ def test_rounds_seeds_and_rows_of_each_stage(tmp_path):
 
 def test_cells_progress_independently(tmp_path):
     with Ledger.write(tmp_path) as ledger:
-        sweep = Sweep(Blueprint.draw(study()), ledger)
+        sweep = Sweep(PreparedStudy.prepare(study()), ledger)
         gd = [trial for trial in sweep.waiting.values() if trial.method == "dp-fedgd"]
         sweep.ended({trial.key: near(0.3)(trial) for trial in gd})
         assert Counter(trial.method for trial in sweep.waiting.values()) == {"dp-fedsofim": 4, "dp-fedgd": 3}
@@ -148,7 +148,7 @@ def test_a_folder_with_different_trials_in_a_stage_is_refused(tmp_path):
         ledger.add_stage(cell_id(study(), "DP-FedGD", 8), "grid", "coarse", ["of", "another", "version"])
         sentence = f"other trials for stage coarse of '{cell('DP-FedGD')}' than this folder holds: another version"
         with pytest.raises(UserError, match=sentence):
-            Sweep(Blueprint.draw(study()), ledger)
+            Sweep(PreparedStudy.prepare(study()), ledger)
 
 
 def test_the_plan_accounts_for_local_steps(monkeypatch):
@@ -571,7 +571,7 @@ def test_optuna_proposals_of_a_batch_take_each_other_into_account():
 def test_optuna_optimises_in_the_direction_of_the_objective():
     """For an error, Optuna's best trial is the one with the smallest value."""
     for objective, best in (("accuracy", 2), ("loss", 0)):
-        (only_cell,) = Blueprint.draw(study(methods=[GD], objective=objective, search=OPTUNA)).cells
+        (only_cell,) = PreparedStudy.prepare(study(methods=[GD], objective=objective, search=OPTUNA)).cells
         outcomes = {}
         search = CellSearch(only_cell, only_cell.study.variants[0], outcomes, 10)
         stage, batch = search.next_stage()
@@ -583,7 +583,7 @@ def test_optuna_optimises_in_the_direction_of_the_objective():
 
 def test_optuna_replays_its_batches_without_a_cache():
     """The next proposal depends only on the results: a history without a cache gives the same one."""
-    (only_cell,) = Blueprint.draw(study(methods=[GD], search=OPTUNA)).cells
+    (only_cell,) = PreparedStudy.prepare(study(methods=[GD], search=OPTUNA)).cells
     outcomes = {}
     search = CellSearch(only_cell, only_cell.study.variants[0], outcomes, 10)
     for _ in range(2):
@@ -666,7 +666,7 @@ def test_a_failed_trial_is_final_once_the_contest_of_a_neighbouring_budget_depen
     retrying = False
     with Ledger.write(tmp_path) as ledger:
         ledger.add_study(of.model_dump_json(), "by hand")
-        sweep = Sweep(Blueprint.draw(of), ledger)
+        sweep = Sweep(PreparedStudy.prepare(of), ledger)
         while not any(key[2] == "contest" for key in ledger.stages()):
             early = [trial for trial in sweep.waiting.values() if trial.privacy.epsilon < 4]
             rows = [row(trial, evaluate(trial)) for trial in early[:1]]
@@ -756,7 +756,7 @@ def test_a_finished_sweep_has_nothing_to_run(tmp_path):
     drive(tmp_path, study(), near(0.3))
     before = (tmp_path / "ledger.sqlite").read_bytes()
     with Ledger.write(tmp_path) as ledger:
-        sweep = Sweep(Blueprint.draw(study()), ledger)
+        sweep = Sweep(PreparedStudy.prepare(study()), ledger)
         assert sweep.finished
         assert sweep.waiting == {}
     assert (tmp_path / "ledger.sqlite").read_bytes() == before, "nothing is written"
@@ -787,14 +787,14 @@ class DyingLedger:
 @pytest.mark.parametrize("after", [False, True])
 def test_a_driver_can_die_at_any_write(tmp_path, after):
     of = study(search={"strategies": ["grid", "optuna"], "optuna": {"batch": 4}})
-    blueprint = Blueprint.draw(of)
+    prepared = PreparedStudy.prepare(of)
     whole = drive(tmp_path / "whole", of, sometimes_diverging)
     for writes in itertools.count(1):
         folder = tmp_path / str(writes)
         with Ledger.write(folder) as ledger:
             dying = DyingLedger(ledger, writes, after)
             try:
-                sweep = Sweep(blueprint, dying)
+                sweep = Sweep(prepared, dying)
                 while not sweep.finished:
                     rows = [row(trial, sometimes_diverging(trial)) for trial in list(sweep.waiting.values())[:5]]
                     dying.add(rows)
@@ -875,7 +875,7 @@ def test_status_after_a_driver_died_between_a_result_and_the_next_stage(tmp_path
     of = study(methods=[GD], search={"strategies": [strategy], "optuna": {"batch": 3}})
     drive(tmp_path, of, near(0.3), stop_after=0)
     with Ledger.write(tmp_path) as ledger:
-        waiting = Sweep(Blueprint.draw(of), ledger).waiting.values()
+        waiting = Sweep(PreparedStudy.prepare(of), ledger).waiting.values()
         ledger.add([row(trial, near(0.3)(trial) if state == "done" else (state, None, None)) for trial in waiting])
     summary = status.read(tmp_path)
     assert (summary["finished"], summary["cells_ended"]) == (ended, int(ended))
@@ -898,7 +898,7 @@ def test_optuna_has_the_budget_of_the_grids(tmp_path):
 def test_optuna_proposes_in_batches(tmp_path):
     """The next three are proposed once the results of the last three are known."""
     with Ledger.write(tmp_path) as ledger:
-        sweep = Sweep(Blueprint.draw(study(methods=[GD], search=OPTUNA)), ledger)
+        sweep = Sweep(PreparedStudy.prepare(study(methods=[GD], search=OPTUNA)), ledger)
         sizes = []
         while not sweep.finished:
             batch = list(sweep.waiting.values())
@@ -1100,7 +1100,7 @@ def test_rungs_rank_by_the_mean_over_seeds_and_diverged_candidates_come_last(tmp
 
 
 def first_rung(of) -> list[TrialSpec]:
-    (only_cell,) = Blueprint.draw(of).cells
+    (only_cell,) = PreparedStudy.prepare(of).cells
     return CellSearch(only_cell, of.variants[0], {}, 10).next_stage().trials
 
 

@@ -17,7 +17,7 @@ from orchestrator.search.selection import choose, clearly_differ, win_contest
 from orchestrator.search.strategies.grid import _neighbours
 from orchestrator.search.strategies.private import Private, noisy_best
 from orchestrator.search.winner import winner as find_winner
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from search_spaces import load
 
 
@@ -139,7 +139,7 @@ def drawn_from(cell, secret: bytes) -> list[tuple[float, int]]:
 
 def test_draws_from_a_secret_are_stable():
     """An interrupted search resumes with the same runs, even under a later version of the program."""
-    cell = Blueprint.draw(private.study()).cells[0]
+    cell = PreparedStudy.prepare(private.study()).cells[0]
     draws = drawn_from(cell, private.SECRET)
     assert [rate for rate, _ in draws] == [0.01, 0.01, 0.5, 1.0, 0.01, 0.5, 0.01]
     assert draws[0][1] == 6762732775533463137
@@ -154,11 +154,11 @@ def test_a_private_search_runs_the_draws_of_its_secret_and_confirms_the_winner(t
     searched = ran.of("DP-FedGD", "private", strategy="private")
     (confirmed,) = ran.of("DP-FedGD", "confirm", strategy="private")
     with Ledger.write(tmp_path) as ledger:
-        sweep = Sweep(blueprint := Blueprint.draw(of), ledger)
-        (cell,) = blueprint.cells
+        sweep = Sweep(prepared := PreparedStudy.prepare(of), ledger)
+        (cell,) = prepared.cells
         drawn = drawn_from(cell, ledger.secret(cell.id))
         (search,) = sweep.searches
-        assert (sweep.finished, sweep.running, sweep.left(search)) == (True, 0, 0)
+        assert (sweep.finished, sweep.unfinished, sweep.left(search)) == (True, 0, 0)
     assert [(trial.hyperparameters["learning_rate"], trial.seed) for trial in searched] == drawn
     assert (confirmed.hyperparameters, confirmed.seed) in [(trial.hyperparameters, trial.seed) for trial in searched]
     assert (searched[0].problem.evaluate_on, confirmed.problem.evaluate_on) == ("validation", "test")
@@ -191,7 +191,7 @@ def test_the_running_best_of_a_sweep_is_the_best_mean(tmp_path, contest):
     stages = ("contest",) if contest else ("coarse", "fine")
     for _ in range(2):
         with Ledger.write(tmp_path) as ledger:
-            sweep = Sweep(Blueprint.draw(of), ledger)
+            sweep = Sweep(PreparedStudy.prepare(of), ledger)
             while not sweep.finished:
                 batch = list(sweep.waiting.values())[:5]
                 rows = [row(trial, near(0.3)(trial)) for trial in batch]
@@ -291,7 +291,7 @@ def test_only_a_zooming_grid_may_add_stages(search, grows):
 
 def test_the_neighbours_of_a_winner_are_those_below_and_above(tmp_path):
     of = study(methods=[GD])
-    (cell,), (variant,) = Blueprint.draw(of).cells, of.variants
+    (cell,), (variant,) = PreparedStudy.prepare(of).cells, of.variants
     search = CellSearch(cell, variant, {}, 100)
     search.open(*search.next_stage())
     history = search.history

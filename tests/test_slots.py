@@ -24,7 +24,7 @@ from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import PACKS, SCRATCH, results_location
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.messages import Failure
 from trainables.ray_actors.errors import ActorLostError, HungError
@@ -43,7 +43,7 @@ def outcome(trial):
 def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> tuple[dict, dict]:
     """Outcomes and stages of a study with one trial per pack, on slots that use the whole Ray."""
     with Ledger.write(folder / "results") as ledger:
-        sweep = Sweep(Blueprint.draw(of), ledger)
+        sweep = Sweep(PreparedStudy.prepare(of), ledger)
         size = Capacity(FederationSize(1, cpus_per_host=CORES / slots), slots, lanes_per_pack=lanes, **more)
         run = SweepRun(sweep, of.resources, results_location(folder / "results"), View())
         ray_backend.run_slots(run, size, start=start)
@@ -160,7 +160,7 @@ def test_planning_does_not_import_torch():
         "from orchestrator.execution import study_run\n"
         "from orchestrator.execution.backends import ray\n"
         "from orchestrator.study import cells, reading\n"
-        "cells.Blueprint.draw(reading.load('quickstart')[0])\n"
+        "cells.PreparedStudy.prepare(reading.load('quickstart')[0])\n"
         "sys.exit('torch' in sys.modules)"
     )
     runs_in_a_new_process(program)

@@ -10,13 +10,14 @@ from simulated_search import drive, near
 from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.planning import plan
 from orchestrator.results import status
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import load, parse
 from trainables import plugins
 from trainables.errors import UserError
 
 EXAMPLE = REPOSITORY / "examples" / "plugin" / "halton.py"
 STUDY = EXAMPLE.with_suffix(".yaml")
+PAGE = DOCS / "write-a-strategy.md"
 
 
 @pytest.fixture
@@ -32,9 +33,24 @@ def test_without_the_plug_in_the_strategy_is_unknown():
         load(str(STUDY))
 
 
-def test_the_page_shows_the_study_as_it_is():
-    (yaml,) = blocks(DOCS / "write-a-strategy.md", "yaml")
-    assert yaml.strip() in STUDY.read_text()
+def test_the_page_shows_the_example_as_it_is():
+    code, _ = blocks(PAGE, "python")
+    (study,) = blocks(PAGE, "yaml")
+    assert EXAMPLE.read_text().endswith(code)
+    assert STUDY.read_text().endswith(study)
+
+
+def test_the_example_can_be_copied_from_the_page_and_run(tmp_path, monkeypatch, fedsweep):
+    code, _ = blocks(PAGE, "python")
+    (study,) = blocks(PAGE, "yaml")
+    (command,) = blocks(PAGE)
+    (tmp_path / "halton.py").write_text(code)
+    (tmp_path / "halton.yaml").write_text(study)
+    monkeypatch.chdir(tmp_path)
+    with temporary_plugins():
+        status, _, err = fedsweep(*command.split()[1:], "--backend", "local")
+    assert status == 0, err
+    assert "halton" in (tmp_path / "results" / "halton" / "tables" / "search-strategies.md").read_text()
 
 
 def test_the_settings_of_a_plug_in_are_checked_with_their_line(example):
@@ -48,7 +64,7 @@ def test_the_search_stops_when_a_batch_brings_nothing_and_resumes_with_the_same_
     assert plan(study).trials["halton"] == 48 * 2
     whole = drive(tmp_path / "whole", study, near(0.3))
     assert whole.finished
-    tried = whole.stages[Blueprint.draw(study).cells[0].id, "halton", "halton"]
+    tried = whole.stages[PreparedStudy.prepare(study).cells[0].id, "halton", "halton"]
     assert 6 * 2 * 2 < len(tried) < 48 * 2, "two batches at least, and fewer than the budget"
     for stop in (1, 20, 40, 60):
         part = tmp_path / str(stop)
@@ -59,7 +75,7 @@ def test_the_search_stops_when_a_batch_brings_nothing_and_resumes_with_the_same_
 
 def test_proposals_do_not_depend_on_the_order_of_results(example):
     study, _ = load(str(STUDY))
-    cell, variant = Blueprint.draw(study).cells[0], study.variants[1]
+    cell, variant = PreparedStudy.prepare(study).cells[0], study.variants[1]
     proposals = []
     for order in (1, -1):
         outcomes = {}
@@ -73,7 +89,7 @@ def test_proposals_do_not_depend_on_the_order_of_results(example):
 
 def test_a_stage_that_the_strategy_does_not_declare_is_refused(example, monkeypatch):
     study, _ = load(str(STUDY))
-    search = CellSearch(Blueprint.draw(study).cells[0], study.variants[1], {}, 10)
+    search = CellSearch(PreparedStudy.prepare(study).cells[0], study.variants[1], {}, 10)
     monkeypatch.setattr(type(search.variant.strategy), "stages", ("other",))
     with pytest.raises(UserError, match="strategy halton proposed stage 'halton', which its `stages` lack"):
         search.next_stage()

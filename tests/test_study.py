@@ -14,7 +14,7 @@ from repository_files import REPOSITORY
 
 from orchestrator.study import extension
 from orchestrator.study.advice import advice
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.extension import check_extension, keep_reference
 from orchestrator.study.reading import changed_resources, load, packaged, parse, with_located_data
 from orchestrator.study.settings.method import MethodSettings
@@ -388,7 +388,7 @@ REFUSED_SETTINGS = {
 def test_meaningless_settings_are_refused_before_anything_runs(name):
     text, name_or_value = REFUSED_SETTINGS[name]
     with pytest.raises(UserError, match=re.escape(name_or_value)):
-        Blueprint.draw(read(text))
+        PreparedStudy.prepare(read(text))
 
 
 def test_two_data_sets_with_one_name_are_refused(tmp_path):
@@ -433,7 +433,7 @@ def test_data_is_found_next_to_the_study_file(tmp_path, monkeypatch):
     assert study.data[0].source == str(here / "data" / "features.npz"), (
         "an absolute path, so that the study can be resumed from any folder"
     )
-    assert Blueprint.draw(study).cells[0].setting.name == "features / iid"
+    assert PreparedStudy.prepare(study).cells[0].setting.name == "features / iid"
 
 
 def test_order_in_which_folders_are_searched_for_data(tmp_path, monkeypatch):
@@ -450,7 +450,7 @@ def test_order_in_which_folders_are_searched_for_data(tmp_path, monkeypatch):
     study = with_data(folders[0], "features.npz")
     sentence = r"data 'features\.npz' was found neither next to the study, nor in the current folder, nor in "
     with pytest.raises(UserError, match=sentence):
-        Blueprint.draw(study)
+        PreparedStudy.prepare(study)
 
 
 def test_a_study_from_another_machine_finds_its_data(tmp_path, monkeypatch):

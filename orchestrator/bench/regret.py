@@ -29,7 +29,7 @@ from orchestrator.execution.packing import AUTO_LANES, Capacity, make_packs
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.search.candidates import Outcome
-from orchestrator.study.cells import Blueprint, Cell
+from orchestrator.study.cells import Cell, PreparedStudy
 from orchestrator.study.study import Study
 from search_spaces import Configuration
 from trainables.federation.federation_size import FederationSize
@@ -95,10 +95,10 @@ class Runner:
                 self.outcomes[key] = (lane.state, accuracy, loss)
         return {key: self.outcomes[key] for key in by_key}
 
-    def search(self, blueprint: Blueprint) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
+    def search(self, prepared: PreparedStudy) -> tuple[list[Choice], list[tuple[float, Configuration]]]:
         """The choice of every strategy at every budget, and all contest candidates."""
         with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
-            sweep = Sweep(blueprint, ledger)
+            sweep = Sweep(prepared, ledger)
             rounds: dict[str, int] = {}
             while not sweep.finished:
                 waiting = list(sweep.waiting.values())
@@ -106,7 +106,7 @@ class Runner:
                 search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
                 confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
                 sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluate` runs these
-                sweep.ended(self.run(search, blueprint.problems))
+                sweep.ended(self.run(search, prepared.problems))
             choices = [_choice(search, rounds) for search in sweep.searches]
             finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists()]
         return [choice for choice in choices if choice is not None], finalists
@@ -169,8 +169,8 @@ def regrets(options: RegretOptions, method: str) -> list[dict[str, Any]]:
     for repetition in range(1, options.repetitions + 1):
         runner.outcomes.clear()
         for warm in (False, True) if options.warm_start else (False,):
-            blueprint = Blueprint.draw(_study(options, method, repetition, warm=warm))
-            chosen, finalists = runner.search(blueprint)
+            prepared = PreparedStudy.prepare(_study(options, method, repetition, warm=warm))
+            chosen, finalists = runner.search(prepared)
             choices += chosen
             for epsilon, configuration in (*finalists, *((c.epsilon, c.configuration) for c in chosen)):
                 pools[epsilon].setdefault(_key(configuration), configuration)
@@ -182,8 +182,8 @@ def regrets(options: RegretOptions, method: str) -> list[dict[str, Any]]:
         if options.seconds and seconds > options.seconds:
             break
     return [
-        _cell_regrets(runner, options, cell, blueprint, repetition, choices, pools[cell.epsilon])
-        for cell in blueprint.cells
+        _cell_regrets(runner, options, cell, prepared, repetition, choices, pools[cell.epsilon])
+        for cell in prepared.cells
     ]
 
 
@@ -191,12 +191,12 @@ def _cell_regrets(
     runner: Runner,
     options: RegretOptions,
     cell: Cell,
-    blueprint: Blueprint,
+    prepared: PreparedStudy,
     repetitions: int,
     choices: Sequence[Choice],
     pool: Mapping[str, Configuration],
 ) -> dict[str, Any]:
-    scores = runner.evaluate(cell, blueprint.problems, list(pool.values()))
+    scores = runner.evaluate(cell, prepared.problems, list(pool.values()))
     means = dict(zip(pool, map(fmean, scores), strict=True))
     best = max(means, key=means.__getitem__)
     by_strategy: dict[str, list[Choice]] = defaultdict(list)

@@ -46,5 +46,5 @@ def _scores(winner: dict[str, Any]) -> str:
 def _mean(values: list[float], objective: Objective) -> str:
     if not values:
         return "unknown"
-    mean = objective.shown(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ± {objective.shown(statistics.stdev(values))} ({len(values)} seeds)"
+    mean = objective.format(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {objective.format(statistics.stdev(values))} ({len(values)} seeds)"

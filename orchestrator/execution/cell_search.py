@@ -51,7 +51,7 @@ class CellSearch:
             trial_seeds=self.trial_seeds,
         )
         restarting = [stage for stage in variant.stages if variant.restarts(stage)]
-        self.best = RunningBest(cell.study.judged_by, restarting)
+        self.best = RunningBest(cell.study.objective_spec, restarting)
         self.neighbours: list[CellSearch] = []
         """The searches of the next smaller and next larger budget, whose winners join the contest (warm start)."""
         self.search_over = False
@@ -69,12 +69,12 @@ class CellSearch:
         """Keys of the trials of every open stage."""
         return self.history.stages
 
-    def seeds_of(self, stage: str) -> int:
+    def seed_count(self, stage: str) -> int:
         return len(self.variant.seeds(stage))
 
     def open(self, stage: str, trials: Sequence[TrialSpec]) -> None:
         """Record that a stage has these trials, or these in addition."""
-        opened, seeds = self.stages.setdefault(stage, []), self.seeds_of(stage)
+        opened, seeds = self.stages.setdefault(stage, []), self.seed_count(stage)
         firsts = trials[-len(opened) % seeds :: seeds]
         for trial in firsts:
             clip, rounds = trial.privacy.clip, trial.rounds
@@ -125,7 +125,8 @@ class CellSearch:
                     trials.append(self.cell.private_trial(configuration, proposal.seeds[number], "validation"))
             except UserError as error:
                 raise UserError(f"strategy {strategy.name} proposed {configuration}: {error}") from None
-        is_new = stage not in self.stages or any(trial.key not in self.configurations for trial in trials[:: self.seeds_of(stage)])
+        firsts = trials[:: self.seed_count(stage)]
+        is_new = stage not in self.stages or any(trial.key not in self.configurations for trial in firsts)
         self._repeats = 0 if is_new else self._repeats + 1
         if self._repeats > self.task.budget:  # a search that repeats itself more often would not end
             raise UserError(
@@ -137,7 +138,7 @@ class CellSearch:
         """Every configuration with every seed of the stage, by configuration, then by seed."""
         seeds, trials = self.variant.seeds(stage), []
         for configuration in configurations:
-            rounds = int(configuration.get("rounds", self.variant.rounds(stage, self.task.rounds)))
+            rounds = int(configuration.get("rounds", self.variant.planned_rounds(stage, self.task.rounds)))
             last = self.variant.last_round(stage, rounds)
             stop_after = last if last < rounds else None
             trials += self.cell.trials(configuration, seeds, rounds, stop_after, confirm=stage == "confirm")
@@ -145,7 +146,7 @@ class CellSearch:
 
     def last_round(self, stage: str) -> int:
         """Last round that trials of a stage run, unless their configuration sets the rounds."""
-        return self.variant.last_round(stage, self.variant.rounds(stage, self.task.rounds))
+        return self.variant.last_round(stage, self.variant.planned_rounds(stage, self.task.rounds))
 
     def trials_to_come(self) -> dict[str, int]:
         """Trials that stages which are not open yet will add, by stage."""

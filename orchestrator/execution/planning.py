@@ -12,7 +12,7 @@ from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
 from orchestrator.execution.packing import Capacity, cluster_capacity, make_packs, passes
 from orchestrator.study.advice import advice
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.data.stored import StoredRows
 from trainables.federation.trial_spec import TrialSpec
@@ -36,7 +36,7 @@ class Plan:
     """By stage; a trial that several cells or stages share counts once, as in `run`."""
     exact: bool
     """Whether exactly these trials run if none diverges; otherwise results decide, and the count is approximate."""
-    may_zoom: bool
+    may_add_stages: bool
     """Whether results may call for finer grids, which are not counted."""
     packs: dict[str, int]
     trial_rounds: int
@@ -63,7 +63,7 @@ class Plan:
                 f"study {self.study}: {self.cells} cell{'s' if self.cells > 1 else ''}"
                 + (f", each searched with {self.strategies} strategies" if self.strategies > 1 else ""),
                 f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})"
-                + (", and more where a winner calls for a finer grid" if self.may_zoom else ""),
+                + (", and more where a winner calls for a finer grid" if self.may_add_stages else ""),
                 f"packs: {sum(self.packs.values())} ({packs})",
                 f"trial-rounds: {self.trial_rounds}",
                 f"on {self.where}: {self.federations} federation(s) of {self.hosts} client host(s)"
@@ -83,16 +83,17 @@ class Plan:
 
 def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     """For this machine, or for nodes with these resources and processors like this machine's."""
-    blueprint = Blueprint.draw(study)
-    if nodes is None:
+    prepared = PreparedStudy.prepare(study)
+    available = nodes
+    if available is None:
         from orchestrator.execution.cluster.connect import local_resources  # imports Ray
 
-        resources = local_resources()
-    capacity = cluster_capacity(resources if nodes is None else nodes, study.resources, blueprint.most_clients)
-    capacity = within_memory(capacity, study.resources, blueprint.most_weights, nodes or ())
+        available = local_resources()
+    capacity = cluster_capacity(available, study.resources, prepared.most_clients)
+    capacity = within_memory(capacity, study.resources, prepared.most_weights, nodes or ())
     searches = [
-        CellSearch(cell, variant, {}, blueprint.validation_rows(cell.setting))
-        for cell in blueprint.cells
+        CellSearch(cell, variant, {}, prepared.validation_rows(cell.setting))
+        for cell in prepared.cells
         for variant in study.variants
     ]
     trials: Counter[str] = Counter()
@@ -112,7 +113,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         packs[stage] = len(make_packs(members, capacity))
         for trial in members:
             rounds += trial.last_round
-            problem = blueprint.problems[trial.problem.key]
+            problem = prepared.problems[trial.problem.key]
             flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.last_round * passes(trial)
     if capacity.size.device == "cuda":
         rate = GPU_RATE * capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts
@@ -121,7 +122,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     seconds = START_S + flops / rate
     return Plan(
         study.name,
-        len(blueprint.cells),
+        len(prepared.cells),
         len(study.variants),
         dict(trials),
         study.trials_are_exact,
@@ -129,7 +130,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         dict(packs),
         rounds,
         seconds,
-        _memory(blueprint, capacity),
+        _memory(prepared, capacity),
         machine_bytes() if nodes is None else sum(int(node.get("memory", 0)) for node in nodes) or 1 << 62,
         capacity.federations,
         capacity.size.hosts,
@@ -178,14 +179,14 @@ def _gemm_rate() -> float:
         torch.set_num_threads(before)
 
 
-def _memory(blueprint: Blueprint, capacity: Capacity) -> int:
+def _memory(prepared: PreparedStudy, capacity: Capacity) -> int:
     """Of all processes: features in the driver, the object store and the hosts; the lanes' weights."""
     data = {
         p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
         + p.data.x_test.nbytes
-        for p in blueprint.problems.values()
+        for p in prepared.problems.values()
     }
-    largest = max(problem.data.x_train.nbytes for problem in blueprint.problems.values())
+    largest = max(problem.data.x_train.nbytes for problem in prepared.problems.values())
     processes = (2 + capacity.federations * (capacity.size.hosts + 2)) * PROCESS_BYTES
-    lanes = lanes_bytes(capacity, blueprint.most_weights)
+    lanes = lanes_bytes(capacity, prepared.most_weights)
     return processes + 2 * sum(data.values()) + capacity.federations * largest + lanes

@@ -45,7 +45,7 @@ class SweepProgress:
             for stage, count in search.trials_to_come().items():
                 to_come += count
                 rounds += count * search.last_round(stage)
-        return cls(len(sweep.known) - sweep.running, len(sweep.known) + to_come, rounds)
+        return cls(len(sweep.known) - sweep.unfinished, len(sweep.known) + to_come, rounds)
 
 
 def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
@@ -66,7 +66,7 @@ class View:
     def starting(self, sweep: Sweep) -> None:
         progress = SweepProgress.of(sweep)
         left = progress.trials_total - progress.trials_done
-        study = sweep.blueprint.study
+        study = sweep.prepared.study
         about = "" if study.trials_are_exact else "about "
         more = ", and more where a winner calls for a finer grid" if study.may_add_stages and left else ""
         self.say(f"{about}{left} trials to run{more}, {progress.trials_done} done before")
@@ -185,12 +185,12 @@ def _warnings(scheduler: Scheduler) -> str:
 def progress_table(sweep: Sweep) -> Table:
     """Cells by stages with the best validation score so far."""
     begun = [{*search.stages, *search.trials_to_come()} for search in sweep.searches]
-    stages = [stage for stage in sweep.blueprint.study.stages if any(stage in some for some in begun)]
+    stages = [stage for stage in sweep.prepared.study.stages if any(stage in some for some in begun)]
     table = Table(box=None, pad_edge=False)
     table.add_column("cell")
     for stage in stages:
         table.add_column(stage, justify="right")
-    table.add_column(f"best validation {sweep.blueprint.study.judged_by.short}", justify="right")
+    table.add_column(f"best validation {sweep.prepared.study.objective_spec.short}", justify="right")
     for search in sweep.searches:
         counts = [str(stage_count(search, stage, sweep)) for stage in stages]
         table.add_row(Text(search.name), *counts, best_so_far(search, sweep))
@@ -201,4 +201,4 @@ def best_so_far(search: CellSearch, sweep: Sweep) -> str:
     """The mean over seeds of the best configuration so far."""
     if search.variant.strategy.publishes_only_winner or search.best.score is None:
         return "·"  # a private search publishes no score but the winner's
-    return sweep.blueprint.study.judged_by.shown(search.best.score)
+    return sweep.prepared.study.objective_spec.format(search.best.score)

@@ -55,7 +55,7 @@ class Scheduler:
         self.blocked_nodes: set[str] = set()
         self.lost_nodes: set[str] = set()
         """Nodes that have left the cluster."""
-        problems = sweep.blueprint.problems
+        problems = sweep.prepared.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
         self._number = 0
         self._failed_trials = self._failed_starts = 0
@@ -290,7 +290,7 @@ class Scheduler:
     # ---- the ledger
 
     def _row(self, trial: TrialSpec, lane: LaneResult, reason: str = "") -> Row:
-        plan = plan_of(trial, self.sweep.blueprint.problems[trial.problem.key].partition.sizes)
+        plan = plan_of(trial, self.sweep.prepared.problems[trial.problem.key].partition.sizes)
         done = lane.state == "done"
         return Row(
             key=trial.key,
@@ -310,6 +310,6 @@ class Scheduler:
         )
 
     def _record(self, rows: list[Row]) -> None:
-        metric = self.sweep.blueprint.study.objective
+        metric = self.sweep.prepared.study.objective
         self.sweep.ledger.add(rows)  # on disk first, then in the sweep
         self.queue.add(self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows}))

@@ -23,7 +23,7 @@ from orchestrator.results.ledger import Ledger, SettingFacts
 from orchestrator.results.locations import ResultsLocation, results_location
 from orchestrator.study.advice import advice
 from orchestrator.study.cell_id import SettingId
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.extension import check_extension, keep_reference
 from orchestrator.study.reading import with_located_data
 from orchestrator.study.settings.resources import ResourceSettings
@@ -70,9 +70,9 @@ def run(
     deadline = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources
     chosen = backends.get(backend, address)
-    blueprint = Blueprint.draw(study)
-    chosen.check(resources, blueprint.most_clients)
-    for note in blueprint.delta_notes():
+    prepared = PreparedStudy.prepare(study)
+    chosen.check(resources, prepared.most_clients)
+    for note in prepared.delta_notes():
         view.say(f"note: {note}")
     location = results_location(results)
     with location.open_for_writing(), _write_errors(location):
@@ -80,8 +80,8 @@ def run(
         with Ledger.write(folder) as ledger, _log_to(folder):
             changed = plugins.changed(ledger.plugin_code())
             with ledger.transaction():  # nothing is recorded if the study does not fit the folder
-                _record_study(ledger, blueprint, source)
-                sweep = Sweep(replace(blueprint, cells=blueprint.cells[shard[0] - 1 :: shard[1]]), ledger)
+                _record_study(ledger, prepared, source)
+                sweep = Sweep(replace(prepared, cells=prepared.cells[shard[0] - 1 :: shard[1]]), ledger)
                 ledger.add_plugins(plugins.requested(), plugins.code_hashes())
             write_text(folder / "study.yaml", source)
             if changed:
@@ -138,35 +138,35 @@ def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
         return read_best(folder / "best.yaml")
 
 
-def _record_study(ledger: Ledger, blueprint: Blueprint, source: str) -> None:
+def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:
     """Record the study in its folder, or check that it extends the one recorded there."""
-    study, before = blueprint.study, ledger.study()
+    study, before = prepared.study, ledger.study()
     if before is not None:
         old = Study.recorded(before[0], ledger.plugins())
         check_extension(old, study)
         study = keep_reference(old, study)
     text = study.model_dump_json()
-    ledger.add_data(blueprint.fingerprints)
+    ledger.add_data(prepared.fingerprints)
     if before is None or before[0] != text:
         ledger.add_study(text, source)
     ledger.add_settings(
         {
             setting.id: SettingFacts(
-                blueprint.validation_rows(setting), blueprint.test_rows(setting), blueprint.protected(setting)
+                prepared.validation_rows(setting), prepared.test_rows(setting), prepared.protected(setting)
             )
-            for setting in blueprint.settings
+            for setting in prepared.settings
         }
     )
-    ledger.add_partitions(_class_counts(blueprint))
+    ledger.add_partitions(_class_counts(prepared))
 
 
-def _class_counts(blueprint: Blueprint) -> dict[tuple[SettingId, int], list[list[int]]]:
+def _class_counts(prepared: PreparedStudy) -> dict[tuple[SettingId, int], list[list[int]]]:
     """The rows of each class at each client, for every partition of a confirm run; only the number of rows per client
     where labels are not classes or the table would be large."""
     counts: dict[tuple[SettingId, int], list[list[int]]] = {}
-    for setting in blueprint.settings:
+    for setting in prepared.settings:
         for spec in setting.confirm.values():
-            name, problem = (setting.id, spec.partition.seed), blueprint.problems[spec.key]
+            name, problem = (setting.id, spec.partition.seed), prepared.problems[spec.key]
             if name in counts:
                 continue
             sizes = problem.partition.sizes

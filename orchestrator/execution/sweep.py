@@ -14,16 +14,16 @@ from orchestrator.results.ledger import Ledger, StageKey
 from orchestrator.search.candidates import Outcome
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.cell_id import CellId
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 
 class Sweep:
-    def __init__(self, blueprint: Blueprint, ledger: Ledger) -> None:
-        self.blueprint, self.ledger = blueprint, ledger
-        study = blueprint.study
+    def __init__(self, prepared: PreparedStudy, ledger: Ledger) -> None:
+        self.prepared, self.ledger = prepared, ledger
+        study = prepared.study
         self.known: set[str] = set()
         """Keys of all trials of all open stages. What has ended is in the ledger."""
         self.waiting: dict[str, TrialSpec] = {}
@@ -40,10 +40,10 @@ class Sweep:
                 cell,
                 variant,
                 self.outcomes,
-                blueprint.validation_rows(cell.setting),
+                prepared.validation_rows(cell.setting),
                 ledger.secret(cell.id) if variant.strategy.publishes_only_winner else b"",
             )
-            for cell in blueprint.cells
+            for cell in prepared.cells
             for variant in study.variants
         ]
         self._delayed: list[CellSearch] = []
@@ -68,7 +68,7 @@ class Sweep:
         return not self._open
 
     @property
-    def running(self) -> int:
+    def unfinished(self) -> int:
         """Number of known trials that have not ended."""
         return len(self._open)
 
@@ -105,7 +105,7 @@ class Sweep:
             if not trials:
                 search.stages.setdefault("confirm", [])
                 return []
-            start, seeds = len(search.stages.get(stage, [])), search.seeds_of(stage)
+            start, seeds = len(search.stages.get(stage, [])), search.seed_count(stage)
             self._record(search, stage, trials, start)
             search.open(stage, trials)
             self.known.update(trial.key for trial in trials)
@@ -126,7 +126,7 @@ class Sweep:
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:
         stage = next(reversed(search.stages))
-        search.best.add(stage, candidate, search.seeds_of(stage), outcome)
+        search.best.add(stage, candidate, search.seed_count(stage), outcome)
 
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
         keys = [trial.key for trial in trials]

@@ -161,7 +161,7 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     storage = f"sqlite:///{file}"
     metric = results.study.objective
     directions = optuna.study.StudyDirection
-    direction = directions.MINIMIZE if results.study.judged_by.lower_is_better else directions.MAXIMIZE
+    direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
     cells: dict[str, list[_Run]] = {}
     for run in _runs(ledger, results):
         name = (

@@ -190,7 +190,7 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
     _load_matplotlib()
     from matplotlib import pyplot
 
-    objective, panels, series = results.study.judged_by, drawing.panels, _all_series(results)
+    objective, panels, series = results.study.objective_spec, drawing.panels, _all_series(results)
     columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = -(-len(panels) // columns)
     width = max(PANEL[0] * columns, 3.4)
@@ -210,7 +210,7 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
-            axes.set_ylabel(f"{objective.final}{objective.unit}")
+            axes.set_ylabel(f"{objective.test_title}{objective.unit}")
         shown = [one.label for one in series if one.label in handles]
         figure.legend([handles[label] for label in shown], shown, loc=legend.place, ncols=legend.columns)
         figure.supxlabel(_spread_note(results, drawing), fontsize=7.5, color="#555555")

@@ -42,7 +42,7 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
     for record in records:
         rounds, variant = study.stage_rounds(record.method), record.variant
         for stage, count in (*_missing(record).items(), *record.to_come.items()):
-            rounds_left += count * variant.last_round(stage, variant.rounds(stage, rounds))
+            rounds_left += count * variant.last_round(stage, variant.planned_rounds(stage, rounds))
     all_begun = len(cells) == total
     sessions = ledger.sessions()
     return {
@@ -183,7 +183,7 @@ def as_text(found: dict[str, Any]) -> str:
         lines.append(
             f"{cell['name']:<{width}}  "
             + "".join(f"{_count(c):>10}" for c in counts)
-            + (f"  {objective.shown(best)}" if best is not None else "  ·")
+            + (f"  {objective.format(best)}" if best is not None else "  ·")
         )
     if found["computed_on"]:
         counted = (f"{count} trials on {where}" for where, count in found["computed_on"].items())
@@ -222,7 +222,7 @@ def best_texts(found: dict[str, Any]) -> list[str]:
             f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in cell["best_hyperparameters"].items()
         )
-        shown = f"{objective.shown(cell[name])}{objective.unit.strip(' ()')}"
+        shown = f"{objective.format(cell[name])}{objective.unit.strip(' ()')}"
         texts.append(
             f"{setting}, eps {epsilon:g}: {cell['method']}, validation {shown}{f' ({chosen})' if chosen else ''}"
         )

@@ -102,7 +102,7 @@ class CellResult(SearchRecord):
 
     @property
     def objective(self) -> Objective:
-        return self.study.judged_by
+        return self.study.objective_spec
 
     @cached_property
     def last(self) -> int:

@@ -18,6 +18,8 @@ Outcomes = Mapping[str, Outcome]
 
 @dataclass(frozen=True)
 class Candidate:
+    """A configuration with its trials, one per seed."""
+
     keys: tuple[str, ...]
     """The keys of its trials, in the order of the seeds."""
 
@@ -27,9 +29,11 @@ class Candidate:
         return self.keys[0]
 
     def ended(self, outcomes: Outcomes) -> bool:
+        """Whether all its trials have ended."""
         return all(key in outcomes for key in self.keys)
 
     def rank(self, outcomes: Outcomes, objective: Objective = ACCURACY) -> Rank:
+        """Its sort key: smaller is better."""
         return Rank.of([outcomes[key] for key in self.keys], objective)
 
     def scores(self, outcomes: Outcomes) -> list[float | None]:
@@ -37,6 +41,7 @@ class Candidate:
         return [score if state == "done" else None for state, score, _ in (outcomes[key] for key in self.keys)]
 
     def finished_scores(self, outcomes: Outcomes) -> list[float]:
+        """The scores of the trials that finished."""
         return [score for score in self.scores(outcomes) if score is not None]
 
 
@@ -50,11 +55,15 @@ class Rank(NamedTuple):
     """The sort key of a candidate: first the fewest failed seeds, then the lowest mean cost, then the lowest loss."""
 
     failed: int
+    """Seeds on which the trial failed or diverged."""
     cost: float
+    """Mean over the finished trials; infinite if there is none."""
     loss: float
+    """Mean validation loss over the finished trials."""
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], objective: Objective = ACCURACY) -> Rank:
+        """The sort key of a candidate with these outcomes."""
         done = [(score, loss) for state, score, loss in outcomes if state == "done" and score is not None]
         if not done:
             return cls(len(outcomes), math.inf, math.inf)

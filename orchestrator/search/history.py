@@ -17,8 +17,11 @@ from search_spaces import Configuration
 
 @dataclass
 class History:
+    """All trials of the search so far and their outcomes."""
+
     task: SearchTask
-    seeds: Callable[[str], list[int]]
+    """What the search is about."""
+    seeds_of_stage: Callable[[str], list[int]]
     """The seeds that each configuration of a stage runs with."""
     outcomes: Outcomes
     """Of all trials that have ended, by key."""
@@ -32,28 +35,30 @@ class History:
     """A strategy's cache of what it can derive again from the rest."""
 
     def configuration(self, candidate: Candidate) -> Configuration:
+        """The hyperparameters of a candidate."""
         return self.configurations[candidate.key]
 
     def candidates(self, *stages: str, unique: bool = True) -> list[Candidate]:
         """The candidates of these stages, in order; each once."""
-        found = [c for stage in stages for c in candidates_of(self.stages.get(stage, []), self._seeds(stage))]
+        found = [c for stage in stages for c in candidates_of(self.stages.get(stage, []), self._seed_count(stage))]
         if unique:
             return list(dict.fromkeys(found))
         return [
-            Candidate(tuple(keys[start : start + self._seeds(stage)]))
+            Candidate(tuple(keys[start : start + self._seed_count(stage)]))
             for stage in stages
             for keys in [self.stages.get(stage, [])]
-            for start in range(0, len(keys), self._seeds(stage))
+            for start in range(0, len(keys), self._seed_count(stage))
         ]
 
-    def _seeds(self, stage: str) -> int:
-        return len(self.seeds(stage)) or 1
+    def _seed_count(self, stage: str) -> int:
+        return len(self.seeds_of_stage(stage)) or 1
 
     def ended(self, *stages: str) -> list[Candidate]:
         """The candidates of these stages all of whose trials have ended."""
         return [candidate for candidate in self.candidates(*stages) if candidate.ended(self.outcomes)]
 
     def rank(self, candidate: Candidate) -> Rank:
+        """Its sort key: smaller is better."""
         return candidate.rank(self.outcomes, self.task.objective)
 
     def ranked(self, *stages: str) -> list[Candidate]:
@@ -61,6 +66,7 @@ class History:
         return selection.ranked(self.ended(*stages), self.outcomes, self.task.objective)
 
     def best(self, *stages: str) -> Candidate | None:
+        """The best candidate of these stages; None if no trial finished."""
         return next(iter(self.ranked(*stages)), None)
 
     def clearly_differ(self, ours: Candidate, theirs: Candidate) -> bool:

@@ -12,14 +12,14 @@ class Objective:
     """Name in the study file and in a trial's metrics."""
     title: str
     """Name in tables."""
-    final: str
+    test_title: str
     """Name in tables of test results."""
-    found: str = "on the validation split"
-    """What a search evaluates configurations on, for captions."""
+    evaluated_on: str = "on the validation split"
+    """What the search evaluates configurations on, for captions."""
     unit: str = ""
     """Appended to the title in headings."""
     lower_is_better: bool = True
-    form: str = ".3g"
+    format_spec: str = ".3g"
 
     @property
     def short(self) -> str:
@@ -30,8 +30,8 @@ class Objective:
         """Smaller is better."""
         return score if self.lower_is_better else -score
 
-    def shown(self, score: float) -> str:
-        return format(score, self.form)
+    def format(self, score: float) -> str:
+        return format(score, self.format_spec)
 
     def standard_error(self, score: float, rows: int) -> float | None:
         """Binomial standard error of an accuracy measured on `rows` rows; None for other metrics."""
@@ -41,7 +41,7 @@ class Objective:
         return 100 * math.sqrt(share * (1 - share) / rows)
 
 
-ACCURACY = Objective("accuracy", "accuracy", "Test accuracy", unit=" (%)", lower_is_better=False, form=".2f")
+ACCURACY = Objective("accuracy", "accuracy", "Test accuracy", unit=" (%)", lower_is_better=False, format_spec=".2f")
 LOSS = Objective("loss", "loss", "Test loss")
-SQUARED_ERROR = Objective("squared_error", "squared error", "Squared error ‖θ − θ*‖²", found="against the truth")
+SQUARED_ERROR = Objective("squared_error", "squared error", "Squared error ‖θ − θ*‖²", evaluated_on="against the truth")
 OBJECTIVES = {objective.metric: objective for objective in (ACCURACY, LOSS, SQUARED_ERROR)}

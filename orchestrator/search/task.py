@@ -15,8 +15,11 @@ class StageRounds(NamedTuple):
     """Federated rounds of a trial, as the study file sets them."""
 
     coarse: int
+    """Of the coarse stage of a grid."""
     fine: int
+    """Of the other search stages."""
     confirm: int
+    """Of the contest and the confirm stage."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,11 @@ class SearchTask:
     """What a strategy may use: the cell's search space and the study's settings. Read-only."""
 
     space: SearchSpace
+    """The axes that the cell's method is tuned over."""
     rounds: StageRounds
+    """The study's rounds."""
     objective: Objective
+    """The metric that ranks configurations; `objective.cost(score)` is smaller for better scores."""
     validation_rows: int
     """Rows that each configuration is evaluated on."""
     trials: int | None
@@ -35,7 +41,9 @@ class SearchTask:
     settings: Section
     """The strategy's own section of the study file."""
     epsilon: float
+    """The cell's privacy budget."""
     delta: float
+    """The study's delta."""
     secret: bytes = b""
     """Random bytes of this cell, for strategies that publish only their winner."""
 

@@ -54,13 +54,13 @@ class SearchVariant:
             return list(self.all_seeds.contest if stage == "contest" else self.all_seeds.confirm)
         return list(self.all_seeds.search[:1] if self.select == "single" else self.all_seeds.search)
 
-    def rounds(self, stage: str, rounds: StageRounds) -> int:
-        """Rounds that a trial of a stage is paid for."""
-        return rounds.confirm if stage in ("contest", "confirm") else self.strategy.rounds(stage, rounds)
+    def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
+        """Rounds that the privacy budget of a trial of this stage is split over."""
+        return rounds.confirm if stage in ("contest", "confirm") else self.strategy.planned_rounds(stage, rounds)
 
-    def last_round(self, stage: str, rounds: int) -> int:
-        """Last round that a trial of a stage runs, of the `rounds` it is paid for."""
-        return rounds if stage in ("contest", "confirm") else self.strategy.last_round(stage, rounds, self.settings)
+    def last_round(self, stage: str, planned: int) -> int:
+        """The round after which a trial of this stage stops, at most `planned`."""
+        return planned if stage in ("contest", "confirm") else self.strategy.last_round(stage, planned, self.settings)
 
     def restarts(self, stage: str) -> bool:
         """Whether results of a stage replace those of earlier stages: more rounds, or fresh seeds."""

@@ -118,7 +118,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class PreparedStudy:
     """A study with its data: all cells, in the order of the tables."""
 
     study: Study
@@ -129,7 +129,7 @@ class Blueprint:
     """Content hash of every data set, by its id."""
 
     @classmethod
-    def draw(cls, study: Study) -> Blueprint:
+    def prepare(cls, study: Study) -> PreparedStudy:
         """Load and partition the data, and check every cell: everything that is wrong is reported here."""
         problems: dict[str, Problem] = {}
         fingerprints: dict[str, str] = {}
@@ -146,11 +146,11 @@ class Blueprint:
             for index in range(len(study.partitions)):
                 setting = _setting(study, number, index, model, draws, problems)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
-        blueprint = cls(study, tuple(cells), problems, fingerprints)
+        prepared = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:
             with errors_point_to("methods", study.methods.index(cell.method)):
                 _check_cell(cell, problems)
-        return blueprint
+        return prepared
 
     def validation_rows(self, setting: Setting) -> int:
         return len(self.problems[next(iter(setting.search.values())).key].y_eval)

@@ -245,7 +245,7 @@ class Study(Section):
         return SearchTask(
             space=method.space(),
             rounds=self.stage_rounds(method),
-            objective=self.judged_by,
+            objective=self.objective_spec,
             validation_rows=validation_rows,
             trials=self.search.trials,
             refine=self.search.refine,
@@ -273,7 +273,7 @@ class Study(Section):
         return max(self.stage_rounds(method).confirm for method in self.methods)
 
     @property
-    def judged_by(self) -> Objective:
+    def objective_spec(self) -> Objective:
         return OBJECTIVES[self.objective]
 
     @property

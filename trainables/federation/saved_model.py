@@ -22,11 +22,16 @@ LARGEST = 10**9  # features or classes
 
 @dataclass(frozen=True)
 class SavedModel:
+    """A model in a file, with the trial that trained it."""
+
     weights: NDArray[np.float32]
     """(d,), for features without preprocessing."""
     model: str
+    """As in a study, such as `softmax`."""
     features: int
+    """Number of features of a row."""
     classes: int
+    """Number of classes."""
     provenance: dict[str, Any]
     """The trial and its account, with claimed and actual eps."""
 
@@ -42,6 +47,7 @@ class SavedModel:
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:
+        """Read and check a file that `save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as content:
                 weights, about = content["weights"], json.loads(str(content["about"]))

@@ -46,19 +46,27 @@ class Hyperparameter:
     """A number, a boolean or a choice, with its default and its allowed values."""
 
     name: str
+    """As in study files."""
     default: HyperValue
+    """If neither the search space nor the study sets it."""
     description: str
+    """A phrase for `fedsweep methods`."""
     low: float = -math.inf
+    """Smallest value."""
     high: float = math.inf
+    """Largest value."""
     open_low: bool = False
     """Whether `low` itself is excluded."""
     open_high: bool = False
     """Whether `high` itself is excluded."""
     integer: bool = False
+    """Whether it is a whole number."""
     choices: tuple[str, ...] = ()
+    """The allowed words, for a choice."""
     shared: bool = False
     """Lanes with different values cannot share a pack. For loop counts and for what selects the client program."""
     boolean: bool = False
+    """Whether it is true or false."""
     auto: bool = False
     """Whether the value `auto` is allowed; `Method.resolve` replaces it."""
 
@@ -106,8 +114,11 @@ class Run:
     """Everything the privacy of a run depends on."""
 
     privacy: PrivacySettings
+    """The claimed budget, the release model and the clip."""
     rounds: int
+    """Rounds that the budget is split over."""
     hypers: Hypers
+    """The method's hyperparameters, as plain values."""
     sizes: tuple[int, ...]
     """|D_i| of every client."""
     seed: int
@@ -159,6 +170,7 @@ class ClientRound(Protocol):
     state: State
     """The client's state, kept from round to round. It leaves the host only in checkpoints."""
     model: Model
+    """The model that is trained."""
     shard: Shard
     """The clients' rows, for computations other than gradients."""
 
@@ -278,7 +290,9 @@ class Method(ABC):
     title: ClassVar[str]
     """In tables, e.g. DP-FedGD."""
     paper: ClassVar[str]
+    """The paper it comes from."""
     hyperparameters: ClassVar[tuple[Hyperparameter, ...]]
+    """Everything that can be tuned, except clip and rounds."""
     levels: ClassVar[tuple[Level, ...]] = ("record",)
     """Whether it can protect records, users (clients with all their records), or either."""
     second_order: ClassVar[bool] = False
@@ -330,4 +344,5 @@ class Method(ABC):
 
     @property
     def static_names(self) -> tuple[str, ...]:
+        """Names of the hyperparameters that have one plain value for all lanes."""
         return tuple(h.name for h in self.hyperparameters if h.static)

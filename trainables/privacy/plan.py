@@ -102,7 +102,9 @@ class Event:
     """`count` Gaussian releases of one purpose by every client during a run."""
 
     purpose: str
+    """What is released, such as `gradient`; each purpose has noise of its own."""
     count: int
+    """Releases per client and run."""
     sensitivity: float
     """l2 sensitivity of the released sum to one record (or user)."""
     share: float = 1.0

@@ -32,9 +32,9 @@ class LocalBackend:
         self._capacity(resources, clients)
 
     def run(self, run: SweepRun) -> None:
-        blueprint = run.sweep.blueprint
-        capacity = self._capacity(run.resources, blueprint.most_clients)
-        capacity = within_memory(capacity, run.resources, blueprint.most_weights)
+        prepared = run.sweep.prepared
+        capacity = self._capacity(run.resources, prepared.most_clients)
+        capacity = within_memory(capacity, run.resources, prepared.most_weights)
         run.view.started(run.sweep, capacity)
         run.sweep.ledger.begin_session({**session_facts(capacity), "nodes": "1"})
         threads = torch.get_num_threads()
@@ -62,7 +62,7 @@ class _Slot:
     def __init__(self, run: SweepRun, scheduler: Scheduler) -> None:
         self._scheduler, self._storage = scheduler, run.location.checkpoints
         self._stopping = Stopping(run, scheduler)
-        problems = run.sweep.blueprint.problems
+        problems = run.sweep.prepared.problems
         self._data = cache(lambda key: ProblemData.of(problems[key]))
         self._runner = self._new_runner()
 

@@ -91,11 +91,11 @@ class RayBackend:
     def run(self, run: SweepRun) -> None:
         """Where nodes are lost and federations no longer fit, smaller ones are started."""
         elastic = self._address is not None  # nodes may still join
-        blueprint = run.sweep.blueprint
+        prepared = run.sweep.prepared
         with connected(self._address):
             while True:
-                capacity = _free_capacity(run.resources, blueprint.most_clients, run.view, elastic)
-                capacity = within_memory(capacity, run.resources, blueprint.most_weights, nodes.node_resources())
+                capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic)
+                capacity = within_memory(capacity, run.resources, prepared.most_weights, nodes.node_resources())
                 run.view.started(run.sweep, capacity)
                 cluster_facts = {"nodes": str(len(nodes.node_resources())), "logs": f"{session_folder()}/logs"}
                 run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
@@ -146,9 +146,9 @@ def run_slots(
     if start is None:
         kernel = kernels.chosen(capacity.size.device)
         log.info("kernel: %s", kernel)
-        start = functools.partial(start_in_slot, capacity.size, kernel, sweep.blueprint.study.name)
-    problems, store = sweep.blueprint.problems, ObjectStoreProblems()
-    desk = _start_desk(sweep.blueprint.study.name)
+        start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name)
+    problems, store = sweep.prepared.problems, ObjectStoreProblems()
+    desk = _start_desk(sweep.prepared.study.name)
     with scheduling(run, capacity) as scheduler:
         try:
             slots = SlotSearcher(scheduler)

@@ -19,7 +19,7 @@ class Metrics:
         }
         self._in_flight = Gauge("fedsweep_packs_in_flight", "Packs that federations run.", **tags)
         for metric in (*self._counters.values(), self._in_flight):
-            metric.set_default_tags({"study": scheduler.sweep.blueprint.study.name})
+            metric.set_default_tags({"study": scheduler.sweep.prepared.study.name})
         self._before = self._read(scheduler)
 
     def update(self, scheduler: Scheduler) -> None:

@@ -25,7 +25,9 @@ class Task:
     """One method at one budget in one setting: the problem of a tuner."""
 
     trials: pd.DataFrame
+    """One row per trial."""
     metric: str = "accuracy"
+    """What curves show."""
     seeds: tuple[int, ...] | None = None
     """The seeds to average over; None: all."""
 
@@ -41,7 +43,7 @@ class Task:
         metric: str = "accuracy",
         seeds: Sequence[int] | None = None,
     ) -> Task:
-        """`method`: its name, or its label if it has variants."""
+        """A task from a benchmark file. `method`: its name, or its label if it has variants."""
         if metric not in METRICS:
             raise UserError(f"metric = {metric!r} is unknown; choose one of: {', '.join(METRICS)}")
         found = read(file)

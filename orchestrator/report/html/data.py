@@ -89,7 +89,7 @@ def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory) -> 
 
 
 def _study_data(ledger: Ledger, name: str, running: str | None, results: Results) -> dict[str, Any]:
-    study, objective, source = results.study, results.study.judged_by, ledger.study()
+    study, objective, source = results.study, results.study.objective_spec, ledger.study()
     return {
         "name": name,
         "study": study.name,
@@ -97,10 +97,10 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
         "objective": {
             "metric": objective.metric,
             "title": objective.title,
-            "final": objective.final,
+            "final": objective.test_title,
             "unit": objective.unit,
             "lower": objective.lower_is_better,
-            "digits": 2 if objective.form == ".2f" else None,
+            "digits": 2 if objective.format_spec == ".2f" else None,
         },
         "metrics": METRICS,
         "methods": [method.shown for method in study.methods],

@@ -31,7 +31,7 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
 
 def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
-    objective, at = results.study.judged_by, f"At {budget(epsilon)}"
+    objective, at = results.study.objective_spec, f"At {budget(epsilon)}"
     unit = objective.unit.strip(" ()")
     cells = [cell for cell in results.of(setting, epsilon) if can_lead(cell)]
     if not cells:
@@ -60,7 +60,7 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
 
 def _lead(best: CellResult, second: CellResult, results: Results) -> str:
     """By how much, positive in the better direction."""
-    gap, objective = difference(best, second), results.study.judged_by
+    gap, objective = difference(best, second), results.study.objective_spec
     if gap is None:
         return ""
     low, high = (gap.low, gap.high) if not objective.lower_is_better else (-gap.high, -gap.low)

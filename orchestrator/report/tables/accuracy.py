@@ -30,12 +30,12 @@ from orchestrator.search.variant import SECRET
 MAX_ROUND_COLUMNS = 10
 BASELINE = "dp-fedgd"
 SHARE = 0.95
-ROUNDS = Objective("rounds", "rounds", "Rounds", form=".0f")
+ROUNDS = Objective("rounds", "rounds", "Rounds", format_spec=".0f")
 
 
 def accuracy(results: Results, setting: str) -> Table:
     """Form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
-    objective, cells, evaluated = results.study.judged_by, results.of(setting), _evaluated_rounds(results)
+    objective, cells, evaluated = results.study.objective_spec, results.of(setting), _evaluated_rounds(results)
     printed = _thinned(evaluated)
     groups = []
     for epsilon in results.study.epsilons:
@@ -43,7 +43,7 @@ def accuracy(results: Results, setting: str) -> Table:
         columns = [_column(mine, [t] * len(mine)) for t in printed]
         groups.append((budget(epsilon), zip(mine, zip(*columns, strict=True), strict=True)))
     caption = [
-        f"{objective.final}{objective.unit} by federated round at each privacy budget ε: {spread(results)}.",
+        f"{objective.test_title}{objective.unit} by federated round at each privacy budget ε: {spread(results)}.",
         f"Bold, per ε and round: {_bold_rule(results)}.",
     ]
     if len(printed) < len(evaluated):
@@ -56,8 +56,8 @@ def accuracy(results: Results, setting: str) -> Table:
     return cell_table(
         results,
         setting,
-        title=f"{objective.final} by round",
-        summary=f"{objective.final} of every method by round, at every privacy budget.",
+        title=f"{objective.test_title} by round",
+        summary=f"{objective.test_title} of every method by round, at every privacy budget.",
         caption=[*caption, *_notes(results, setting), *unfinished(cells)],
         columns=[str(t) for t in printed],
         align="r" * len(printed),
@@ -68,16 +68,16 @@ def accuracy(results: Results, setting: str) -> Table:
 
 def final_accuracy(results: Results, setting: str) -> Table:
     """The last round, methods by budgets: the table to look at first."""
-    objective = results.study.judged_by
+    objective = results.study.objective_spec
     by_budget = [results.of(setting, epsilon) for epsilon in results.study.epsilons]
     columns = [_column(mine, [cell.last for cell in mine]) for mine in by_budget]
     lasts = sorted({cell.last for cell in results.of(setting)})
     when = f"after round {lasts[0]}" if len(lasts) == 1 else "after each method's last round"
-    caption = f"{objective.final}{objective.unit} {when}: {spread(results)}. Bold, per ε: {_bold_rule(results)}."
+    caption = f"{objective.test_title}{objective.unit} {when}: {spread(results)}. Bold, per ε: {_bold_rule(results)}."
     return cell_table(
         results,
         setting,
-        title=f"{objective.final} {when}",
+        title=f"{objective.test_title} {when}",
         summary="",
         caption=[caption, *_notes(results, setting)],
         columns=[budget(epsilon) for epsilon in results.study.epsilons],
@@ -91,7 +91,7 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
     """How soon a method comes close to the baseline's final accuracy. None without the baseline, or where the objective
     is not accuracy: a share of a loss means nothing."""
     baseline = next((method for method in results.study.methods if method.name == BASELINE), None)
-    if baseline is None or results.study.judged_by is not ACCURACY:
+    if baseline is None or results.study.objective_spec is not ACCURACY:
         return None
     epsilons, cells = results.study.epsilons, results.of(setting)
     baselines = [cell for cell in cells if cell.method == baseline]
@@ -155,7 +155,7 @@ def _bold_rule(results: Results) -> str:
 
 def not_monotone(results: Results, setting: str) -> list[str]:
     """Larger budgets that score significantly worse than smaller ones, which less noise does not explain, and why."""
-    objective, sentences = results.study.judged_by, []
+    objective, sentences = results.study.objective_spec, []
     for method in results.study.methods:
         for strategy in results.study.variants:
             cells = [
@@ -165,7 +165,7 @@ def not_monotone(results: Results, setting: str) -> list[str]:
                 gap = difference(small, large)
                 if gap and gap.clear and objective.cost(gap.mean) < 0:
                     sentences.append(
-                        f"{short_name(large, results)} is {objective.shown(abs(gap.mean))} worse than at "
+                        f"{short_name(large, results)} is {objective.format(abs(gap.mean))} worse than at "
                         f"{budget(small.epsilon)}, a significant difference over the seeds: {_why(small, large)}."
                     )
     return sentences

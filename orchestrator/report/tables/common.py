@@ -68,8 +68,8 @@ def data_fingerprints(ledger: Ledger, study: Study) -> dict[str, str]:
 
 
 def mean_and_std(score: Score, objective: Objective) -> str:
-    mean = objective.shown(score.mean)
-    return mean if math.isnan(score.std) else f"{mean} ± {objective.shown(score.std)}"
+    mean = objective.format(score.mean)
+    return mean if math.isnan(score.std) else f"{mean} ± {objective.format(score.std)}"
 
 
 def spread(results: Results) -> str:
@@ -88,7 +88,7 @@ def spread(results: Results) -> str:
 
 def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: Objective) -> list[str]:
     """The best value and all that print the same, if there are at least two to compare."""
-    rounded = [None if value is None else float(objective.shown(value)) for value in values]
+    rounded = [None if value is None else float(objective.format(value)) for value in values]
     known = [value for value in rounded if value is not None]
     if len(known) < 2:
         return list(texts)

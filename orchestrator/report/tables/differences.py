@@ -78,12 +78,12 @@ def tied_for_best(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[bo
         return [False] * len(cells)
     objective = cells[0].objective
     best, best_t = min(leading, key=lambda pair: objective.cost(pair[0].curve[pair[1]].mean))
-    shown = objective.shown(best.curve[best_t].mean)
+    shown = objective.format(best.curve[best_t].mean)
     others = [(cell, t) for cell, t in leading if cell is not best]
     gaps = [_between(best, best_t, cell, t) for cell, t in others]
     tied = {id(best)}
     for (cell, t), gap, p in zip(others, gaps, holm([gap.p for gap in gaps]), strict=True):
-        if objective.shown(cell.curve[t].mean) == shown or (gap.seeds > 1 and p >= SIGNIFICANCE):
+        if objective.format(cell.curve[t].mean) == shown or (gap.seeds > 1 and p >= SIGNIFICANCE):
             tied.add(id(cell))
     return [id(cell) in tied for cell in cells]
 
@@ -97,7 +97,7 @@ def _between(a: CellResult, a_t: int, b: CellResult, b_t: int) -> Difference:
 
 def differences(results: Results, setting: str) -> Table | None:
     """Every method against the reference over the confirm seeds; None with one method or one seed."""
-    study, objective = results.study, results.study.judged_by
+    study, objective = results.study, results.study.objective_spec
     if len(study.methods) < 2 or len(study.seeds.confirm) < 2:
         return None
     compared: list[tuple[CellResult, Difference | None]] = []
@@ -116,11 +116,11 @@ def differences(results: Results, setting: str) -> Table | None:
         records += [_record(cell, gap, corrected.get(id(gap)), study.reference.shown) for cell, gap in here]
     name = study.reference.shown
     caption = (
-        f"{objective.final}{objective.unit} after the last round: {name} minus each other method, paired by seed. Mean "
-        f"difference, {CONFIDENCE:.0%} confidence interval and p-value of a paired t-test over the seeds that both "
-        f"have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below {SIGNIFICANCE}. "
-        "The test asks whether training again with other seeds would show the same difference, given the same data and "
-        "chosen configurations."
+        f"{objective.test_title}{objective.unit} after the last round: {name} minus each other method, paired by seed. "
+        f"Mean difference, {CONFIDENCE:.0%} confidence interval and p-value of a paired t-test over the seeds that "
+        f"both have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below "
+        f"{SIGNIFICANCE}. The test asks whether training again with other seeds would show the same difference, "
+        "given the same data and chosen configurations."
     )
     return cell_table(
         results,
@@ -140,7 +140,7 @@ def differences(results: Results, setting: str) -> Table | None:
 def _row(cell: CellResult, gap: Difference | None, corrected: float | None) -> list[str]:
     if gap is None:
         return [NOTHING] * 5
-    shown = cell.objective.shown
+    shown = cell.objective.format
     if corrected is None:
         return [shown(gap.mean), NOTHING, str(gap.seeds), NOTHING, NOTHING]
     interval = f"{shown(gap.low)} to {shown(gap.high)}"

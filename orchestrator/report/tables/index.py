@@ -56,7 +56,7 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
         parts.append(f"Study: {markdown_text(results.study.description)}\n")
     parts.append(f"{_progress(results)}\n")
     if results.settings:
-        parts.append(f"## {results.study.judged_by.final} after the last round\n")
+        parts.append(f"## {results.study.objective_spec.test_title} after the last round\n")
     for setting in results.settings:
         final = final_accuracy(results, setting)
         parts.append(f"### {markdown_text(setting)}\n\n{markdown_text(final.caption)}\n\n{markdown_rows(final)}")

@@ -66,7 +66,7 @@ EvaluatedRuns = dict[int, Row]
 def mcnemar(results: Results, setting: str) -> Table | None:
     """Form of tables 15 and 16 of the DP-FedSOFIM paper; None with one method or another objective than accuracy."""
     study = results.study
-    if len(study.methods) < 2 or study.judged_by is not ACCURACY:
+    if len(study.methods) < 2 or study.objective_spec is not ACCURACY:
         return None
     seeds, name = study.seeds.confirm, study.reference.shown
     facts = results.facts(setting)

@@ -69,7 +69,7 @@ def _gains(pairs: Sequence[Pair]) -> str:
         here = [pair for pair in pairs if pair[0].epsilon == epsilon]
         gaps = [gap.mean for own, other in here if (gap := difference(own, other)) is not None]
         if gaps:
-            shown = [f"{gap:+{here[0][0].objective.form}}" for gap in (fmean(gaps), min(gaps), max(gaps))]
+            shown = [f"{gap:+{here[0][0].objective.format_spec}}" for gap in (fmean(gaps), min(gaps), max(gaps))]
             over = f" on average over {len(gaps)} methods ({shown[1]} to {shown[2]})" if len(gaps) > 1 else ""
             texts.append(f"{shown[0]}{over} at {budget(epsilon)}")
     return ", ".join(texts)
@@ -94,8 +94,8 @@ def _duel(ours: CellResult, theirs: CellResult, comparisons: int) -> str:
     a, b = (cell.method.shown.removesuffix(f", {', '.join(cell.method.own_options)}") for cell in (ours, theirs))
     if gap is None:
         return f"{a} and {b} have no seed in common"
-    place, by = "ahead of" if objective.cost(gap.mean) < 0 else "behind", objective.shown(abs(gap.mean))
-    text = f"{a} is level with {b}" if by == objective.shown(0.0) else f"{a} is {place} {b} by {by}"
+    place, by = "ahead of" if objective.cost(gap.mean) < 0 else "behind", objective.format(abs(gap.mean))
+    text = f"{a} is level with {b}" if by == objective.format(0.0) else f"{a} is {place} {b} by {by}"
     return text if gap.clear else f"{text} (not significant over the seeds)"
 
 

@@ -43,11 +43,11 @@ def partitions(results: Results, setting: str) -> Table | None:
     """None where all runs share one partition, or where only one run may be shown."""
     if isinstance(results.study.seeds.partition, int) or results.study.private:
         return None
-    objective, cells = results.study.judged_by, results.of(setting)
+    objective, cells = results.study.objective_spec, results.of(setting)
     found = {id(cell): split(_by_partition(cell)) for cell in cells}
     caption = (
-        f"Sample standard deviation of the {objective.final.lower()}{objective.unit} after the last round over all "
-        "confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
+        f"Sample standard deviation of the {objective.test_title.lower()}{objective.unit} after the last round over "
+        "all confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
         "(analysis of variance with the partition as a random factor)."
     )
     if not any(found.values()):
@@ -81,7 +81,7 @@ def _by_partition(cell: CellResult) -> dict[int, list[float]]:
 
 
 def _row(cell: CellResult, parts: Split | None) -> list[str]:
-    by_partition, shown = _by_partition(cell), cell.objective.shown
+    by_partition, shown = _by_partition(cell), cell.objective.format
     scores = [score for group in by_partition.values() for score in group]
     total = shown(stdev(scores)) if len(scores) > 1 else NOTHING
     split_up = [shown(parts.partition), shown(parts.noise)] if parts else [NOTHING] * 2

@@ -19,11 +19,11 @@ def selection(results: Results, setting: str) -> Table | None:
     """None where only the winner may be shown."""
     if results.study.private:
         return None
-    objective, cells = results.study.judged_by, results.of(setting)
+    objective, cells = results.study.objective_spec, results.of(setting)
     caption = (
-        f"Best on one seed: the configuration with the best {objective.title} {objective.found} on the first search "
-        "seed alone. Chosen: the winner. Validation: its mean ± sample standard deviation over the seeds that decided; "
-        f"Test: the same over the confirm seeds{objective.unit}. Difference: validation minus test. "
+        f"Best on one seed: the configuration with the best {objective.title} {objective.evaluated_on} on the first "
+        "search seed alone. Chosen: the winner. Validation: its mean ± sample standard deviation over the seeds that "
+        f"decided; Test: the same over the confirm seeds{objective.unit}. Difference: validation minus test. "
         "Tied: configurations, including the winner, within one standard error of the best when the winner was chosen."
     )
     return cell_table(
@@ -50,7 +50,7 @@ def _validation_against_test(results: Results, cells: list[CellResult]) -> list[
     gaps = [gap for cell in cells if (gap := _gap(cell)) is not None]
     if len(gaps) < 2:
         return []
-    shown, mean = results.study.judged_by.shown, fmean(gaps)
+    shown, mean = results.study.objective_spec.format, fmean(gaps)
     more = " and from the additional rows that confirm trains on" if results.study.confirm_train_on == "all" else ""
     sentences = [
         f"Averaged over all cells, validation is {shown(abs(mean))} {'above' if mean > 0 else 'below'} test "
@@ -75,7 +75,7 @@ def _row(results: Results, cell: CellResult) -> list[str]:
         configuration_text(cell, cell.search.chosen),
         validation_text(cell),
         NOTHING if test is None else mean_and_std(test, cell.objective),
-        NOTHING if gap is None else cell.objective.shown(gap),
+        NOTHING if gap is None else cell.objective.format(gap),
         NOTHING if tied is None else str(tied),
     ]
 

@@ -121,7 +121,7 @@ def _fixed_values(cells: Sequence[CellResult]) -> list[str]:
 
 def _rules(study: Study) -> list[str]:
     """How winners are chosen."""
-    title, found = study.judged_by.title, study.judged_by.found
+    title, found = study.objective_spec.title, study.objective_spec.evaluated_on
     seeds, contest = study.seeds, study.seeds.contest
     rules = []
     for select in study.search.select:
@@ -155,7 +155,7 @@ def _tied_rules(study: Study, rows: int | None) -> list[str]:
             "the best mean over the seeds that decided."
         )
     if "single" in study.search.select or not paired:
-        if study.judged_by is not ACCURACY:
+        if study.objective_spec is not ACCURACY:
             rules.append("Within 1 s.e. is shown for a single seed only where accuracy is the objective.")
         else:
             error = f"(binomial, {rows} rows)" if rows else "(binomial, unknown number of rows)"
@@ -171,7 +171,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _validation(results: Results) -> str:
-    return f"Validation{results.study.judged_by.unit}"
+    return f"Validation{results.study.objective_spec.unit}"
 
 
 def validation_score(cell: CellResult) -> Score | None:
@@ -256,7 +256,7 @@ def search_strategies(results: Results, setting: str) -> Table | None:
     """None where the study has a single search strategy."""
     if not results.several_strategies:
         return None
-    objective = results.study.judged_by
+    objective = results.study.objective_spec
     groups, records = [], []
     for epsilon in results.study.epsilons:
         rows = []

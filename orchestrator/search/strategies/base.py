@@ -25,12 +25,17 @@ class Proposal(NamedTuple):
     """Configurations to run next, as a new stage or as a further part of the last one."""
 
     stage: str
+    """One of the strategy's `stages`."""
     configurations: Sequence[Configuration]
+    """At least one."""
     seeds: Sequence[int] | None = None
     """A seed for each configuration, instead of the study's seeds for all."""
 
 
 class Strategy(ABC):
+    """Proposes the configurations of a cell, stage by stage. Subclasses define `name`, `stages`, `propose` and
+    `expected`; everything else has a default."""
+
     name: ClassVar[str]
     """As in `search.strategies` of a study file."""
     stages: ClassVar[tuple[str, ...]]
@@ -58,13 +63,13 @@ class Strategy(ABC):
         """Which of these stages hold the candidates for the win."""
         return tuple(stage for stage in self.stages if stage in stages)
 
-    def rounds(self, stage: str, rounds: StageRounds) -> int:
-        """Rounds that a trial of a stage is paid for."""
+    def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
+        """Rounds that the privacy budget of a trial of this stage is split over. `rounds`: the study's settings."""
         return rounds.fine
 
-    def last_round(self, stage: str, rounds: int, settings: Section) -> int:
-        """Last round that a trial of a stage runs, of the `rounds` it is paid for."""
-        return rounds
+    def last_round(self, stage: str, planned: int, settings: Section) -> int:
+        """The round after which a trial of this stage stops, at most `planned`. `settings`: the strategy's section."""
+        return planned
 
     def adds_configurations(self, stage: str) -> bool:
         """Whether a stage may hold configurations that no earlier stage held."""

@@ -40,7 +40,7 @@ class Grid(Strategy):
         space = task.space
         return {"coarse": space.size(space.coarse), "fine": search_spaces.refined_size(space, task.refine)}
 
-    def rounds(self, stage: str, rounds: StageRounds) -> int:
+    def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
         return rounds.coarse if stage == "coarse" else rounds.fine
 
     def already_run(self, task: SearchTask) -> dict[str, int]:

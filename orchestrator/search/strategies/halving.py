@@ -68,17 +68,17 @@ class Halving(Strategy):
 
     def propose(self, task: SearchTask, history: History) -> Proposal | None:
         settings = _settings(task.settings)
-        climbed = [rung for rung in settings.stages if rung in history.stages]
-        if len(climbed) == settings.rungs:
+        opened = [rung for rung in settings.stages if rung in history.stages]
+        if len(opened) == settings.rungs:
             return None
-        if not climbed:
+        if not opened:
             count = self.expected(task)[settings.stages[0]]
             return Proposal(settings.stages[0], search_spaces.unique(sample(task.space, count, settings.seed)))
-        below = history.candidates(climbed[-1])
-        best = history.ranked(climbed[-1])[: settings.continuing(len(below))]
+        below = history.candidates(opened[-1])
+        best = history.ranked(opened[-1])[: settings.continuing(len(below))]
         if not best:
             return None
-        return Proposal(settings.stages[len(climbed)], [history.configuration(candidate) for candidate in best])
+        return Proposal(settings.stages[len(opened)], [history.configuration(candidate) for candidate in best])
 
     def expected(self, task: SearchTask) -> dict[str, int]:
         settings = _settings(task.settings)
@@ -87,9 +87,9 @@ class Halving(Strategy):
     def competing(self, stages: Container[str]) -> tuple[str, ...]:
         return super().competing(stages)[-1:]  # lower rungs ran fewer rounds
 
-    def last_round(self, stage: str, rounds: int, settings: Section) -> int:
+    def last_round(self, stage: str, planned: int, settings: Section) -> int:
         settings = _settings(settings)
-        return settings.rounds(rounds)[settings.stages.index(stage)]
+        return settings.rounds(planned)[settings.stages.index(stage)]
 
     def adds_configurations(self, stage: str) -> bool:
         return stage == RUNGS[0]

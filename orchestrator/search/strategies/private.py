@@ -57,7 +57,7 @@ class Private(Strategy):
     def expected(self, task: SearchTask) -> dict[str, int]:
         return {"private": round(mean_runs(task.trials, task.space))}
 
-    def rounds(self, stage: str, rounds: StageRounds) -> int:
+    def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
         return rounds.confirm
 
     def choose(self, task: SearchTask, history: History) -> Choice | None:
