@@ -125,6 +125,10 @@ def test_the_study_page_shows_the_defaults():
     required, _, _ = text.partition("# everything below shows the defaults")
     shown, defaults = (parse(part, "shown.yaml", REPOSITORY).model_dump() for part in (text, required))
     assert {**shown, "compare_to": None} == {**defaults, "compare_to": None}
+    missing = [name for name in Study.model_fields if not re.search(rf"^{name}:", text, flags=re.MULTILINE)]
+    assert missing == [], "the page claims to show every key"
+    for section in ("privacy", "preprocess", "rounds", "seeds", "validation", "search", "resources"):
+        assert set(yaml.safe_load(text)[section]) == set(shown[section]), section
 
 
 def test_the_page_on_methods_shows_the_example_itself():

@@ -256,13 +256,11 @@ def test_train_on_all_uses_every_row_and_evaluates_on_the_test_set():
     assert (of.x_eval == of.data.x_test).all()
 
 
-def test_a_client_emptied_by_the_validation_split_is_refused():
+def test_a_client_emptied_by_the_validation_split_keeps_its_first_row():
     divided = divide(labelled([0, 1] * 4, [0, 0, 0, 0, 0, 0, 0, 1]), "explicit", 2)
-    with pytest.raises(UserError, match="client 1 has no row left"):
-        divided.without(np.array([7]))
+    assert [list(rows) for rows in divided.without(np.array([7])).rows] == [list(range(7)), [7]]
     assert divided.without(np.arange(6)).sizes == (1, 1), "one row is enough"
-    with pytest.raises(UserError, match="client 0 has no row left"):
-        divided.without(np.arange(8))
+    assert [list(rows) for rows in divided.without(np.arange(8)).rows] == [[0], [7]]
 
 
 # ---- errors

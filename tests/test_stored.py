@@ -116,14 +116,14 @@ def test_a_file_that_changes_while_in_use(tmp_path):
 
 def test_a_file_that_shrinks_while_it_is_validated(tmp_path, monkeypatch):
     path = written(tmp_path / "x.npz")
-    read_npz = features._read_npz
+    read_npz = features.read_npz
 
     def truncate_after_opening(*arguments):
         arrays = read_npz(*arguments)
         path.write_bytes(b"")
         return arrays
 
-    monkeypatch.setattr(features, "_read_npz", truncate_after_opening)
+    monkeypatch.setattr(features, "read_npz", truncate_after_opening)
     with pytest.raises(UserError, match=r"data .*x\.npz cannot be read: "):
         features.load(str(path))
 

@@ -16,3 +16,6 @@ Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 TrainOn = Literal["all", "train"]
 EvaluateOn = Literal["test", "validation"]
+ValidationBy = Literal["row", "client"]
+Clients = int | Literal["auto"]
+"""Number of clients; auto: the number that the data set names."""

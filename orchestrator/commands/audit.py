@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands.options import Hyperparameters, Json, key_values, refuse_options, training_options
+from orchestrator.commands.options import (
+    Hyperparameters,
+    Json,
+    key_values,
+    number_of_clients,
+    refuse_options,
+    training_options,
+)
 from orchestrator.console import emit_json, number
 from orchestrator.execution.training_options import TrainingOptions
 from trainables.errors import UserError
@@ -76,7 +83,7 @@ def audit(
         center=options.center,
         aggregate=options.aggregate,
         rounds=rounds,
-        clients=options.clients,
+        clients=number_of_clients(options),
         repetitions=repetitions,
         noise_factor=noise_factor,
         seed=options.seed,

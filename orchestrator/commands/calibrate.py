@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.commands.options import Json, training_options
+from orchestrator.commands.options import Json, number_of_clients, training_options
 from orchestrator.console import emit_json, number
 from orchestrator.execution.training_options import TrainingOptions
 from trainables.errors import in_range
@@ -33,7 +33,8 @@ def calibrate(
     from trainables.privacy.private_selection import all_released, base_for, best_released, best_released_by_renyi
 
     in_range(1, 10**6, rounds=options.rounds)
-    in_range(1, 10**7, clients=options.clients)
+    clients = number_of_clients(options)
+    in_range(1, 10**7, clients=clients)
     delta = options.delta
     total = epsilon = budget(options.epsilon, options.mu, delta)
     if search is not None:
@@ -42,7 +43,7 @@ def calibrate(
         in_range(0, math.inf, "(]", epsilon_of_a_run=epsilon)
     settings = replace(options, epsilon=epsilon, mu=None).privacy()
     release = Event("gradient", options.rounds, settings.sensitivity)
-    plan = PrivacyPlan.calibrate(settings, [release], sizes=[1] * options.clients)
+    plan = PrivacyPlan.calibrate(settings, [release], sizes=[1] * clients)
     report: dict[str, Any] = {
         "mu": plan.mu(settings.release),
         "noise_multiplier": plan.noise_multiplier,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import typer
 
 from orchestrator.execution.training_options import TrainingOptions
+from trainables.choices import Clients
 from trainables.errors import UserError, in_range
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON to standard output.")]
@@ -65,7 +66,11 @@ def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., No
 
     def parameter(name: str) -> inspect.Parameter:
         kind, text = get_args(annotations[name])
-        option = typer.Option(f"--{name.replace('_', '-')}", help=text)
+        flag = f"--{name.replace('_', '-')}"
+        if kind == Clients:  # typer knows no unions
+            kind, option = str, typer.Option(flag, help=text, metavar="NUMBER", parser=_clients)
+        else:
+            option = typer.Option(flag, help=text)
         default = defaults.get(name, fields[name].default)
         return fields[name].replace(annotation=Annotated[kind, option], default=default)
 
@@ -83,6 +88,22 @@ def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., No
         return run
 
     return decorate
+
+
+def _clients(text: str | int) -> Clients:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"clients = {text!r} is not a whole number, nor auto") from None
+
+
+def number_of_clients(options: TrainingOptions) -> int:
+    """For commands without a data set."""
+    if options.clients == "auto":
+        raise UserError("clients = 'auto' needs a data set that names clients; give a number")
+    return options.clients
 
 
 def shard_of(text: str | None) -> tuple[int, int]:

@@ -22,7 +22,8 @@ def partition(
     from trainables.data import partition as partitions
 
     loaded = features.load(data)
-    spec = partitions.parse(options.partition, clients=options.clients, seed=options.partition_seed)
+    clients = partitions.clients_of(options.clients, loaded)
+    spec = partitions.parse(options.partition, clients=clients, seed=options.partition_seed)
     split = partitions.partition(loaded, spec)
     counts = split.counts(loaded)
     divergence = partitions.divergence_from_uniform(counts)

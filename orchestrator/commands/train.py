@@ -37,7 +37,8 @@ WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "s
 @training_options(
     *("method", "epsilon", "mu", "delta", "rounds", "clients", "partition", "partition_seed", "seed", "release"),
     *("adjacency", "clip", "clipping", "level", "secret_participation", "center", "center_bound", "aggregate", "model"),
-    *("train_on", "evaluate_on", "evaluate_every", "validation_fraction", "secret_noise", "hosts"),
+    *("train_on", "evaluate_on", "evaluate_every", "validation_fraction", "validation_by"),
+    *("secret_noise", "hosts"),
 )
 def train(
     context: typer.Context,

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.training_options import TrainingOptions
 from trainables import methods
+from trainables.choices import ValidationBy
 from trainables.data import features, simulated
 from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
@@ -58,19 +59,22 @@ def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> 
         options = TypeAdapter(TrainingOptions).validate_python(vars(options))
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"][:2]))
+        name = ".".join(str(part) for part in first["loc"][:2] if part not in ("int", "literal['auto']"))
         raise UserError(f"{name} = {first['input']!r}: {first['msg']}") from None
     privacy = options.privacy()
     preprocess = Preprocess(center=options.center, bound=options.center_bound).check()
-    partition = partitions.parse(options.partition, clients=options.clients, seed=options.partition_seed)
+    partitions.parse(options.partition, clients=partitions.clients_of(options.clients), seed=options.partition_seed)
     hyperparameters = methods.get(options.method).check(options.hyperparameters)
     if options.hosts is not None:
         in_range(1, 10**6 if options.address else os.cpu_count() or 1, hosts=options.hosts)
+    loaded = features.load(data, options.seed) if isinstance(data, str) else features.from_arrays(data)
+    clients = partitions.clients_of(options.clients, loaded)
     training = prepare(
-        features.load(data, options.seed) if isinstance(data, str) else features.from_arrays(data),
-        partition=partition,
+        loaded,
+        partition=partitions.parse(options.partition, clients=clients, seed=options.partition_seed),
         model=options.model,
         validation_fraction=options.validation_fraction,
+        validation_by=options.validation_by,
         train_on=options.train_on,
         evaluate_on=options.evaluate_on,
         method=options.method,
@@ -94,18 +98,23 @@ def prepare(
     evaluate_on: str,
     validation_fraction: float = 0.1,
     validation_seed: int = 42,
+    validation_by: ValidationBy = "row",
     **trial: Any,
 ) -> Training:
     """Run all checks, before any actor starts."""
     if train_on == "all" and evaluate_on == "validation":
         raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
     content = DataSpec(
-        fingerprint=data.fingerprint, validation_fraction=validation_fraction, validation_seed=validation_seed
+        fingerprint=data.fingerprint,
+        validation_fraction=validation_fraction,
+        validation_seed=validation_seed,
+        validation_by=validation_by,
     )
     problem = ProblemSpec.model_validate(
         {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
     )
     spec = TrialSpec.model_validate({"problem": problem, "code": code_of(trial["method"], problem), **trial})
+    in_range(0, 1, "()", validation_fraction=validation_fraction)
     in_range(1, 10**6, rounds=spec.rounds)
     in_range(1, 10**6, evaluate_every=spec.evaluate_every)
     in_range(0, 2**63 - 1, seed=spec.seed)
@@ -163,6 +172,7 @@ def from_cells(
             privacy=privacy,
             seed=seed,
             precision=entry.get("precision", "float32"),
+            validation_by=entry.get("validation_by", "row"),
             **{name: entry[name] for name in names},
         )
     except (KeyError, TypeError, ValidationError) as error:

@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from trainables.choices import Adjacency, Aggregate, Clipping, EvaluateOn, Level, Release, TrainOn
+from trainables.choices import (
+    Adjacency,
+    Aggregate,
+    Clients,
+    Clipping,
+    EvaluateOn,
+    Level,
+    Release,
+    TrainOn,
+    ValidationBy,
+)
 from trainables.federation.lane_result import LaneResult
 
 if TYPE_CHECKING:
@@ -28,7 +38,7 @@ class TrainingOptions:
     mu: Annotated[float | None, "Privacy budget as mu of Gaussian differential privacy, instead of epsilon."] = None
     delta: Annotated[float, "Delta of the (epsilon, delta) guarantee."] = 1e-5
     rounds: Annotated[int, "Number of federated rounds."] = 70
-    clients: Annotated[int, "Number of clients."] = 20
+    clients: Annotated[Clients, "Number of clients; auto: as many as the data set names."] = 20
     partition: Annotated[str, "Split of the train rows: iid, dirichlet:ALPHA, classes:K or explicit."] = "dirichlet:0.5"
     partition_seed: Annotated[int, "Seed of the partition, independent of the seed of the run."] = 42
     seed: Annotated[int, "Seed of the initial weights and the noise."] = 42
@@ -62,7 +72,8 @@ class TrainingOptions:
     train_on: Annotated[TrainOn, "all: every train row; train: all but the validation rows."] = "all"
     evaluate_on: Annotated[EvaluateOn, "Rows to evaluate on."] = "test"
     evaluate_every: Annotated[int, "Rounds between evaluations."] = 10
-    validation_fraction: Annotated[float, "Share of the train rows held out for validation."] = 0.1
+    validation_fraction: Annotated[float, "Share of the train rows, or clients, held out for validation."] = 0.1
+    validation_by: Annotated[ValidationBy, "Hold out rows of every client (row) or whole clients (client)."] = "row"
     secret_noise: Annotated[bool, "Draw the seed from the operating system and do not record it."] = False
     hosts: Annotated[int | None, "Number of client hosts (processes).  [default: one per core]"] = None
     address: Annotated[str | None, "Address of a Ray cluster; without it, a local Ray is started."] = None

@@ -141,8 +141,9 @@ class PreparedStudy:
             model = loaded.task or "softmax" if study.model == "auto" else study.model
             with errors_point_to("model"):
                 models.parse(model, features=loaded.features, classes=loaded.classes)
-            with errors_point_to("validation", "fraction"):
-                loaded.validation_rows(study.validation.fraction, study.validation.seed)
+            if study.validation.by == "row":
+                with errors_point_to("validation", "fraction"):
+                    loaded.validation_rows(study.validation.fraction, study.validation.seed)
             for index in range(len(study.partitions)):
                 setting = _setting(study, number, index, model, draws, problems)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
@@ -209,12 +210,13 @@ def _setting(
     data, loaded = study.data[number], draws[study.seeds.search[0]]
     by_role: dict[str, dict[int, ProblemSpec]] = {"search": {}, "confirm": {}}
     with errors_point_to("partitions", index):
-        partitioned = study.partition(study.partitions[index], loaded.clients)
+        partitioned = study.partition(study.partitions[index], loaded)
         first = ProblemSpec(
             data=DataSpec(
                 fingerprint=loaded.fingerprint,
                 validation_fraction=study.validation.fraction,
                 validation_seed=study.validation.seed,
+                validation_by=study.validation.by,
             ),
             partition=partitioned,
             model=model,

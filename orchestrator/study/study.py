@@ -28,8 +28,9 @@ from orchestrator.study.settings.search import SearchSettings
 from orchestrator.study.settings.seeds import SeedSettings
 from orchestrator.study.settings.validation import ValidationSettings
 from trainables import plugins
-from trainables.choices import Aggregate, Precision
+from trainables.choices import Aggregate, Clients, Precision
 from trainables.data import partition
+from trainables.data.features import FeatureSet
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
 from trainables.methods import METHODS
@@ -46,7 +47,7 @@ class Study(Section):
     data: list[DataSettings] = Field(min_length=1)
     partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
     """How the train rows are divided among the clients: iid, dirichlet:ALPHA, classes:K, explicit."""
-    clients: int | Literal["auto"] = 20
+    clients: Clients = 20
     """Number of clients; auto: as many as the data set names."""
     model: str = "softmax"
     """The head that is trained on the features: softmax, mlp:HIDDEN (one hidden layer), or a generalised linear model
@@ -183,9 +184,9 @@ class Study(Section):
 
     # ---- derived values
 
-    def partition(self, text: str, named: int | None = None) -> PartitionSpec:
-        """A partition with the first search seed's partition seed. `named`: clients that the data set names."""
-        clients = (named or 1) if self.clients == "auto" else self.clients
+    def partition(self, text: str, data: FeatureSet | None = None) -> PartitionSpec:
+        """A partition with the first search seed's partition seed. `data`: for the number of clients that it names."""
+        clients = partition.clients_of(self.clients, data)
         seed = self.seeds.partition_seed(self.seeds.search[0], self.seeds.search)
         return partition.parse(text, clients=clients, seed=seed)
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,30 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
+from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, NAMES, read_npz, sha256
+from trainables.data.names import Names, given_names, number_clients, number_labels, text_array
 from trainables.data.sources.catalogue import UNPUBLISHED, recipe
 from trainables.data.sources.fetching import data_folder
-from trainables.data.stored import StoredRows, open_file, stream_if_large
+from trainables.data.stored import StoredRows
 from trainables.errors import UserError, in_range
 from trainables.urls import as_user_error
 
 Rows = NDArray[np.int64]
 
-# raised by NumPy and zipfile for a truncated or damaged file, or when the disk fails
-READ_ERRORS = (
-    OSError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    RuntimeError,  # with NotImplementedError: encrypted members, unknown compression
-    SyntaxError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-CLIENT_COLUMN = "client_train"
 PLUGIN_SOURCES: dict[str, Callable[[str], Mapping[str, NDArray]]] = {}
 """Data sources of plug-ins by the word before the colon; called with the text after it, they return arrays."""
 LARGEST_FEATURE = 1e9  # sums of squares of larger values overflow float32
@@ -74,10 +56,15 @@ class FeatureSet:
     """The model that simulated labels were drawn from; `poisson` labels are counts, not classes."""
     truth: NDArray[np.float64] | None = None
     """The weights of that model: (features + 1, columns)."""
+    class_names: Names = ()
+    """The original labels, by class; () if they were numbers from 0."""
+    client_names: Names = ()
+    """The original ids, by client; () if they were numbers from 0 without a gap."""
 
     @cached_property
     def classes(self) -> int:
-        return int(self.y_train.max()) + 1
+        """Public: the number of class names or, without names, the largest label plus one."""
+        return len(self.class_names) or int(self.y_train.max()) + 1
 
     @property
     def features(self) -> int:
@@ -135,7 +122,7 @@ def load(name: str, seed: int = 42) -> FeatureSet:
 
 
 def _from_file(source: str) -> FeatureSet:
-    return _validated(Path(source).stem, f"sha256:{_sha256(source)}", _read_npz(source))
+    return _validated(Path(source).stem, f"sha256:{sha256(source)}", read_npz(source))
 
 
 def _not_found(name: str) -> str:
@@ -159,12 +146,12 @@ def _not_found(name: str) -> str:
 def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureSet:
     """Arrays from memory, validated like a file."""
     missing = [key for key in ARRAYS if key not in arrays]
-    unknown = [key for key in arrays if key not in (*ARRAYS, CLIENT_COLUMN)]
+    unknown = [key for key in arrays if key not in (*ARRAYS, CLIENT_COLUMN, *NAMES)]
     if missing or unknown:
-        expected = f"it needs {', '.join(ARRAYS)} and may have {CLIENT_COLUMN}"
+        expected = f"it needs {', '.join(ARRAYS)} and may have {', '.join((CLIENT_COLUMN, *NAMES))}"
         verb = "lacks" if missing else "has"
         raise UserError(f"data {name}: {verb} the array {(missing or unknown)[0]!r}; {expected}")
-    converted = {key: np.asarray(value) for key, value in arrays.items()}
+    converted = {key: text_array(value) for key, value in arrays.items()}
     digest = hashlib.sha256()
     for key, values in sorted(converted.items()):
         digest.update(f"{key} {values.dtype.str} {values.shape}".encode())
@@ -172,52 +159,14 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
     return _validated(name, f"sha256-arrays:{digest.hexdigest()}", converted)
 
 
-def _sha256(path: str) -> str:
-    try:
-        with open_file(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError as error:
-        raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
-
-
 def rows_to_predict(path: str) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
     """The test rows of a feature file, and their labels if it has them; no other array is needed."""
     if not os.path.isfile(path):
         data = load(path)
         return data.x_test, data.y_test
-    arrays = _read_npz(path, needs=("x_test",), optional="y_test")
+    arrays = read_npz(path, needs=("x_test",), optional=("y_test",))
     x = _validated_features(Path(path).stem, "x_test", arrays["x_test"])
     return x, _validated_labels(Path(path).stem, "y_test", arrays["y_test"], len(x)) if "y_test" in arrays else None
-
-
-def _read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: str = CLIENT_COLUMN) -> dict[str, Any]:
-    """The needed arrays, and the optional one if the file has it."""
-    try:
-        with open_file(path) as content:
-            file = np.load(content, allow_pickle=False)  # a pickle could run arbitrary code
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"data file {path} is not an npz archive")
-            missing = [name for name in needs if name not in file]
-            if missing:
-                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
-            assert file.zip is not None  # None once closed
-            arrays: dict[str, Any] = {}
-            for name in [*needs, optional] if optional in file else needs:
-                streamed = (
-                    stream_if_large(path, content, file.zip.getinfo(f"{name}.npy")) if name == "x_train" else None
-                )
-                arrays[name] = file[name] if streamed is None else streamed
-                if not isinstance(arrays[name], np.ndarray | StoredRows):
-                    raise UserError(f"data file {path}: {name} is not an array")
-            return arrays
-    except UserError:
-        raise
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise UserError(f"data file {path} holds Python objects, which are never loaded") from None
-        raise UserError(f"data file {path} cannot be read as npz: {error}") from None
-    except READ_ERRORS as error:
-        raise UserError(f"data file {path} is not a complete npz archive: {error}") from None
 
 
 def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:
@@ -231,21 +180,28 @@ def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts
     x_test = _validated_features(name, "x_test", arrays["x_test"])
     if x_train.shape[1] != x_test.shape[1]:
         raise UserError(f"data {name}: x_train has {x_train.shape[1]} features, x_test has {x_test.shape[1]}")
-    y_train = _validated_labels(name, "y_train", arrays["y_train"], len(x_train))
-    y_test = _validated_labels(name, "y_test", arrays["y_test"], len(x_test))
+    labels, class_names = number_labels(name, arrays, given_names(name, arrays, "class_names"))
+    y_train = _validated_labels(name, "y_train", labels["y_train"], len(x_train))
+    y_test = _validated_labels(name, "y_test", labels["y_test"], len(x_test))
     if not counts:
-        _check_classes(name, y_train, y_test)
-    clients = arrays.get(CLIENT_COLUMN)
-    if clients is not None:
-        clients = _validated_labels(name, CLIENT_COLUMN, clients, len(x_train))
-    return FeatureSet(name, fingerprint, x_train, y_train, x_test, y_test, clients)
+        _check_classes(name, y_train, y_test, class_names)
+    clients, client_names = None, given_names(name, arrays, "client_names")
+    if CLIENT_COLUMN in arrays:
+        clients, client_names = number_clients(name, arrays[CLIENT_COLUMN], len(x_train), client_names)
+    return FeatureSet(
+        *(name, fingerprint, x_train, y_train, x_test, y_test, clients),
+        class_names=class_names,
+        client_names=client_names,
+    )
 
 
-def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int64]) -> None:
-    rows = np.bincount(y_train)
+def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int64], names: Names) -> None:
+    rows = np.bincount(y_train, minlength=len(names))
     if len(rows) < 2:
         raise UserError(f"data {name}: y_train holds a single class")
-    if (rows == 0).any():
+    if names and len(rows) > len(names):
+        raise UserError(f"data {name}: label {len(rows) - 1} in y_train is out of range: there are {len(names)} names")
+    if not names and (rows == 0).any():
         raise UserError(
             f"data {name}: y_train holds the label {len(rows) - 1} but none of class "
             f"{int(np.flatnonzero(rows == 0)[0])}; labels must be 0 to classes - 1"

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainables.choices import Clients
 from trainables.data.features import FeatureSet, Rows
 from trainables.errors import UserError, in_range
 from trainables.spec import Spec
@@ -54,6 +55,17 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     return PartitionSpec(kind=kind, parameter=value, clients=clients, seed=seed)
 
 
+def clients_of(clients: Clients, data: FeatureSet | None = None) -> int:
+    """The number of clients. `auto` is the number that the data set names, or 1 while the data is not loaded."""
+    if clients != "auto":
+        return clients
+    if data is None:
+        return 1
+    if data.clients is None:
+        raise UserError(f"clients = 'auto': data {data.name} has no client_train column; give a number")
+    return data.clients
+
+
 def to_text(spec: PartitionSpec) -> str:
     """The inverse of `parse`."""
     bare = spec.kind in ("iid", "explicit") or (spec.kind in PLUGIN_PARTITIONS and spec.parameter == 0)
@@ -84,12 +96,10 @@ class Partition:
         return Sizes(len(rows) for rows in self.rows)
 
     def without(self, validation_rows: Rows) -> Partition:
-        """The same clients without the validation rows."""
-        train_rows = tuple(rows[~np.isin(rows, validation_rows)] for rows in self.rows)
-        empty = [client for client, rows in enumerate(train_rows) if len(rows) == 0]
-        if empty:
-            raise UserError(f"client {empty[0]} has no row left once the validation rows are held out")
-        return Partition(train_rows, self.notes)
+        """The same clients without the validation rows. A client that would be left without a row keeps its first."""
+        train_rows = (rows[~np.isin(rows, validation_rows)] for rows in self.rows)
+        kept = tuple(left if len(left) else rows[:1] for left, rows in zip(train_rows, self.rows, strict=True))
+        return Partition(kept, self.notes)
 
     def counts(self, data: FeatureSet) -> NDArray[np.int64]:
         """(clients, classes): the number of rows of every class at every client."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainables import models
 from trainables.data.features import FeatureSet
 from trainables.data.partition import Partition, partition
+from trainables.data.validation import hold_out
 from trainables.federation.trial_spec import ProblemSpec
 from trainables.models import Model
 
@@ -26,14 +27,17 @@ class Problem:
 
     @classmethod
     def prepare(cls, data: FeatureSet, spec: ProblemSpec) -> Problem:
-        """All train rows are partitioned; `train_on: train` then removes the validation rows from every client."""
+        """All train rows are partitioned; `train_on: train` then removes the validation rows."""
         clients = partition(data, spec.partition)
-        validation = data.validation_set(spec.data.validation_fraction, spec.data.validation_seed)
-        if spec.train_on == "train":
-            clients = clients.without(validation.rows)
-        if spec.evaluate_on == "test":
+        if spec.train_on == "all":
             return cls(spec, data, clients, data.x_test, data.y_test)
-        return cls(spec, data, clients, validation.x, validation.y)
+        content = spec.data
+        without, validation = hold_out(
+            data, clients, content.validation_by, content.validation_fraction, content.validation_seed
+        )
+        if spec.evaluate_on == "test":
+            return cls(spec, data, without, data.x_test, data.y_test)
+        return cls(spec, data, without, validation.x, validation.y)
 
     @cached_property
     def model(self) -> Model:

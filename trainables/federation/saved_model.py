@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainables import models
-from trainables.data.features import READ_ERRORS
+from trainables.data.feature_file import READ_ERRORS
 from trainables.errors import UserError
 from trainables.models.shard import Shard
 

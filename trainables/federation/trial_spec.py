@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
-from trainables.choices import Aggregate, EvaluateOn, Precision, TrainOn
+from trainables.choices import Aggregate, EvaluateOn, Precision, TrainOn, ValidationBy
 from trainables.data.partition import PartitionSpec
 from trainables.errors import in_range
 from trainables.privacy.plan import PrivacySettings
@@ -21,6 +21,7 @@ class DataSpec(Spec):
     fingerprint: str
     validation_fraction: float = 0.1
     validation_seed: int = 42
+    validation_by: ValidationBy = "row"
 
 
 class ProblemSpec(Spec):
@@ -32,6 +33,13 @@ class ProblemSpec(Spec):
     """`train` removes the validation rows from the clients' rows; `all` keeps every train row."""
     evaluate_on: EvaluateOn
     model: str = "softmax"
+
+    @cached_property
+    def key(self) -> str:
+        content = self.model_dump(mode="json")
+        if self.data.validation_by == "row":  # the default is no part of the hash
+            del content["data"]["validation_by"]
+        return content_key(json.dumps(content, sort_keys=True, separators=(",", ":")))
 
 
 class Preprocess(BaseModel):

@@ -60,6 +60,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         "fingerprint": problem.data.fingerprint,
         "validation_fraction": problem.data.validation_fraction,
         "validation_seed": problem.data.validation_seed,
+        **({} if problem.data.validation_by == "row" else {"validation_by": problem.data.validation_by}),
         "partition": _partition_text(problem.partition),
         "clients": problem.partition.clients,
         "partition_seed": _partition_seed(cell),

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trainables.data.features import READ_ERRORS
+from trainables.data.feature_file import READ_ERRORS
 from trainables.data.sources.catalogue import Source
 from trainables.errors import UserError
 

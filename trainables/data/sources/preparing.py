@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.features import READ_ERRORS
+from trainables.data.feature_file import READ_ERRORS
 from trainables.data.sources import fetching, formats
 from trainables.data.sources.catalogue import IMAGES, SOURCES, WEIGHTS, Recipe, components, recipe, recipes
 from trainables.errors import UserError

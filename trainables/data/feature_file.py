@@ -1,0 +1,84 @@
+"""Reads feature files: npz archives of arrays. Nothing in them is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainables.data.stored import StoredRows, open_file, stream_if_large
+from trainables.errors import UserError
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+CLIENT_COLUMN = "client_train"
+NAMES = ("class_names", "client_names", "schema")
+"""Optional: the original names of classes and clients, and the JSON text of the schema that the features follow."""
+
+# raised by NumPy and zipfile for a truncated or damaged file, or when the disk fails
+READ_ERRORS = (
+    OSError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    RuntimeError,  # with NotImplementedError: encrypted members, unknown compression
+    SyntaxError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def sha256(path: str) -> str:
+    try:
+        with open_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    except OSError as error:
+        raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
+
+
+def read_npz(
+    path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] = (CLIENT_COLUMN, *NAMES)
+) -> dict[str, Any]:
+    """The needed arrays, and the optional ones that the file has."""
+    name = ""
+    try:
+        with open_file(path) as content:
+            start = content.read(6)
+            content.seek(0)
+            if not start.startswith(b"PK"):
+                kind = "a bare array, not" if start == b"\x93NUMPY" else "not"
+                raise UserError(
+                    f"data file {path} is {kind} an npz archive; tables and arrays are imported with: "
+                    f"fedsweep data import FILE --label COLUMN"
+                )
+            file = np.load(content, allow_pickle=False)  # a pickle could run arbitrary code
+            missing = [name for name in needs if name not in file]
+            if missing:
+                raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
+            assert file.zip is not None  # None once closed
+            arrays: dict[str, Any] = {}
+            for name in (*needs, *(name for name in optional if name in file)):
+                streamed = (
+                    stream_if_large(path, content, file.zip.getinfo(f"{name}.npy")) if name == "x_train" else None
+                )
+                arrays[name] = file[name] if streamed is None else streamed
+                if not isinstance(arrays[name], np.ndarray | StoredRows):
+                    raise UserError(f"data file {path}: {name} is not an array")
+            return arrays
+    except UserError:
+        raise
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UserError(
+                f"data file {path}: {name} holds Python objects, which are never loaded; save text with dtype=str"
+            ) from None
+        raise UserError(f"data file {path} cannot be read as npz: {error}") from None
+    except READ_ERRORS as error:
+        raise UserError(f"data file {path} is not a complete npz archive: {error}") from None

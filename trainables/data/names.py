@@ -1,0 +1,73 @@
+"""Class labels and client ids as consecutive numbers, with their original names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.errors import UserError
+
+Names = tuple[str, ...]
+LONGEST_NAME = 1000  # characters
+
+
+def text_array(values: Any) -> NDArray:
+    """An array from memory; objects that are all text, as pandas holds them, become text."""
+    array = np.asarray(values)
+    if array.dtype.kind in "OT" and array.size and all(isinstance(value, str) for value in array.flat):
+        return array.astype(str)
+    return array
+
+
+def given_names(data: str, arrays: Mapping[str, Any], key: str) -> Names:
+    """The names that a feature file states, () if it states none."""
+    names = arrays.get(key)
+    if names is None:
+        return ()
+    if names.ndim != 1 or names.dtype.kind != "U" or names.dtype.itemsize > 4 * LONGEST_NAME:
+        raise UserError(f"data {data}: {key} must be a list of texts, but is {names.dtype} of shape {names.shape}")
+    if len(set(names.tolist())) != len(names):
+        raise UserError(f"data {data}: {key} has a name twice")
+    return tuple(names.tolist())
+
+
+def number_labels(data: str, arrays: Mapping[str, Any], names: Names) -> tuple[dict[str, NDArray], Names]:
+    """Text labels as numbers in the order of `names`, or of the alphabet without them."""
+    labels = {key: arrays[key] for key in ("y_train", "y_test")}
+    if not any(array.dtype.kind == "U" for array in labels.values()):
+        return labels, names
+    for key, array in labels.items():
+        if array.dtype.kind != "U":
+            raise UserError(f"data {data}: {key} holds {array.dtype} labels, the other set has text")
+    names = names or tuple(sorted({*labels["y_train"].flat, *labels["y_test"].flat}))
+    return {key: _numbers(data, key, array, names) for key, array in labels.items()}, tuple(map(str, names))
+
+
+def _numbers(data: str, key: str, labels: NDArray, names: Sequence[str]) -> NDArray[np.int64]:
+    distinct, inverse = np.unique(labels, return_inverse=True)
+    known = {name: number for number, name in enumerate(names)}
+    unknown = [str(label) for label in distinct if label not in known]
+    if unknown:
+        raise UserError(f"data {data}: label {unknown[0]!r} in {key} is not one of its class names")
+    return np.array([known[str(label)] for label in distinct], dtype=np.int64)[inverse].reshape(labels.shape)
+
+
+def number_clients(data: str, ids: NDArray, rows: int, names: Names) -> tuple[NDArray[np.int64], Names]:
+    """Client ids, whole numbers or text, as numbers without gaps, in ascending order of the ids."""
+    if ids.shape != (rows,) or ids.dtype.kind not in "iuU":
+        raise UserError(
+            f"data {data}: client_train must be {rows} whole numbers or texts, one per row, but is {ids.dtype} of "
+            f"shape {ids.shape}"
+        )
+    if ids.dtype.kind != "U" and (ids < 0).any():
+        raise UserError(f"data {data}: client {ids.min()} in client_train is negative")
+    distinct, numbers = np.unique(ids, return_inverse=True)
+    if names and ids.dtype.kind != "U" and int(distinct[-1]) < len(names):
+        return numbers.astype(np.int64), tuple(names[int(number)] for number in distinct)
+    if names:
+        raise UserError(f"data {data}: client {distinct[-1]} in client_train has no entry in client_names")
+    consecutive = ids.dtype.kind != "U" and int(distinct[-1]) == len(distinct) - 1
+    return numbers.astype(np.int64), () if consecutive else tuple(map(str, distinct))
