@@ -6,7 +6,7 @@ import pytest
 import small
 
 import fedsweep as face
-from orchestrator.study.cells import Blueprint
+from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import from_mapping
 from trainables.data import features, partition
 from trainables.data.validation import hold_out
@@ -185,7 +185,7 @@ def test_a_split_that_leaves_nothing_to_validate_is_reported():
 def test_keys_of_the_default_split_do_not_mention_it(users):
     study = from_mapping({**SMALL_STUDY, "data": [str(users)]}, "the study")
     by_row, by_client = (
-        Blueprint.draw(study.model_copy(update={"validation": study.validation.model_copy(update={"by": by})}))
+        PreparedStudy.prepare(study.model_copy(update={"validation": study.validation.model_copy(update={"by": by})}))
         for by in ("row", "client")
     )
     assert set(by_row.problems) & set(by_client.problems) == set(), "another split is another problem"

@@ -546,6 +546,7 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "evaluate_every": (TEXT + "evaluate_every: 5\n", 5, 10),
     "validation.fraction": (TEXT + "validation: {fraction: 0.2}\n", 0.2, 0.1),
     "validation.seed": (TEXT + "validation: {seed: 1}\n", 1, 42),
+    "validation.by": (TEXT + "validation: {by: client}\n", "'client'", "'row'"),
     "confirm_train_on": (TEXT + "confirm_train_on: train\n", "'train'", "'all'"),
     "search.refine": (TEXT + "search: {refine: table}\n", "'table'", "'zoom'"),
     "search.trials": (TEXT + "search: {trials: 9}\n", 9, None),
