@@ -95,9 +95,9 @@ def test_the_audit_sees_no_more_than_is_claimed_and_half_the_noise(adjacency):
 @pytest.mark.parametrize(
     ("name", "privacy", "sentence"),
     [
-        ("dp-fedavg", {"level": "record"}, "clipping = 'adaptive' applies to updates of users; level = 'record' clips"),
-        ("dp-fedgd", {}, "clipping = 'adaptive': dp-fedgd has a fixed clip$"),
-        ("dp-scaffold", {}, "clipping = 'adaptive': dp-scaffold has a fixed clip$"),
+        ("dp-fedavg", {"level": "record"}, "clipping = 'adaptive' needs level = 'user'"),
+        ("dp-fedgd", {}, "clipping = 'adaptive' is not available for dp-fedgd, whose clip is fixed$"),
+        ("dp-scaffold", {}, "clipping = 'adaptive' is not available for dp-scaffold, whose clip is fixed$"),
     ],
 )
 def test_where_it_cannot_be_had_one_sentence_says_so(name, privacy, sentence, small_problem):

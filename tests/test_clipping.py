@@ -139,8 +139,8 @@ def test_the_audit_sees_no_more_than_is_claimed_and_half_the_noise():
 @pytest.mark.parametrize(
     ("name", "hypers", "privacy", "sentence"),
     [
-        ("dp-fedgd", {}, {"level": "user"}, r"^clipping = 'automatic' applies to gradients of records"),
-        ("dp-fedadamw", {"as_released": True}, {}, r"^clipping = 'automatic': as released, dp-fedadamw clips"),
+        ("dp-fedgd", {}, {"level": "user"}, r"^clipping = 'automatic' needs level = 'record'"),
+        ("dp-fedadamw", {"as_released": True}, {}, r"^clipping = 'automatic' excludes as_released: dp-fedadamw's"),
     ],
 )
 def test_where_it_cannot_be_had_one_sentence_says_so(name, hypers, privacy, sentence):

@@ -87,7 +87,7 @@ def interrupt_once(driver: Driver) -> set[int]:
 
 def interrupt_twice(driver: Driver) -> set[int]:
     os.killpg(driver.process.pid, signal.SIGINT)
-    wait_until(lambda: not driver.alive or "once more to stop now" in chaos.log(driver.folder), "the signal is handled")
+    wait_until(lambda: not driver.alive or "another Ctrl-C" in chaos.log(driver.folder), "the signal is handled")
     if driver.alive:
         os.killpg(driver.process.pid, signal.SIGINT)
     return {130}
@@ -325,7 +325,7 @@ def test_ctrl_c_once_and_a_second_driver_meanwhile(folder, undisturbed, tally, f
             assert code == 0
             assert f"running ({holder})" in out
             interrupt_once(driver)
-            wait_until(lambda: "once more to stop now" in chaos.log(folder), "the signal is handled")
+            wait_until(lambda: "another Ctrl-C stops at once" in chaos.log(folder), "the signal is handled")
         tally.add("driver, Ctrl-C", "coarse")
         assert driver.end() == 130
         assert (

@@ -156,7 +156,7 @@ def test_ctrl_c_finishes_the_pack_in_flight_and_resume_runs_the_others(tmp_path,
 
     view = Interrupts()
     assert not run(tmp_path, view).complete
-    assert view.sentences.count("stopping after the packs in flight; Ctrl-C once more stops now") == 1
+    assert view.sentences.count("stopping after the packs in flight; another Ctrl-C stops at once") == 1
     with Ledger.read(tmp_path) as ledger:
         outcomes = ledger.outcomes()
     assert outcomes

@@ -128,11 +128,15 @@ def test_the_audit():
         (
             "dp-fedavg",
             {"level": "record"},
-            "secret_participation = 0.4 needs level = 'user'; level = 'record'",
+            "secret_participation = 0.4 needs level = 'user'; the level is 'record'",
         ),
-        ("dp-fedavg", {"release": "local"}, "secret_participation = 0.4: release = 'local' reveals who takes part"),
-        ("dp-fedgd", {}, "secret_participation = 0.4: all clients take part in every round of dp-fedgd$"),
-        ("dp-scaffold", {}, "secret_participation = 0.4: all clients take part in every round of dp-scaffold"),
+        (
+            "dp-fedavg",
+            {"release": "local"},
+            "secret_participation = 0.4 needs release = 'secure-aggregation'",
+        ),
+        ("dp-fedgd", {}, "secret_participation = 0.4 is not available for dp-fedgd, in which all clients take"),
+        ("dp-scaffold", {}, "secret_participation = 0.4 is not available for dp-scaffold"),
         ("dp-adafedprox", {}, "level = 'user': dp-adafedprox protects record level$"),
     ],
 )

@@ -31,7 +31,7 @@ class NextStage(NamedTuple):
 
 FINISHED = NextStage("confirm", [])
 WAITING = NextStage("contest", [])
-"""Until the searches of the neighbouring budgets are over."""
+"""The contest cannot open yet: searches of neighbouring budgets, whose winners may join it, still run."""
 
 
 class CellSearch:

@@ -35,9 +35,9 @@ class Plan:
     trials: dict[str, int]
     """By stage; a trial that several cells or stages share counts once, as in `run`."""
     exact: bool
-    """Whether exactly these trials run if none diverges; otherwise results decide, and the count is approximate."""
+    """Whether exactly these trials run if none fails; otherwise the number depends on results."""
     may_add_stages: bool
-    """Whether results may call for finer grids, which are not counted."""
+    """Whether stages may follow that are not counted: finer grids, if results call for them."""
     packs: dict[str, int]
     trial_rounds: int
     seconds: float

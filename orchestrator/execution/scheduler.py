@@ -128,7 +128,7 @@ class Scheduler:
             self._on_change(self)
 
     def _pack_of(self, report: Report) -> Pack | None:
-        """None: the attempt was given up because its slot was thought dead."""
+        """None if the attempt was given up, because its slot was considered dead."""
         return self.in_flight.get(report.number) or self.offered.get(report.number)
 
     def _handle(self, report: Report, pack: Pack) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
         else:
             self._count_node_failure(pack)
             pack.failed_on.append(pack.node)
-            # failures on nodes that were lost do not count: processes fall silent before their node is reported dead
+            # failures on lost nodes do not count: Ray reports a process as failed before it reports its node as dead
             if sum(node not in self.lost_nodes for node in pack.failed_on) <= PACK_RETRIES:
                 self._retry(pack, failure.reason)
             else:
@@ -218,8 +218,8 @@ class Scheduler:
         self.queue.packs.insert(0, pack)
 
     def _count_node_failure(self, pack: Pack) -> None:
-        """Block a node on which several packs fail in a row while other nodes work. A pack that has also failed on
-        another node does not count, and the parts of a pack count once."""
+        """Block a node after several failed packs in a row, if packs run on other nodes. A pack that has also failed on
+        another node is not counted; the parts of a split pack are counted once."""
         node = pack.node
         if set(pack.failed_on) - {node, *self.lost_nodes}:
             return
@@ -259,9 +259,8 @@ class Scheduler:
     # ---- checkpoints
 
     def _resume_from_checkpoints(self, storage: PackStorage) -> set[str]:
-        """Queue the packs of a driver that was killed; returns the keys of their trials. The checkpoint of a pack that
-        was split is kept until all parts have ended; the parts' own checkpoints are newer, so the smallest packs come
-        first."""
+        """Queue the packs of a driver that was killed; returns the keys of their trials. A trial of a split pack may be
+        in several checkpoints. That of the smallest pack is the newest, so small packs come first."""
         resumed: set[str] = set()
         for name, keys in sorted(storage.trials_by_checkpoint().items(), key=lambda item: len(item[1])):
             waiting = [self.sweep.waiting[key] for key in keys if key in self.sweep.waiting]

@@ -47,7 +47,8 @@ class TrainingOptions:
     ] = "local"
     adjacency: Annotated[
         Adjacency,
-        "How neighbouring data sets differ: one record is replaced, or one record counts as zero and sizes stay.",
+        "How neighbouring data sets differ: one record is replaced by another (replace-one), or one record contributes "
+        "nothing while client sizes stay the same (zero-out).",
     ] = "replace-one"
     clip: Annotated[float, "l2 bound on a per-example gradient; at user level, on a client's update."] = 10.0
     clipping: Annotated[

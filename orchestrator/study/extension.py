@@ -61,8 +61,8 @@ def _name(item: Any) -> str | None:
 
 
 def keep_reference(old: Study, new: Study) -> Study:
-    """The new study with the folder's reference method for McNemar's test, unless it names one itself: the default is
-    the last method, which changes when methods are added."""
+    """The new study with the folder's reference method, unless it names one itself. The default, the last method, would
+    change when methods are added."""
     kept = next((method for method in new.methods if method.id == old.reference.id), None)
     if new.compare_to or kept is None or new.reference.id == kept.id:
         return new

@@ -74,7 +74,8 @@ class Study(Section):
     """Rows that winners are trained on for the final runs: all train rows, or without the validation rows."""
     search: SearchSettings = SearchSettings()
     compare_to: str = ""
-    """The method (or its label) that McNemar's test compares the others with; default: the last one."""
+    """The method (or its label) that the tables `differences` and `mcnemar` compare the others with; default: the last
+    one."""
     resources: ResourceSettings = ResourceSettings()
 
     # ---- validation

@@ -28,8 +28,8 @@ PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials can share a pack if this is equal: same data, client program, rounds, clipping, participation, features.
-    Features centred by a noisy mean are the same only for one seed and one budget."""
+    """Trials with equal groups can share a pack: same data, client program, rounds, clipping, participation, features.
+    Centred features differ between seeds and budgets, because the mean is noisy."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}"
     if trial.preprocess.center:
@@ -89,9 +89,9 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
 def _check_automatic(trial: TrialSpec, model: Model) -> None:
     at = "clipping = 'automatic'"
     if trial.privacy.level == "user":
-        raise UserError(f"{at} applies to gradients of records; at user level the update is clipped")
+        raise UserError(f"{at} needs level = 'record': it scales the gradients of records")
     if trial.hyperparameters.get("as_released"):
-        raise UserError(f"{at}: as released, {trial.method} clips like its authors' program")
+        raise UserError(f"{at} excludes as_released: {trial.method}'s released program has its own clipping")
     if "automatic" not in inspect.signature(model.clipped_gradient_sum).parameters:
         raise UserError(f"{at}: model = {trial.problem.model!r} supports only plain clipping")
 
@@ -99,19 +99,21 @@ def _check_automatic(trial: TrialSpec, model: Model) -> None:
 def _check_adaptive(trial: TrialSpec) -> None:
     at = "clipping = 'adaptive'"
     if trial.privacy.level != "user":
-        raise UserError(f"{at} applies to updates of users; level = {trial.privacy.level!r} clips gradients of records")
+        raise UserError(f"{at} needs level = 'user': it clips the updates of users")
     if not program_of(trial).adapts_clip:
-        raise UserError(f"{at}: {trial.method} has a fixed clip")
+        raise UserError(f"{at} is not available for {trial.method}, whose clip is fixed")
 
 
 def _check_secret(trial: TrialSpec) -> None:
     at = f"secret_participation = {trial.privacy.secret_participation:g}"
     if trial.privacy.level != "user":
-        raise UserError(f"{at} needs level = 'user'; level = {trial.privacy.level!r} protects one record of a client")
+        raise UserError(f"{at} needs level = 'user'; the level is {trial.privacy.level!r}")
     if trial.privacy.release != "secure-aggregation":
-        raise UserError(f"{at}: release = {trial.privacy.release!r} reveals who takes part; only a sum hides it")
+        raise UserError(
+            f"{at} needs release = 'secure-aggregation': {trial.privacy.release!r} reveals which clients take part"
+        )
     if not program_of(trial).allows_secret_participation:
-        raise UserError(f"{at}: all clients take part in every round of {trial.method}")
+        raise UserError(f"{at} is not available for {trial.method}, in which all clients take part in every round")
 
 
 def code_of(method: str, problem: ProblemSpec) -> str:

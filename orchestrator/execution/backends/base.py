@@ -93,12 +93,12 @@ class Stopping:
             log.warning("%s: stopping after the packs in flight", reason)
         if self._scheduler.stopping and not self._announced:
             self._announced = True  # here, not in the signal handler, which may interrupt another line of output
-            self._run.view.say("stopping after the packs in flight; Ctrl-C once more stops now")
+            self._run.view.say("stopping after the packs in flight; another Ctrl-C stops at once")
 
 
 @contextlib.contextmanager
 def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
-    """First Ctrl-C: finish the packs in flight. Second Ctrl-C or SIGTERM: stop now. The ledger is intact either way."""
+    """First Ctrl-C: finish the packs in flight. Second Ctrl-C or SIGTERM: stop at once. The ledger stays intact."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,7 +107,7 @@ def _stop_on_signal(scheduler: Scheduler) -> Iterator[None]:
         if scheduler.stopping or number == signal.SIGTERM:
             raise KeyboardInterrupt
         scheduler.stopping = True
-        log.warning("stopping after the packs in flight; once more to stop now")
+        log.warning("stopping after the packs in flight; another Ctrl-C stops at once")
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

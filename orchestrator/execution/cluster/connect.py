@@ -34,8 +34,8 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
         return
     try:
-        # a local Ray that is interrupted while it starts may crash, and starts soon: Ctrl-C waits for it
-        with _deferred_interrupt(immediate=address is not None):
+        # interrupting the start of a local Ray may crash it; it takes seconds, so Ctrl-C waits for its end
+        with _handle_interrupt(immediately=address is not None):
             if address is None:
                 _start(cpus)
             else:
@@ -50,9 +50,9 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _deferred_interrupt(immediate: bool) -> Iterator[None]:
-    """Raise KeyboardInterrupt on the first Ctrl-C immediately or at the end of the block, on the second immediately. If
-    Ray swallows the exception, it is raised again at the end."""
+def _handle_interrupt(immediately: bool) -> Iterator[None]:
+    """After Ctrl-C, raise KeyboardInterrupt at the end of the block; with `immediately`, or after a second Ctrl-C, also
+    at once. (At the end as well, because Ray may swallow the exception.)"""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,14 +60,14 @@ def _deferred_interrupt(immediate: bool) -> Iterator[None]:
 
     def interrupt(number: int, frame: object) -> None:
         interrupts.append(number)
-        if immediate or len(interrupts) > 1:
+        if immediately or len(interrupts) > 1:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except Exception:
-        if not interrupts:  # otherwise Ray's reaction to the interrupt
+        if not interrupts:  # after Ctrl-C, this is Ray's reaction to it
             raise
     finally:
         signal.signal(signal.SIGINT, before)
@@ -81,7 +81,7 @@ def _start(cpus: int | None) -> None:
     from orchestrator.execution.cluster.ray_internals import JobConfigWithoutFolders, minimal_local_ray
 
     _make_token()
-    folder = private_folder() / "r"  # Ray opens the folder that it is given to all users
+    folder = private_folder() / "r"  # a folder inside: Ray makes its own folder readable by all users
     try:
         with _loopback_only(), minimal_local_ray():
             ray.init(
@@ -104,6 +104,7 @@ def _start(cpus: int | None) -> None:
 
 
 def _join(address: str) -> None:
+    """Connect to a running cluster."""
     if "://" in address:
         raise UserError(
             f"address = {address!r} is not auto or HOST:PORT; from outside a cluster, send the command to it: "
@@ -121,19 +122,19 @@ def _join(address: str) -> None:
     except (ConnectionError, OSError, ValueError, AuthenticationError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise UserError(
-            f"no Ray cluster answers at address = {address!r}: {reason}; a running cluster needs its token, from "
+            f"no Ray cluster answers at address = {address!r}: {reason}; to join a cluster you need its token, in "
             "~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
 
 
 def _with_plugins() -> dict[str, Any]:
-    """Workers of an existing cluster do not inherit this process's environment."""
+    """Pass the plug-ins' variables to the workers, which do not inherit the environment of this process."""
     variables = plugins.environment()
     return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 
 def _check_reachable(address: str) -> None:
-    """Without a listener Ray would retry for many minutes."""
+    """Raise if nothing listens at the address; Ray would retry for many minutes."""
     from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
 
     resolved = canonicalize_bootstrap_address(address)
@@ -147,15 +148,15 @@ def _check_reachable(address: str) -> None:
 
 
 def _loopback_only() -> contextlib.AbstractContextManager[None]:
-    """On Linux Ray replaces 127.0.0.1 by the machine's network address, and then listens on all interfaces, unless
-    clusters of several machines are disabled."""
+    """Disable clusters of several machines. Otherwise, on Linux, Ray replaces 127.0.0.1 by the machine's network
+    address and listens on all interfaces."""
     from orchestrator.execution.cluster.ray_internals import patched, ray_constants
 
     return patched(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def _make_token() -> None:
-    """Ray creates the user's token on first use, readable for everyone: create it here, readable for the user only."""
+    """Create the user's token, readable by the user only. Ray would create it on first use, readable by everyone."""
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
@@ -171,7 +172,7 @@ def _make_token() -> None:
 
 
 def _protect_token(token: Path) -> None:
-    """Another program may have created it, readable for everyone."""
+    """Remove the permissions of other users, in case another program created the token."""
     with contextlib.suppress(FileNotFoundError):
         status = token.stat()
         if status.st_uid == os.geteuid() and status.st_mode & 0o077:
@@ -180,7 +181,7 @@ def _protect_token(token: Path) -> None:
 
 
 def _send_token() -> None:
-    """Ray protects clusters with the token in the user's home, but sends it by itself only to the address `auto`."""
+    """Let Ray send the user's token to any address; by default it does so only for the address `auto`."""
     from orchestrator.execution.cluster.ray_internals import tokens
 
     logging.getLogger(tokens.__name__).setLevel(logging.ERROR)
@@ -188,7 +189,7 @@ def _send_token() -> None:
 
 
 def local_resources() -> list[dict[str, float]]:
-    """The resources of a Ray started here, as a list of one node."""
+    """The resources that a local Ray would have, as a list of one node."""
     from orchestrator.execution.cluster.ray_internals import detect_local_resources
 
     memory = 0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # Ray's own default share

@@ -87,14 +87,15 @@ class Task:
         return {self._point(json.loads(str(text))) for text in cut.index[cut]}
 
     def was_cut(self, configuration: Mapping[str, Any]) -> bool:
-        """Whether its curve ends early, so that its last point is not a final result."""
+        """Whether all its trials stopped before the last round."""
         return self._point(configuration) in self._cut
 
     def _point(self, configuration: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(configuration.get(name) for name in self.axes)
 
     def curve(self, configuration: Mapping[str, Any]) -> dict[int, float] | None:
-        """The metric by round, averaged over seeds; None for a combination that was never run. Only the axes matter."""
+        """The metric by round, averaged over seeds; None for a combination that was never run. Hyperparameters that are
+        not axes are ignored."""
         unknown = [name for name in configuration if name not in self.axes and f"{HYPER}{name}" not in self.trials]
         if unknown:
             raise UserError(f"hyperparameter {unknown[0]!r} is not in the table; it has: {', '.join(self.axes)}")

@@ -16,8 +16,8 @@ def early_rounds(evidence: Evidence) -> Finding | None:
     faster = sum(regime.mean(FEDSOFIM, EARLY) > regime.mean(FIRST_ORDER, EARLY) for regime in loose)
     behind = [f"{r.name}, by {-lead:.2f} to {r.best(EARLY)}" for r, lead in early if lead < -JOINT]
     sentences = [
-        f"At round {EARLY} DP-FedSOFIM is best or within {JOINT:g} points of the best in {first} of {len(early)} "
-        f"regimes. At the larger budgets it is ahead of DP-FedGD at that round in {faster} of {len(loose)}.",
+        f"After round {EARLY}, DP-FedSOFIM is best or within {JOINT:g} points of the best in {first} of {len(early)} "
+        f"regimes. At the larger budgets it is then ahead of DP-FedGD in {faster} of {len(loose)}.",
         *([f"It is behind in: {listed(behind)}."] if behind else []),
         *_with_our_search(evidence, EARLY),
         *_with_the_authors_values(evidence),

@@ -6,8 +6,8 @@ from orchestrator.reproduction.findings.finding import FAILS, HOLDS, UNDECIDED, 
 NATURAL, MEDICAL, SUBSTITUTE = "CIFAR-10", "PathMNIST", "CRC-5"
 ABOUT_SUBSTITUTE = (
     "CRC-5 replaces PathMNIST here: colorectal histology with five tissue classes, images of 32 x 32 through the same "
-    "ResNet-20. Its file was given to this project; no command can make it. It has other images and fewer rows, so it "
-    "is only an indication."
+    "ResNet-20. `fedsweep data` cannot prepare its file. It has other images and fewer rows than PathMNIST, so the "
+    "result is only an indication."
 )
 
 

@@ -25,8 +25,8 @@ def one_seed(evidence: Evidence) -> Finding | None:
     papers, ours = max(pairs, key=lambda pair: abs(pair[1].mean() - pair[0].mean()))
     settings = dict.fromkeys(ours.setting for ours, _ in pairs)
     sentences = [
-        f"Over {len(pairs)} cells, our search (several seeds, a contest, grids that refine) changes the final accuracy "
-        f"by {fmean(gains):+.2f} points on average; {moved} cells move by more than a point.",
+        f"Our search (several seeds, a contest, grids that refine) changes the final accuracy of {len(pairs)} cells by "
+        f"{fmean(gains):+.2f} points on average; {moved} of them change by more than a point.",
         f"The largest change is {papers.label} at ε = {papers.epsilon:g}: {papers.mean():.2f} with the papers' search, "
         f"{ours.mean():.2f} with ours ({papers.setting}).",
     ]
@@ -34,7 +34,7 @@ def one_seed(evidence: Evidence) -> Finding | None:
         here = _gains([pair for pair in pairs if pair[0].setting == setting])
         sentences.append(
             f"{setting}: {fmean(here):+.2f} points on average over {len(here)} cells; {sum(abs(g) > 1 for g in here)} "
-            "move by more than a point."
+            "change by more than a point."
         )
     return Finding(
         "One fixed seed is enough to choose a winner",
