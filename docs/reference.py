@@ -27,7 +27,18 @@ EXIT_CODES = (
 STABILITY = re.compile(r"^Stability: *(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 PLUGIN_NAMES = (
     *("use", "Method", "Hyperparameter", "learning_rate", "ClientProgram", "ClientRound", "Event", "Run"),
-    *("Strategy", "Proposal", "SearchTask", "SearchSpace", "StageRounds", "History", "Candidate", "Rank"),
+    *(
+        "Metric",
+        "Predictions",
+        "Strategy",
+        "Proposal",
+        "SearchTask",
+        "SearchSpace",
+        "StageRounds",
+        "History",
+        "Candidate",
+        "Rank",
+    ),
     *("head", "data_source", "partition"),
 )
 

@@ -1,4 +1,4 @@
-"""The plug-in interface: base classes of methods and search strategies, decorators for heads, data and partitions.
+"""The plug-in interface: base classes of methods, strategies and metrics; decorators for heads, data and partitions.
 
 `use` loads a plug-in, as the option --import does. A study refers to heads, sources and partitions by their registered
 name and a parameter: `model: wide:64`, `source: sensors:2024`, `partitions: [by-size:2]`.
@@ -35,6 +35,7 @@ from trainables.methods.base import (
     State,
     learning_rate,
 )
+from trainables.metrics.base import Metric, Predictions
 from trainables.models import Model
 from trainables.plugins import use
 from trainables.privacy.plan import Event
@@ -50,8 +51,10 @@ __all__ = [
     "Hyperparameter",
     "Hypers",
     "Method",
+    "Metric",
     "Model",
     "PartitionSpec",
+    "Predictions",
     "Proposal",
     "Rank",
     "Rows",

@@ -6,10 +6,12 @@ import sys
 from orchestrator.search.strategies import STRATEGIES
 from trainables import methods, models, plugins
 from trainables.data import features, partition
+from trainables.metrics import METRICS
 
 REGISTRIES = (
     methods.METHODS,
     STRATEGIES,
+    METRICS,
     models.HEADS,
     features.PLUGIN_SOURCES,
     partition.PLUGIN_PARTITIONS,

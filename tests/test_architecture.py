@@ -13,6 +13,7 @@ LAYERS = (
     "trainables.privacy",
     "trainables.data",
     "trainables.plugins",
+    "trainables.metrics",
     "trainables.models",
     "trainables.methods",
     "trainables.federation",

@@ -166,7 +166,7 @@ def test_score_noise_has_the_accounted_deviation():
     ("old", "new", "sentence"),
     [
         ("strategies: [private]", "strategies: [private, grid]", "the others would show what private hides"),
-        ("epsilons: [40]", "epsilons: [40]\nobjective: loss", "needs accuracy"),
+        ("epsilons: [40]", "epsilons: [40]\nobjective: loss", "metric loss: the influence of one row"),
         ("clip: 2", "clip: 2, level: user", "protects records"),
         ("trials: 6}", "trials: 6, private: {score: 0}}", "score"),
     ],

@@ -32,7 +32,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search.candidates import candidates_of, paired_difference
-from orchestrator.search.objective import ACCURACY, SQUARED_ERROR
+from orchestrator.search.objective import ACCURACY, objective_of
 from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.strategies.halving import HalvingSettings
@@ -419,7 +419,7 @@ def test_contest_rule(rows, winner, tied):
 
 
 def test_the_smallest_error_wins_a_contest():
-    assert win_contest(*scored((3.0, 3.1), (1.0, 1.1), (2.0, 2.1)), SQUARED_ERROR).key == "b1"
+    assert win_contest(*scored((3.0, 3.1), (1.0, 1.1), (2.0, 2.1)), objective_of("squared_error")).key == "b1"
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 100)] * 3), min_size=1, max_size=6), st.randoms())

@@ -10,7 +10,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.search.candidates import Candidate, candidates_of, mean, mean_score, paired_difference, spread
 from orchestrator.search.expected_trials import trials_to_come
 from orchestrator.search.history import History
-from orchestrator.search.objective import ACCURACY, SQUARED_ERROR
+from orchestrator.search.objective import ACCURACY, objective_of
 from orchestrator.search.ranges import sample
 from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import choose, clearly_differ, win_contest
@@ -80,8 +80,8 @@ def test_with_several_seeds_the_paired_differences_decide():
 
 def test_an_error_metric_has_no_standard_error_for_one_seed():
     (ours, other), outcomes = scored((1.0,), (1.5,))
-    assert clearly_differ(ours, other, outcomes, 100, SQUARED_ERROR)
-    assert choose([ours, other], outcomes, 100, SQUARED_ERROR).within_standard_error is None
+    assert clearly_differ(ours, other, outcomes, 100, objective_of("squared_error"))
+    assert choose([ours, other], outcomes, 100, objective_of("squared_error")).within_standard_error is None
 
 
 def test_the_winner_before_all_trials_have_ended():
@@ -234,7 +234,7 @@ def test_a_difference_of_exactly_two_standard_errors_is_not_clear():
     (ours, other), outcomes = scored((50.0,), (40.0,))
     assert not clearly_differ(ours, other, outcomes, 100)
     (ours, same), outcomes = scored((1.5,), (1.5,))
-    assert not clearly_differ(ours, same, outcomes, 100, SQUARED_ERROR), (
+    assert not clearly_differ(ours, same, outcomes, 100, objective_of("squared_error")), (
         "without a standard error, equal scores do not differ"
     )
 

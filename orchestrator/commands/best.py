@@ -10,8 +10,9 @@ import typer
 from orchestrator.commands.options import Folder, Json
 from orchestrator.commands.sweep import warn_if_unfinished
 from orchestrator.console import emit_json
-from orchestrator.search.objective import OBJECTIVES, Objective
+from orchestrator.search.objective import Objective, objective_of
 from trainables import plugins
+from trainables.metrics import METRICS
 
 
 def best(folder: Folder, json: Json = False) -> None:
@@ -36,8 +37,8 @@ def _scores(winner: dict[str, Any]) -> str:
     scores = []
     for split in ("validation", "test"):
         for name, value in winner.items():
-            if name.startswith(f"{split}_") and name.removeprefix(f"{split}_") in OBJECTIVES:
-                objective = OBJECTIVES[name.removeprefix(f"{split}_")]
+            if name.startswith(f"{split}_") and name.removeprefix(f"{split}_") in METRICS:
+                objective = objective_of(name.removeprefix(f"{split}_"))
                 values = list(value.values()) if isinstance(value, dict) else [value]
                 scores.append(f"{split} {objective.short} {_mean([v for v in values if v is not None], objective)}")
     return ", ".join(scores)

@@ -12,6 +12,7 @@ import pandas as pd
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.winners import CHUNK, CellResult, Results, actual_epsilon
 from orchestrator.search.variant import SECRET
+from trainables.metrics import METRICS
 
 NAMES = ("setting", "epsilon", "method", "search")
 """Columns that identify a cell."""
@@ -36,6 +37,7 @@ def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
                 "rounds": row.rounds,
                 "accuracy": row.accuracy,
                 "loss": row.loss,
+                **{name: row.metrics.get(name, {}).get(row.rounds) for name in results.study.trial_metrics},
                 "epsilon_claimed": row.epsilon_claimed,
                 "epsilon_local": row.epsilon_local,
                 "epsilon_secure": row.epsilon_secure,
@@ -49,7 +51,7 @@ def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
     return _frame(lines, [*head, "epsilon_unsampled", "seconds", "clip"])
 
 
-OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "seconds"}
+OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "seconds", *METRICS}
 """Columns of `trials` that differ between seeds."""
 
 

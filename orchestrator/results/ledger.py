@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
 import shutil
@@ -132,7 +133,8 @@ class Row:
         """A metric after the last round, if the trial finished."""
         if metric in ("accuracy", "loss"):
             return self.accuracy if metric == "accuracy" else self.loss
-        return self.metrics.get(metric, {}).get(self.rounds) if self.state == "done" else None
+        score = self.metrics.get(metric, {}).get(self.rounds) if self.state == "done" else None
+        return None if score is None or math.isnan(score) else score
 
     def values(self) -> tuple[Any, ...]:
         values = vars(self) | {"metrics": json.dumps(self.metrics, separators=(",", ":"))}

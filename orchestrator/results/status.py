@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.results.ledger import Ledger, Session
 from orchestrator.results.locations import results_location
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
-from orchestrator.search.objective import OBJECTIVES
+from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
 from search_spaces import Configuration, SearchSpace
 from trainables.errors import UserError
@@ -159,7 +159,7 @@ def holder(folder: Path) -> str | None:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    objective = OBJECTIVES[found["objective"]]
+    objective = objective_of(found["objective"])
     state = "finished" if found["finished"] else f"running ({found['running']})" if found["running"] else "not finished"
     lines = [f"study {found['study']}: {state}, {found['cells_ended']} of {found['cells_total']} cells ended"]
     lines.append("trials: " + (", ".join(f"{count} {name}" for name, count in found["trials"].items()) or "none"))
@@ -209,7 +209,7 @@ def _time_text(found: dict[str, Any]) -> list[str]:
 
 def best_texts(found: dict[str, Any]) -> list[str]:
     """For every setting and budget, the method with the best validation score so far and its hyperparameters."""
-    objective = OBJECTIVES[found["objective"]]
+    objective = objective_of(found["objective"])
     name = f"best_validation_{objective.metric}"
     leaders: dict[tuple[str, float], dict[str, Any]] = {}
     for cell in found["cells"]:

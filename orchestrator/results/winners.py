@@ -24,8 +24,8 @@ from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.study import Study
 from search_spaces import Axis, Configuration
 from trainables.errors import UserError
+from trainables.metrics import METRICS
 
-PUBLIC_METRICS = ("accuracy", "loss")  # on the test rows; metrics of the clients are not private
 CHUNK = 1000  # rows in memory at a time
 
 
@@ -165,6 +165,11 @@ class Results:
     def facts(self, setting: str) -> SettingFacts | None:
         return next((cell.facts for cell in self.cells if cell.setting == setting), None)
 
+    def by_metric(self, metric: str) -> Results:
+        """The same results with another metric as the objective, for tables of its test values."""
+        study = self.study.model_copy(update={"objective": metric})
+        return replace(self, study=study, cells=tuple(replace(cell, study=study) for cell in self.cells))
+
     @property
     def several_strategies(self) -> bool:
         return len(self.study.variants) > 1
@@ -287,9 +292,10 @@ def _states(keys: Iterable[str], outcomes: Outcomes) -> tuple[tuple[str, int], .
 
 
 def _without_private_values(row: Row) -> Row:
-    """A confirm run as it may be shown: without its seed, and without what clients measured beside their releases."""
+    """A confirm run as it may be shown: without its seed, and with the metrics of the test rows alone. What clients
+    measured beside their releases is not private."""
     spec = {**json.loads(row.spec), "seed": SECRET}
-    metrics = {name: values for name, values in row.metrics.items() if name in PUBLIC_METRICS}
+    metrics = {name: values for name, values in row.metrics.items() if name in METRICS}
     return replace(row, key="", spec=json.dumps(spec), metrics=metrics)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+
+from trainables import metrics
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class Objective:
 
     @property
     def short(self) -> str:
-        """The unit, or the title if there is none."""
-        return self.unit.strip(" ()") or self.title
+        """For narrow columns: the usual metric is known by its unit."""
+        return "%" if self.metric == "accuracy" else f"{self.title}{self.unit}"
 
     def cost(self, score: float) -> float:
         """Smaller is better."""
@@ -34,14 +37,21 @@ class Objective:
         return format(score, self.format_spec)
 
     def standard_error(self, score: float, rows: int) -> float | None:
-        """Binomial standard error of an accuracy measured on `rows` rows; None for other metrics."""
-        if self.metric != "accuracy":
+        """Binomial standard error of a share of `rows` rows; None for other metrics."""
+        if self.metric not in ("accuracy", "top_5"):
             return None
         share = score / 100
         return 100 * math.sqrt(share * (1 - share) / rows)
 
 
-ACCURACY = Objective("accuracy", "accuracy", "Test accuracy", unit=" (%)", lower_is_better=False, format_spec=".2f")
-LOSS = Objective("loss", "loss", "Test loss")
-SQUARED_ERROR = Objective("squared_error", "squared error", "Squared error ‖θ − θ*‖²", evaluated_on="against the truth")
-OBJECTIVES = {objective.metric: objective for objective in (ACCURACY, LOSS, SQUARED_ERROR)}
+@cache
+def objective_of(name: str) -> Objective:
+    """The objective that a metric is."""
+    if name == "squared_error":
+        return Objective(name, "squared error", "Squared error ‖θ − θ*‖²", evaluated_on="against the truth")
+    metric = metrics.get(name)
+    shown = {"unit": " (%)", "format_spec": ".2f"} if metric.percent else {}
+    return Objective(name, metric.title, f"Test {metric.title}", lower_is_better=metric.lower_is_better, **shown)
+
+
+ACCURACY = objective_of("accuracy")

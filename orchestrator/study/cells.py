@@ -97,6 +97,7 @@ class Cell:
         if "clip" in configuration:
             privacy = privacy.model_copy(update={"clip": float(configuration["clip"])})
         problems = self.setting.confirm if confirm else self.setting.search
+        metrics = self.study.trial_metrics
         return [
             TrialSpec.model_construct(  # all parts are validated already
                 ALL_FIELDS,
@@ -111,7 +112,8 @@ class Cell:
                 preprocess=self._preprocess,
                 aggregate=self.method.aggregate or self.study.aggregate,
                 precision=self.method.precision or "float32",
-                code=code_of(self.method.name, problems[seed]),
+                metrics=metrics,
+                code=code_of(self.method.name, problems[seed], metrics),
             )
             for seed in seeds
         ]

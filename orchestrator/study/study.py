@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from orchestrator.search.objective import OBJECTIVES, Objective
+from orchestrator.search.objective import Objective, objective_of
 from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.search.variant import SECRET, SearchVariant, Select, StageSeeds
@@ -27,13 +27,14 @@ from orchestrator.study.settings.rounds import RoundSettings
 from orchestrator.study.settings.search import SearchSettings
 from orchestrator.study.settings.seeds import SeedSettings
 from orchestrator.study.settings.validation import ValidationSettings
-from trainables import plugins
+from trainables import metrics, plugins
 from trainables.choices import Aggregate, Clients, Precision
 from trainables.data import partition
 from trainables.data.features import FeatureSet
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
 from trainables.methods import METHODS
+from trainables.metrics.base import BuiltIn
 from trainables.privacy.gaussian import epsilon_of
 
 
@@ -55,8 +56,10 @@ class Study(Section):
     precision: Precision = "float32"
     """Precision of the matrix products. tf32 and bf16 are faster on GPUs and change results slightly; sums stay in
     float32, and the clip is still exact."""
-    objective: Literal["accuracy", "loss", "squared_error"] = "accuracy"
-    """The metric that ranks configurations and that tables show."""
+    objective: str = "accuracy"
+    """The metric that ranks configurations and that tables show; see metrics.md."""
+    metrics: list[str] = []
+    """Further metrics to evaluate; each gets a table."""
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
@@ -133,9 +136,28 @@ class Study(Section):
         return self
 
     @model_validator(mode="after")
-    def _private_search_needs_accuracy_of_records(self) -> Study:
-        if self.private and self.objective != "accuracy":
-            raise invalid(f"objective = {self.objective!r}: a private search needs accuracy", "objective")
+    def _metrics_are_known(self) -> Study:
+        named: list[tuple[str, tuple[str | int, ...]]] = [(self.objective, ("objective",))]
+        named += [(metric, ("metrics", number)) for number, metric in enumerate(self.metrics)]
+        for name, at in named:
+            try:
+                metrics.get(name)
+            except UserError as error:
+                raise invalid(str(error).removeprefix("metric = "), *at) from None
+        if len({self.objective, *self.metrics}) <= len(self.metrics):
+            raise invalid("a metric is named twice", "metrics")
+        return self
+
+    @model_validator(mode="after")
+    def _private_search_needs_bounded_metrics_of_records(self) -> Study:
+        unbounded = [name for name in (self.objective, *self.metrics) if metrics.get(name).row_influence is None]
+        if self.private and unbounded:
+            known = [name for name, metric in metrics.METRICS.items() if metric.row_influence is not None]
+            raise invalid(
+                f"metric {unbounded[0]}: the influence of one row on it is not known, which a private search needs; "
+                f"it is known for {', '.join(known)}",
+                "objective" if unbounded[0] == self.objective else "metrics",
+            )
         if self.private and self.privacy.level != "record":
             level = self.privacy.level
             sentence = f"level = {level!r}: a private search protects records, because users both train and validate"
@@ -258,6 +280,12 @@ class Study(Section):
         )
 
     @property
+    def trial_metrics(self) -> tuple[str, ...]:
+        """The metrics that are not part of every evaluation."""
+        names = (self.objective, *self.metrics)
+        return tuple(name for name in names if not isinstance(metrics.get(name), BuiltIn))
+
+    @property
     def private(self) -> bool:
         """Whether only winners are shown, so that the tables may be published."""
         return self.search.publishes_only_winners
@@ -276,7 +304,7 @@ class Study(Section):
 
     @property
     def objective_spec(self) -> Objective:
-        return OBJECTIVES[self.objective]
+        return objective_of(self.objective)
 
     @property
     def reference(self) -> MethodSettings:

@@ -17,6 +17,8 @@ from trainables.errors import UserError
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENT_COLUMN = "client_train"
+TEST_CLIENT_COLUMN = "client_test"
+OPTIONAL = (CLIENT_COLUMN, TEST_CLIENT_COLUMN)
 NAMES = ("class_names", "client_names", "schema")
 """Optional: the original names of classes and clients, and the JSON text of the schema that the features follow."""
 
@@ -43,9 +45,7 @@ def sha256(path: str) -> str:
         raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
 
 
-def read_npz(
-    path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] = (CLIENT_COLUMN, *NAMES)
-) -> dict[str, Any]:
+def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] = (*OPTIONAL, *NAMES)) -> dict[str, Any]:
     """The needed arrays, and the optional ones that the file has."""
     name = ""
     try:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
-from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, NAMES, read_npz, sha256
-from trainables.data.names import Names, given_names, number_clients, number_labels, text_array
+from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, NAMES, OPTIONAL, TEST_CLIENT_COLUMN, read_npz, sha256
+from trainables.data.names import Names, given_names, number_clients, number_labels, number_test_clients, text_array
 from trainables.data.sources.catalogue import UNPUBLISHED, recipe
 from trainables.data.sources.fetching import data_folder
 from trainables.data.stored import StoredRows
@@ -56,6 +56,8 @@ class FeatureSet:
     """The model that simulated labels were drawn from; `poisson` labels are counts, not classes."""
     truth: NDArray[np.float64] | None = None
     """The weights of that model: (features + 1, columns)."""
+    client_test: NDArray[np.int64] | None = None
+    """The client of every test row, for metrics by client."""
     class_names: Names = ()
     """The original labels, by class; () if they were numbers from 0."""
     client_names: Names = ()
@@ -146,9 +148,9 @@ def _not_found(name: str) -> str:
 def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureSet:
     """Arrays from memory, validated like a file."""
     missing = [key for key in ARRAYS if key not in arrays]
-    unknown = [key for key in arrays if key not in (*ARRAYS, CLIENT_COLUMN, *NAMES)]
+    unknown = [key for key in arrays if key not in (*ARRAYS, *OPTIONAL, *NAMES)]
     if missing or unknown:
-        expected = f"it needs {', '.join(ARRAYS)} and may have {', '.join((CLIENT_COLUMN, *NAMES))}"
+        expected = f"it needs {', '.join(ARRAYS)} and may have {', '.join((*OPTIONAL, *NAMES))}"
         verb = "lacks" if missing else "has"
         raise UserError(f"data {name}: {verb} the array {(missing or unknown)[0]!r}; {expected}")
     converted = {key: text_array(value) for key, value in arrays.items()}
@@ -188,8 +190,12 @@ def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts
     clients, client_names = None, given_names(name, arrays, "client_names")
     if CLIENT_COLUMN in arrays:
         clients, client_names = number_clients(name, arrays[CLIENT_COLUMN], len(x_train), client_names)
+    of_test = None
+    if TEST_CLIENT_COLUMN in arrays:
+        of_test = number_test_clients(name, arrays[TEST_CLIENT_COLUMN], len(x_test), arrays.get(CLIENT_COLUMN))
     return FeatureSet(
         *(name, fingerprint, x_train, y_train, x_test, y_test, clients),
+        client_test=of_test,
         class_names=class_names,
         client_names=client_names,
     )

@@ -71,3 +71,19 @@ def number_clients(data: str, ids: NDArray, rows: int, names: Names) -> tuple[ND
         raise UserError(f"data {data}: client {distinct[-1]} in client_train has no entry in client_names")
     consecutive = ids.dtype.kind != "U" and int(distinct[-1]) == len(distinct) - 1
     return numbers.astype(np.int64), () if consecutive else tuple(map(str, distinct))
+
+
+def number_test_clients(data: str, ids: NDArray, rows: int, train_ids: NDArray | None) -> NDArray[np.int64]:
+    """The clients of the test rows, numbered like those of the train rows."""
+    if train_ids is None:
+        raise UserError(f"data {data}: it has client_test and lacks client_train")
+    if ids.shape != (rows,) or (ids.dtype.kind == "U") != (train_ids.dtype.kind == "U") or ids.dtype.kind not in "iuU":
+        raise UserError(
+            f"data {data}: client_test must be {rows} ids like those of client_train, one per row, but is {ids.dtype} "
+            f"of shape {ids.shape}"
+        )
+    distinct = np.unique(train_ids)
+    numbers = np.searchsorted(distinct, ids).clip(max=len(distinct) - 1)
+    if (unknown := distinct[numbers] != ids).any():
+        raise UserError(f"data {data}: client {ids[unknown][0]} in client_test has no row in client_train")
+    return numbers.astype(np.int64)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables import methods, models, plugins
+from trainables import methods, metrics, models, plugins
 from trainables.choices import AGGREGATES, PRECISIONS, Aggregate, Precision
 from trainables.data import partition
 from trainables.errors import UserError, one_of
@@ -35,6 +35,7 @@ def pack_group(trial: TrialSpec) -> PackGroup:
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
         features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
+    features += ",".join(("", *trial.metrics))
     rounds = trial.rounds, trial.last_round, trial.evaluate_every
     return trial.problem.key, program_of(trial).name, *rounds, features
 
@@ -77,6 +78,8 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         )
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
+    for name in trial.metrics:
+        _check_metric(name, problem)
     if trial.privacy.clipping == "automatic":
         _check_automatic(trial, problem.model)
     if trial.privacy.clipping == "adaptive":
@@ -84,6 +87,17 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     if trial.privacy.secret_participation < 1:
         _check_secret(trial)
     return plan_of(trial, problem.partition.sizes)
+
+
+def _check_metric(name: str, problem: Problem) -> None:
+    metric = metrics.get(name)
+    if problem.data.task == "poisson":
+        raise UserError(f"metric {name}: the labels of data {problem.data.name} are counts, not classes")
+    if metric.needs_clients and problem.clients_eval is None:
+        raise UserError(
+            f"metric {name} needs the client of every test row: partition 'explicit' and the array client_test in "
+            f"data {problem.data.name}"
+        )
 
 
 def _check_automatic(trial: TrialSpec, model: Model) -> None:
@@ -116,12 +130,13 @@ def _check_secret(trial: TrialSpec) -> None:
         raise UserError(f"{at} is not available for {trial.method}, in which all clients take part in every round")
 
 
-def code_of(method: str, problem: ProblemSpec) -> str:
+def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str] = ()) -> str:
     """Hash of the code of the plug-ins that a trial uses; empty without plug-ins."""
     sources = (
         type(methods.get(method)),
         models.HEADS.get(problem.model.partition(":")[0]),
         partition.PLUGIN_PARTITIONS.get(problem.partition.kind),
+        *(type(metrics.get(name)) for name in metric_names),
     )
     return "+".join(code for source in sources if source and (code := plugins.code_hash(source.__module__)))
 

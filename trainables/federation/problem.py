@@ -24,20 +24,25 @@ class Problem:
     partition: Partition
     x_eval: NDArray[np.float32]
     y_eval: NDArray[np.int64]
+    clients_eval: NDArray[np.int64] | None = None
+    """The client of every row that evaluates the model, where the data set defines clients."""
 
     @classmethod
     def prepare(cls, data: FeatureSet, spec: ProblemSpec) -> Problem:
         """All train rows are partitioned; `train_on: train` then removes the validation rows."""
         clients = partition(data, spec.partition)
+        by_client = spec.partition.kind == "explicit" and data.client_test is not None
+        test = data.x_test, data.y_test, data.client_test if by_client else None
         if spec.train_on == "all":
-            return cls(spec, data, clients, data.x_test, data.y_test)
+            return cls(spec, data, clients, *test)
         content = spec.data
         without, validation = hold_out(
             data, clients, content.validation_by, content.validation_fraction, content.validation_seed
         )
         if spec.evaluate_on == "test":
-            return cls(spec, data, without, data.x_test, data.y_test)
-        return cls(spec, data, without, validation.x, validation.y)
+            return cls(spec, data, without, *test)
+        of_rows = data.client_train[validation.rows] if by_client and data.client_train is not None else None
+        return cls(spec, data, without, validation.x, validation.y, of_rows)
 
     @cached_property
     def model(self) -> Model:
@@ -70,6 +75,7 @@ class ProblemData:
     x_eval: Any
     y_eval: Any
     truth: NDArray[np.float64] | None = None
+    clients_eval: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> ProblemData:
@@ -84,6 +90,7 @@ class ProblemData:
             problem.x_eval,
             problem.y_eval,
             problem.truth,
+            problem.clients_eval,
         )
 
     def load(self, name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainables import metrics
 from trainables.federation import gpu_memory
 from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import Broadcast, ClientStateLostError, ClientStates
@@ -34,6 +35,7 @@ from trainables.federation.pack import (
 from trainables.federation.problem import ProblemData
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import State
+from trainables.metrics.base import Predictions
 from trainables.models import kernels
 from trainables.models.centring import centred, for_raw_features
 from trainables.models.kernels import Kernel
@@ -50,6 +52,7 @@ class Server:
         self.hosts = hosts
         self.device = device
         self._evaluation: tuple[str, Shard] | None = None
+        self._rows_to_score: tuple[str, torch.Tensor] | None = None
         if device == "cpu":
             torch.set_num_threads(1)
 
@@ -232,6 +235,7 @@ class Server:
         if self.data.truth is not None:
             truth = torch.from_numpy(self.data.truth).to(self.device).flatten()
             self._measure("squared_error", (self.weights().double() - truth).square().sum(1))
+        self._measure_scores(shard.y[0])
         if correct is None:
             return
         # count first: a single-precision mean would round
@@ -240,6 +244,24 @@ class Server:
             bits = np.packbits(correct.cpu().numpy(), axis=1)
             for trial, row in zip(self.trials, bits, strict=True):
                 self._results[trial.key].correct = row.tobytes()
+
+    def _measure_scores(self, labels: torch.Tensor) -> None:
+        """The trials' further metrics, lane by lane: a lane's bits do not depend on the others."""
+        wanted = [metrics.get(name) for name in self.trials[0].metrics]
+        if not wanted:
+            return
+        if self._rows_to_score is None or self._rows_to_score[0] != self.data.key:
+            rows = self.data.load("x_eval"), self.data.load("y_eval")
+            self._rows_to_score = (self.data.key, Shard.build([rows], self.device).x[0])
+        clients = self.data.clients_eval
+        of_rows = None if clients is None else torch.from_numpy(clients).to(self.device)
+        values = []
+        for weights in self.weights():
+            scores = self.data.model.scores(self._rows_to_score[1], weights).double()
+            predictions = Predictions(scores, labels, of_rows)
+            values.append(torch.stack([metric.compute(predictions).double() for metric in wanted]))
+        for metric, by_lane in zip(wanted, torch.stack(values).T, strict=True):
+            self._measure(metric.name, by_lane)
 
     def weights(self) -> torch.Tensor:
         """The lanes' weights, for features without preprocessing."""

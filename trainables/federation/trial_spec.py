@@ -77,8 +77,10 @@ class TrialSpec(Spec):
     """Weight of each client in the mean of the releases: equal, or proportional to |D_i|."""
     precision: Precision = "float32"
     """Of the matrix products on a GPU; sums use float32 or better."""
+    metrics: tuple[str, ...] = ()
+    """Metrics to evaluate beside those that every trial has."""
     code: str = ""
-    """Hash of the code of a plug-in's method, model or data source; empty for built-in ones."""
+    """Hash of the code of the plug-ins that the trial uses; empty without plug-ins."""
 
     @property
     def last_round(self) -> int:
@@ -88,5 +90,6 @@ class TrialSpec(Spec):
     @cached_property
     def key(self) -> str:
         """Includes the problem by its own key, which many trials share and compute once."""
-        content = self.model_dump(mode="json", exclude={"problem"}) | {"problem": self.problem.key}
+        defaults = set() if self.metrics else {"metrics"}
+        content = self.model_dump(mode="json", exclude={"problem", *defaults}) | {"problem": self.problem.key}
         return content_key(json.dumps(content, sort_keys=True, separators=(",", ":")))

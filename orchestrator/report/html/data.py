@@ -23,7 +23,9 @@ from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.winners import CellResult, Results, Score, actual_epsilon
+from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
+from trainables import metrics
 from trainables.data.partition import divergence_from_uniform
 from trainables.spec import ENGINE_VERSION
 
@@ -102,7 +104,7 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
             "lower": objective.lower_is_better,
             "digits": 2 if objective.format_spec == ".2f" else None,
         },
-        "metrics": METRICS,
+        "metrics": METRICS | {o.metric: f"{o.title}{o.unit}" for o in map(objective_of, study.trial_metrics)},
         "methods": [method.shown for method in study.methods],
         "looks": {
             variant.name: [palette.look(number, index) for number in range(len(study.methods))]
@@ -263,7 +265,7 @@ def _run(seed: int, row: Row, most: int, *, scores_only: bool = False) -> dict[s
     last = row.rounds - 1 if row.state == "diverged" else math.inf
     curves = {}
     for name, values in row.metrics.items():
-        if name in METRICS and not (scores_only and name not in ("accuracy", "loss", "squared_error")):
+        if name in metrics.METRICS or (name in METRICS and not scores_only):
             points = [(t, value) for t, value in sorted(values.items()) if t <= last and math.isfinite(value)]
             curves[name] = _thinned(points, most)
     rounds = sorted({t for points in curves.values() for t, _ in points})

@@ -39,11 +39,16 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
     tables, endings = folder / "tables", render.endings(results.settings)
     written: list[Path] = []
     entries: list[index.Entry] = []
+    stems = [render.slug(results.study.objective), *PER_SETTING]
     for setting in results.settings:
-        for kind, build in PER_SETTING.items():
-            table = build(results, setting)
+        built = {kind: build(results, setting) for kind, build in PER_SETTING.items()}
+        built = {render.slug(results.study.objective): built.pop("accuracy"), **built}
+        for metric in results.study.metrics:
+            view, stem = results.by_metric(metric), render.slug(metric)
+            built |= {stem: accuracy(view, setting), f"differences-{stem}": differences(view, setting)}
+        stems = list(dict.fromkeys([*stems, *built]))
+        for stem, table in built.items():
             if table is not None:
-                stem = render.slug(results.study.objective) if build is accuracy else kind
                 entries.append(index.Entry(setting, stem + endings[setting], table))
                 written += render.write_table(table, tables, stem + endings[setting])
     for name, frame in (
@@ -56,7 +61,7 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
     written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))
-    _remove_outdated(tables, [*PER_SETTING, render.slug(results.study.objective)], written)
+    _remove_outdated(tables, stems, written)
     return written
 
 

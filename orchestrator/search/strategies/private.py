@@ -22,6 +22,7 @@ from orchestrator.search.strategies.base import Proposal, Strategy
 from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.section import Section
 from search_spaces import Configuration, SearchSpace
+from trainables import metrics
 from trainables.privacy import private_selection
 from trainables.privacy.noise import SERVER, Address
 
@@ -93,9 +94,11 @@ def mean_runs(trials: int | None, space: SearchSpace) -> float:
 
 
 def score_deviation(task: SearchTask) -> float:
-    """Standard deviation, in percent, of the noise on a run's validation accuracy."""
+    """Standard deviation of the noise on a run's validation score."""
     score = _settings(task.settings).score
-    return 100 * private_selection.score_std(task.epsilon, task.delta, task.validation_rows, score)
+    influence = metrics.get(task.objective.metric).row_influence
+    assert influence is not None  # the study was checked
+    return influence * private_selection.score_std(task.epsilon, task.delta, task.validation_rows, score)
 
 
 def _draw(secret: bytes, index: int) -> int:

@@ -1,0 +1,12 @@
+"""The mean loss of the model that is trained: the cross-entropy, or its counterpart for counts."""
+
+from __future__ import annotations
+
+from trainables.metrics.base import BuiltIn
+
+
+class Loss(BuiltIn):
+    name = "loss"
+    title = "loss"
+    percent = False
+    lower_is_better = True
