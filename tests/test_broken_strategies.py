@@ -87,6 +87,12 @@ def test_an_incomplete_class_is_refused_with_its_line(sweeps, name):
     assert not sweeps.results.exists()
 
 
+def test_a_plug_in_cannot_claim_the_price_of_a_private_search(sweeps):
+    code, _, err = sweeps.run(('    name = "mine"', '    name = "mine"\n    publishes_only_winner = True'))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "known only for the strategy 'private'" in err
+
+
 WRONG_PROPOSALS = {
     "nothing": ("None", "strategy mine proposed no configurations"),
     "an empty list": ('Proposal("mine", [])', "strategy mine proposed no configurations"),
@@ -97,7 +103,7 @@ WRONG_PROPOSALS = {
         r"strategy mine proposed {'learning_rate': \[1\]}: .*is not a number",
     ),
     "no mapping": ('Proposal("mine", [1.0])', r"strategy mine proposed 1\.0, which is not a dictionary"),
-    "too few seeds": ('Proposal("mine", RATES, seeds=[1])', "strategy mine proposed 3 configurations and 1 seeds"),
+    "seeds": ('Proposal("mine", RATES, seeds=[1, 2, 3])', "strategy mine proposed seeds; only the study sets seeds"),
 }
 
 

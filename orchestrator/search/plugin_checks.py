@@ -53,6 +53,8 @@ def _problem_of(strategy: Strategy, proposal: Proposal | None, opened: dict[str,
     for configuration in configurations:
         if not isinstance(configuration, Mapping):
             return f"proposed {configuration!r}, which is not a dictionary of hyperparameters"
+    if seeds is not None and not strategy.publishes_only_winner:
+        return "proposed seeds; only the study sets seeds, except for a private search"
     if seeds is not None and len(seeds) != len(configurations):
         return f"proposed {len(configurations)} configurations and {len(seeds)} seeds"
     last = next(reversed(opened), "")

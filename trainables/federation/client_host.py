@@ -165,7 +165,7 @@ class ClientHost:
     def _load(self, work: ClientWork) -> None:
         """Load the clients' rows, unless they are loaded already."""
         clients, sizes = work.assignment[self.index], work.data.sizes
-        # one by one: sampled batches vary in size, and clients that rarely take part must not be computed in vain
+        # one by one: sampled batches vary in size, and clients that do not take part must not be computed
         apart = work.program.samples or work.program.participation < 1
         centre = "" if work.centre is None else hashlib.sha256(work.centre.tobytes()).hexdigest()
         wanted = f"{work.data.key}:{clients}:{apart}:{centre}:{work.precision}"

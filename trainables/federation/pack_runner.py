@@ -74,7 +74,7 @@ class PackRunner:
         return None
 
     def too_large(self, fits: int) -> Report:
-        """Give the pack back: only so many lanes fit into memory."""
+        """Give the pack back, because only `fits` of its lanes fit into memory."""
         return self._end("too large", fits=fits)
 
     def _open(self, order: Order) -> None:

@@ -158,7 +158,7 @@ class Server:
         sizes = [data.sizes[client] for client in busiest]
         stateful = program_of(trials[0]).stateful
         fits = gpu_memory.lanes_that_fit(data.model, sizes, stateful, gpu_memory.free_bytes(share))
-        # an estimate; a block of lanes is always computed whole, so whether one block fits is found out by trying
+        # at least one block of lanes, which is always computed whole: whether it fits is found out by trying
         return max(SHAPES["cuda"].lanes, fits)
 
     def close(self) -> None:

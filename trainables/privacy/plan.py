@@ -5,7 +5,7 @@ deviation sigma_e. Together they are mu-GDP with
 
     mu^2 = sum over e of count_e (v_e s_e / sigma_e)^2
 
-where v_e <= 1 is what the release model shows of one client: 1 under `local`, max_i w_i / ||w|| under
+where v_e <= 1 is the visibility of one client under the release model: 1 under `local`, max_i w_i / ||w|| under
 `secure-aggregation`, with w_i the client's weight in the sum. `PrivacyPlan.calibrate` chooses sigma_e such that mu^2
 is the mu^2 of the claimed (eps, delta), split by the events' shares. The actual eps is computed from the sigma_e that
 the clients use. Releases over secret samples are accounted numerically (`sampled`)."""
@@ -56,7 +56,7 @@ class PrivacySettings(BaseModel):
     """plain: contributions longer than `clip` are scaled down to it. automatic: all are scaled to about `clip`, at the
     same privacy cost. adaptive (user level): `clip` is the first round's, then it follows the private median norm."""
     secret_participation: float = 1.0
-    """Probability that a user takes part in a round. Every user draws it secretly and independently in every round."""
+    """Probability that a user takes part in a round. Every user decides secretly and independently in every round."""
 
     _known = field_validator("adjacency", mode="before")(known_adjacency)
 

@@ -30,7 +30,8 @@ class PackDesk:
     async def take(self, slot: str, node: str, timeout_s: float) -> Order | None:
         """The next pack as soon as there is one; None after the timeout.
 
-        A slot that asks has no pack: one that was handed to it went to a process that has died since, and is lost."""
+        A slot that asks has no pack. If the desk has handed one to it, the slot's process has died since, and the pack
+        is lost."""
         self._requests[slot] = request = self._requests.get(slot, 0) + 1
         if (lost := self._packs.pop(slot, None)) is not None:
             self._reports.append(Report(slot, lost, "lost"))

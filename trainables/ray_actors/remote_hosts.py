@@ -45,7 +45,7 @@ class RemoteHosts(Hosts):
         ]
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """A hung host is detected by the duration of earlier rounds."""
+        """Call a method of every host. A host that takes many times as long as the slowest call so far has hung."""
         if not self._locations:
             self._locations = [host.location.remote() for host in self._hosts]
         answers = [
@@ -76,7 +76,7 @@ class RemoteHosts(Hosts):
     def _reference(self, work: ClientWork) -> list[Any]:
         """Put a pack's work into the object store once, not every round."""
         if self._work is None or self._work[0].data.key != work.data.key:
-            self._slowest = 0.0  # hosts load other rows first, which says nothing about the pace of rounds
+            self._slowest = 0.0  # the next call also loads other rows: it has the timeout of a first call
         if self._work is None or self._work[0] is not work:
             self._work = (work, [ray.put(work)])
         return self._work[1]

@@ -61,7 +61,7 @@ class PackSlot(tune.Trainable):
         self._packs += report.kind == "ended"
         sent = self._desk.report.remote(report)
         if self.runner.order is None:
-            ray.get(sent)  # before the slot asks for its next pack: the desk would take this one for lost
+            ray.get(sent)  # before the slot asks for its next pack, or the desk would report this one as lost
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing: packs have their own checkpoints, which outlive the slot."""

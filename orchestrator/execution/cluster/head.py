@@ -25,7 +25,8 @@ def watched() -> Iterator[None]:
     """While the block runs, end this process with a sentence if the head is lost.
 
     Without a head, Ray ends the process after a minute from one of its own threads, without a Python exception; until
-    then its calls, including `ray.shutdown`, may block. So nothing is unwound: the ledger is intact at any time."""
+    then its calls, including `ray.shutdown`, may block. The process therefore ends without cleaning up. The ledger is
+    intact at any time."""
     address = ray.get_runtime_context().gcs_address
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(address, ended, timeout()), name="head watch", daemon=True)
@@ -38,10 +39,10 @@ def watched() -> Iterator[None]:
 
 
 def timeout() -> float:
-    """Seconds without an answer after which a head is lost; a busy head answers sooner.
+    """Seconds without an answer after which the head counts as lost; a busy head answers sooner.
 
-    Less than Ray's own timeout: a minute, unless the cluster sets another because its head keeps its state in Redis and
-    may be restarted."""
+    It is less than Ray's own timeout, which is a minute unless the cluster sets another. A cluster does so if its head
+    keeps its state in Redis and may be restarted."""
     ray_timeout = float(os.environ.get(RAY_TIMEOUT) or 60)
     return max(ray_timeout - 30, ray_timeout / 2)
 

@@ -22,6 +22,11 @@ def add_all(module: ModuleType) -> None:
         if not is_own or value is Strategy or (inspect.isabstract(value) and "name" not in vars(value)):
             continue  # an abstract class without a name is a base of others
         check_class(value)
+        if value.publishes_only_winner and not module.__name__.startswith(f"{__name__}."):
+            raise UserError(
+                f"plug-in {module.__name__}: strategy {value.name!r} sets publishes_only_winner; the privacy cost of a "
+                "published winner is known only for the strategy 'private'"
+            )
         known = STRATEGIES.get(value.name)
         if known is not None and type(known) is not value:
             where = type(known).__module__

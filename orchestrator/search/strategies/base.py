@@ -29,7 +29,7 @@ class Proposal(NamedTuple):
     configurations: Sequence[Configuration]
     """At least one."""
     seeds: Sequence[int] | None = None
-    """A seed for each configuration, instead of the study's seeds for all."""
+    """A seed for each configuration, instead of the study's seeds; only for the strategy `private`."""
 
 
 class Strategy(ABC):
@@ -47,7 +47,7 @@ class Strategy(ABC):
     samples_ranges: ClassVar[bool] = True
     """Whether values are sampled from ranges; False: they lie on a grid."""
     publishes_only_winner: ClassVar[bool] = False
-    """Whether nothing but the winner may be shown."""
+    """Whether nothing but the winner may be shown; only for the strategy `private`, whose privacy cost is known."""
     caption: ClassVar[str] = ""
     """A sentence for table captions, if trials differ from the usual ones."""
 

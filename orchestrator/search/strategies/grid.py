@@ -49,7 +49,7 @@ class Grid(Strategy):
         if not same_rounds:
             return {}
         if task.refine == "zoom":
-            return {"fine": search_spaces.zoom_overlap(space)}  # if the coarse winner is on no edge
+            return {"fine": search_spaces.zoom_overlap(space)}  # assuming that the coarse winner is on no edge
         return {"fine": math.prod(len({*axis} & {*space.fine[name]}) for name, axis in space.coarse.items())}
 
     def fixed_configurations(self, task: SearchTask) -> dict[str, list[Configuration]]:
@@ -65,8 +65,8 @@ class Grid(Strategy):
 
 
 def _finer_grid(task: SearchTask, history: History) -> list[Configuration]:
-    """A further zoom, on the axes where the best value is on the edge of all that were tried, or where a neighbour's
-    score clearly differs from the best."""
+    """A further zoom, on the axes where the best value is the lowest or highest tried, or where a neighbour's score
+    clearly differs from the best."""
     space, stages = task.space, Grid.stages
     candidates = history.candidates(*stages)
     best = history.best(*stages)
