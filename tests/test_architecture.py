@@ -8,6 +8,7 @@ LAYERS = (
     "trainables.choices",
     "trainables.errors",
     "trainables.lazy",
+    "trainables.files",
     "trainables.urls",
     "trainables.spec",
     "trainables.privacy",

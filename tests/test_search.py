@@ -145,7 +145,7 @@ def test_renaming_labels_recomputes_nothing_and_keeps_every_result(tmp_path):
 def test_a_folder_with_different_trials_in_a_stage_is_refused(tmp_path):
     """For example, because a new version of the program interprets the study differently."""
     with Ledger.write(tmp_path) as ledger:
-        ledger.add_stage(cell_id(study(), "DP-FedGD", 8), "grid", "coarse", ["of", "another", "version"])
+        ledger.add_stage(cell_id(study(), "DP-FedGD", 8), "grid", "coarse", ["0" * 24, "1" * 24])
         sentence = f"other trials for stage coarse of '{cell('DP-FedGD')}' than this folder holds: another version"
         with pytest.raises(UserError, match=sentence):
             Sweep(PreparedStudy.prepare(study()), ledger)

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import math
+import os
 import re
 from pathlib import Path
 
@@ -913,7 +914,7 @@ def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch):
     def no_space(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(render.os, "replace", no_space)
+    monkeypatch.setattr(os, "replace", no_space)
     with pytest.raises(OSError, match="No space"):
         render.write_text(tmp_path / "t.md", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "old")]

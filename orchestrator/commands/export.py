@@ -11,6 +11,7 @@ import typer
 from orchestrator.commands.options import Folder
 from orchestrator.commands.sweep import warn_if_unfinished
 from trainables.errors import UserError
+from trainables.files import subfolder
 
 
 class Format(StrEnum):
@@ -41,10 +42,10 @@ def export(
     if "://" in folder and (out is None or to is Format.PARQUET):
         raise UserError(f"{folder} is a URL; --to {to.value} needs a local results folder")
     if to is Format.PARQUET:
-        for path in write_export(Path(folder), out or Path(folder) / "export"):
+        for path in write_export(Path(folder), out or subfolder(Path(folder), "export")):
             typer.echo(path)
         return
     warn_if_unfinished(folder)
     with results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
-        for written in write(ledger, to.value, out or Path(folder) / "export" / to.value):
+        for written in write(ledger, to.value, out or subfolder(Path(folder), "export", to.value)):
             typer.echo(written)

@@ -10,6 +10,7 @@ import typer
 from orchestrator.commands.options import Json
 from orchestrator.console import emit_json, number
 from trainables.errors import UserError
+from trainables.files import replacing
 
 
 def predict(
@@ -27,11 +28,12 @@ def predict(
     from trainables.federation.saved_model import SavedModel
 
     saved = SavedModel.load(model)
-    if output.exists():
+    if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
     rows, labels = features.rows_to_predict(str(data))
     predicted = saved.predict(rows)
-    np.savetxt(output, predicted, fmt="%d", header="class", comments="")
+    with replacing(output) as file:
+        np.savetxt(file, predicted, fmt="%d", header="class", comments="")
     accuracy = None if labels is None else 100 * float((predicted == labels).mean())
     epsilon = saved.provenance["epsilon"]["claimed"]
     if json:

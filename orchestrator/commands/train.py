@@ -65,7 +65,7 @@ def train(
     """Train one model and print its accuracy and privacy account."""
     from orchestrator.execution import training as trainings
 
-    if save is not None and save.exists():
+    if save is not None and (save.exists() or save.is_symlink()):
         raise UserError(f"--save {save} already exists; choose another name")
     if save is not None and not save.resolve().parent.is_dir():
         raise UserError(f"--save {save}: there is no folder {save.resolve().parent}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from orchestrator.study.extension import check_extension, keep_reference
 from orchestrator.study.reading import with_located_data
 from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
-from trainables import plugins
+from trainables import files, plugins
 from trainables.errors import UserError
 
 MOST_COUNTS = 50_000  # clients times classes: a few hundred kilobytes
@@ -77,7 +78,7 @@ def run(
     location = results_location(results)
     with location.open_for_writing(), _write_errors(location):
         folder = location.folder
-        with Ledger.write(folder) as ledger, _log_to(folder):
+        with Ledger.write(folder, private=study.private) as ledger, _log_to(folder, private=study.private):
             changed = plugins.changed(ledger.plugin_code())
             with ledger.transaction():  # nothing is recorded if the study does not fit the folder
                 _record_study(ledger, prepared, source)
@@ -190,9 +191,12 @@ def _write_errors(location: ResultsLocation) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _log_to(folder: Path) -> Iterator[None]:
+def _log_to(folder: Path, *, private: bool) -> Iterator[None]:
     logger = logging.getLogger("fedsweep")
-    handler = logging.FileHandler(folder / "fedsweep.log", encoding="utf-8")
+    mode = files.PRIVATE if private else files.PUBLIC
+    descriptor = files.open_in_place(folder / "fedsweep.log", os.O_WRONLY | os.O_APPEND, mode)
+    file = os.fdopen(descriptor, "a", encoding="utf-8")
+    handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -202,3 +206,4 @@ def _log_to(folder: Path) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
+        file.close()

@@ -16,6 +16,7 @@ from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from trainables.errors import UserError
+from trainables.files import subfolder
 
 
 def export(ledger: Ledger, form: str, folder: Path) -> list[str]:
@@ -86,14 +87,13 @@ def _runs(ledger: Ledger, results: Results) -> Iterator[_Run]:
 
 
 def _tensorboard(ledger: Ledger, results: Results, folder: Path) -> list[str]:
-    """One folder per trial in one folder per cell; earlier exports are replaced."""
-    import shutil
-
+    """One folder per trial in one folder per cell; the files of earlier exports are replaced."""
     from tensorboardX import SummaryWriter
 
     for run in _runs(ledger, results):
-        log_dir = folder / render.slug(run.cell) / run.name
-        shutil.rmtree(log_dir, ignore_errors=True)
+        log_dir = subfolder(folder, render.slug(run.cell), run.name)
+        for earlier in log_dir.glob("events.out.tfevents.*"):
+            earlier.unlink()
         with SummaryWriter(str(log_dir)) as writer:
             writer.add_text("configuration", ", ".join(f"{k}={v}" for k, v in run.hyperparameters.items()))
             for t, values in run.curve:

@@ -18,6 +18,7 @@ from orchestrator.report.tables.render import endings
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results, Score
 from trainables.data import simulated
+from trainables.files import replacing, subfolder
 
 if TYPE_CHECKING:  # slow to import, and needed for drawing only
     from matplotlib.axes import Axes
@@ -100,7 +101,7 @@ def write_figures(folder: Path) -> list[Path]:
     return [
         path
         for drawing in drawings(results)
-        for path in _save(_figure(results, drawing), folder / "figures", drawing.name)
+        for path in _save(_figure(results, drawing), subfolder(folder, "figures"), drawing.name)
     ]
 
 
@@ -329,10 +330,11 @@ def _deviation(score: Score) -> float:
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
     from matplotlib import pyplot
 
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{ending}" for ending in METADATA]
     with pyplot.rc_context(STYLE):
         for path in paths:
-            figure.savefig(path, dpi=200, metadata=METADATA[path.suffix[1:]])
+            with replacing(path) as file:
+                ending = path.suffix[1:]
+                figure.savefig(file, format=ending, dpi=200, metadata=METADATA[ending])
     pyplot.close(figure)
     return paths

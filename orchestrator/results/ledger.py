@@ -28,13 +28,16 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from orchestrator.results import checks
 from orchestrator.study.cell_id import CellId, SettingId
+from trainables import files
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 SCHEMA_VERSION = "3"
 KEYS_PER_QUERY = 500  # SQLite limits the number of parameters
 SECRET_BYTES = 32
+SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 READER_BYTES = 1 << 16  # a reader's index of a small write-ahead log needs less
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -142,10 +145,7 @@ class Row:
 
     @classmethod
     def from_values(cls, values: Sequence[Any]) -> Row:
-        metrics = {
-            name: {int(t): value for t, value in by_round.items()} for name, by_round in json.loads(values[7]).items()
-        }
-        return cls(*values[:7], metrics, *values[8:])  # type: ignore[call-arg]
+        return cls(*checks.row(values))
 
 
 @dataclass(frozen=True)
@@ -177,28 +177,33 @@ class SettingFacts:
 class Ledger:
     """Open with `Ledger.write(folder)`, which takes the lock, or with `Ledger.read(folder)`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._db = connection
+    def __init__(self, connection: sqlite3.Connection, folder: Path) -> None:
+        self._db, self._folder = connection, folder
 
     @classmethod
     @contextlib.contextmanager
-    def write(cls, folder: Path) -> Iterator[Ledger]:
-        """For the one process that runs the study."""
+    def write(cls, folder: Path, *, private: bool = False) -> Iterator[Ledger]:
+        """For the one process that runs the study. `private`: only this user can read the folder."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=files.PRIVATE_FOLDER if private else 0o777)
         except OSError as error:
             raise UserError(f"results folder {folder} cannot be made: {error.strerror}") from None
+        _refuse_links(folder)
+        if private:
+            _make_private(folder)
         lock = _take_lock(folder)
         try:
             connection = _connect(f"file:{_quoted(folder / 'ledger.sqlite')}", folder)
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
-                ledger = cls(connection)
+                ledger = cls(connection, folder)
                 if ledger._is_empty():
                     script = f"BEGIN; {SCHEMA} INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}'); COMMIT;"
                     connection.executescript(script)
                 ledger._check_version(folder)
+                if private:
+                    _make_private(folder)  # what was made since
                 yield ledger
             finally:
                 connection.close()
@@ -212,11 +217,12 @@ class Ledger:
         file = folder / "ledger.sqlite"
         if not file.is_file():
             raise UserError(f"results folder {folder} holds no ledger.sqlite")
+        _refuse_links(folder)
         # a reader writes a small index next to the ledger; if it cannot, a ledger without a writer is read as it is
         immutable = not (folder / "ledger.sqlite-wal").exists() and not _can_write(folder)
         connection = _connect(f"file:{_quoted(file)}?mode=ro{'&immutable=1' if immutable else ''}", folder)
         try:
-            ledger = cls(connection)
+            ledger = cls(connection, folder)
             if ledger._is_empty():
                 raise UserError(f"the ledger in {folder} is empty: its driver ended before it wrote anything")
             ledger._check_version(folder)
@@ -293,7 +299,9 @@ class Ledger:
 
     def settings(self) -> dict[SettingId, SettingFacts]:
         rows = self._db.execute("SELECT data, partition, validation_rows, test_rows, protected FROM settings")
-        return {SettingId(data, partition): SettingFacts(*map(_number, facts)) for data, partition, *facts in rows}
+        return {
+            SettingId(data, partition): SettingFacts(*map(checks.number, facts)) for data, partition, *facts in rows
+        }
 
     def add_partitions(self, counts: Mapping[tuple[SettingId, int], list[list[int]]]) -> None:
         """Rows of each class at each client, by setting and seed of the partition."""
@@ -361,13 +369,13 @@ class Ledger:
         """By trial key, the index in `sessions()` of the session that computed it."""
         indices = {number: index for index, (number,) in enumerate(self._db.execute("SELECT number FROM sessions"))}
         rows = self._db.execute("SELECT key, session FROM origins")
-        return {key: indices[session] for key, session in rows if session in indices}
+        return {checks.key(key): indices[session] for key, session in rows if session in indices}
 
     def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
         """State, score by this metric and loss of every trial that has ended. Cheap if the metric has a column."""
         if metric in ("accuracy", "loss"):
             outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials")
-            return {key: (state, score, loss) for key, state, score, loss in outcomes}
+            return {checks.key(key): (state, score, loss) for key, state, score, loss in outcomes}
         rows = (Row.from_values(values) for values in self._db.execute(f"SELECT {COLUMNS} FROM trials"))
         return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
@@ -397,7 +405,9 @@ class Ledger:
 
     def _cells(self) -> dict[int, CellId]:
         rows = self._db.execute("SELECT number, data, partition, method, epsilon FROM cells")
-        return {number: CellId(data, part, method, _number(epsilon)) for number, data, part, method, epsilon in rows}
+        return {
+            number: CellId(data, part, method, checks.number(epsilon)) for number, data, part, method, epsilon in rows
+        }
 
     def add_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
         with self.transaction():
@@ -417,7 +427,8 @@ class Ledger:
         for number, strategy, stage, key in rows:
             if number not in cells:
                 raise sqlite3.DataError(f"a stage names cell {number!r:.50}, which does not exist")
-            stages.setdefault((cells[number], strategy, stage), []).append(key)
+            names = cells[number], checks.name(strategy), checks.name(stage)
+            stages.setdefault(names, []).append(checks.key(key))
         return stages
 
     def secret(self, cell: CellId) -> bytes:
@@ -427,6 +438,8 @@ class Ledger:
 
     def add_secrets(self, new: Mapping[CellId, bytes]) -> None:
         """Existing secrets stay."""
+        if new:
+            _make_private(self._folder)
         with self.transaction():
             numbered = [(self._cell_number(cell), secret) for cell, secret in new.items()]
             self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?)", numbered)
@@ -451,12 +464,12 @@ class Ledger:
             environments[number][name] = value
         computed = dict(self._db.execute("SELECT session, count(*) FROM origins GROUP BY session"))
         sessions = {
-            number: Session(_number(began), [], environments[number], computed.get(number, 0))
+            number: Session(checks.number(began), [], environments[number], computed.get(number, 0))
             for number, began in self._db.execute("SELECT number, began FROM sessions")
         }
         for number, *batch in self._db.execute("SELECT session, at, trials, rounds FROM batches ORDER BY number"):
             if number in sessions:
-                at, trials, rounds = map(_number, batch)
+                at, trials, rounds = map(checks.number, batch)
                 sessions[number].batches.append((at, trials, rounds))
         return list(sessions.values())
 
@@ -488,13 +501,6 @@ class Ledger:
         self._db.execute("COMMIT")
 
 
-def _number(value: Any) -> Any:
-    """A damaged SQLite file may return any type from any column."""
-    if not isinstance(value, int | float):
-        raise sqlite3.DataError(f"{value!r:.50} is not a number")
-    return value
-
-
 def _connect(uri: str, folder: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
@@ -503,6 +509,17 @@ def _connect(uri: str, folder: Path) -> sqlite3.Connection:
         reason = error if shutil.disk_usage(folder).free else "no space left on the disk"
         raise UserError(f"the ledger in {folder} cannot be opened: {reason}") from None
     return connection
+
+
+def _refuse_links(folder: Path) -> None:
+    """SQLite would follow them."""
+    for name in SQLITE_FILES:
+        files.refuse_link(folder / name)
+
+
+def _make_private(folder: Path) -> None:
+    """Close the folder and the files that exist to other users. Later files of SQLite get the ledger's permissions."""
+    files.make_private(folder, *SQLITE_FILES, "ledger.lock", "fedsweep.log")
 
 
 def _can_write(folder: Path) -> bool:
@@ -515,7 +532,7 @@ def _quoted(path: Path) -> str:
 
 def _take_lock(folder: Path) -> int:
     """The kernel releases the lock when its holder ends, however it ends: a dead driver never blocks the next."""
-    descriptor = os.open(folder / "ledger.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = files.open_in_place(folder / "ledger.lock", os.O_RDWR, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

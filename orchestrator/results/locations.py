@@ -25,6 +25,7 @@ from orchestrator.results.ledger import Ledger
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
+from trainables.files import open_in_place
 from trainables.urls import as_user_error, open_filesystem
 
 HEARTBEAT_S = 20.0
@@ -58,7 +59,7 @@ class ResultsLocation:
     def request_stop(self) -> None:
         """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C."""
         try:
-            (self.folder / CANCEL).touch()
+            os.close(open_in_place(self.folder / CANCEL, os.O_WRONLY))
         except OSError as error:
             raise UserError(f"results folder {self} cannot be written: {error}") from None
 

@@ -146,7 +146,7 @@ def _rate(session: Session) -> float | None:
 def holder(folder: Path) -> str | None:
     """The process that runs the study at this moment, if any."""
     try:
-        descriptor = os.open(folder / "ledger.lock", os.O_RDONLY)
+        descriptor = os.open(folder / "ledger.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trainables import files
 
 ENDING = ".checkpoint"
 
@@ -36,7 +37,7 @@ class PackStorage:
 
     def create(self) -> None:
         if self.filesystem is None:
-            Path(self.path).mkdir(parents=True, exist_ok=True)
+            files.subfolder(Path(self.path).parent, Path(self.path).name)
         else:
             self.filesystem.makedirs(self.path, exist_ok=True)
             self.filesystem.pipe_file(f"{self.path}/here", b"")  # object storage has no folders
@@ -59,15 +60,8 @@ class PackStorage:
         if self.filesystem is not None:
             self.filesystem.pipe_file(f"{self.path}/{name}", content)
             return
-        part = Path(self.path) / f"{name}.part"
-        try:
-            with part.open("wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
-            part.replace(Path(self.path) / name)
-        finally:
-            part.unlink(missing_ok=True)
+        with files.replacing(Path(self.path) / name, durable=True) as out:
+            out.write(content)
 
     def load(self, name: str) -> tuple[int, bytes]:
         """Its round, and the checkpoint."""

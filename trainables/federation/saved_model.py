@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trainables import models
 from trainables.data.feature_file import READ_ERRORS
 from trainables.errors import UserError
+from trainables.files import PRIVATE, PUBLIC, replacing
 from trainables.models.shard import Shard
 
 FORMAT = 1
@@ -40,10 +41,8 @@ class SavedModel:
         if path.exists():
             raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
-        scratch = path.with_name(path.name + ".part")
-        with scratch.open("wb") as file:
+        with replacing(path, mode=PRIVATE if self.provenance.get("secret_noise") else PUBLIC) as file:
             np.savez(file, weights=self.weights, about=json.dumps({**about, "provenance": self.provenance}))
-        scratch.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> SavedModel:

@@ -43,6 +43,7 @@ from orchestrator.execution.progress import View
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.results.locations import SCRATCH
 from orchestrator.study.settings.resources import ResourceSettings
+from trainables import files
 from trainables.errors import UserError
 from trainables.federation.messages import Failure
 from trainables.models import kernels
@@ -92,6 +93,7 @@ class RayBackend:
         """Where nodes are lost and federations no longer fit, smaller ones are started."""
         elastic = self._address is not None  # nodes may still join
         prepared = run.sweep.prepared
+        files.refuse_link(run.location.folder / SCRATCH)
         with connected(self._address):
             while True:
                 capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic)
@@ -147,6 +149,7 @@ def run_slots(
         kernel = kernels.chosen(capacity.size.device)
         log.info("kernel: %s", kernel)
         start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name)
+    shutil.rmtree(scratch, ignore_errors=True)  # it may be a stranger's, and hold links
     problems, store = sweep.prepared.problems, ObjectStoreProblems()
     desk = _start_desk(sweep.prepared.study.name)
     with scheduling(run, capacity) as scheduler:

@@ -20,6 +20,7 @@ from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.winners import CHUNK, Results
 from trainables.errors import UserError
+from trainables.files import replacing
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,16 @@ def write_export(folder: Path, to: Path) -> list[Path]:
         )
         to.mkdir(parents=True, exist_ok=True)
         counts: Counter[str] = Counter()
-        temporary = to / f".{FILE}.part"
-        with pyarrow.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        with (
+            replacing(to / FILE) as file,
+            pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+        ):
             for chunk in _chunks(list(members)):
                 rows = ledger.rows(chunk)
                 records = [r for row in rows.values() for r in _records(results, row, members[row.key], hypers)]
                 writer.write_table(pyarrow.Table.from_pylist(records, schema=schema))
                 counts.update({"rows": len(records), "trials": len(rows)})
                 counts.update(f"state:{row.state}" for row in rows.values())
-        temporary.replace(to / FILE)
         text = card.page(results, data_fingerprints(ledger, results.study), counts, hypers)
         written = write_text(to / "README.md", text)
     return [to / FILE, written]

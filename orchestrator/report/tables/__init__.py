@@ -17,6 +17,7 @@ from orchestrator.report.tables.tuning import hyperparameters, search_strategies
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
+from trainables.files import subfolder
 
 PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "accuracy": accuracy,
@@ -36,7 +37,7 @@ apply to the study."""
 def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
     """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written."""
     results = Results.read(ledger)
-    tables, endings = folder / "tables", render.endings(results.settings)
+    tables, endings = subfolder(folder, "tables"), render.endings(results.settings)
     written: list[Path] = []
     entries: list[index.Entry] = []
     stems = [render.slug(results.study.objective), *PER_SETTING]
@@ -59,7 +60,7 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
         repeatable = frame.drop(columns="seconds", errors="ignore")  # not reproducible: in timing/ only
         written.append(render.write_text(tables / f"{name}.csv", render.frame_to_csv(repeatable)))
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
-    written += render.write_table(seconds_per_round(results), folder / "timing", "seconds-per-round")
+    written += render.write_table(seconds_per_round(results), subfolder(folder, "timing"), "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))
     _remove_outdated(tables, stems, written)
     return written

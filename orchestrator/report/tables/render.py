@@ -6,13 +6,14 @@ end a cell, become markup, or become a formula when a spreadsheet opens the CSV.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+
+from trainables.files import replacing
 
 NOTHING = "–"
 """Shown where there is no result."""
@@ -184,10 +185,6 @@ def write_table(table: Table, folder: Path, stem: str) -> list[Path]:
 def write_text(path: Path, text: str) -> Path:
     """Write atomically, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(text.encode("utf-8", errors="replace"))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", errors="replace"))
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainables.errors import UserError, in_range, one_of
+from trainables.files import replacing
 
 PIECE = 2_000  # images per saved file
 
@@ -57,11 +57,9 @@ def extract(
         name = hashlib.sha256(f"{identity}:{start}:{hashlib.sha256(rows.tobytes()).hexdigest()}".encode()).hexdigest()
         path = folder / f"{name[:32]}.npy"
         if not path.is_file():
-            temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-            with temporary.open("wb") as file, torch.inference_mode():
+            with replacing(path) as file, torch.inference_mode():
                 batches = (to_input(rows[i : i + batch]).to(torch_device) for i in range(0, len(rows), batch))
                 np.save(file, torch.cat([penultimate(x).half().cpu() for x in batches]).numpy())
-            os.replace(temporary, path)
         pieces.append(np.load(path, allow_pickle=False))
         progress(start + len(rows), len(images))
     return np.concatenate(pieces)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.nn import functional
 from trainables.data import backbones
 from trainables.data.backbones.extraction import device_of, normalised
 from trainables.errors import UserError, in_range, one_of
+from trainables.files import replacing
 
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)
 SHIFT = 4  # pixels in every direction
@@ -154,6 +154,5 @@ def _restore(checkpoint: Path, state: dict[str, Any], identity: str, torch_devic
 
 def _save(content: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    torch.save(content, temporary)
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        torch.save(content, file)

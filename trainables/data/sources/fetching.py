@@ -13,6 +13,7 @@ from typing import Any
 
 from trainables.data.sources.catalogue import File
 from trainables.errors import UserError
+from trainables.files import open_in_place
 
 CHUNK = 1 << 16  # at most this much is lost when a download is interrupted
 ATTEMPTS = 3
@@ -150,7 +151,8 @@ class _ResumingDownloader:
             start = start if resumes else 0
             length = response.headers.get("Content-Length")
             total = start + int(length) if length is not None and "Content-Encoding" not in response.headers else None
-            with self.part.open("ab" if resumes else "wb") as out:
+            descriptor = open_in_place(self.part, os.O_WRONLY | (os.O_APPEND if resumes else os.O_TRUNC))
+            with os.fdopen(descriptor, "ab" if resumes else "wb") as out:
                 done = start
                 for chunk in response.iter_content(CHUNK):
                     out.write(chunk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trainables.data.feature_file import READ_ERRORS
 from trainables.data.sources import fetching, formats
 from trainables.data.sources.catalogue import IMAGES, SOURCES, WEIGHTS, Recipe, components, recipe, recipes
 from trainables.errors import UserError
+from trainables.files import replacing
 
 PROVENANCE = "provenance"
 FORMAT = 1  # version of the provenance
@@ -199,11 +199,6 @@ def _principal_components(arrays: formats.Arrays, count: int) -> formats.Arrays:
 
 def _write(target: Path, arrays: Mapping[str, NDArray]) -> None:
     """Write atomically, then delete the pieces of the extraction."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(target) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     shutil.rmtree(target.with_name(f"{target.stem}.partial"), ignore_errors=True)

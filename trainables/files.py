@@ -1,0 +1,82 @@
+"""Writes files without following links.
+
+A results folder may come from anyone, and may hold links to files elsewhere. Files that are replaced are written under
+a new name and renamed, which replaces a link and leaves its target alone. Files that are written in place, and folders
+inside a results folder, are refused if they are links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from trainables.errors import UserError
+
+PUBLIC, PRIVATE = 0o666, 0o600
+"""Permissions of a new file; the umask restricts the first."""
+PRIVATE_FOLDER = 0o700
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = PUBLIC, durable: bool = False) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `path` at the end of the block: a reader never sees half of it. `durable`: it is
+    on disk then."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_in_place(path: Path, flags: int, mode: int = PUBLIC) -> int:
+    """The descriptor of an existing or new file that is written in place, such as a lock or a log."""
+    refuse_link(path)
+    # O_NONBLOCK: a pipe would block
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    status = os.fstat(descriptor)
+    problem = "is not a plain file" if not stat.S_ISREG(status.st_mode) else ""
+    problem = problem or ("has several names (hard links)" if status.st_nlink > 1 else "")
+    if problem:
+        os.close(descriptor)
+        raise UserError(f"{path} {problem}, and nothing is written to it")
+    return descriptor
+
+
+def refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(f"{path} is a symbolic link, and nothing is written through one")
+
+
+def subfolder(folder: Path, *names: str) -> Path:
+    """A folder inside a results folder, made if it does not exist. The results folder itself may be a link."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        folder = folder / name
+        refuse_link(folder)
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def make_private(folder: Path, *names: str) -> None:
+    """Close a folder, and files in it, to other users."""
+    for path, mode in ((folder, PRIVATE_FOLDER), *((folder / name, PRIVATE) for name in names)):
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                _close(path, mode)
+
+
+def _close(path: Path, mode: int) -> None:
+    if path.stat().st_uid != os.geteuid():
+        raise UserError(f"{path} belongs to another user and is open to others: choose a folder of your own")
+    path.chmod(mode)
