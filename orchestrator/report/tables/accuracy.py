@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import pandas as pd
-
 from orchestrator.report.tables import option_effects
 from orchestrator.report.tables.common import (
+    UNKNOWN,
+    CellRow,
     bold_best,
     budget,
     cell_table,
@@ -22,8 +22,7 @@ from orchestrator.report.tables.common import (
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
 from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
 from orchestrator.report.tables.tuning import edges
-from orchestrator.results.frames import NAMES, names
-from orchestrator.results.winners import CellResult, Results
+from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.objective import ACCURACY, Objective
 from orchestrator.search.variant import SECRET
 
@@ -40,29 +39,23 @@ def accuracy(results: Results, setting: str) -> Table:
     groups = []
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
-        columns = [_column(mine, [t] * len(mine)) for t in printed]
-        groups.append((budget(epsilon), zip(mine, zip(*columns, strict=True), strict=True)))
+        groups.append((budget(epsilon), _rows(mine, [_column(mine, [t] * len(mine)) for t in printed])))
     caption = [
         f"{objective.test_title}{objective.unit} by federated round at each privacy budget ε: {spread(results)}.",
         f"Bold, per ε and round: {_bold_rule(results)}.",
     ]
     if len(printed) < len(evaluated):
         caption.append("Not every evaluated round is shown; the CSV file has all of them.")
-    records = [
-        {**names(cell), "round": t, "mean": score.mean, "std": score.std, "seeds": score.seeds}
-        for cell in cells
-        for t, score in cell.curve.items()
-    ]
     return cell_table(
         results,
         setting,
         title=f"{objective.test_title} by round",
         summary=f"{objective.test_title} of every method by round, at every privacy budget.",
         caption=[*caption, *_notes(results, setting), *unfinished(cells)],
-        columns=[str(t) for t in printed],
-        align="r" * len(printed),
+        columns={str(t): "r" for t in printed},
         groups=groups,
-        data=pd.DataFrame(records, columns=[*NAMES, "round", "mean", "std", "seeds"]),
+        records=[(cell, {"round": t, **score._asdict()}) for cell in cells for t, score in cell.curve.items()],
+        fields=("round", *Score._fields),
     )
 
 
@@ -80,10 +73,9 @@ def final_accuracy(results: Results, setting: str) -> Table:
         title=f"{objective.test_title} {when}",
         summary="",
         caption=[caption, *_notes(results, setting)],
-        columns=[budget(epsilon) for epsilon in results.study.epsilons],
-        align="r" * len(columns),
-        groups=[("", zip(by_budget[0], zip(*columns, strict=True), strict=True))],
-        data=pd.DataFrame(),
+        columns={budget(epsilon): "r" for epsilon in results.study.epsilons},
+        groups=[("", _rows(by_budget[0], columns))],
+        records=[],
     )
 
 
@@ -109,12 +101,13 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
         leading = [t if can_lead(cell) else None for cell, t in zip(mine, firsts, strict=True)]
         columns.append(bold_best([NOTHING if t is None else str(t) for t in firsts], leading, ROUNDS))
         records += [
-            {**names(cell), "target": targets.get((epsilon, cell.variant.name)), "round": t}
+            (cell, {"target": targets.get((epsilon, cell.variant.name)), "round": t})
             for cell, t in zip(mine, firsts, strict=True)
         ]
     target_rows = []
-    for strategy in (strategy.name for strategy in results.study.variants):
-        texts = [f"{t:.2f}" if (t := targets.get((epsilon, strategy))) is not None else NOTHING for epsilon in epsilons]
+    for strategy in (variant.name for variant in results.study.variants):
+        found = [targets.get((epsilon, strategy)) for epsilon in epsilons]
+        texts = [NOTHING if target is None else f"{target:.2f}" for target in found]
         target_rows.append(["target accuracy (%)", *([strategy] if results.several_strategies else []), *texts])
     every = results.study.evaluate_every
     caption = (
@@ -128,10 +121,9 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
         title=f"Rounds to {SHARE:.0%} of {baseline.shown}'s final accuracy",
         summary=f"How many rounds each method needs to reach {SHARE:.0%} of {baseline.shown}'s final accuracy.",
         caption=[caption, *unfinished(cells)],
-        columns=[budget(epsilon) for epsilon in epsilons],
-        align="r" * len(columns),
-        groups=[("", zip(results.of(setting, epsilons[0]), zip(*columns, strict=True), strict=True))],
-        data=pd.DataFrame(records, columns=[*NAMES, "target", "round"]).astype({"round": "Int64"}),
+        columns={budget(epsilon): "r" for epsilon in epsilons},
+        groups=[("", _rows(results.of(setting, epsilons[0]), columns))],
+        records=records,
     )
     return replace(table, groups=[Group("", target_rows), *table.groups])
 
@@ -196,14 +188,17 @@ def _thinned(rounds: list[int]) -> list[int]:
     return rounds[::-1][::step][::-1]
 
 
+def _rows(cells: Sequence[CellResult], columns: Sequence[Sequence[str]]) -> list[CellRow]:
+    return list(zip(cells, zip(*columns, strict=True), strict=True))
+
+
 def _column(cells: Sequence[CellResult], rounds: Sequence[int]) -> list[str]:
     """The score of every cell after its round. Means over fewer seeds, cells with too little noise for their claim and
     methods run as released are never bold."""
     texts = []
     for cell, t in zip(cells, rounds, strict=True):
-        score = cell.curve.get(t)
-        mark = "" if cell.complete(t) else " †"
-        texts.append(NOTHING if score is None else mean_and_std(score, cell.objective) + mark)
+        mark = " †" if t in cell.curve and not cell.complete(t) else ""
+        texts.append(mean_and_std(cell.curve.get(t, UNKNOWN), cell.objective) + mark)
     bold = tied_for_best(cells, rounds) if cells else []
     return [Bold(text) if best else text for text, best in zip(texts, bold, strict=True)]
 

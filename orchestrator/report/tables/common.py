@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from orchestrator.report.tables.render import Bold, Group, Table
+from orchestrator.report.tables.render import NOTHING, Bold, Group, Table
+from orchestrator.results.frames import NAMES, names
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.objective import Objective
@@ -15,8 +16,11 @@ from orchestrator.study.study import Study
 
 LOST = ("diverged", "failed")
 """How a trial can end before its last round."""
+UNKNOWN = Score(math.nan, math.nan, 0)
+"""The score of a cell without one."""
 
 CellRow = tuple[CellResult, Sequence[str]]
+CellRecord = tuple[CellResult, Mapping[str, object]]
 
 
 def method_name(cell: CellResult, results: Results) -> str:
@@ -40,25 +44,40 @@ def cell_table(
     title: str,
     summary: str,
     caption: Iterable[str],
-    columns: Sequence[str],
-    align: str,
+    columns: Mapping[str, str],
     groups: Iterable[tuple[str, Iterable[CellRow]]],
-    data: pd.DataFrame,
+    records: Iterable[CellRecord],
+    fields: Sequence[str] = (),
 ) -> Table:
-    """A table with one row per cell; the first columns name the method and, if there are several, the strategy."""
-    several = results.several_strategies
+    """A table with one row per cell; the first columns name the method and, if there are several, the strategy.
+
+    `columns`: alignment by heading. `records`: the lines of the CSV file, which also name the cell; `fields`: their
+    keys, for a table that may have none.
+    """
+    lead = {"Method": "l", "Search": "l"} if results.several_strategies else {"Method": "l"}
+    columns = {**lead, **columns}
     return Table(
         title=f"{title}: {setting}",
         summary=summary,
         caption=" ".join(caption),
-        columns=["Method", *(["Search"] if several else []), *columns],
-        align="l" * (1 + several) + align,
+        columns=list(columns),
+        align="".join(columns.values()),
         groups=[
-            Group(heading, [[cell.method.shown, *([cell.variant.name] if several else []), *row] for cell, row in rows])
+            Group(heading, [[*(cell.method.shown, cell.variant.name)[: len(lead)], *row] for cell, row in rows])
             for heading, rows in groups
         ],
-        data=data,
+        data=pd.DataFrame(
+            [{**names(cell), **record} for cell, record in records], columns=[*NAMES, *fields] if fields else None
+        ),
     )
+
+
+def by_budget(
+    results: Results, setting: str, row: Callable[[CellResult], Sequence[str]]
+) -> list[tuple[str, list[CellRow]]]:
+    """A group of rows per budget."""
+    epsilons = results.study.epsilons
+    return [(budget(epsilon), [(cell, row(cell)) for cell in results.of(setting, epsilon)]) for epsilon in epsilons]
 
 
 def data_fingerprints(ledger: Ledger, study: Study) -> dict[str, str]:
@@ -68,6 +87,8 @@ def data_fingerprints(ledger: Ledger, study: Study) -> dict[str, str]:
 
 
 def mean_and_std(score: Score, objective: Objective) -> str:
+    if math.isnan(score.mean):
+        return NOTHING
     mean = objective.format(score.mean)
     return mean if math.isnan(score.std) else f"{mean} ± {objective.format(score.std)}"
 

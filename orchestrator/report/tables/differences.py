@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 from orchestrator.report.tables.common import budget, cell_table, unfinished
 from orchestrator.report.tables.render import NOTHING, Bold, Table
-from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results
 
 CONFIDENCE = 0.95
@@ -100,27 +98,17 @@ def differences(results: Results, setting: str) -> Table | None:
     study, objective = results.study, results.study.objective_spec
     if len(study.methods) < 2 or len(study.seeds.confirm) < 2:
         return None
-    compared: list[tuple[CellResult, Difference | None]] = []
-    for epsilon in study.epsilons:
-        mine = results.of(setting, epsilon)
-        ours = {cell.variant.name: cell for cell in mine if cell.method == study.reference}
-        compared += [
-            (cell, difference(ours[cell.variant.name], cell)) for cell in mine if cell.method != study.reference
-        ]
-    tested = [gap for _, gap in compared if gap is not None and gap.seeds > 1]
-    corrected = dict(zip(map(id, tested), holm([gap.p for gap in tested]), strict=True))
-    groups, records = [], []
-    for epsilon in study.epsilons:
-        here = [(cell, gap) for cell, gap in compared if cell.epsilon == epsilon]
-        groups.append((budget(epsilon), [(cell, _row(cell, gap, corrected.get(id(gap)))) for cell, gap in here]))
-        records += [_record(cell, gap, corrected.get(id(gap)), study.reference.shown) for cell, gap in here]
+    ours, others = against_reference(results, setting)
+    gaps = {cell.name: difference(ours[cell.epsilon, cell.variant.name], cell) for cell in others}
+    tested = {cell: gap.p for cell, gap in gaps.items() if gap is not None and gap.seeds > 1}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     name = study.reference.shown
     caption = (
-        f"{objective.test_title}{objective.unit} after the last round: {name} minus each other method, paired by seed. "
-        f"Mean difference, {CONFIDENCE:.0%} confidence interval and p-value of a paired t-test over the seeds that "
-        f"both have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below "
-        f"{SIGNIFICANCE}. The test asks whether training again with other seeds would show the same difference, "
-        "given the same data and chosen configurations."
+        f"{objective.test_title}{objective.unit} after the last round: {name} minus each other method, paired by seed. Mean "
+        f"difference, {CONFIDENCE:.0%} confidence interval and p-value of a paired t-test over the seeds that both "
+        f"have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below {SIGNIFICANCE}. "
+        "The test asks whether training again with other seeds would show the same difference, given the same data and "
+        "chosen configurations."
     )
     return cell_table(
         results,
@@ -128,13 +116,21 @@ def differences(results: Results, setting: str) -> Table | None:
         title=f"{name} against the other methods, paired by seed",
         summary=f"By how much {name} is ahead of each other method, and whether that is significant over the seeds.",
         caption=[caption, *unfinished(results.of(setting))],
-        columns=["Difference", f"{CONFIDENCE:.0%} interval", "Seeds", "p", "p (Holm)"],
-        align="rrrrr",
-        groups=groups,
-        data=pd.DataFrame(
-            records, columns=[*NAMES, "reference", "difference", "low", "high", "seeds", "p", "p_holm"]
-        ).astype({"seeds": "Int64"}),
+        columns=dict.fromkeys(["Difference", f"{CONFIDENCE:.0%} interval", "Seeds", "p", "p (Holm)"], "r"),
+        groups=[
+            (budget(e), [(c, _row(c, gaps[c.name], corrected.get(c.name))) for c in others if c.epsilon == e])
+            for e in study.epsilons
+        ],
+        records=[(c, {"reference": name, **_record(gaps[c.name], corrected.get(c.name))}) for c in others],
+        fields=("reference", "difference", "low", "high", "seeds", "p", "p_holm"),
     )
+
+
+def against_reference(results: Results, setting: str) -> tuple[dict[tuple[float, str], CellResult], list[CellResult]]:
+    """The cells of the study's reference method, by budget and strategy, and all other cells of the setting."""
+    cells, reference = results.of(setting), results.study.reference
+    ours = {(cell.epsilon, cell.variant.name): cell for cell in cells if cell.method == reference}
+    return ours, [cell for cell in cells if cell.method != reference]
 
 
 def _row(cell: CellResult, gap: Difference | None, corrected: float | None) -> list[str]:
@@ -147,18 +143,13 @@ def _row(cell: CellResult, gap: Difference | None, corrected: float | None) -> l
     return [shown(gap.mean), interval, str(gap.seeds), shown_p(gap.p), bold_if_significant(corrected)]
 
 
-def _record(cell: CellResult, gap: Difference | None, corrected: float | None, reference: str) -> dict[str, object]:
-    tested = gap is not None and corrected is not None
-    return {
-        **names(cell),
-        "reference": reference,
-        "difference": gap.mean if gap else None,
-        "low": gap.low if gap and tested else None,
-        "high": gap.high if gap and tested else None,
-        "seeds": gap.seeds if gap else None,
-        "p": gap.p if gap and tested else None,
-        "p_holm": corrected,
-    }
+def _record(gap: Difference | None, corrected: float | None) -> dict[str, object]:
+    if gap is None:
+        return {}
+    record: dict[str, object] = {"difference": gap.mean, "seeds": gap.seeds}
+    if corrected is None:
+        return record
+    return {**record, "low": gap.low, "high": gap.high, "p": gap.p, "p_holm": corrected}
 
 
 def shown_p(p: float) -> str:

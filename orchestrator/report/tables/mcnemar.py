@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
-import pandas as pd
 from scipy.special import chdtrc
 
 from orchestrator.report.tables.common import budget, cell_table, method_name, unfinished
-from orchestrator.report.tables.differences import SIGNIFICANCE, bold_if_significant, holm, shown_p
+from orchestrator.report.tables.differences import (
+    SIGNIFICANCE,
+    against_reference,
+    bold_if_significant,
+    holm,
+    shown_p,
+)
 from orchestrator.report.tables.render import NOTHING, Table
-from orchestrator.results.frames import NAMES, names
 from orchestrator.results.ledger import Row
 from orchestrator.results.winners import CellResult, Results
 from orchestrator.search.objective import ACCURACY
@@ -71,21 +75,16 @@ def mcnemar(results: Results, setting: str) -> Table | None:
     seeds, name = study.seeds.confirm, study.reference.shown
     facts = results.facts(setting)
     rows = facts.test_rows if facts else None
-    references = [cell for cell in results.of(setting) if cell.method == study.reference]
-    ours = {(cell.epsilon, cell.variant.name): _evaluated(cell) for cell in references}
-    others = [cell for cell in results.of(setting) if cell.method != study.reference]
-    found = [_compared(ours[cell.epsilon, cell.variant.name], _evaluated(cell), rows) for cell in others]
-    corrected = dict(zip([k for k, f in enumerate(found) if f], holm([f.p for f in found if f]), strict=True))
+    references, others = against_reference(results, setting)
+    ours = {key: _evaluated(cell) for key, cell in references.items()}
+    found = {c.name: _compared(ours[c.epsilon, c.variant.name], _evaluated(c), rows) for c in others}
+    tested = {cell: test.p for cell, test in found.items() if test}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     groups = []
     for epsilon in study.epsilons:
-        accuracies = ", ".join(
-            f"{method_name(cell, results)} {_accuracy(_evaluated(cell))} %"
-            for cell in references
-            if cell.epsilon == epsilon
-        )
-        lines = [
-            (cell, _row(cell, found[k], corrected.get(k))) for k, cell in enumerate(others) if cell.epsilon == epsilon
-        ]
+        here = [cell for cell in references.values() if cell.epsilon == epsilon]
+        accuracies = ", ".join(f"{method_name(cell, results)} {_accuracy(_evaluated(cell))} %" for cell in here)
+        lines = [(c, _row(c, found[c.name], corrected.get(c.name))) for c in others if c.epsilon == epsilon]
         groups.append((f"{budget(epsilon)}: {accuracies}", lines))
     if study.private:
         models = "of the published models"
@@ -100,9 +99,10 @@ def mcnemar(results: Results, setting: str) -> Table | None:
         f"comparisons of this table and bold below {SIGNIFICANCE}. The test asks whether these trained models differ "
         f"on rows like these, not whether training again with other seeds would show the same{elsewhere}."
     )
+    common = {"reference": name, "test_rows": rows}
     records = [
-        _record(cell, ours[cell.epsilon, cell.variant.name], found[k], corrected.get(k), name, rows)
-        for k, cell in enumerate(others)
+        (c, {**common, **_record(_evaluated(c), ours[c.epsilon, c.variant.name], found[c.name], corrected.get(c.name))})
+        for c in others
     ]
     return cell_table(
         results,
@@ -110,17 +110,13 @@ def mcnemar(results: Results, setting: str) -> Table | None:
         title=f"McNemar's test, {name} against the other methods",
         summary=f"Whether {name} differs significantly from each other method on the test rows.",
         caption=[caption, *unfinished(results.of(setting))],
-        columns=["Accuracy (%)", "n10", "n01", "χ²", "p", "p (Holm)", "Sign"],
-        align="rrrrrrr",
+        columns=dict.fromkeys(["Accuracy (%)", "n10", "n01", "χ²", "p", "p (Holm)", "Sign"], "r"),
         groups=groups,
-        data=pd.DataFrame(
-            records,
-            columns=[
-                *NAMES,
-                *("reference", "seeds", "test_rows", "reference_accuracy", "accuracy"),
-                *("n10", "n01", "chi2", "p", "p_holm", "reference_is"),
-            ],
-        ).astype({"test_rows": "Int64", "n10": "Int64", "n01": "Int64"}),
+        records=records,
+        fields=(
+            *("reference", "seeds", "test_rows", "reference_accuracy", "accuracy"),
+            *("n10", "n01", "chi2", "p", "p_holm", "reference_is"),
+        ),
     )
 
 
@@ -152,25 +148,14 @@ def _row(cell: CellResult, found: Comparison | None, corrected: float | None) ->
 
 
 def _record(
-    cell: CellResult,
-    ours: EvaluatedRuns,
-    found: Comparison | None,
-    corrected: float | None,
-    reference: str,
-    rows: int | None,
+    theirs: EvaluatedRuns, ours: EvaluatedRuns, found: Comparison | None, corrected: float | None
 ) -> dict[str, object]:
-    theirs = _evaluated(cell)
-    return {
-        **names(cell),
-        "reference": reference,
+    record: dict[str, object] = {
         "seeds": " ".join(str(seed) for seed in ours if seed in theirs and seed != SECRET),
-        "test_rows": rows,
         "reference_accuracy": _mean(ours),
         "accuracy": _mean(theirs),
-        "n10": found.n10 if found else None,
-        "n01": found.n01 if found else None,
-        "chi2": found.chi2 if found else None,
-        "p": found.p if found else None,
-        "p_holm": corrected,
-        "reference_is": SIGN_WORDS[found.sign] if found else None,
     }
+    if found is None:
+        return record
+    test = {name: getattr(found, name) for name in ("n10", "n01", "chi2", "p")}
+    return {**record, **test, "p_holm": corrected, "reference_is": SIGN_WORDS[found.sign]}

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-import pandas as pd
-
-from orchestrator.report.tables.common import budget, cell_table, unfinished
+from orchestrator.report.tables.common import by_budget, cell_table, unfinished
 from orchestrator.report.tables.render import NOTHING, Table
-from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results
+from orchestrator.search.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,13 @@ def partitions(results: Results, setting: str) -> Table | None:
     if isinstance(results.study.seeds.partition, int) or results.study.private:
         return None
     objective, cells = results.study.objective_spec, results.of(setting)
-    found = {id(cell): split(_by_partition(cell)) for cell in cells}
+    found = {cell.name: _record(cell) for cell in cells}
     caption = (
-        f"Sample standard deviation of the {objective.test_title.lower()}{objective.unit} after the last round over "
-        "all confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
+        f"Sample standard deviation of the {objective.test_title.lower()}{objective.unit} after the last round over all "
+        "confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
         "(analysis of variance with the partition as a random factor)."
     )
-    if not any(found.values()):
+    if all(math.isnan(record["noise_std"]) for record in found.values()):
         caption += " The parts are unknown here, because no partition has several runs."
     return cell_table(
         results,
@@ -58,17 +56,9 @@ def partitions(results: Results, setting: str) -> Table | None:
         title="Standard deviation due to partition and noise",
         summary="How much of the standard deviation between runs is due to the partition.",
         caption=[caption, *unfinished(cells)],
-        columns=["Partitions", "Runs", "Total", "Partition", "Noise"],
-        align="rrrrr",
-        groups=[
-            (budget(epsilon), [(cell, _row(cell, found[id(cell)])) for cell in mine])
-            for epsilon in results.study.epsilons
-            if (mine := results.of(setting, epsilon))
-        ],
-        data=pd.DataFrame(
-            [_record(cell, found[id(cell)]) for cell in cells],
-            columns=[*NAMES, "partitions", "runs", "total_std", "partition_std", "noise_std"],
-        ),
+        columns=dict.fromkeys(["Partitions", "Runs", "Total", "Partition", "Noise"], "r"),
+        groups=by_budget(results, setting, lambda cell: _row(found[cell.name], objective)),
+        records=[(cell, found[cell.name]) for cell in cells],
     )
 
 
@@ -80,22 +70,15 @@ def _by_partition(cell: CellResult) -> dict[int, list[float]]:
     return found
 
 
-def _row(cell: CellResult, parts: Split | None) -> list[str]:
-    by_partition, shown = _by_partition(cell), cell.objective.format
-    scores = [score for group in by_partition.values() for score in group]
-    total = shown(stdev(scores)) if len(scores) > 1 else NOTHING
-    split_up = [shown(parts.partition), shown(parts.noise)] if parts else [NOTHING] * 2
-    return [str(len(by_partition)), str(len(scores)), total, *split_up]
-
-
-def _record(cell: CellResult, parts: Split | None) -> dict[str, object]:
+def _record(cell: CellResult) -> dict[str, float]:
+    """The number of partitions and runs, and the standard deviations; nan if unknown."""
     by_partition = _by_partition(cell)
     scores = [score for group in by_partition.values() for score in group]
-    return {
-        **names(cell),
-        "partitions": len(by_partition),
-        "runs": len(scores),
-        "total_std": stdev(scores) if len(scores) > 1 else None,
-        "partition_std": parts.partition if parts else None,
-        "noise_std": parts.noise if parts else None,
-    }
+    parts = split(by_partition) or Split(stdev(scores) if len(scores) > 1 else math.nan, math.nan, math.nan)
+    deviations = {f"{name}_std": value for name, value in vars(parts).items()}
+    return {"partitions": len(by_partition), "runs": len(scores), **deviations}
+
+
+def _row(record: dict[str, float], objective: Objective) -> list[str]:
+    partitions, runs, *deviations = record.values()
+    return [str(partitions), str(runs), *(NOTHING if math.isnan(d) else objective.format(d) for d in deviations)]

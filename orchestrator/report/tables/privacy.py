@@ -33,6 +33,7 @@ HEADINGS = {
     "epsilon_unsampled": "Actual ε, samples known",
 }
 EPSILONS = tuple(HEADINGS)
+STATED = ("delta", "clip", "clipping", "release", "adjacency", "level")
 NOT_PUBLISHED = (
     "ε with search composes all runs of a row, those of its search and all seeds, as if each had independent noise. "
     "The account covers one training run, published alone: neither the search nor the other seeds. "
@@ -47,6 +48,10 @@ CLIPPING = {
 }
 FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
+FIELDS = (
+    *(*STATED, "center", "aggregate", *EPSILONS),
+    *("epsilon_with_search", "mu", "rho_zcdp", *MEASURED, "claim_holds_for"),
+)
 
 
 def privacy(results: Results, setting: str) -> Table:
@@ -85,20 +90,13 @@ def privacy(results: Results, setting: str) -> Table:
         title="Claimed and actual ε",
         summary="The claimed ε of every run next to the actual ε of its noise.",
         caption=[*caption, *unfinished(cells)],
-        columns=[
-            *(HEADINGS[name] for name in shown),
-            *("ε with search", "Claim holds for", "Clipped (%)", "Signal", "Noise"),
-        ],
-        align="r" * len(shown) + "rlrrr",
+        columns={
+            **{HEADINGS[name]: "r" for name in shown},
+            **{"ε with search": "r", "Claim holds for": "l", "Clipped (%)": "r", "Signal": "r", "Noise": "r"},
+        },
         groups=groups,
-        data=pd.DataFrame(
-            [_record(cell, results.study) for cell in cells],
-            columns=[
-                *NAMES,
-                *("delta", "clip", "clipping", "release", "adjacency", "level", "center", "aggregate"),
-                *(*EPSILONS, "epsilon_with_search", "mu", "rho_zcdp", *MEASURED, "claim_holds_for"),
-            ],
-        ),
+        records=[(cell, _record(cell, results.study)) for cell in cells],
+        fields=FIELDS,
     )
 
 
@@ -166,19 +164,13 @@ def _large_delta(results: Results, setting: str) -> list[str]:
 def trade_offs(results: Results) -> pd.DataFrame:
     """The trade-off curve of every cell: the lowest false negative rate of any test for the presence of a record, by
     its false positive rate. Not for secret samples, whose curve does not follow from a single mu."""
-    lines = []
-    for cell in results.cells:
-        mu = _other_units(list(cell.confirm.values()))["mu"] if cell.confirm else math.nan
-        if not math.isnan(mu):
-            lines += [
-                {
-                    **names(cell),
-                    "mu": mu,
-                    "false_positives": rate,
-                    "false_negatives": least_false_negatives(mu, rate),
-                }
-                for rate in FALSE_POSITIVES
-            ]
+    mus = [(cell, _other_units(list(cell.confirm.values()))["mu"]) for cell in results.cells if cell.confirm]
+    lines = [
+        (*names(cell).values(), mu, rate, least_false_negatives(mu, rate))
+        for cell, mu in mus
+        if not math.isnan(mu)
+        for rate in FALSE_POSITIVES
+    ]
     return pd.DataFrame(lines, columns=[*NAMES, "mu", "false_positives", "false_negatives"])
 
 
@@ -200,17 +192,16 @@ def _to_a_client(results: Results, cells: Sequence[CellResult]) -> list[str]:
 def _record(cell: CellResult, study: Study) -> dict[str, object]:
     rows = list(cell.confirm.values())
     if not rows:
-        return dict(names(cell))
-    stated = rows[0].trial.privacy
+        return {}
+    trial, numbers = rows[0].trial, _numbers(rows)
     return {
-        **names(cell),
-        **{name: getattr(stated, name) for name in ("delta", "clip", "clipping", "release", "adjacency", "level")},
-        "center": rows[0].trial.preprocess.center,
-        "aggregate": rows[0].trial.aggregate,
-        **_numbers(rows),
+        **trial.privacy.model_dump(include=set(STATED)),
+        "center": trial.preprocess.center,
+        "aggregate": trial.aggregate,
+        **numbers,
         "epsilon_with_search": with_search(cell, study),
         **_other_units(rows),
-        "claim_holds_for": _holds(_numbers(rows)),
+        "claim_holds_for": _holds(numbers),
     }
 
 

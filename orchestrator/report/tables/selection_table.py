@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-import pandas as pd
-
-from orchestrator.report.tables.common import budget, cell_table, mean_and_std, unfinished
+from orchestrator.report.tables.common import UNKNOWN, by_budget, cell_table, mean_and_std, unfinished
 from orchestrator.report.tables.render import NOTHING, Table
-from orchestrator.report.tables.tuning import configuration_text, tied_count, validation_score, validation_text
-from orchestrator.results.frames import NAMES, names
+from orchestrator.report.tables.tuning import configuration_text, tied_count, validation_score
 from orchestrator.results.winners import CellResult, Results
-
-RECORD = ("one_seed", "chosen", "same", "validation", "validation_std", "test", "test_std", "difference", "tied")
 
 
 def selection(results: Results, setting: str) -> Table | None:
@@ -21,10 +16,9 @@ def selection(results: Results, setting: str) -> Table | None:
         return None
     objective, cells = results.study.objective_spec, results.of(setting)
     caption = (
-        f"Best on one seed: the configuration with the best {objective.title} {objective.evaluated_on} on the first "
-        "search seed alone. Chosen: the winner. Validation: its mean ± sample standard deviation over the seeds that "
-        f"decided; Test: the same over the confirm seeds{objective.unit}. Difference: validation minus test. "
-        "Tied: configurations, including the winner, within one standard error of the best when the winner was chosen."
+        f"Validation and Test{objective.unit}: mean ± sample standard deviation of the chosen configuration over the "
+        "seeds that decided and over the confirm seeds. Difference: validation minus test. "
+        "Tied: configurations, including the winner, within one standard error of the best."
     )
     return cell_table(
         results,
@@ -32,16 +26,12 @@ def selection(results: Results, setting: str) -> Table | None:
         title="How winners were chosen",
         summary="What one seed would have chosen, what was chosen, and how validation compares with test.",
         caption=[caption, *_validation_against_test(results, cells), *unfinished(cells)],
-        columns=["Best on one seed", "Chosen", "Validation", "Test", "Difference", "Tied"],
-        align="pprrrr",
-        groups=[
-            (budget(epsilon), [(cell, _row(results, cell)) for cell in mine])
-            for epsilon in results.study.epsilons
-            if (mine := results.of(setting, epsilon))
-        ],
-        data=pd.DataFrame([_record(results, cell) for cell in cells], columns=[*NAMES, *RECORD]).astype(
-            {"tied": "Int64"}
-        ),
+        columns={
+            **{"Best on one seed": "p", "Chosen": "p"},
+            **dict.fromkeys(["Validation", "Test", "Difference", "Tied"], "r"),
+        },
+        groups=by_budget(results, setting, _row),
+        records=[(cell, _record(cell)) for cell in cells],
     )
 
 
@@ -68,13 +58,13 @@ def _gap(cell: CellResult) -> float | None:
     return choice.score - cell.curve[cell.last].mean if choice and cell.complete(cell.last) else None
 
 
-def _row(results: Results, cell: CellResult) -> list[str]:
-    gap, tied, test = _gap(cell), tied_count(results, cell), cell.curve.get(cell.last)
+def _row(cell: CellResult) -> list[str]:
+    gap, tied = _gap(cell), tied_count(cell)
     return [
         "the same" if _same(cell) else configuration_text(cell, cell.search.by_one_seed),
         configuration_text(cell, cell.search.chosen),
-        validation_text(cell),
-        NOTHING if test is None else mean_and_std(test, cell.objective),
+        mean_and_std(validation_score(cell), cell.objective),
+        mean_and_std(cell.curve.get(cell.last, UNKNOWN), cell.objective),
         NOTHING if gap is None else cell.objective.format(gap),
         NOTHING if tied is None else str(tied),
     ]
@@ -85,17 +75,16 @@ def _same(cell: CellResult) -> bool | None:
     return None if cell.search.chosen is None else cell.search.by_one_seed == cell.search.chosen
 
 
-def _record(results: Results, cell: CellResult) -> dict[str, object]:
-    validation, test = validation_score(cell), cell.curve.get(cell.last)
+def _record(cell: CellResult) -> dict[str, object]:
+    validation, test = validation_score(cell), cell.curve.get(cell.last, UNKNOWN)
     return {
-        **names(cell),
         "one_seed": configuration_text(cell, cell.search.by_one_seed),
         "chosen": configuration_text(cell, cell.search.chosen),
         "same": _same(cell),
-        "validation": validation.mean if validation else None,
-        "validation_std": validation.std if validation else None,
-        "test": test.mean if test else None,
-        "test_std": test.std if test else None,
+        "validation": validation.mean,
+        "validation_std": validation.std,
+        "test": test.mean,
+        "test_std": test.std,
         "difference": _gap(cell),
-        "tied": tied_count(results, cell),
+        "tied": tied_count(cell),
     }

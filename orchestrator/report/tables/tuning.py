@@ -6,12 +6,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-import pandas as pd
-
 import search_spaces
-from orchestrator.report.tables.common import LOST, bold_best, budget, cell_table, mean_and_std, spread, unfinished
+from orchestrator.report.tables.common import (
+    LOST,
+    UNKNOWN,
+    CellRow,
+    bold_best,
+    budget,
+    by_budget,
+    cell_table,
+    mean_and_std,
+    spread,
+    unfinished,
+)
 from orchestrator.report.tables.render import NOTHING, Table
-from orchestrator.results.frames import NAMES, names
 from orchestrator.results.winners import CellResult, Results, Score
 from orchestrator.search.objective import ACCURACY
 from orchestrator.study.study import Study
@@ -22,91 +30,85 @@ from trainables.spec import HyperValue
 def hyperparameters(results: Results, setting: str) -> Table:
     """Form of table 2 of the DP-FedSOFIM paper, with the chosen values instead of the searched ones."""
     study, cells = results.study, results.of(setting)
-    zoom = study.may_add_stages
-    columns = {"Chosen": "p", _validation(results): "r", "Found in": "l", "On edge": "p"}
-    columns |= {"Extended": "p"} if zoom else {}
+    columns = {"Chosen": "p", _validation(results): "r", "Found in": "l", "On edge": "p", "Extended": "p"}
     columns |= {"Trials": "r", "Diverged / failed": "r", "Within 1 s.e.": "r"}
     if study.private:
-        columns = {"Chosen": "p", _validation(results): "r", "On edge": "p"}
-    frame = pd.DataFrame([_record(results, cell) for cell in cells])
+        hidden = {*columns} - {"Chosen", _validation(results), "On edge"}
+    else:
+        hidden = set() if study.may_add_stages else {"Extended"}
     return cell_table(
         results,
         setting,
         title="Chosen hyperparameters",
         summary="Which configuration won the search of every method, and how many others came close.",
-        caption=[*_caption(results, setting, zoom), *_fixed_values(cells), *unfinished(cells)],
-        columns=list(columns),
-        align="".join(columns.values()),
-        groups=[
-            (budget(epsilon), [(cell, _row(results, cell, zoom)) for cell in results.of(setting, epsilon)])
-            for epsilon in study.epsilons
-        ],
-        data=frame if study.private else frame.astype({"within_standard_error": "Int64"}),
+        caption=[*_caption(results, setting), *_fixed_values(cells), *unfinished(cells)],
+        columns={name: align for name, align in columns.items() if name not in hidden},
+        groups=by_budget(
+            results,
+            setting,
+            lambda cell: [text for name, text in zip(columns, _row(cell), strict=True) if name not in hidden],
+        ),
+        records=[(cell, _record(cell, study.private)) for cell in cells],
     )
 
 
-def _row(results: Results, cell: CellResult, zoom: bool) -> list[str]:
-    search, tied = cell.search, tied_count(results, cell)
+def _row(cell: CellResult) -> list[str]:
+    search, tied = cell.search, tied_count(cell)
     ended = search.states.total()
-    chosen = configuration_text(cell, search.chosen)
-    edge = (", ".join(edges(cell)) or "none") if search.choice else NOTHING
-    if results.study.private:
-        return [chosen, validation_text(cell), edge]
     return [
-        chosen,
-        validation_text(cell),
+        configuration_text(cell, search.chosen),
+        mean_and_std(validation_score(cell), cell.objective),
         " and ".join(search.found_in) or NOTHING,
-        edge,
-        *([", ".join(_extended(cell)) or "none"] if zoom else []),
+        (", ".join(edges(cell)) or "none") if search.choice else NOTHING,
+        ", ".join(_extended(cell)) or "none",
         str(ended) if ended == search.trials else f"{ended} of {search.trials}",
         " / ".join(str(search.states[state]) for state in LOST),
         NOTHING if tied is None else str(tied),
     ]
 
 
-def _record(results: Results, cell: CellResult) -> dict[str, object]:
+def _record(cell: CellResult, private: bool) -> dict[str, object]:
     search, validation = cell.search, validation_score(cell)
     winner = {
-        **names(cell),
         "hyperparameters": json.dumps(search.chosen or {}),
-        f"validation_{cell.objective.metric}": validation.mean if validation else None,
+        f"validation_{cell.objective.metric}": validation.mean,
     }
-    if results.study.private:
-        return {**winner, "on_edge": ", ".join(edges(cell)), "grid": search.configurations}
+    edge = {"on_edge": ", ".join(edges(cell))}
+    if private:
+        return {**winner, **edge, "grid": search.configurations}
     return {
         **winner,
-        "validation_std": validation.std if validation and validation.seeds > 1 else None,
+        "validation_std": validation.std,
         "found_in": " and ".join(search.found_in),
-        "on_edge": ", ".join(edges(cell)),
+        **edge,
         "extended": ", ".join(_extended(cell)),
         "configurations": search.configurations,
         "trials": search.trials,
         **{state: search.states[state] for state in ("done", *LOST)},
-        "within_standard_error": tied_count(results, cell),
+        "within_standard_error": tied_count(cell),
     }
 
 
-def _caption(results: Results, setting: str, zoom: bool) -> list[str]:
+def _caption(results: Results, setting: str) -> list[str]:
     study, facts = results.study, results.facts(setting)
     rows = facts.validation_rows if facts else None
-    edge = "On edge: ↑ (↓) marks a value that is the highest (lowest) tried, so a better one may lie beyond"
+    edge = "On edge: ↑ (↓) marks the highest (lowest) value tried, so a better one may lie beyond"
     if study.private:
         return [
             f"Configurations were drawn at random from the grid, each run with independent noise; their number "
             f"({study.search.private.runs} distribution) stays secret. The best accuracy with Gaussian noise on "
-            f"{f'{rows} validation rows' if rows else 'the validation rows'} won (Validation: that noisy score); "
-            "nothing else about the other runs is shown.",
+            f"{f'{rows} validation rows' if rows else 'the validation rows'} won (Validation); nothing else about the "
+            "other runs is shown.",
             f"{edge}.",
         ]
-    caption = [*_rules(study), f"{edge}; (fine): on an edge of the fine grid only, inside the coarse one."]
-    if zoom:
-        caption.append("Extended: how far the zoom went beyond the coarse grid.")
-    caption.append(
-        "Trials: all trials of the search, over all seeds; a configuration in both grids with the same number of "
-        "rounds runs once."
-    )
-    caption += [v.strategy.caption for v in study.variants if v.strategy.caption]
-    return [*caption, *_tied_rules(study, rows)]
+    return [
+        *_rules(study),
+        f"{edge}; (fine): in the fine grid only.",
+        "Trials are counted over all seeds.",
+        *(["Extended: how far the zoom went beyond the coarse grid."] if study.may_add_stages else []),
+        *(variant.strategy.caption for variant in study.variants if variant.strategy.caption),
+        *_tied_rules(study, rows),
+    ]
 
 
 def _fixed_values(cells: Sequence[CellResult]) -> list[str]:
@@ -121,49 +123,34 @@ def _fixed_values(cells: Sequence[CellResult]) -> list[str]:
 
 def _rules(study: Study) -> list[str]:
     """How winners are chosen."""
-    title, found = study.objective_spec.title, study.objective_spec.evaluated_on
-    seeds, contest = study.seeds, study.seeds.contest
-    rules = []
+    seeds, rules = study.seeds, []
     for select in study.search.select:
         name = f"{select}: " if len(study.search.select) > 1 else ""
-        if select == "single" or len(seeds.search) == 1:
-            text = f"the best {title} {found} after the last round (search seed {seeds.search[0]})"
-        else:
-            text = f"the best mean {title} {found} after the last round (search {_seeds(seeds.search)})"
-        if select == "contest" and contest:
+        by = seeds.search[:1] if select == "single" else seeds.search
+        best = "best" if len(by) == 1 else "best mean"
+        text = f"the {best} {study.objective_spec.title} {study.objective_spec.evaluated_on} after the last round (search {_seeds(by)})"
+        if select == "contest" and seeds.contest:
             rules.append(
-                f"{name}The {study.search.finalists} configurations with {text} were compared in a contest on the "
-                f"same rows, with {_seeds(contest)} and the number of rounds of confirm. The best mean won; among "
-                "means within one paired standard error of it, the smallest standard deviation over seeds won, then "
-                "the better search score. Validation: the winner's mean and sample standard deviation in the contest."
+                f"{name}The {study.search.finalists} configurations with {text} were compared again on "
+                f"{_seeds(seeds.contest)}. The best mean won or, among means within one paired standard error of it, "
+                "the smallest standard deviation. Validation: the winner's mean and standard deviation there."
             )
         else:
-            rules.append(
-                f"{name}The configuration with {text} won; ties go to the lower validation loss, then to the earlier "
-                "place in the grid."
-            )
+            rules.append(f"{name}The configuration with {text} won; ties go to the lower validation loss.")
     return rules
 
 
 def _tied_rules(study: Study, rows: int | None) -> list[str]:
     """What "Within 1 s.e." counts."""
     paired = "contest" in study.search.select and len(study.seeds.contest or study.seeds.search) > 1
-    rules = []
-    if paired:
-        rules.append(
-            "Within 1 s.e.: configurations, including the winner, whose mean is within one paired standard error of "
-            "the best mean over the seeds that decided."
-        )
-    if "single" in study.search.select or not paired:
-        if study.objective_spec is not ACCURACY:
-            rules.append("Within 1 s.e. is shown for a single seed only where accuracy is the objective.")
-        else:
-            error = f"(binomial, {rows} rows)" if rows else "(binomial, unknown number of rows)"
-            rules.append(
-                f"Within 1 s.e.{' (single)' if paired else ''}: configurations, including the winner, whose validation "
-                f"accuracy is at most one standard error {error} below the winner's."
-            )
-    return rules
+    counted = "configurations, including the winner, within one"
+    rules = [f"Within 1 s.e.: {counted} paired standard error of the best mean."] if paired else []
+    if "single" not in study.search.select and paired:
+        return rules
+    if study.objective_spec is not ACCURACY:
+        return [*rules, "Within 1 s.e. is shown for a single seed only where accuracy is the objective."]
+    single, known = " (single)" if paired else "", rows or "unknown number of"
+    return [*rules, f"Within 1 s.e.{single}: {counted} binomial standard error of the winner ({known} rows)."]
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -174,18 +161,13 @@ def _validation(results: Results) -> str:
     return f"Validation{results.study.objective_spec.unit}"
 
 
-def validation_score(cell: CellResult) -> Score | None:
+def validation_score(cell: CellResult) -> Score:
     """The winner's, over the seeds that decided."""
     choice = cell.search.choice
     if choice is None:
-        return None
+        return UNKNOWN
     seeds = len(choice.candidate.keys)
     return Score(choice.score, choice.spread if seeds > 1 else math.nan, seeds)
-
-
-def validation_text(cell: CellResult) -> str:
-    score = validation_score(cell)
-    return NOTHING if score is None else mean_and_std(score, cell.objective)
 
 
 def _tuned(cell: CellResult, configuration: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
@@ -235,7 +217,7 @@ def _refined(cell: CellResult) -> dict[str, Axis]:
     return {name: tuple(dict.fromkeys(v for axes in stages for v in axes.get(name, ()))) for name in names}
 
 
-def tied_count(results: Results, cell: CellResult) -> int | None:
+def tied_count(cell: CellResult) -> int | None:
     """Configurations within one standard error of the best; None if that needs an unknown number of validation rows."""
     choice = cell.search.choice
     known = cell.facts is not None
@@ -259,30 +241,23 @@ def search_strategies(results: Results, setting: str) -> Table | None:
     objective = results.study.objective_spec
     groups, records = [], []
     for epsilon in results.study.epsilons:
-        rows = []
+        rows: list[CellRow] = []
         for method in results.study.methods:
             cells = [cell for cell in results.of(setting, epsilon) if cell.method == method]
-            tests = [cell.curve[cell.last] if cell.complete(cell.last) else None for cell in cells]
-            means = [score.mean if score else None for score in tests]
-            shown = bold_best([NOTHING if s is None else mean_and_std(s, objective) for s in tests], means, objective)
+            tests = [cell.curve[cell.last] if cell.complete(cell.last) else UNKNOWN for cell in cells]
+            means = [None if math.isnan(test.mean) else test.mean for test in tests]
+            shown = bold_best([mean_and_std(test, objective) for test in tests], means, objective)
             for cell, test, text in zip(cells, tests, shown, strict=True):
-                search, validation = cell.search, validation_score(cell)
-                rows.append((cell, [str(search.trials), str(search.trial_rounds), validation_text(cell), text]))
-                records.append(
-                    {
-                        **names(cell),
-                        "trials": search.trials,
-                        "trial_rounds": search.trial_rounds,
-                        f"validation_{objective.metric}": validation.mean if validation else None,
-                        "test_mean": test.mean if test else None,
-                        "test_std": test.std if test else None,
-                    }
-                )
+                cost = {"trials": cell.search.trials, "trial_rounds": cell.search.trial_rounds}
+                validation = validation_score(cell)
+                rows.append((cell, [*map(str, cost.values()), mean_and_std(validation, objective), text]))
+                scores = {"test_mean": test.mean, "test_std": test.std}
+                records.append((cell, {**cost, f"validation_{objective.metric}": validation.mean, **scores}))
         groups.append((budget(epsilon), rows))
     caption = (
-        f"The same methods and budgets with each search strategy: validation {objective.title} of the winner, and its "
-        f"test {objective.title} after the last round, {spread(results)}. Bold: the best test score of each method. "
-        "Validation scores of different strategies come from different seeds and rounds and are not comparable."
+        f"Validation {objective.title} of each search strategy's winner, and its test {objective.title} after the last "
+        f"round, {spread(results)}. Bold: the best test score of each method. Validation scores of different "
+        "strategies come from different seeds and rounds and are not comparable."
     )
     return cell_table(
         results,
@@ -290,11 +265,7 @@ def search_strategies(results: Results, setting: str) -> Table | None:
         title="Search strategies compared",
         summary="What each search strategy found for every method, and how many trials and rounds it took.",
         caption=[caption, *unfinished(results.of(setting))],
-        columns=["Trials", "Trial-rounds", _validation(results), f"Test{objective.unit}"],
-        align="rrrr",
+        columns=dict.fromkeys(["Trials", "Trial-rounds", _validation(results), f"Test{objective.unit}"], "r"),
         groups=groups,
-        data=pd.DataFrame(
-            records,
-            columns=[*NAMES, "trials", "trial_rounds", f"validation_{objective.metric}", "test_mean", "test_std"],
-        ),
+        records=records,
     )
