@@ -7,72 +7,51 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from datetime import date
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import page
-from benchmarks.private_round import CLASSES, CLIENTS, CLIP, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
-from orchestrator.bench.machine import problem_of
+from benchmarks.private_round import CLASSES, CLIENTS, FEATURES, LEARNING_RATE, ROUNDS, ROWS, problem
+from orchestrator.bench.workload import Workload, federation
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.packing import AUTO_LANES
-from trainables import methods
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
-from trainables.privacy.plan import PrivacySettings
-from trainables.ray_actors.federation import RayFederation
-from trainables.ray_actors.object_store import ObjectStoreProblems
 
 HERE = Path(__file__).resolve().parent
 LANES = AUTO_LANES["cpu"]
 PER_EXAMPLE = "per-example clipping"
 
 
-class Fedsweep:
-    """The same problem in fedsweep, on a federation of Ray actors."""
+class Fedsweep(Workload):
+    """The same problem in fedsweep."""
 
     def __init__(self, folder: Path) -> None:
         x, y = problem()
         rows = {"x_train": x.reshape(-1, FEATURES), "y_train": y.reshape(-1), "x_test": x[0], "y_test": y[0]}
         np.savez(folder / "problem.npz", **rows)
-        self.problem = problem_of(str(folder / "problem.npz"), CLIENTS)
-        first = self.trials(1)[0]
+        super().__init__(str(folder / "problem.npz"), CLIENTS)
+        first = self.pack(1)[0]
         theta = self.problem.model.initial(first.seed).view(FEATURES + 1, CLASSES).numpy()
         noise = plan_of(first, self.problem.partition.sizes).noise_std["gradient"]
         self.start = folder / "start.npz"
         np.savez(self.start, theta=theta, noise=noise)
 
-    def trials(self, count: int) -> list[TrialSpec]:
-        return [
-            TrialSpec(
-                problem=self.problem.spec,
-                method="dp-fedgd",
-                hyperparameters=methods.get("dp-fedgd").check({"learning_rate": LEARNING_RATE}),
-                privacy=PrivacySettings(epsilon=10, clip=CLIP - 0.001 * lane),
-                rounds=ROUNDS,
-                evaluate_every=ROUNDS,
-            )
-            for lane in range(count)
-        ]
+    def pack(self, lanes: int) -> list[TrialSpec]:
+        return self.trials(lanes, ROUNDS, method="dp-fedgd", learning_rate=LEARNING_RATE)
 
     def run(self) -> list[dict]:
-        """One trial, and a pack of the default size."""
+        """One trial, and a pack of the default size, on a federation of Ray actors."""
         reports = []
-        with connected():
-            federation = RayFederation(FederationSize(hosts=min(os.cpu_count() or 1, CLIENTS)))
-            data = ObjectStoreProblems().data(self.problem)
+        with connected(), federation(self, FederationSize(hosts=min(os.cpu_count() or 1, CLIENTS))) as started:
             for lanes in (1, LANES):
-                federation.open(self.trials(lanes), data)
-                federation.advance(1)
-                seconds = []
-                for t in range(2, ROUNDS):
-                    start = time.perf_counter()
-                    federation.progress(t)
-                    seconds.append(time.perf_counter() - start)
-                (first, *_) = federation.advance(ROUNDS)
+                trials = self.pack(lanes)
+                started.open(trials)
+                seconds = [started.seconds(t) for t in range(2, ROUNDS)]
+                first = started.results(trials)[trials[0].key]
                 reports.append(
                     {
                         "name": "fedsweep, one trial" if lanes == 1 else f"fedsweep, {lanes} trials in a pack",
@@ -81,7 +60,6 @@ class Fedsweep:
                         "accuracy": first.metrics["accuracy"][ROUNDS],
                     }
                 )
-            federation.close()
         return reports
 
 

@@ -81,13 +81,9 @@ def parts_of_rounds(study: Study) -> None:
     """Time the parts of a round for the first coarse pack of every method."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     prepared = PreparedStudy.prepare(study)
-    measured = set()
-    for cell in prepared.cells:
-        if cell.method.name in measured:
-            continue
-        grid = cell.space.grid(cell.space.coarse)
-        trials = [trial for point in grid for trial in cell.trials("coarse", point, study.seeds.search)]
-        measured.add(cell.method.name)
+    for cell in {cell.method.name: cell for cell in reversed(prepared.cells)}.values():
+        grid, rounds = cell.space.grid(cell.space.coarse), study.stage_rounds(cell.method).coarse
+        trials = [trial for point in grid for trial in cell.trials(point, study.seeds.search, rounds)]
         trials = [trial for trial in trials if pack_group(trial) == pack_group(trials[0])][: AUTO_LANES[device]]
         _parts_of(trials, prepared, device)
 

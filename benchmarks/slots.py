@@ -14,9 +14,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.waiting import WaitingFederation
 from orchestrator.execution.backends import ray as ray_backend
@@ -56,11 +58,18 @@ class Measured:
 def study(slots: int, waves: int) -> Study:
     """`waves` packs per slot in the coarse and the fine stage, and one per slot in the confirm stage."""
     rates = [0.001 * (k + 1) for k in range(slots * waves // CELLS)]
-    method = {
-        "name": "dp-fedgd",
-        "coarse": {"learning_rate": rates},
-        "fine": {"learning_rate": [rate + 0.0005 for rate in rates]},
-    }
+    return _study(
+        {
+            "name": "dp-fedgd",
+            "coarse": {"learning_rate": rates},
+            "fine": {"learning_rate": [r + 0.0005 for r in rates]},
+        },
+        epsilons=[float(2**k) for k in range(CELLS)],
+        seeds={"search": 42, "contest": [], "confirm": [100 + k for k in range(max(1, slots // CELLS))]},
+    )
+
+
+def _study(method: dict[str, Any], **settings: Any) -> Study:
     return Study.model_validate(
         {
             "name": "slots",
@@ -68,38 +77,42 @@ def study(slots: int, waves: int) -> Study:
             "partitions": ["iid"],
             "clients": 4,
             "methods": [method],
-            "epsilons": [float(2**k) for k in range(CELLS)],
             "rounds": {"coarse": 10, "fine": 10, "confirm": 10},
-            "seeds": {"search": 42, "contest": [], "confirm": [100 + k for k in range(max(1, slots // CELLS))]},
             "search": {"refine": "table"},
+            **settings,
         }
     )
 
 
-def measure(slots: int, seconds: float) -> Measured:
-    measured_study = study(slots, WAVES[seconds])
-    with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name, connected(cpus=slots):
+@contextmanager
+def waiting_sweep(measured_study: Study, slots: int, seconds: float, lanes: int) -> Iterator[tuple[Sweep, Path, float]]:
+    """A finished sweep of packs that only wait, its folder, and the CPU time of its plan."""
+    with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name:
         folder = Path(name)
-        seen = folder / "seen"
-        seen.mkdir()
-        began, processor = time.time(), time.process_time()
+        (folder / "seen").mkdir()
+        processor = time.process_time()
         with Ledger.write(folder / "results") as ledger:
             sweep = Sweep(PreparedStudy.prepare(measured_study), ledger)
-            start = functools.partial(WaitingFederation, seconds, slots, str(seen))
-            _run(sweep, folder, Capacity(FederationSize(), slots, lanes_per_pack=1), start)
+            planned = time.process_time() - processor
+            run = SweepRun(sweep, measured_study.resources, results_location(folder / "results"), View())
+            start = functools.partial(WaitingFederation, seconds, slots, str(folder / "seen"))
+            ray_backend.run_slots(run, Capacity(FederationSize(), slots, lanes_per_pack=lanes), start=start)
             assert sweep.finished
-        ended, used = time.time(), time.process_time() - processor
-        ran = [[json.loads(line) for line in file.read_text().splitlines()] for file in seen.glob("packs-*")]
-        assert len(list(seen.glob("up-*"))) == slots, "every federation was started once"
-        packs = [pack for process in ran for pack in process]
+            yield sweep, folder, planned
+
+
+def measure(slots: int, seconds: float) -> Measured:
+    measured_study = study(slots, WAVES[seconds])
+    with connected(cpus=slots):
+        began, processor = time.time(), time.process_time()
+        with waiting_sweep(measured_study, slots, seconds, lanes=1) as (_, folder, _):
+            ended, used, seen = time.time(), time.process_time() - processor, folder / "seen"
+            ran = [[json.loads(line) for line in file.read_text().splitlines()] for file in seen.glob("packs-*")]
+            assert len(list(seen.glob("up-*"))) == slots, "every federation was started once"
+    packs = [pack for process in ran for pack in process]
     first, last = min(pack[0] for pack in packs), max(pack[1] for pack in packs)
     busy = sum(end - start for start, end in packs) / (slots * (last - first))
     return Measured(slots, seconds, len(packs), busy, len(ran), used / (ended - began), first - began)
-
-
-def _run(sweep: Sweep, folder: Path, capacity: Capacity, start: Callable[[], WaitingFederation]) -> None:
-    run = SweepRun(sweep, sweep.prepared.study.resources, results_location(folder / "results"), View())
-    ray_backend.run_slots(run, capacity, start=start)
 
 
 def cost_of_trials(trials: int) -> str:
@@ -107,37 +120,20 @@ def cost_of_trials(trials: int) -> str:
     fine, with three seeds each; two slots, packs of 1,024."""
     rates, rhos, betas = ([low + step * k for k in range(many)] for low, step, many in AXES)
     axes = {"learning_rate": rates[: trials // 600], "rho": rhos, "beta": betas}
-    method = {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [rho + 20 for rho in rhos]}}
-    measured_study = Study.model_validate(
-        {
-            "name": "trials",
-            "data": [{"source": "synthetic-frozen:400,100,6,3", "label": "none"}],
-            "partitions": ["iid"],
-            "clients": 4,
-            "methods": [method],
-            "epsilons": [8.0],
-            "rounds": {"coarse": 10, "fine": 10, "confirm": 10},
-            "seeds": {"search": [42, 43, 44], "contest": [], "confirm": [7]},
-            "search": {"refine": "table"},
-        }
+    measured_study = _study(
+        {"name": "dp-fedsofim", "coarse": axes, "fine": {**axes, "rho": [rho + 20 for rho in rhos]}},
+        epsilons=[8.0],
+        seeds={"search": [42, 43, 44], "contest": [], "confirm": [7]},
     )
-    with tempfile.TemporaryDirectory(prefix="fedsweep-slots-") as name, connected(cpus=2):
-        folder = Path(name)
-        seen = folder / "seen"
-        seen.mkdir()
+    with connected(cpus=2):
         memory, began, processor = _resident(), time.time(), time.process_time()
-        with Ledger.write(folder / "results") as ledger:
-            sweep = Sweep(PreparedStudy.prepare(measured_study), ledger)
-            planned = time.process_time() - processor
-            start = functools.partial(WaitingFederation, 0.0, 2, str(seen))
-            _run(sweep, folder, Capacity(FederationSize(), 2, lanes_per_pack=1024), start)
-            assert sweep.finished
+        with waiting_sweep(measured_study, 2, 0.0, lanes=1024) as (sweep, folder, planned):
             used, took, grown = time.process_time() - processor, time.time() - began, _resident() - memory
             began = time.process_time()
             SweepProgress.of(sweep)
             progress_table(sweep)
             looked = time.process_time() - began
-        size = (folder / "results" / "ledger.sqlite").stat().st_size
+            size = (folder / "results" / "ledger.sqlite").stat().st_size
     return (
         f"{trials} trials: {1000 * used / trials:.3f} ms of CPU per trial ({1000 * planned / trials:.3f} before the "
         f"first pack), {grown / trials:.0f} bytes of memory and {size / trials:.0f} bytes of the ledger per trial; "

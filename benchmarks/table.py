@@ -31,7 +31,6 @@ def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
         ),
         ("time of saturated lanes relative to regular ones", of("saturated_ratio", ".2f")),
         ("evaluation every 10 rounds, % of a run", of("evaluation_share", ".1f", 100)),
-        ("messages to and from a host per round", of("messages_per_round_and_host", "g")),
         ("speed-up of a pack of 32 over one trial at a time", of("packed_speedup", ".1f")),
         ("speed-up of the closed form over per-example gradients in memory", of("per_example_speedup", ".1f")),
         *(

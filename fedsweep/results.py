@@ -5,8 +5,9 @@ Stability: public. Properties of `Results` are stable; data frames may gain colu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -16,6 +17,8 @@ from orchestrator.results import winners as tables
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from orchestrator.study.study import Study
+
+T = TypeVar("T")
 
 
 class Results:
@@ -33,8 +36,7 @@ class Results:
     @property
     def study(self) -> Study:
         """The study as it was last run."""
-        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return tables.Results.read(ledger).study
+        return self._read(lambda ledger, results: results.study)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -49,32 +51,31 @@ class Results:
     @property
     def trials(self) -> pd.DataFrame:
         """One row per finished trial: cell, stage, seed, hyperparameters, state, scores and privacy account."""
-        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return frames.trials(ledger, tables.Results.read(ledger))
+        return self._read(frames.trials)
 
     @property
     def configurations(self) -> pd.DataFrame:
         """One row per configuration and stage: number of finished seeds, mean and standard deviation of the scores."""
-        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return frames.configurations(frames.trials(ledger, tables.Results.read(ledger)))
+        return frames.configurations(self.trials)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per trial and evaluated round, one column per metric."""
-        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return frames.rounds(ledger, tables.Results.read(ledger))
+        return self._read(frames.rounds)
 
     @property
     def cells(self) -> pd.DataFrame:
         """One row per cell: search, test score over the seeds (mean, sample standard deviation), actual eps."""
-        with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return frames.cells(tables.Results.read(ledger))
+        return self._read(lambda ledger, results: frames.cells(results))
 
     @property
     def winners(self) -> pd.DataFrame:
         """One row per cell with a winner: its hyperparameters."""
+        return self._read(lambda ledger, results: frames.winners(results))
+
+    def _read(self, query: Callable[[Ledger, tables.Results], T]) -> T:
         with results_location(self.folder).open_for_reading() as folder, Ledger.read(folder) as ledger:
-            return frames.winners(tables.Results.read(ledger))
+            return query(ledger, tables.Results.read(ledger))
 
 
 def load_results(folder: str | Path) -> Results:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
 # printed commands can be copied: lines are not wrapped, and brackets in paths are not markup
@@ -18,6 +20,15 @@ def emit_json(value: Any) -> None:
     """Print one line of JSON, the last line of standard output. Infinite values become the string "inf"."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def show(data: Any, json: bool, lines: Iterable[str]) -> None:
+    """Print the data as JSON, or else the lines."""
+    if json:
+        emit_json(data)
+    else:
+        for line in lines:
+            typer.echo(line)
 
 
 def _plain(value: Any) -> Any:

@@ -6,32 +6,37 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from orchestrator.bench import machine as bench
+from orchestrator.bench import kernel_speed, workload
+from trainables.federation.federation_size import FederationSize
 
 
 @pytest.fixture
 def lab():
-    return SimpleNamespace(problem=bench.problem_of("synthetic-frozen:400,100,6,3", clients=4))
+    return SimpleNamespace(problem=workload.problem_of("synthetic-frozen:400,100,6,3", clients=4))
+
+
+def quick(log):
+    return workload.Measurement(FederationSize(), quick=True, log=log)
 
 
 def test_the_closed_form_is_compared_with_per_example_gradients(lab):
     messages = []
-    report = bench._per_example(lab, "cpu", messages.append)
+    report = kernel_speed.per_example(quick(messages.append), lab)
     assert report["per_example_ms"] > 0
     assert report["per_example_speedup"] > 0
     assert len(messages) == 1
 
 
 def test_disagreement_is_an_error(lab, monkeypatch):
-    correct = bench.SoftmaxHead.clipped_gradient_sum
+    correct = kernel_speed.SoftmaxHead.clipped_gradient_sum
 
     def wrong(head, shard, theta, clip, **more):
         total, diagnostics = correct(head, shard, theta, clip, **more)
         return total + torch.ones_like(total), diagnostics
 
-    monkeypatch.setattr(bench.SoftmaxHead, "clipped_gradient_sum", wrong)
-    with pytest.raises(bench.DisagreementError):
-        bench._per_example(lab, "cpu", print)
+    monkeypatch.setattr(kernel_speed.SoftmaxHead, "clipped_gradient_sum", wrong)
+    with pytest.raises(workload.DisagreementError):
+        kernel_speed.per_example(quick(print), lab)
 
 
 def test_the_wheel_contains_the_product_only(repository):

@@ -292,6 +292,25 @@ def test_a_round_that_fails_half_way_does_not_change_the_states(small_problem, m
     assert torch.equal(again.total, expected.total)
 
 
+@pytest.mark.parametrize("local_steps", [1, 10])
+def test_a_round_is_one_message_per_host(small_problem, monkeypatch, local_steps):
+    """And its reply, for any number of local steps."""
+    calls, correct = [], Hosts._call
+
+    def counted(hosts, method, arguments):
+        calls.append((method, len(arguments)))
+        return correct(hosts, method, arguments)
+
+    monkeypatch.setattr(Hosts, "_call", counted)
+    trial = small.trial(small_problem, "dp-scaffold", {"local_steps": local_steps})
+    server = Server(Hosts(2))
+    server.open([trial], ProblemData.of(small_problem))
+    server.advance(1)
+    calls.clear()
+    server.advance(3)
+    assert calls == [("round", 2)] * 2
+
+
 def test_almost_equal_seeds_have_different_noise(small_problem):
     """Beyond 2^53 not every integer is a float."""
     trials = [small.trial(small_problem, "dp-fedfc", rounds=2, every=2, seed=2**60 + n) for n in (0, 1)]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json, stderr
+from orchestrator.console import emit_json, show, stderr
 
 
 def bench(
@@ -34,10 +34,7 @@ def bench(
             device="cuda" if torch.cuda.is_available() else "cpu",
         )
         cells = [cell for method in options.methods for cell in regrets(options, method)]
-        if json:
-            emit_json(cells)
-        else:
-            typer.echo("\n".join(table(cells)))
+        show(cells, json, table(cells))
         return
     from orchestrator.bench.machine import bench as measure
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.commands.options import Json, number_of_clients, training_options
-from orchestrator.console import emit_json, number
+from orchestrator.console import number, show
 from orchestrator.execution.training_options import TrainingOptions
 from trainables.errors import in_range
 
@@ -60,16 +60,13 @@ def calibrate(
             "all released": all_released(mu, search, delta),
         }
         report["search"] = {"runs": search, "epsilon": total, "epsilon_of_a_run": epsilon, "prices": prices}
-    if json:
-        emit_json(report)
-        return
-    if search is not None:
-        typer.echo(f"epsilon of a run   {number(epsilon)}   ({number(search)} runs on average)")
-    for what, price in prices.items():
-        typer.echo(f"epsilon of search  {number(price)}   ({what})")
-    typer.echo(f"mu                 {number(report['mu'])}")
-    typer.echo(f"noise multiplier   {plan.noise_multiplier:.2f}   (sigma_g)")
-    typer.echo(f"noise of the sum   {number(report['noise_std_sum'])}   (standard deviation, clip x sigma_g)")
-    typer.echo(f"noise of a client  {number(report['noise_std_client'])}   (added to its sum of clipped gradients)")
-    for model, actual in plan.actual_epsilon.items():
-        typer.echo(f"actual epsilon     {number(actual)}   ({model})")
+    lines = [
+        *([] if search is None else [f"epsilon of a run   {number(epsilon)}   ({number(search)} runs on average)"]),
+        *(f"epsilon of search  {number(price)}   ({what})" for what, price in prices.items()),
+        f"mu                 {number(report['mu'])}",
+        f"noise multiplier   {plan.noise_multiplier:.2f}   (sigma_g)",
+        f"noise of the sum   {number(report['noise_std_sum'])}   (standard deviation, clip x sigma_g)",
+        f"noise of a client  {number(report['noise_std_client'])}   (added to its sum of clipped gradients)",
+        *(f"actual epsilon     {number(actual)}   ({model})" for model, actual in plan.actual_epsilon.items()),
+    ]
+    show(report, json, lines)

@@ -11,7 +11,7 @@ from importlib import metadata
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json
+from orchestrator.console import show
 
 OPTIONAL = ("s3fs", "mlflow", "wandb", "optuna-dashboard", "timm")
 REQUIRED = (
@@ -24,11 +24,11 @@ REQUIRED_MEMORY = 4 << 30
 def doctor(json: Json = False) -> None:
     """Check versions, memory, GPUs and compiler. Exits with 1 if something required is missing."""
     checks = list(_checks())
-    if json:
-        emit_json([{"check": name, "value": text, "ok": ok} for name, text, ok in checks])
-    else:
-        for name, text, ok in checks:
-            typer.echo(f"{'' if ok else 'PROBLEM: '}{name:<14}{text}")
+    show(
+        [{"check": name, "value": text, "ok": ok} for name, text, ok in checks],
+        json,
+        [f"{'' if ok else 'PROBLEM: '}{name:<14}{text}" for name, text, ok in checks],
+    )
     if not all(ok for _, _, ok in checks):
         raise typer.Exit(1)
 

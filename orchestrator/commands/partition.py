@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import DATA_HELP, Json, training_options
-from orchestrator.console import emit_json, stderr
+from orchestrator.console import show, stderr
 from orchestrator.execution.training_options import TrainingOptions
 
 
@@ -30,25 +30,22 @@ def partition(
     absent = (counts == 0).sum(axis=1)
     for note in split.notes:
         stderr.print(f"note: {note}")
-    if json:
-        emit_json(
-            {
-                "counts": counts.tolist(),
-                "sizes": list(split.sizes),
-                "kl_from_uniform": divergence.tolist(),
-                "kl_mean": float(divergence.mean()),
-                "kl_max": float(divergence.max()),
-                "absent_classes": absent.tolist(),
-                "absent_mean": float(absent.mean()),
-                "notes": list(split.notes),
-            }
-        )
-        return
-    width = max(6, len(str(max(split.sizes))) + 1)
-    typer.echo("client " + "".join(f"{f'cls {c}':>{width}}" for c in range(loaded.classes)) + f"{'total':>8}")
-    for client, row in enumerate(counts):
-        typer.echo(f"{client:>6} " + "".join(f"{value:>{width}}" for value in row) + f"{row.sum():>8}")
-    sizes = counts.sum(axis=1)
-    typer.echo(f"sizes {sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}, std {sizes.std():.1f}")
-    typer.echo(f"KL from uniform: mean {divergence.mean():.3f}, max {divergence.max():.3f}")
-    typer.echo(f"absent classes per client: mean {absent.mean():.1f}, max {absent.max()}")
+    report = {
+        "counts": counts.tolist(),
+        "sizes": list(split.sizes),
+        "kl_from_uniform": divergence.tolist(),
+        "kl_mean": float(divergence.mean()),
+        "kl_max": float(divergence.max()),
+        "absent_classes": absent.tolist(),
+        "absent_mean": float(absent.mean()),
+        "notes": list(split.notes),
+    }
+    width, sizes = max(6, len(str(max(split.sizes))) + 1), counts.sum(axis=1)
+    lines = [
+        "client " + "".join(f"{f'cls {c}':>{width}}" for c in range(loaded.classes)) + f"{'total':>8}",
+        *(f"{i:>6} " + "".join(f"{n:>{width}}" for n in row) + f"{row.sum():>8}" for i, row in enumerate(counts)),
+        f"sizes {sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}, std {sizes.std():.1f}",
+        f"KL from uniform: mean {divergence.mean():.3f}, max {divergence.max():.3f}",
+        f"absent classes per client: mean {absent.mean():.1f}, max {absent.max()}",
+    ]
+    show(report, json, lines)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Json, Resources, StudyName
-from orchestrator.console import emit_json
+from orchestrator.console import show
 
 
 def plan(
@@ -27,10 +27,7 @@ def plan(
     loaded = loaded.model_copy(update={"resources": reading.changed_resources(loaded.resources, resource or [])})
     with reading.errors_name_lines(text, study):
         planned = planning.plan(loaded, _nodes(address) if address else None)
-    if json:
-        emit_json(planned.as_dict())
-    else:
-        typer.echo(planned.as_text())
+    show(planned.as_dict(), json, [planned.as_text()])
 
 
 def _nodes(address: str) -> list[dict[str, float]]:

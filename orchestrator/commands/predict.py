@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json, number
+from orchestrator.console import number, show
 from trainables.errors import UserError
 from trainables.files import replacing
 
@@ -36,10 +36,9 @@ def predict(
         np.savetxt(file, predicted, fmt="%d", header="class", comments="")
     accuracy = None if labels is None else 100 * float((predicted == labels).mean())
     epsilon = saved.provenance["epsilon"]["claimed"]
-    if json:
-        emit_json({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance})
-        return
-    typer.echo(f"{len(predicted)} predictions written to {output}")
-    if accuracy is not None:
-        typer.echo(f"accuracy: {accuracy:.2f}%")
-    typer.echo(f"the model was trained at epsilon {number(float(epsilon))}, delta {saved.provenance['delta']:g}")
+    lines = [
+        f"{len(predicted)} predictions written to {output}",
+        *([] if accuracy is None else [f"accuracy: {accuracy:.2f}%"]),
+        f"the model was trained at epsilon {number(float(epsilon))}, delta {saved.provenance['delta']:g}",
+    ]
+    show({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance}, json, lines)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from orchestrator.commands.options import Folder, Json
-from orchestrator.console import emit_json
+from orchestrator.console import show
 
 
 def status(folder: Folder, json: Json = False) -> None:
@@ -13,7 +11,4 @@ def status(folder: Folder, json: Json = False) -> None:
     from orchestrator.results import status as progress
 
     report = progress.read(folder)
-    if json:
-        emit_json(report)
-    else:
-        typer.echo(progress.as_text(report))
+    show(report, json, [progress.as_text(report)])

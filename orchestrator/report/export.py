@@ -116,8 +116,8 @@ def _mlflow(ledger: Ledger, results: Results, folder: Path) -> list[str]:
         with mlflow.start_run(run_name=run.name, tags=tags):
             mlflow.log_params({**run.hyperparameters, "seed": run.line["seed"], "epsilon": run.line["epsilon"]})
             for t, values in run.curve:
-                mlflow.log_metrics({name: v for name, v in values.items() if math.isfinite(v)}, step=t)
-            mlflow.log_metrics({name: v for name, v in run.account.items() if math.isfinite(v)})
+                mlflow.log_metrics(_finite(values), step=t)
+            mlflow.log_metrics(_finite(run.account))
         count += 1
     return [f"{count} runs added to the MLflow experiment {results.study.name}"]
 
@@ -159,16 +159,14 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     file = folder / "optuna.db"
     file.unlink(missing_ok=True)
     storage = f"sqlite:///{file}"
-    metric = results.study.objective
+    metric, states = results.study.objective, optuna.trial.TrialState
     directions = optuna.study.StudyDirection
     direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
     cells: dict[str, list[_Run]] = {}
     for run in _runs(ledger, results):
-        name = (
-            run.cell if run.line["search"] == results.study.variants[0].name else f"{run.cell} ({run.line['search']})"
-        )
+        first = run.line["search"] == results.study.variants[0].name
         if run.stage != "confirm":
-            cells.setdefault(name, []).append(run)
+            cells.setdefault(run.cell if first else f"{run.cell} ({run.line['search']})", []).append(run)
     scales = {method.shown: method.space().scale for method in results.study.methods}
     for name, runs in cells.items():
         study = optuna.create_study(study_name=name, storage=storage, direction=direction)
@@ -176,7 +174,6 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
         for run in runs:
             score = run.curve[-1][1].get(metric) if run.curve else None
             done = run.line["state"] == "done" and score is not None
-            states = optuna.trial.TrialState
             study.add_trial(
                 optuna.trial.create_trial(
                     state=states.FAIL if not done else states.PRUNED if run.was_cut else states.COMPLETE,

@@ -108,19 +108,18 @@ def write_figures(folder: Path) -> list[Path]:
 def drawings(results: Results) -> list[Drawing]:
     """All figures of a study. By round: one figure per setting with a panel per budget, or with a single budget one
     figure with a panel per setting."""
-    found = []
-    if len(results.study.epsilons) > 1:
-        names = endings(results.settings)
-        for setting in results.settings:
-            panels = _panels(results.of(setting), lambda cell: budget(cell.epsilon))
-            found.append(Drawing(f"score-by-round{names[setting]}", panels, _by_round))
-        by_setting = _panels(results.cells, _setting)
+    by_setting, several = _panels(results.cells, _setting), len(results.study.epsilons) > 1
+    if several:
+        found = [
+            Drawing(f"score-by-round{ending}", _panels(results.of(setting), lambda c: budget(c.epsilon)), _by_round)
+            for setting, ending in endings(results.settings).items()
+        ]
         found.append(Drawing("score-by-epsilon", by_setting, _by_epsilon))
     else:
-        found.append(Drawing("score-by-round", _panels(results.cells, _setting), _by_round))
-    title = _family_and_budget if len(results.study.epsilons) > 1 else _family
-    families = [panel for panel in _panels(results.cells, title) if len(_counts(panel.cells)) > 1]
-    return [d for d in [*found, Drawing("score-by-clients", families, _by_clients)] if d.panels]
+        found = [Drawing("score-by-round", by_setting, _by_round)]
+    families = _panels(results.cells, lambda c: f"{_family(c)}, {budget(c.epsilon)}" if several else _family(c))
+    varied = [panel for panel in families if len(_counts(panel.cells)) > 1]
+    return [d for d in [*found, Drawing("score-by-clients", varied, _by_clients)] if d.panels]
 
 
 # ---- panels and series
@@ -146,10 +145,6 @@ def _family(cell: CellResult) -> str:
     if simulation is None:
         return cell.setting
     return f"{simulation.task}, {simulation.sizes} sizes around {simulation.mean_size}"
-
-
-def _family_and_budget(cell: CellResult) -> str:
-    return f"{_family(cell)}, {budget(cell.epsilon)}"
 
 
 def _simulation(cell: CellResult) -> simulated.Simulation | None:
@@ -296,31 +291,29 @@ def _by_round(axes: Axes, panel: Panel, series: Series) -> None:
 def _by_epsilon(axes: Axes, panel: Panel, series: Series) -> None:
     """The last round of every cell by budget, with equal steps between budgets."""
     epsilons = sorted({cell.epsilon for cell in panel.cells})
-    cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=lambda cell: cell.epsilon)
-    if cells:
-        places = [epsilons.index(cell.epsilon) + 0.18 * series.spread for cell in cells]
-        _whiskers(axes, places, [cell.curve[cell.last] for cell in cells], series)
+    _whiskers(axes, panel, series, lambda cell: epsilons.index(cell.epsilon), 0.18)
     axes.set_xticks(range(len(epsilons)), [budget(epsilon).removeprefix("ε = ") for epsilon in epsilons])
     axes.set_xlabel("ε")
 
 
 def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
     """The last round of every cell by number of clients."""
-    cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=_clients)
     counts = _counts(panel.cells)
-    apart = min(b - a for a, b in pairwise(counts))
-    if cells:
-        places = [_clients(cell) + 0.12 * apart * series.spread for cell in cells]
-        _whiskers(axes, places, [cell.curve[cell.last] for cell in cells], series)
+    _whiskers(axes, panel, series, _clients, 0.12 * min(b - a for a, b in pairwise(counts)))
     axes.set_xlabel("clients")
     axes.set_xticks(counts)
 
 
-def _whiskers(axes: Axes, x: list[float], scores: list[Score], series: Series) -> None:
-    axes.errorbar(
-        x, [score.mean for score in scores], yerr=[_deviation(score) for score in scores], label=series.label,
-        markersize=4, linewidth=1.3, elinewidth=0.9, capsize=1.5, **series.look,
-    )  # fmt: skip
+def _whiskers(axes: Axes, panel: Panel, series: Series, place: Callable[[CellResult], int], apart: float) -> None:
+    """The last round of every cell at its place; series are up to `apart` beside it."""
+    cells = sorted((cell for cell in series.of(panel) if cell.last in cell.curve), key=place)
+    if cells:
+        scores = [cell.curve[cell.last] for cell in cells]
+        axes.errorbar(
+            [place(cell) + apart * series.spread for cell in cells], [score.mean for score in scores],
+            yerr=[_deviation(score) for score in scores], label=series.label, markersize=4, linewidth=1.3,
+            elinewidth=0.9, capsize=1.5, **series.look,
+        )  # fmt: skip
 
 
 def _deviation(score: Score) -> float:

@@ -22,16 +22,14 @@ def generate(name: str) -> tuple[str, Arrays] | None:
         train, test, features, classes = (int(size) for size in sizes)
         in_range(2, 1000, **{f"data {name!r}: CLASSES": classes})
         in_range(1, 100_000, **{f"data {name!r}: FEATURES": features})
-        in_range(classes, 10**8, **{f"data {name!r}: TRAIN": train})
-        in_range(classes, 10**8, **{f"data {name!r}: TEST": test})
+        in_range(classes, 10**8, **{f"data {name!r}: TRAIN": train, f"data {name!r}: TEST": test})
         return f"synthetic-frozen:1:{train},{test},{features},{classes}", frozen(train, test, features, classes)
     if kind == "synthetic":
         numbers = _numbers(name, text)
         if len(numbers) not in (2, 3) or any(not number.is_integer() for number in numbers[2:]):
             raise UserError(f"data {name!r}: expected ALPHA,BETA[,CLIENTS]")
         alpha, beta, clients = numbers[0], numbers[1], int(numbers[2]) if len(numbers) == 3 else 30
-        in_range(0, 100, **{f"data {name!r}: ALPHA": alpha})
-        in_range(0, 100, **{f"data {name!r}: BETA": beta})
+        in_range(0, 100, **{f"data {name!r}: ALPHA": alpha, f"data {name!r}: BETA": beta})
         in_range(1, 10**6, **{f"data {name!r}: CLIENTS": clients})
         return f"synthetic:1:{alpha:g},{beta:g},{clients}", heterogeneous(alpha, beta, clients)
     return None
@@ -75,11 +73,8 @@ def heterogeneous(alpha: float, beta: float, clients: int) -> Arrays:
         x = (centre + rng.standard_normal((size, features)) * deviation).astype(np.float32)
         y = np.argmax(x @ W + b, axis=1)
         cut = size // 10
-        parts["x_test"].append(x[:cut])
-        parts["y_test"].append(y[:cut])
-        parts["x_train"].append(x[cut:])
-        parts["y_train"].append(y[cut:])
-        parts["client_train"].append(np.full(size - cut, client))
+        for key, rows in zip(parts, (x[cut:], y[cut:], np.full(size - cut, client), x[:cut], y[:cut]), strict=True):
+            parts[key].append(rows)
     return {key: np.concatenate(value) for key, value in parts.items()}
 
 

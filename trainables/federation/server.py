@@ -372,11 +372,9 @@ class Server:
         return ClientStates(**saved["clients"]) if saved["clients"] else None
 
 
-def run_pack(
-    trials: Sequence[TrialSpec], data: ProblemData, hosts: int = 1, device: str = "cpu"
-) -> dict[str, LaneResult]:
+def run_pack(trials: Sequence[TrialSpec], data: ProblemData, device: str = "cpu") -> dict[str, LaneResult]:
     """Run a whole pack in this process."""
-    server = Server(Hosts(hosts, device), device)
+    server = Server(Hosts(1, device), device)
     server.open(trials, data)
     server.advance(server.rounds)
     return server.results

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -17,12 +17,12 @@ from orchestrator.report.html.configurations import Configuration, grouped, rank
 from orchestrator.report.html.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
-from orchestrator.report.tables.common import data_fingerprints
+from orchestrator.report.tables.common import data_fingerprints, thinned
 from orchestrator.report.tables.privacy import with_search
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
-from orchestrator.results.winners import CellResult, Results, Score, actual_epsilon
+from orchestrator.results.winners import CellResult, Results, actual_epsilon
 from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
 from trainables import metrics
@@ -159,7 +159,7 @@ class _Cell:
         self.contest = grouped(ledger, {"contest": cell.stages.get("contest", [])}, cell.objective)
 
     def content(self, limits: Limits) -> dict[str, Any]:
-        cell = self.cell
+        cell, choice, final = self.cell, self.cell.search.choice, self.cell.curve.get(self.cell.last)
         return {
             "id": cell.name,
             "setting": cell.setting,
@@ -168,13 +168,13 @@ class _Cell:
             "strategy": cell.variant.name,
             "missing": cell.missing,
             "complete": cell.complete(cell.last),
-            "final": _score(cell.curve.get(cell.last)),
+            "final": final._asdict() if final else None,
             "keeps_its_claim": cell.keeps_its_claim,
             "actual": max((actual_epsilon(row) for row in cell.confirm.values()), default=None),
             "with_search": with_search(cell, self.study),
             "chosen": cell.search.chosen,
-            "validation": cell.search.choice.score if cell.search.choice else None,
-            "near": cell.search.choice.within_standard_error if cell.search.choice else None,
+            "validation": choice.score if choice else None,
+            "near": choice.within_standard_error if choice else None,
             "states": dict(cell.search.states),
             "confirm": [_run(seed, row, limits.points) for seed, row in cell.confirm.items()],
             "search": self._search(limits),
@@ -233,30 +233,21 @@ class _Cell:
 
     def _traces(self, best: Sequence[int], kept: Sequence[int], points: int) -> list[dict[str, Any]]:
         places = {number: place for place, number in enumerate(kept)}
-        found = []
-        for number in best:
-            rows = self.ledger.rows(self.configurations[number].keys).values()
-            found += [
-                {"configuration": places[number], **_run(row.trial.seed, row, points, scores_only=True)} for row in rows
-            ]
-        return found
+        return [
+            {"configuration": places[number], **_run(row.trial.seed, row, points, scores_only=True)}
+            for number in best
+            for row in self.ledger.rows(self.configurations[number].keys).values()
+        ]
 
     def _importance(self) -> list[dict[str, Any]]:
         """By stage, because each stage is a grid and their union is not."""
-        shares = []
+        shares: list[dict[str, Any]] = []
         for stage in self.stages:
             found = importance([c for c in self.configurations if stage in c.stages], self.cell.objective)
             if found:
                 pairs = {f"{a} × {b}": value for (a, b), value in found.pairs.items()}
-                shares.append(
-                    {
-                        "stage": stage,
-                        "exact": found.exact,
-                        "n": found.configurations,
-                        "single": found.single,
-                        "pairs": pairs,
-                    }
-                )
+                shape = {"stage": stage, "exact": found.exact, "n": found.configurations}
+                shares.append({**shape, "single": found.single, "pairs": pairs})
         return shares
 
 
@@ -267,7 +258,7 @@ def _run(seed: int, row: Row, most: int, *, scores_only: bool = False) -> dict[s
     for name, values in row.metrics.items():
         if name in metrics.METRICS or (name in METRICS and not scores_only):
             points = [(t, value) for t, value in sorted(values.items()) if t <= last and math.isfinite(value)]
-            curves[name] = _thinned(points, most)
+            curves[name] = thinned(points, most)
     rounds = sorted({t for points in curves.values() for t, _ in points})
     return {
         "seed": seed,
@@ -280,31 +271,19 @@ def _run(seed: int, row: Row, most: int, *, scores_only: bool = False) -> dict[s
     }
 
 
-def _thinned(points: Iterable[Any], most: int) -> list[Any]:
-    """At most `most` points, evenly spaced, with the last."""
-    found = list(points)
-    step = math.ceil(len(found) / most)
-    return found[::-1][::step][::-1] if found else []
-
-
 def _ended(session: Session) -> list[tuple[float, int]]:
     """Times and cumulative counts of ended trials, thinned."""
     counts = accumulate(trials for _, trials, _ in session.batches)
-    return _thinned(((at, count) for (at, _, _), count in zip(session.batches, counts, strict=True)), MOST_POINTS)
-
-
-def _score(score: Score | None) -> dict[str, float] | None:
-    return None if score is None else score._asdict()
+    return thinned(((at, count) for (at, _, _), count in zip(session.batches, counts, strict=True)), MOST_POINTS)
 
 
 def _tables(results: Results) -> list[dict[str, Any]]:
-    found = []
-    for setting in results.settings:
-        builders = {"final": final_accuracy, **PER_SETTING}
-        for kind, build in builders.items():
-            table = build(results, setting)
-            if table is not None:
-                found.append({"kind": kind, "setting": setting, **_table(table)})
+    found = [
+        {"kind": kind, "setting": setting, **_table(table)}
+        for setting in results.settings
+        for kind, build in {"final": final_accuracy, **PER_SETTING}.items()
+        if (table := build(results, setting)) is not None
+    ]
     return [*found, {"kind": "timing", "setting": "", **_table(seconds_per_round(results))}]
 
 
@@ -329,19 +308,15 @@ def _table(table: render.Table) -> dict[str, Any]:
 def _partitions(ledger: Ledger, study: Study) -> list[dict[str, Any]]:
     import numpy as np
 
-    found, settings = [], study.settings
-    for (setting, seed), counts in ledger.partitions().items():
-        by_class = len(counts[0]) > 1
-        divergence = divergence_from_uniform(np.array(counts)).tolist() if by_class else None
-        found.append(
-            {
-                "setting": settings.get(setting, " / ".join(setting)),
-                "seed": seed,
-                "counts": counts,
-                "divergence": divergence,
-            }
-        )
-    return found
+    return [
+        {
+            "setting": study.settings.get(setting, " / ".join(setting)),
+            "seed": seed,
+            "counts": counts,
+            "divergence": divergence_from_uniform(np.array(counts)).tolist() if len(counts[0]) > 1 else None,
+        }
+        for (setting, seed), counts in ledger.partitions().items()
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from orchestrator.report.tables.common import (
     mean_and_std,
     short_name,
     spread,
+    thinned,
     unfinished,
 )
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
@@ -35,7 +35,7 @@ ROUNDS = Objective("rounds", "rounds", "Rounds", format_spec=".0f")
 def accuracy(results: Results, setting: str) -> Table:
     """Form of tables 3 to 6, 8 and 9 of the DP-FedSOFIM paper."""
     objective, cells, evaluated = results.study.objective_spec, results.of(setting), _evaluated_rounds(results)
-    printed = _thinned(evaluated)
+    printed = thinned(evaluated, MAX_ROUND_COLUMNS)
     groups = []
     for epsilon in results.study.epsilons:
         mine = results.of(setting, epsilon)
@@ -180,12 +180,6 @@ def _evaluated_rounds(results: Results) -> list[int]:
     every = results.study.evaluate_every
     lasts = [cell.last for cell in results.cells]
     return sorted({*range(every, max(lasts) + 1, every), *lasts})
-
-
-def _thinned(rounds: list[int]) -> list[int]:
-    """Few enough to print, evenly spaced, with the last."""
-    step = math.ceil(len(rounds) / MAX_ROUND_COLUMNS)
-    return rounds[::-1][::step][::-1]
 
 
 def _rows(cells: Sequence[CellResult], columns: Sequence[Sequence[str]]) -> list[CellRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import pandas as pd
 
@@ -19,6 +20,7 @@ LOST = ("diverged", "failed")
 UNKNOWN = Score(math.nan, math.nan, 0)
 """The score of a cell without one."""
 
+T = TypeVar("T")
 CellRow = tuple[CellResult, Sequence[str]]
 CellRecord = tuple[CellResult, Mapping[str, object]]
 
@@ -115,6 +117,13 @@ def bold_best(texts: Sequence[str], values: Sequence[float | None], objective: O
         return list(texts)
     best = min(known, key=objective.cost)
     return [Bold(text) if value == best else text for text, value in zip(texts, rounded, strict=True)]
+
+
+def thinned(values: Iterable[T], most: int) -> list[T]:
+    """At most `most` of them, evenly spaced, with the last."""
+    found = list(values)
+    step = math.ceil(len(found) / most)
+    return found[::-1][::step][::-1] if found else []
 
 
 def unfinished(cells: Iterable[CellResult]) -> list[str]:

@@ -44,8 +44,8 @@ def partitions(results: Results, setting: str) -> Table | None:
     objective, cells = results.study.objective_spec, results.of(setting)
     found = {cell.name: _record(cell) for cell in cells}
     caption = (
-        f"Sample standard deviation of the {objective.test_title.lower()}{objective.unit} after the last round over all "
-        "confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
+        f"Sample standard deviation of the {objective.test_title.lower()}{objective.unit} after the last round over "
+        "all confirm runs, and its parts due to the partition of the rows over the clients and to the noise "
         "(analysis of variance with the partition as a random factor)."
     )
     if all(math.isnan(record["noise_std"]) for record in found.values()):

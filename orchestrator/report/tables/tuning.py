@@ -123,12 +123,12 @@ def _fixed_values(cells: Sequence[CellResult]) -> list[str]:
 
 def _rules(study: Study) -> list[str]:
     """How winners are chosen."""
-    seeds, rules = study.seeds, []
+    seeds, objective, rules = study.seeds, study.objective_spec, []
     for select in study.search.select:
         name = f"{select}: " if len(study.search.select) > 1 else ""
         by = seeds.search[:1] if select == "single" else seeds.search
         best = "best" if len(by) == 1 else "best mean"
-        text = f"the {best} {study.objective_spec.title} {study.objective_spec.evaluated_on} after the last round (search {_seeds(by)})"
+        text = f"the {best} {objective.title} {objective.evaluated_on} after the last round (search {_seeds(by)})"
         if select == "contest" and seeds.contest:
             rules.append(
                 f"{name}The {study.search.finalists} configurations with {text} were compared again on "

@@ -47,21 +47,25 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 UCI_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
-FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby"
+FLAMBY, BRCA = "https://raw.githubusercontent.com/owkin/FLamby", "flamby/datasets/fed_tcga_brca"
 CIFAR_MODELS = "https://github.com/chenyaofo/pytorch-cifar-models/releases/download"
 
 
-EMNIST = File(
-    "gzip.zip", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "md5:58c8d27c78d21e728a6bc7b3cc06412e"
-)
+EMNIST = "https://biometrics.nist.gov/cs_links/EMNIST"
 
 
-def _idx(folder: str, *md5: str) -> tuple[File, ...]:
-    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    return tuple(
-        File(f"{name}-ubyte.gz", f"{folder}/{name}-ubyte.gz", f"md5:{digest}")
-        for name, digest in zip(names, md5, strict=True)
-    )
+def _file(folder: str, name: str, md5: str = "") -> File:
+    return File(name, f"{folder}/{name}", f"md5:{md5}" if md5 else "")
+
+
+def _cifar(name: str, archive: str, md5: str, about: str) -> Source:
+    return Source(name, "cifar", (_file(KRIZ, archive, md5),), about)
+
+
+def _idx(name: str, folder: str, about: str, *md5: str) -> Source:
+    files = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    pairs = zip(files, md5, strict=True)
+    return Source(name, "idx", tuple(_file(folder, f"{file}-ubyte.gz", digest) for file, digest in pairs), about)
 
 
 def _medmnist(name: str, md5: str, about: str) -> Source:
@@ -69,22 +73,17 @@ def _medmnist(name: str, md5: str, about: str) -> Source:
     return Source(name, "medmnist", (File(f"{name}.npz", url, f"md5:{md5}"),), f"MedMNIST v2: {about}")
 
 
-def _heart(hospital: str, md5: str) -> File:
-    return File(f"processed.{hospital}.data", f"{UCI_HEART}/processed.{hospital}.data", f"md5:{md5}")
+def _emnist(split: str, about: str) -> Source:
+    archive = _file(EMNIST, "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
+    return Source(f"emnist-{split}", "emnist", (archive,), f"EMNIST, the split `{split}`{about}")
 
 
 _SOURCES = (
-    Source(
-        "cifar10",
-        "cifar",
-        (File("cifar-10-python.tar.gz", f"{KRIZ}/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a"),),
-        "CIFAR-10, 60,000 images of 32 x 32",
+    _cifar(
+        "cifar10", "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "CIFAR-10, 60,000 images of 32 x 32"
     ),
-    Source(
-        "cifar100",
-        "cifar",
-        (File("cifar-100-python.tar.gz", f"{KRIZ}/cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85"),),
-        "CIFAR-100, for training backbones",
+    _cifar(
+        "cifar100", "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "CIFAR-100, for training backbones"
     ),
     _medmnist("pathmnist", "a8b06965200029087d5bd730944a56c1", "colon pathology, 9 classes"),
     _medmnist("dermamnist", "0744692d530f8e62ec473284d019b0c7", "dermatoscope, 7 classes"),
@@ -96,36 +95,22 @@ _SOURCES = (
     _medmnist("organamnist", "68e3f8846a6bd62f0c9bf841c0d9eacc", "abdominal CT, axial, 11 classes"),
     _medmnist("organcmnist", "b9ceb9546e10131b32923c5bbeaea2b1", "abdominal CT, coronal, 11 classes"),
     _medmnist("organsmnist", "9ab87b696fb54e2a387ebe992d6ed5f1", "abdominal CT, sagittal, 11 classes"),
-    Source(
-        "mnist",
-        "idx",
-        _idx(
-            MNIST,
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-        "MNIST, handwritten digits",
+    _idx(
+        *("mnist", MNIST, "MNIST, handwritten digits"),
+        *("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
+        *("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
     ),
-    Source(
-        "fashion-mnist",
-        "idx",
-        _idx(
-            FASHION,
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-        ),
-        "Fashion-MNIST, articles of clothing",
+    _idx(
+        *("fashion-mnist", FASHION, "Fashion-MNIST, articles of clothing"),
+        *("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
+        *("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
-    Source("emnist-digits", "emnist", (EMNIST,), "EMNIST, the split `digits`"),
-    Source("emnist-balanced", "emnist", (EMNIST,), "EMNIST, the split `balanced`: 47 classes of digits and letters"),
+    _emnist("digits", ""),
+    _emnist("balanced", ": 47 classes of digits and letters"),
     Source(
         "adult",
         "libsvm",
-        (File("a9a", f"{LIBSVM}/a9a"), File("a9a.t", f"{LIBSVM}/a9a.t")),
+        (_file(LIBSVM, "a9a"), _file(LIBSVM, "a9a.t")),
         "Adult in LIBSVM's a9a encoding, 123 binary features",
         content="41a2beb5ee78a8e69ef1e5b3f42a7588e2b45c26ba311ebe5f3dea3a27919a27",
     ),
@@ -133,10 +118,10 @@ _SOURCES = (
         "heart-disease",
         "heart",
         (
-            _heart("cleveland", "2d91a8ff69cfd9616aa47b59d6f843db"),
-            _heart("hungarian", "22e96bee155b5973568101c93b3705f6"),
-            _heart("switzerland", "9a87f7577310b3917730d06ba9349e20"),
-            _heart("va", "4249d03ca7711e84f4444768c9426170"),
+            _file(UCI_HEART, "processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db"),
+            _file(UCI_HEART, "processed.hungarian.data", "22e96bee155b5973568101c93b3705f6"),
+            _file(UCI_HEART, "processed.switzerland.data", "9a87f7577310b3917730d06ba9349e20"),
+            _file(UCI_HEART, "processed.va.data", "4249d03ca7711e84f4444768c9426170"),
         ),
         "UCI heart disease, four hospitals, each a client",
     ),
@@ -144,14 +129,10 @@ _SOURCES = (
         "tcga-brca",
         "tcga",
         (
-            File(
-                "brca.csv",
-                f"{FLAMBY}/57a7e5c8f2bc26929c239e217ed3a41d6252bd53/flamby/datasets/fed_tcga_brca/brca.csv",
-            ),
-            File(
+            _file(f"{FLAMBY}/57a7e5c8f2bc26929c239e217ed3a41d6252bd53/{BRCA}", "brca.csv"),
+            _file(
+                f"{FLAMBY}/1b37901a15c316d16d4b9d5705aaefa5a803dba3/{BRCA}/dataset_creation_scripts",
                 "train_test_split.csv",
-                f"{FLAMBY}/1b37901a15c316d16d4b9d5705aaefa5a803dba3/flamby/datasets/fed_tcga_brca/"
-                "dataset_creation_scripts/train_test_split.csv",
             ),
         ),
         "TCGA-BRCA as in FLamby, six regions, each a client; the label is whether death was observed",
