@@ -5,11 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-import typer
-
 from orchestrator.commands.options import Folder, Json
 from orchestrator.commands.sweep import warn_if_unfinished
-from orchestrator.console import emit_json
+from orchestrator.console import show
 from orchestrator.search.objective import Objective, objective_of
 from trainables import plugins
 from trainables.metrics import METRICS
@@ -21,15 +19,14 @@ def best(folder: Folder, json: Json = False) -> None:
 
     cells = chosen_cells(folder)
     warn_if_unfinished(folder)
-    if json:
-        emit_json(cells)
-        return
+    lines = []
     for cell, winner in cells.items():
         values = ", ".join(f"{name}={value}" for name, value in winner["hyperparameters"].items())
-        typer.echo(f"{cell}\n    {values}\n    {_scores(winner)}")
+        lines.append(f"{cell}\n    {values}\n    {_scores(winner)}")
     if cells:
         command = f"fedsweep train --from {folder}/best.yaml --cell NAME --seed 42{plugins.import_options()}"
-        typer.echo(f"\nto retrain one: {command}")
+        lines.append(f"\nto retrain one: {command}")
+    show(cells, json, lines)
 
 
 def _scores(winner: dict[str, Any]) -> str:

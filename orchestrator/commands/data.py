@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json, stderr
-
-if TYPE_CHECKING:
-    from trainables.data.sources.catalogue import File
+from orchestrator.console import show, stderr
 
 data = typer.Typer(help="Download published data and make feature files.", no_args_is_help=True)
 
@@ -40,23 +37,19 @@ def list_(json: Json = False) -> None:
             "exists": (folder / f"{recipe.name}.npz").is_file(),
             "about": catalogue.SOURCES[recipe.source].about,
             "backbone": recipe.backbone,
-            "files": [_file(file) for file in catalogue.SOURCES[recipe.source].files],
+            "files": [vars(file) for file in catalogue.SOURCES[recipe.source].files],
         }
         for recipe in catalogue.recipes()
     ]
-    if json:
-        weights = [{"backbone": name, **_file(file)} for name, file in catalogue.WEIGHTS.items()]
-        emit_json({"folder": folder, "data": rows, "weights": weights})
-        return
-    for row in rows:
-        through = f", through {row['backbone']}" if row["backbone"] else ""
-        typer.echo(f"{'*' if row['exists'] else ' '} {row['name']:<24} {row['about']}{through}")
-    typer.echo(f"\n* exists in {folder}. Make one with `fedsweep data prepare NAME`.")
-    typer.echo(f"Other backbones for image sets: SOURCE-BACKBONE with {', '.join(catalogue.WEIGHTS)} or timm.MODEL")
-
-
-def _file(file: File) -> dict[str, str]:
-    return {"name": file.name, "url": file.url, "checksum": file.checksum}
+    weights = [{"backbone": name, **vars(file)} for name, file in catalogue.WEIGHTS.items()]
+    lines = [
+        f"{'*' if row['exists'] else ' '} {row['name']:<24} {row['about']}"
+        + (f", through {row['backbone']}" if row["backbone"] else "")
+        for row in rows
+    ]
+    lines.append(f"\n* exists in {folder}. Make one with `fedsweep data prepare NAME`.")
+    lines.append(f"Other backbones for image sets: SOURCE-BACKBONE with {', '.join(catalogue.WEIGHTS)} or timm.MODEL")
+    show({"folder": folder, "data": rows, "weights": weights}, json, lines)
 
 
 @data.command()
@@ -124,13 +117,9 @@ def verify(
             problem = fetching.checksum_error(path, file.checksum)
             finding = problem or ("checksum matches" if file.checksum else "no published checksum")
             rows.append({"path": path, "valid": not problem, "finding": finding})
-    if json:
-        emit_json(rows)
-    else:
-        for row in rows:
-            typer.echo(f"{'ok   ' if row['valid'] else 'WRONG'} {row['path']}: {row['finding']}")
-        if not rows:
-            typer.echo(f"nothing to verify in {fetching.data_folder()} and {fetching.cache_folder() / 'sources'}")
+    lines = [f"{'ok   ' if row['valid'] else 'WRONG'} {row['path']}: {row['finding']}" for row in rows]
+    nothing = f"nothing to verify in {fetching.data_folder()} and {fetching.cache_folder() / 'sources'}"
+    show(rows, json, lines or [nothing])
     if not all(row["valid"] for row in rows):
         raise typer.Exit(1)
 

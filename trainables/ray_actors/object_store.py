@@ -32,16 +32,10 @@ class ObjectStoreProblems:
         key = problem.spec.key
         if key not in self._data:
             data = ProblemData.of(problem)
-            self._data[key] = replace(
-                data,
-                x=data.x
-                if isinstance(data.x, StoredRows)
-                else self._put(data.x),  # hosts read their rows from the file
-                y=self._put(data.y),
-                rows=self._put(data.rows),
-                x_eval=self._put(data.x_eval),
-                y_eval=self._put(data.y_eval),
-            )
+            in_file = isinstance(data.x, StoredRows)  # hosts read their rows from it
+            names = ("y", "rows", "x_eval", "y_eval") if in_file else ("x", "y", "rows", "x_eval", "y_eval")
+            stored: dict[str, Any] = {name: self._put(getattr(data, name)) for name in names}
+            self._data[key] = replace(data, **stored)
         return self._data[key]
 
     def reference(self, problem: Problem) -> ray.ObjectRef:

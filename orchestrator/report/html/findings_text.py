@@ -31,31 +31,32 @@ def summary(results: Results) -> list[dict[str, Any]]:
 
 
 def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
-    objective, at = results.study.objective_spec, f"At {budget(epsilon)}"
-    unit = objective.unit.strip(" ()")
+    objective = results.study.objective_spec
     cells = [cell for cell in results.of(setting, epsilon) if can_lead(cell)]
-    if not cells:
-        return {"epsilon": epsilon, "text": f"{at} no method has finished all confirm seeds yet.", "winner": None}
     order = sorted(cells, key=lambda cell: objective.cost(cell.curve[cell.last].mean))
-    best, others = order[0], order[1:]
+    text = _leader(order, results) if order else "no method has finished all confirm seeds yet."
+    winner = order[0].name if order else None
+    return {"epsilon": epsilon, "text": f"At {budget(epsilon)} {text}", "winner": winner}
+
+
+def _leader(order: Sequence[CellResult], results: Results) -> str:
+    """`order`: best first."""
+    (best, *others), unit = order, results.study.objective_spec.unit.strip(" ()")
     score = mean_and_std(best.curve[best.last], best.objective) + (f" {unit}" if unit else "")
-    text = f"{at} {method_name(best, results)} {'leads with' if others else 'is the only method, with'} {score}"
     if not others:
-        return {"epsilon": epsilon, "text": text + ".", "winner": best.name}
+        return f"{method_name(best, results)} is the only method, with {score}."
+    text = f"{method_name(best, results)} leads with {score}{_lead(best, others[0], results)}"
     marked = tied_for_best(order, [cell.last for cell in order])  # those that are bold in the tables
     single = len(best.seeds) < 2  # no significance without a second seed
     tied = [method_name(other, results) for other, mark in zip(others, marked[1:], strict=True) if mark or single]
-    text += _lead(best, others[0], results)
     if not tied:
-        text += (
-            "; the difference is significant." if len(others) == 1 else "; all other methods are significantly behind."
-        )
-    elif len(tied) == len(others):
+        which = "the difference is significant" if len(others) == 1 else "all other methods are significantly behind"
+        return f"{text}; {which}."
+    seeds = _seeds(len(best.seeds))
+    if len(tied) == len(others):
         which = "the difference is" if len(others) == 1 else "the differences to all other methods are"
-        text += f"; {which} not significant over {_seeds(best)}."
-    else:
-        text += f"; not significantly behind over {_seeds(best)}: {'; '.join(tied)}."
-    return {"epsilon": epsilon, "text": text, "winner": best.name}
+        return f"{text}; {which} not significant over {seeds}."
+    return f"{text}; not significantly behind over {seeds}: {'; '.join(tied)}."
 
 
 def _lead(best: CellResult, second: CellResult, results: Results) -> str:
@@ -69,8 +70,8 @@ def _lead(best: CellResult, second: CellResult, results: Results) -> str:
     return f", {_number(abs(gap.mean))} {better} than {method_name(second, results)}{interval}"
 
 
-def _seeds(cell: CellResult) -> str:
-    return f"{len(cell.seeds)} seed{'s' if len(cell.seeds) > 1 else ''}"
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def _number(value: float) -> str:
@@ -114,7 +115,7 @@ def _few_seeds(results: Results) -> list[str]:
     )
     sentences: list[str] = []
     if len(seeds) < FEW_SEEDS:
-        sentences.append(f"Winners were confirmed with {len(seeds)} seed{'s' if len(seeds) > 1 else ''} only.")
+        sentences.append(f"Winners were confirmed with {_seeds(len(seeds))} only.")
     if len(searched) == 1:
         sentences.append(
             f"Configurations were compared on a single seed ({searched[0]}), so a winner may owe its score to chance."

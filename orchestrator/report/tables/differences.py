@@ -106,9 +106,9 @@ def differences(results: Results, setting: str) -> Table | None:
     caption = (
         f"{objective.test_title}{objective.unit} after the last round: {name} minus each other method, paired by seed. "
         f"Mean difference, {CONFIDENCE:.0%} confidence interval and p-value of a paired t-test over the seeds that "
-        f"both have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below {SIGNIFICANCE}. "
-        "The test asks whether training again with other seeds would show the same difference, given the same data and "
-        "chosen configurations."
+        f"both have. p (Holm) is corrected for all {len(tested)} comparisons of this table and bold below "
+        f"{SIGNIFICANCE}. The test asks whether training again with other seeds would show the same difference, "
+        "given the same data and chosen configurations."
     )
     return cell_table(
         results,
