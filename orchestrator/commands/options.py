@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
@@ -56,6 +57,18 @@ Shard = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How a sweep runs, for `run` and `resume`."""
+
+    backend: Backend = "ray"
+    address: Address = None
+    resource: Resources = None
+    stop_after: StopAfter = None
+    shard: Shard = None
+    json: Json = False
+
+
 def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace the parameter `options` of a command by one option per name.
 
@@ -74,20 +87,30 @@ def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., No
         default = defaults.get(name, fields[name].default)
         return fields[name].replace(annotation=Annotated[kind, option], default=default)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            chosen = {name: values.pop(name) for name in names}
-            command(options=TrainingOptions(**chosen), **values)
+    return lambda command: _expanded(command, TrainingOptions, [parameter(name) for name in names])
 
-        parameters: list[inspect.Parameter] = []
-        for given in inspect.signature(command, eval_str=True).parameters.values():
-            own = given.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            parameters += map(parameter, names) if given.name == "options" else [own]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return run
 
-    return decorate
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `options` of a command by the fields of `RunOptions`."""
+    return _expanded(command, RunOptions, inspect.signature(RunOptions, eval_str=True).parameters.values())
+
+
+def _expanded(
+    command: Callable[..., None], build: Callable[..., Any], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """The command with these parameters in place of `options`, which is built from them."""
+    by_name = {given.name: given for given in parameters}
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(options=build(**{name: values.pop(name) for name in by_name}), **values)
+
+    expanded: list[inspect.Parameter] = []
+    for given in inspect.signature(command, eval_str=True).parameters.values():
+        expanded += by_name.values() if given.name == "options" else [given]
+    keywords = [given.replace(kind=inspect.Parameter.KEYWORD_ONLY) for given in expanded]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    return run
 
 
 def _clients(text: str | int) -> Clients:

@@ -7,20 +7,17 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.commands.options import Address, Backend, Json, Resources, Shard, StopAfter, StudyName
+from orchestrator.commands.options import RunOptions, StudyName, run_options
 
 
+@run_options
 def run(
     study: StudyName = "quickstart",
     results: Annotated[
         str | None, typer.Option(metavar="DIR", help="Results folder or URL.  [default: results/NAME]")
     ] = None,
-    backend: Backend = "ray",
-    address: Address = None,
-    resource: Resources = None,
-    stop_after: StopAfter = None,
-    shard: Shard = None,
-    json: Json = False,
+    *,
+    options: RunOptions,
 ) -> None:
     """Run a study: search, confirm winners, write tables. Finished trials are not repeated."""
     from orchestrator.commands import sweep
@@ -29,14 +26,4 @@ def run(
     loaded, text = reading.load(study)
     folder = results or str(Path("results") / loaded.name)
     with reading.errors_name_lines(text, study):
-        sweep.run(
-            loaded,
-            text,
-            folder,
-            backend=backend,
-            address=address,
-            resource=resource,
-            stop_after=stop_after,
-            shard=shard,
-            json=json,
-        )
+        sweep.run(loaded, text, folder, options)

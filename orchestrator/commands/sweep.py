@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.commands.options import seconds_of, shard_of
+from orchestrator.commands.options import RunOptions, seconds_of, shard_of
 from orchestrator.console import emit_json, stderr
 from trainables import plugins
 
+if TYPE_CHECKING:
+    from orchestrator.study.study import Study
 
-def run(
-    study: Any,
-    text: str,
-    folder: str,
-    *,
-    backend: str,
-    address: str | None,
-    resource: list[str] | None,
-    stop_after: str | None,
-    shard: str | None,
-    json: bool,
-) -> None:
+
+def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
     from orchestrator.execution import study_run
     from orchestrator.execution.progress import JsonView, LineView, LiveView
     from orchestrator.study.reading import changed_resources
 
     target = f"{folder}{plugins.import_options()}"
-    view = JsonView() if json else LiveView() if stderr.is_terminal else LineView()
+    view = JsonView() if options.json else LiveView() if stderr.is_terminal else LineView()
     try:
-        resources = changed_resources(study.resources, resource or [])
         finished = study_run.run(
             study,
             text,
             folder,
             view,
-            backend=backend,
-            address=address,
-            resources=resources,
-            stop_after_s=seconds_of(stop_after),
-            shard=shard_of(shard),
+            backend=options.backend,
+            address=options.address,
+            resources=changed_resources(study.resources, options.resource or []),
+            stop_after_s=seconds_of(options.stop_after),
+            shard=shard_of(options.shard),
         )
     except KeyboardInterrupt:
         stderr.print(f"stopped; finished trials are saved. To continue: fedsweep resume {target}")
         raise
-    if json:
+    if options.json:
         event = "finished" if finished.complete else "stopped"
         emit_json({"event": event, "folder": folder, "failed": finished.failed, "tables": finished.tables})
     elif finished.complete:
