@@ -98,7 +98,7 @@ def waiting_sweep(measured_study: Study, slots: int, seconds: float, lanes: int)
             start = functools.partial(WaitingFederation, seconds, slots, str(folder / "seen"))
             ray_backend.run_slots(run, Capacity(FederationSize(), slots, lanes_per_pack=lanes), start=start)
             assert sweep.finished
-            yield sweep, folder, planned
+        yield sweep, folder, planned
 
 
 def measure(slots: int, seconds: float) -> Measured:
