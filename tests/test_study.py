@@ -254,7 +254,7 @@ INVALID = {
     "YAML: tab": (changed("  - 8", "\t- 8"), 12, "", "not valid YAML: "),
     "YAML: alias": (changed("- 8", "- *eight"), 12, "", "undefined alias 'eight'"),
     "YAML: code": (changed("- 8", "- !!python/object/apply:os.getcwd []"), 12, "", "not valid YAML"),
-    "YAML: recursive alias": (changed("- 8", "- &own [*own]"), 12, "", "an alias stands for what it is part of"),
+    "YAML: recursive alias": (changed("- 8", "- &own [*own]"), 12, "", "an alias contains itself"),
     "YAML: two documents": (TEXT + "---\nname: more\n", 15, "", "another document"),
 }
 

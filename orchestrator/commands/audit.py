@@ -50,7 +50,7 @@ def audit(
     canaries: Annotated[
         int | None,
         typer.Option(
-            help="With a results folder: number of canaries.  [default: as many as can be told apart, at most 1000]"
+            help="With a results folder: number of canaries.  [default: as many as are distinguishable, at most 1000]"
         ),
     ] = None,
     repetitions: Annotated[int, typer.Option(help="Runs with the planted record, and as many without it.")] = 20_000,

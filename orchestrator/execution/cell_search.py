@@ -149,7 +149,7 @@ class CellSearch:
         return self.variant.last_round(stage, self.variant.planned_rounds(stage, self.task.rounds))
 
     def trials_to_come(self) -> dict[str, int]:
-        """Trials that stages which are not open yet will add, by stage."""
+        """Trials that later stages will add, by stage."""
         if "confirm" in self.stages:
             return {}
         opened = {stage: len(keys) for stage, keys in self.stages.items()}

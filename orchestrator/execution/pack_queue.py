@@ -12,7 +12,7 @@ from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
 
-WORTH_SPLITTING_S = 1.0  # a pack that takes less is not split for the sake of an idle slot
+WORTH_SPLITTING_S = 1.0  # a shorter pack is not split for an idle slot
 WELL_BALANCED = 1.1  # times the shortest time in which all slots could end together
 
 
@@ -50,7 +50,7 @@ class Pack:
 
     @property
     def is_last_stage(self) -> bool:
-        """No other stage waits for it: results on test rows decide nothing."""
+        """Whether no stage waits for it: results on test rows decide nothing."""
         return self.trials[0].problem.evaluate_on == "test"
 
 
@@ -76,8 +76,8 @@ class PackQueue:
         return Pack(trials, work(trials, rows, self.capacity.size.device), resume_from)
 
     def add(self, trials: Iterable[TrialSpec]) -> None:
-        """Packs that another stage waits for come first, or the last stages would have the cluster to themselves; then
-        the longest, so that no slot starts a long pack when the others end."""
+        """Packs that another stage waits for come first, so that these stages start early. Among them, the longest come
+        first, so that no slot starts a long pack when the others end."""
         packs = [self.pack(members) for members in make_packs(trials, self.capacity, self._memory_limits)]
         if packs:
             retried = [pack for pack in self.packs if not pack.is_new]
@@ -142,7 +142,7 @@ class PackQueue:
         return [replace(part, failed_on=list(pack.failed_on), origin=pack.origin) for part in parts]
 
     def halve(self, pack: Pack) -> None:
-        """Queue the halves of a failed pack, each with a clean record: one of them may be sound."""
+        """Queue the halves of a failed pack. Earlier failures do not count for them: only one may be at fault."""
         half = len(pack) // 2
         if half >= self._block:
             half = half // self._block * self._block

@@ -12,7 +12,7 @@ COVARIANCE = "DP-FedFC"
 EQUAL = 0.02
 """Two entries of a paper this close are taken to be the same run."""
 DISTINCT = 0.5
-"""Means of three seeds that differ by less are not told apart."""
+"""Means of three seeds that differ by less count as equal."""
 
 
 def explain(matches: Sequence[Match], results: OurResults) -> list[Match]:

@@ -1,1 +1,1 @@
-"""What has been done: the ledger, and the folder or URL it lives in."""
+"""The ledger, the folder or URL that holds it, and queries."""

@@ -85,7 +85,7 @@ class SearchRecord:
 
     @property
     def to_come(self) -> dict[str, int]:
-        """Trials that stages which are not open yet will add."""
+        """Trials that later stages will add."""
         if self.finished:
             return {}
         finalists, variants = self.study.search.finalists, self.study.variants

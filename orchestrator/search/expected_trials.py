@@ -32,8 +32,8 @@ def trials_to_come(
     opened: Mapping[str, int],
     variants: Sequence[SearchVariant],
 ) -> dict[str, int]:
-    """Trials that stages which are not open yet will add, without those that an earlier stage, or a variant of the same
-    strategy with more seeds, runs anyway."""
+    """Trials that later stages will add, by stage. Trials that an earlier stage runs, or a variant of the same strategy
+    with more seeds, are not counted."""
     expected = expected_trials(variant, task, finalists, opened)
     to_come = {stage: count - opened.get(stage, 0) for stage, count in expected.items()}
     contest = replace(variant, select="contest")

@@ -32,7 +32,7 @@ class History:
     trial_seeds: Mapping[str, int] = field(default_factory=dict)
     """Seeds of the trials, by key, where each has its own."""
     memo: dict[str, Any] = field(default_factory=dict)
-    """A strategy's cache of what it can derive again from the rest."""
+    """A cache for the strategy, of values that follow from the other fields. It may be empty at any call."""
 
     def configuration(self, candidate: Candidate) -> Configuration:
         """The hyperparameters of a candidate."""

@@ -221,7 +221,7 @@ def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
         known[id(node)] = 1 + sum(_count(item, file, known) for item in items)
     count = known[id(node)]
     if count is None:
-        raise UserError(f"{file}:{node.start_mark.line + 1}: not valid YAML: an alias stands for what it is part of")
+        raise UserError(f"{file}:{node.start_mark.line + 1}: not valid YAML: an alias contains itself")
     return count
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of packs, named after their trials: whichever slot resumes these trials finds the checkpoint."""
+"""Checkpoints of packs, named after their trials, so that any slot that resumes these trials finds the checkpoint."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-LARGEST = 4 * 2**20  # numbers: larger arrays are rare, and would keep their memory pinned for good
+LARGEST = 4 * 2**20  # numbers: larger arrays are rare, and would keep their memory pinned
 DEPTH = 16  # buffers: how many copies may be in flight before the processor waits for the device
 
 

@@ -102,7 +102,7 @@ class Event:
     """`count` Gaussian releases of one purpose by every client during a run."""
 
     purpose: str
-    """What is released, such as `gradient`; each purpose has noise of its own."""
+    """What is released, such as `gradient`; each purpose has independent noise."""
     count: int
     """Releases per client and run."""
     sensitivity: float

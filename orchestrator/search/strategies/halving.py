@@ -56,7 +56,7 @@ def _ceil(amount: float) -> int:
 
 
 class Halving(Strategy):
-    """Survivors start again at round 0: a trial is the same computation whichever trials ran beside it."""
+    """Survivors start again at round 0, so that a trial does not depend on earlier trials."""
 
     name = "halving"
     stages = RUNGS

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OptunaSettings(Section):
-    """TPE, asked and told in batches."""
+    """The TPE sampler, in batches."""
 
     batch: int = Field(default=16, ge=1)
     """Configurations per batch."""
@@ -29,8 +29,8 @@ class OptunaSettings(Section):
 
 
 class Optuna(Strategy):
-    """What the sampler suggests depends only on its seed and on the results it was told, in the order it asked for
-    them. A resumed search therefore replays its batches and asks for the same configurations."""
+    """The sampler's suggestions depend only on its seed and on the results so far, in the order of its suggestions. A
+    resumed search replays its batches and gets the same configurations."""
 
     name = "optuna"
     stages = ("optuna",)
