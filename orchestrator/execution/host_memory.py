@@ -32,8 +32,8 @@ def lanes_bytes(capacity: Capacity, dimension: int) -> int:
 def within_memory(
     capacity: Capacity, settings: ResourceSettings, dimension: int, nodes: Sequence[dict[str, float]] = ()
 ) -> Capacity:
-    """With fewer lanes per pack if those of a large model would not fit, unless the study sets their number. GPUs check
-    their own memory. `nodes`: with the memory that Ray reports; without, this machine's memory counts."""
+    """The capacity, with fewer lanes per pack if those of a large model would not fit into memory. Unchanged if the
+    study sets their number, and on GPUs, which check their own memory. `nodes`: of the cluster; default: this machine."""
     if settings.lanes_per_pack != "auto" or capacity.size.device != "cpu":
         return capacity
     least = min((node["memory"] for node in nodes if node.get("memory")), default=machine_bytes())

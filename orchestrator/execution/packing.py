@@ -24,17 +24,17 @@ Node = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a cluster can hold of a study."""
+    """The number and size of the federations that run on a cluster."""
 
     size: FederationSize
     federations: int
-    """Federations that run at the same time, and so packs in flight."""
+    """Federations that run at the same time, each with one pack."""
     lanes_per_pack: int
     placement: str = "pack"
     max_federations: int | None = None
     """The study's own limit."""
     prefers_gpus: bool = False
-    """On CPUs because there were no GPUs, not because the study asks for CPUs."""
+    """Whether it uses CPUs only because there were no GPUs."""
 
     def federations_on(self, nodes: Sequence[Node]) -> int:
         count = federations_that_fit(nodes, self.size, self.placement)
