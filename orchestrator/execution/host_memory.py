@@ -33,7 +33,7 @@ def within_memory(
     capacity: Capacity, settings: ResourceSettings, dimension: int, nodes: Sequence[dict[str, float]] = ()
 ) -> Capacity:
     """The capacity, with fewer lanes per pack if those of a large model would not fit into memory. Unchanged if the
-    study sets their number, and on GPUs, which check their own memory. `nodes`: of the cluster; default: this machine."""
+    study sets their number, and on GPUs, which check their own memory. `nodes`: a cluster's; default: this machine."""
     if settings.lanes_per_pack != "auto" or capacity.size.device != "cpu":
         return capacity
     least = min((node["memory"] for node in nodes if node.get("memory")), default=machine_bytes())
