@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands import (
+    account,
     audit,
     bench,
     best,
@@ -49,8 +50,8 @@ app = typer.Typer(
 for command in (
     *(run.run, resume.resume, cancel.cancel, merge.merge, status.status, plan.plan, tables.tables),
     *(figures.figures, report.report, serve.serve, best.best, compare.compare, export.export, lookup.lookup),
-    *(methods.methods, calibrate.calibrate, partition.partition, train.train, predict.predict, audit.audit),
-    *(check_method.check_method, doctor.doctor, bench.bench),
+    *(methods.methods, calibrate.calibrate, partition.partition, train.train, predict.predict, account.account),
+    *(audit.audit, check_method.check_method, doctor.doctor, bench.bench),
 ):
     app.command()(command)
 app.add_typer(data.data, name="data")

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
+from orchestrator.results.ledger import Ledger
+from orchestrator.study.cell_id import CellId
 from orchestrator.study.reading import parse
 
 SECRET = b"k" * 32  # draws seven runs
@@ -27,3 +31,19 @@ resources: {gpus_per_host: 0}
 
 def study(text: str = TEXT):
     return parse(text, "tiny.yaml", Path.cwd())
+
+
+CELL = "tiny / iid / DP-FedGD / eps 40"
+CELL_ID = CellId("synthetic-frozen:400,100,6,3", "iid", study().methods[0].id, 40.0)
+
+
+def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> study_run.Finished:
+    """Run the study with a known secret, which draws several runs."""
+    with Ledger.write(folder) as ledger:
+        ledger.add_secrets({CELL_ID: secret})
+    return study_run.run(study(text), text, folder, View(), backend="local", **options)
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}

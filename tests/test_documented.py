@@ -108,6 +108,13 @@ def test_files_named_on_the_privacy_page_exist():
     assert [name for name in named if not (REPOSITORY / name).exists()] == []
 
 
+def test_tests_named_on_the_privacy_page_exist():
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", (DOCS / "privacy.md").read_text())
+    assert len(named) > 15
+    for file, name in named:
+        assert re.search(rf"^def {name}\(", (REPOSITORY / file).read_text(), re.M), f"{file} has no {name}"
+
+
 def shorten_slow_commands(monkeypatch):
     """`serve` is interrupted at once; `pretrain` gets a few images."""
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
-from private_study import SECRET, TEXT, study
+from private_study import CELL, CELL_ID, SECRET, TEXT, published, run, study
 
 from orchestrator.execution import merging, study_run
 from orchestrator.execution.progress import View
@@ -21,12 +21,12 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search.history import History
 from orchestrator.search.strategies.private import Private, fixed_grid, noisy_best, score_deviation
-from orchestrator.study.cell_id import CellId
 from orchestrator.study.cells import PreparedStudy
 from trainables.errors import UserError
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.private_selection import (
     RUNS,
+    Search,
     best_released,
     private_search,
     private_searches,
@@ -35,8 +35,6 @@ from trainables.privacy.private_selection import (
 )
 
 DELTA = 1e-5
-CELL = "tiny / iid / DP-FedGD / eps 40"
-CELL_ID = CellId("synthetic-frozen:400,100,6,3", "iid", study().methods[0].id, 40.0)
 
 
 # ---- privacy cost
@@ -66,24 +64,24 @@ def test_the_cost_of_logarithmic_runs_matches_dp_accounting(mu):
 
 
 def test_several_searches_cost_more_than_one_and_less_than_their_sum():
-    searches = [(mu_of(epsilon, DELTA), 50.0) for epsilon in (0.5, 1, 1)]
-    together = private_searches(searches, DELTA, "geometric")
-    assert together == by_dp_accounting(searches, shape=1)
-    alone = [private_search(*search, DELTA, "geometric") for search in searches]
+    searches = [Search(mu_of(epsilon, DELTA), 50.0) for epsilon in (0.5, 1, 1)]
+    together = private_searches(searches, DELTA)
+    assert together == by_dp_accounting([search[:2] for search in searches], shape=1)
+    alone = [private_search(*search[:2], DELTA, "geometric") for search in searches]
     assert max(alone) < together < sum(alone)
-    assert alone[1] < private_searches(searches[1:], DELTA, "geometric") < together
+    assert alone[1] < private_searches(searches[1:], DELTA) < together
 
 
 def test_a_search_with_mu_zero_costs_nothing():
     one = (mu_of(1, DELTA), 2.0)
     assert private_search(0.0, 10, DELTA, "geometric") == 0
-    assert private_searches([(0.0, 10)], DELTA, "geometric") == private_searches([], DELTA, "geometric") == 0
-    assert private_searches([(0.0, 10), one], DELTA, "geometric") == private_search(*one, DELTA, "geometric")
+    assert private_searches([Search(0.0, 10)], DELTA) == private_searches([], DELTA) == 0
+    assert private_searches([Search(0.0, 10), Search(*one)], DELTA) == private_search(*one, DELTA, "geometric")
 
 
 def test_cost_without_noise_and_cost_of_a_single_run():
     assert private_search(math.inf, 10, DELTA, "geometric") == math.inf
-    assert private_searches([(math.inf, 10), (1, 10)], DELTA, "geometric") == math.inf
+    assert private_searches([Search(math.inf, 10), Search(1, 10)], DELTA) == math.inf
     assert private_search(1.0, 1, DELTA, "logarithmic") == epsilon_of(1.0, DELTA)
 
 
@@ -188,24 +186,12 @@ def test_methods_without_a_known_cost_are_refused():
 # ---- complete studies
 
 
-def run(folder: Path, text: str = TEXT, secret: bytes = SECRET, **options) -> study_run.Finished:
-    """Run the study with a known secret, which draws several runs."""
-    with Ledger.write(folder) as ledger:
-        ledger.add_secrets({CELL_ID: secret})
-    return study_run.run(study(text), text, folder, View(), backend="local", **options)
-
-
 @pytest.fixture(scope="module")
 def finished_study(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("private")
     finished = run(folder)
     assert (finished.complete, finished.failed) == (True, 0)
     return folder
-
-
-def published(folder: Path) -> dict[str, bytes]:
-    files = [*sorted((folder / "tables").rglob("*")), folder / "best.yaml"]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
 
 
 def test_the_winner_has_the_same_training_in_search_and_confirm(finished_study):
@@ -221,7 +207,9 @@ def test_the_winner_has_the_same_training_in_search_and_confirm(finished_study):
     assert confirmed.metrics["train_loss"] == chosen.metrics["train_loss"]
     assert confirmed.trial.problem.evaluate_on == "test"
     score_noise = deviation(study(), 40.0, 40)
-    assert winner.key == noisy_best({k: row.trial.seed for k, row in searched.items()}, outcomes, score_noise).key
+    assert (
+        winner.key == noisy_best({k: row.trial.seed for k, row in searched.items()}, outcomes, score_noise, SECRET).key
+    )
 
 
 def test_only_the_winner_is_published(finished_study):

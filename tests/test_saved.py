@@ -1,6 +1,5 @@
 """Saved models predict like the server did, from features without preprocessing, and carry their privacy account."""
 
-import json
 import zipfile
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import small
 from command_line import assert_one_sentence
 
-from orchestrator.execution.training import Trained, Training, saved_model, with_secret_seed
+from orchestrator.execution.training import Trained, Training, saved_model
 from trainables.errors import UserError
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import check
@@ -42,16 +41,6 @@ def test_it_predicts_as_it_was_evaluated(model, update, tmp_path):
     )
     assert saved.provenance["epsilon"]["actual"]["local"] == pytest.approx(8.0, rel=1e-5)
     assert saved.provenance["trial"]["seed"] == 42
-
-
-def test_a_secret_seed_is_nowhere(tmp_path):
-    run, came = trained()
-    secret = with_secret_seed(run)
-    assert secret.trial.seed != with_secret_seed(run).trial.seed
-    saved_model(secret, came, secret=True).save(tmp_path / "m.npz")
-    about = json.dumps(SavedModel.load(tmp_path / "m.npz").provenance)
-    assert str(secret.trial.seed) not in about
-    assert secret.trial.key not in about
 
 
 def test_nothing_is_overwritten_and_no_other_file_is_taken_for_a_model(tmp_path):

@@ -38,7 +38,7 @@ from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
 from orchestrator.report.tables.partitions import split
-from orchestrator.report.tables.privacy import _rounded_up
+from orchestrator.report.tables.render import rounded_up
 from orchestrator.report.tables.tuning import shown_value
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
@@ -688,7 +688,7 @@ def test_an_infinite_budget_is_the_non_private_arm(tmp_path):
     ("epsilon", "shown"), [(0.45731, "0.4574"), (1.0, "1"), (10.0, "10"), (0.99999996, "1"), (12345.6, "12350")]
 )
 def test_an_epsilon_is_rounded_to_the_safe_side(epsilon, shown):
-    assert _rounded_up(epsilon) == shown
+    assert rounded_up(epsilon) == shown
 
 
 # ---- timing

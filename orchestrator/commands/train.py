@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import: fail on bad options b
     from orchestrator.execution.training import Training
     from trainables.federation.lane_result import LaneResult
 
-WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise")
+WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise", "records")
 """Options that may be combined with --from; the cell fixes all others."""
 
 
@@ -38,7 +38,7 @@ WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "s
     *("method", "epsilon", "mu", "delta", "rounds", "clients", "partition", "partition_seed", "seed", "release"),
     *("adjacency", "clip", "clipping", "level", "secret_participation", "center", "center_bound", "aggregate", "model"),
     *("train_on", "evaluate_on", "evaluate_every", "validation_fraction", "validation_by"),
-    *("secret_noise", "hosts"),
+    *("secret_noise", "records", "hosts"),
 )
 def train(
     context: typer.Context,
@@ -52,7 +52,7 @@ def train(
             "--from",
             metavar="FILE",
             help="Retrain a winner of a sweep from its best.yaml (file or URL). Only --cell, --seed, --data, --hosts, "
-            "--address, --save, --secret-noise and --json can be combined with it.",
+            "--address, --save, --secret-noise, --records and --json can be combined with it.",
         ),
     ] = None,
     cell: Annotated[str | None, typer.Option(help="With --from: the cell.  [default: the only one]")] = None,
@@ -72,9 +72,9 @@ def train(
     options = replace(options, hyperparameters=key_values(hyperparameters), address=address)
     if from_file is not None:
         refuse_options(context, WITH_FROM, "--from: the cell is trained as in the sweep")
-        training = trainings.from_best(from_file, cell, options.seed, data)
-        if options.secret_noise:
-            training = trainings.with_secret_seed(training)
+        training = trainings.from_best(
+            *(from_file, cell, options.seed, data), records=options.records, secret_noise=options.secret_noise
+        )
     else:
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
@@ -86,9 +86,12 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     from orchestrator.execution.training import saved_model
     from orchestrator.execution.training import train as run_training
     from trainables.privacy.plan import delta_note
+    from trainables.privacy.publication import ANALYST_ONLY, simulated_note
 
     trial, privacy, plan = training.trial, training.trial.privacy, training.plan
     notes = [*training.problem.partition.notes, delta_note(privacy, training.problem.partition.sizes)]
+    if options.secret_noise:
+        notes.append(simulated_note([trial.problem.partition.kind]))
     if trial.evaluate_every > trial.rounds:
         notes.append(
             f"evaluate_every = {trial.evaluate_every} exceeds the {trial.rounds} rounds: only the last one is evaluated"
@@ -118,7 +121,8 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     out.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
     if save is not None:
         saved_model(training, trained, secret=options.secret_noise).save(save)
-        out.print(f"saved to {save}")
+        what = "may be published at its actual epsilon" if options.secret_noise else "is for the analyst"
+        out.print(f"saved to {save}, which {what}; what is printed here is for the analyst")
     if json:
         emit_json(
             {
@@ -136,6 +140,7 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
                 "epsilon": {"claimed": privacy.epsilon, "actual": plan.actual_epsilon, "unsampled": plan.unsampled},
                 "noise_multiplier": plan.noise_multiplier,
                 "seconds_per_round": trained.seconds_per_round,
+                "note": ANALYST_ONLY,
             }
         )
 

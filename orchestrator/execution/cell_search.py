@@ -16,6 +16,7 @@ from orchestrator.search.plugin_checks import check_proposal
 from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.base import Proposal
+from orchestrator.search.strategies.private import noise_key
 from orchestrator.search.variant import SearchVariant
 from orchestrator.search.winner import best_configurations, finalists, winner
 from orchestrator.study.cells import Cell
@@ -104,7 +105,8 @@ class CellSearch:
             return FINISHED
         configuration = self.history.configuration(choice.candidate)
         if self.variant.strategy.publishes_only_winner:
-            return NextStage("confirm", [self.cell.private_trial(configuration, self.trial_seeds[choice.key], "test")])
+            seed, key = self.trial_seeds[choice.key], noise_key(self.task.secret)
+            return NextStage("confirm", [self.cell.private_trial(configuration, seed, "test", key)])
         return NextStage("confirm", self.trials("confirm", [configuration]))
 
     def finalists(self) -> list[Configuration]:
@@ -122,7 +124,8 @@ class CellSearch:
                 if proposal.seeds is None:
                     trials += self.trials(stage, [configuration])
                 else:
-                    trials.append(self.cell.private_trial(configuration, proposal.seeds[number], "validation"))
+                    seed, key = proposal.seeds[number], noise_key(self.task.secret)
+                    trials.append(self.cell.private_trial(configuration, seed, "validation", key))
             except UserError as error:
                 raise UserError(f"strategy {strategy.name} proposed {configuration}: {error}") from None
         firsts = trials[:: self.seed_count(stage)]

@@ -31,6 +31,7 @@ from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
 from trainables import files, plugins
 from trainables.errors import UserError
+from trainables.privacy.publication import ANALYST_ONLY
 
 MOST_COUNTS = 50_000  # clients times classes: a few hundred kilobytes
 
@@ -201,6 +202,7 @@ def _log_to(folder: Path, *, private: bool) -> Iterator[None]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logger.info(ANALYST_ONLY)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.execution.cluster.connect import connected
 from orchestrator.execution.training_options import TrainingOptions
+from orchestrator.study.settings.data import DataSettings
 from trainables import methods
 from trainables.choices import ValidationBy
 from trainables.data import features, simulated
@@ -31,9 +32,12 @@ from trainables.federation.problem import Problem
 from trainables.federation.saved_model import SavedModel
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
+from trainables.privacy.publication import ANALYST_ONLY, MODEL_MAY_BE_PUBLISHED, simulated_note
 from trainables.ray_actors.federation import RayFederation
 from trainables.ray_actors.object_store import ObjectStoreProblems
 from trainables.spec import ENGINE_VERSION
+
+NOISE_KEY_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class Training:
     trial: TrialSpec
     problem: Problem
     plan: PrivacyPlan
+    data_id: str = ""
+    """Name of the data, as in a study."""
+    records: str = ""
+    """Name of the records, shared by data files prepared from the same ones."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,11 @@ def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> 
         seed=options.seed,
         preprocess=preprocess,
         aggregate=options.aggregate,
+        stratified=not options.secret_noise,
     )
-    return with_secret_seed(training) if options.secret_noise else training
+    name = DataSettings(source=data).id if isinstance(data, str) else training.problem.data.name
+    training = replace(training, data_id=name, records=options.records)
+    return with_secret_noise(training) if options.secret_noise else training
 
 
 def prepare(
@@ -99,6 +110,7 @@ def prepare(
     validation_fraction: float = 0.1,
     validation_seed: int = 42,
     validation_by: ValidationBy = "row",
+    stratified: bool = True,
     **trial: Any,
 ) -> Training:
     """Run all checks, before any actor starts."""
@@ -109,6 +121,7 @@ def prepare(
         validation_fraction=validation_fraction,
         validation_seed=validation_seed,
         validation_by=validation_by,
+        stratified=stratified,
     )
     problem = ProblemSpec.model_validate(
         {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
@@ -122,15 +135,30 @@ def prepare(
     return Training(spec, ready, check(spec, ready))
 
 
-def from_best(file: Path | str, cell: str | None, seed: int, source: str | None) -> Training:
+def from_best(
+    file: Path | str,
+    cell: str | None,
+    seed: int,
+    source: str | None,
+    *,
+    records: str = "",
+    secret_noise: bool = False,
+) -> Training:
     """A winner of a sweep as trained in the confirm stage, from the sweep's best.yaml."""
     from orchestrator.report.tables.best import read_best  # imports pandas
 
-    return from_cells(read_best(file), file, cell, seed, source)
+    return from_cells(read_best(file), file, cell, seed, source, records=records, secret_noise=secret_noise)
 
 
 def from_cells(
-    cells: Mapping[str, Mapping[str, Any]], file: Path | str, cell: str | None, seed: int, source: str | None
+    cells: Mapping[str, Mapping[str, Any]],
+    file: Path | str,
+    cell: str | None,
+    seed: int,
+    source: str | None,
+    *,
+    records: str = "",
+    secret_noise: bool = False,
 ) -> Training:
     """A winner from the content of a best.yaml; `file` is named in errors."""
     if cell is None and len(cells) == 1:
@@ -149,7 +177,7 @@ def from_cells(
         partition = partitions.parse(entry["partition"], clients=entry["clients"], seed=partition_seed)
         name = source or entry["data"]
         loaded = features.load(name, next(iter(entry["seeds"]), seed))  # the fingerprint is of the first seed
-        if loaded.fingerprint != entry["fingerprint"]:
+        if loaded.fingerprint != entry.get("fingerprint", loaded.fingerprint):  # a private search publishes none
             raise UserError(f"data {name} differs from the data of the sweep")
         if simulated.drawn_by_seed(name):
             loaded = features.load(name, seed)
@@ -164,9 +192,10 @@ def from_cells(
             "preprocess",
             "aggregate",
         )
-        return prepare(
+        training = prepare(
             loaded,
             partition=partition,
+            stratified=entry.get("stratified", True) and not secret_noise,
             method=entry["method"],
             hyperparameters=chosen,
             privacy=privacy,
@@ -175,14 +204,17 @@ def from_cells(
             validation_by=entry.get("validation_by", "row"),
             **{name: entry[name] for name in names},
         )
+        named = records or entry.get("records", "")
+        training = replace(training, data_id=DataSettings(source=name).id, records=named)
+        return with_secret_noise(training) if secret_noise else training
     except (KeyError, TypeError, ValidationError) as error:
         raise UserError(f"cell {cell!r} of {file} was not written by a sweep: {error!r}".replace("\n", " ")) from None
 
 
-def with_secret_seed(training: Training) -> Training:
-    """The same run with a seed from the operating system, so that its noise cannot be reproduced."""
-    trial = training.trial.model_copy(update={"seed": secrets.randbelow(2**63)})
-    return Training(trial, training.problem, check(trial, training.problem))
+def with_secret_noise(training: Training) -> Training:
+    """The same run with noise from the operating system, which cannot be reproduced. The seed stays the seed of what is
+    public: the initial weights and the clients of every round."""
+    return replace(training, trial=training.trial.model_copy(update={"noise_key": secrets.token_hex(NOISE_KEY_BYTES)}))
 
 
 def train(
@@ -214,14 +246,22 @@ def train(
 
 
 def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedModel:
-    """The trained model with its provenance, which reveals no secret seed."""
+    """The trained model with its provenance. With secret noise it may be published: it has no function of the data
+    other than the weights, the account and scores on the test rows, which are public."""
     if trained.weights is None:
         raise UserError(f"the run ended as {trained.result.state!r}: there is no model to save")
     trial, plan, data = training.trial, training.plan, training.problem.data
-    last = {name: values[max(values)] for name, values in trained.result.metrics.items() if values}
+    tested = trial.problem.evaluate_on == "test"
+    last = {name: values[max(values)] for name, values in trained.result.metrics.items() if values and tested}
+    simulated = simulated_note([trial.problem.partition.kind])
+    hidden: Any = {"noise_key": True, "problem": {"data": {"fingerprint"}}}
     provenance = {
-        "trial": trial.model_dump(mode="json", exclude={"seed"} if secret else None),
+        "note": f"{MODEL_MAY_BE_PUBLISHED} {simulated}".strip() if secret else ANALYST_ONLY,
+        "trial": trial.model_dump(mode="json", exclude=hidden if secret else None),
         "secret_noise": secret,
+        "data": training.data_id,
+        "records": training.records,
+        "releases": [asdict(release) for release in plan.mechanism],
         "epsilon": {"claimed": trial.privacy.epsilon, "actual": plan.actual_epsilon, "unsampled": plan.unsampled},
         "delta": trial.privacy.delta,
         "metrics": {name: last[name] for name in ("accuracy", "loss") if name in last},

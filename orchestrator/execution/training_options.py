@@ -41,7 +41,7 @@ class TrainingOptions:
     clients: Annotated[Clients, "Number of clients; auto: as many as the data set names."] = 20
     partition: Annotated[str, "Split of the train rows: iid, dirichlet:ALPHA, classes:K or explicit."] = "dirichlet:0.5"
     partition_seed: Annotated[int, "Seed of the partition, independent of the seed of the run."] = 42
-    seed: Annotated[int, "Seed of the initial weights and the noise."] = 42
+    seed: Annotated[int, "Seed of the initial weights and, unless it is secret, of the noise."] = 42
     release: Annotated[
         Release, "What an adversary sees: the release of each client (local) or only their sum (secure-aggregation)."
     ] = "local"
@@ -75,7 +75,12 @@ class TrainingOptions:
     evaluate_every: Annotated[int, "Rounds between evaluations."] = 10
     validation_fraction: Annotated[float, "Share of the train rows, or clients, held out for validation."] = 0.1
     validation_by: Annotated[ValidationBy, "Hold out rows of every client (row) or whole clients (client)."] = "row"
-    secret_noise: Annotated[bool, "Draw the seed from the operating system and do not record it."] = False
+    secret_noise: Annotated[
+        bool, "Draw the noise from the operating system and do not record it, so that the model may be published."
+    ] = False
+    records: Annotated[
+        str, "Name of the records, shared by data files prepared from the same ones; see `fedsweep account`."
+    ] = ""
     hosts: Annotated[int | None, "Number of client hosts (processes).  [default: one per core]"] = None
     address: Annotated[str | None, "Address of a Ray cluster; without it, a local Ray is started."] = None
     on_round: Annotated[

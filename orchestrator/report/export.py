@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.report.tables import render
+from orchestrator.report.tables.publication import sentences
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
@@ -38,7 +39,10 @@ def _all_frames(ledger: Ledger, results: Results) -> dict[str, pd.DataFrame]:
 
 def _csv(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     written = _all_frames(ledger, results).items()
-    return [str(render.write_text(folder / f"{name}.csv", render.frame_to_csv(frame))) for name, frame in written]
+    note = render.write_text(folder / "README.md", " ".join(sentences(results)) + "\n")
+    return [str(note)] + [
+        str(render.write_text(folder / f"{name}.csv", render.frame_to_csv(frame))) for name, frame in written
+    ]
 
 
 # ---- experiment trackers

@@ -105,6 +105,7 @@ def search_records(ledger: Ledger, study: Study) -> Iterator[SearchRecord]:
     stages = ledger.stages()
     outcomes: Outcomes = ledger.outcomes(study.objective)
     facts, begun = ledger.settings(), {cell.setting for cell, _, _ in stages}
+    secrets = ledger.secrets()
     for setting, name in study.settings.items():
         if setting not in begun:
             continue
@@ -116,7 +117,8 @@ def search_records(ledger: Ledger, study: Study) -> Iterator[SearchRecord]:
                     keys = {stage: (cell, variant.name, stage) for stage in variant.stages}
                     opened = {stage: stages[key] for stage, key in keys.items() if key in stages}
                     searched = {stage: trials for stage, trials in opened.items() if stage != "confirm"}
-                    task = study.search_task(method, epsilon, variant, known.validation_rows if known else 1)
+                    rows = known.validation_rows if known else 1
+                    task = study.search_task(method, epsilon, variant, rows, secrets.get(cell, b""))
                     seeds = _trial_seeds(ledger, variant, opened)
                     history = History(task, variant.seeds, outcomes, searched, trial_seeds=seeds)
                     yield SearchRecord(study, cell, name, method, variant, known, opened, history)

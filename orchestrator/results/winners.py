@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from orchestrator.results.ledger import Ledger, Row, SettingFacts
+from orchestrator.results.records import records_of
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
 from orchestrator.search.candidates import Outcomes
 from orchestrator.search.objective import Objective
@@ -61,6 +62,8 @@ class SearchResult:
     """The values tried of every hyperparameter, by stage."""
     seconds: tuple[float, ...]
     """Seconds per round of every trial."""
+    worst_epsilon: float | None = None
+    """Of a private search that has begun: the largest eps of its runs, claimed or actual."""
 
     @cached_property
     def tried(self) -> dict[str, Axis]:
@@ -154,6 +157,8 @@ class Results:
     """In the order of the tables: setting, epsilon, method, variant."""
     states: Counter[str]
     """How the trials of these cells have ended."""
+    records: Mapping[str, int]
+    """By data set, the number of its records: data sets with the same number are about the same records."""
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -184,7 +189,7 @@ class Results:
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
         reader = _Reader(ledger, study, known)
         cells = tuple(reader.cell(record) for record in search_records(ledger, study))
-        return cls(study, cells, Counter(reader.states.values()))
+        return cls(study, cells, Counter(reader.states.values()), records_of(study, ledger.fingerprints()))
 
 
 class _Reader:
@@ -283,7 +288,13 @@ class _Reader:
             states=Counter({"done": 1} if chosen else {}),
             axes=dict.fromkeys(stages, _axes(grid)),
             seconds=(),
+            worst_epsilon=self._worst_epsilon(record),
         )
+
+    def _worst_epsilon(self, record: SearchRecord) -> float | None:
+        keys = [key for keys in record.stages.values() for key in keys]
+        runs = self.ledger.rows(keys, whole=False).values()
+        return max([record.epsilon, *map(actual_epsilon, runs)]) if keys else None
 
 
 def _states(keys: Iterable[str], outcomes: Outcomes) -> tuple[tuple[str, int], ...]:
@@ -292,9 +303,11 @@ def _states(keys: Iterable[str], outcomes: Outcomes) -> tuple[tuple[str, int], .
 
 
 def _without_private_values(row: Row) -> Row:
-    """A confirm run as it may be shown: without its seed, and with the metrics of the test rows alone. What clients
-    measured beside their releases is not private."""
+    """A confirm run as it may be shown: without its seed, the key of its noise, the hash of the data, and with the
+    metrics of the test rows alone. What clients measured beside their releases is not private."""
     spec = {**json.loads(row.spec), "seed": SECRET}
+    spec.pop("noise_key", None)
+    spec["problem"]["data"]["fingerprint"] = ""
     metrics = {name: values for name, values in row.metrics.items() if name in METRICS}
     return replace(row, key="", spec=json.dumps(spec), metrics=metrics)
 

@@ -72,13 +72,13 @@ class Cell:
         return Preprocess(**(self.study.preprocess if own is None else own).model_dump())
 
     def private_trial(
-        self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"]
+        self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"], noise_key: str = ""
     ) -> TrialSpec:
         """A run of a private search. Evaluated on the test rows it is the same run, with the same weights."""
         first = self.study.seeds.search[0]
         (trial,) = self.trials(configuration, [first], self.study.stage_rounds(self.method).confirm)
         problem = trial.problem.model_copy(update={"evaluate_on": evaluate_on})
-        return trial.model_copy(update={"problem": problem, "seed": seed})
+        return trial.model_copy(update={"problem": problem, "seed": seed, "noise_key": noise_key})
 
     def trials(
         self,
@@ -145,7 +145,7 @@ class PreparedStudy:
                 models.parse(model, features=loaded.features, classes=loaded.classes)
             if study.validation.by == "row":
                 with errors_point_to("validation", "fraction"):
-                    loaded.validation_rows(study.validation.fraction, study.validation.seed)
+                    loaded.validation_rows(study.validation.fraction, study.validation.seed, not study.private)
             for index in range(len(study.partitions)):
                 setting = _setting(study, number, index, model, draws, problems)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
@@ -219,6 +219,7 @@ def _setting(
                 validation_fraction=study.validation.fraction,
                 validation_seed=study.validation.seed,
                 validation_by=study.validation.by,
+                stratified=not study.private,
             ),
             partition=partitioned,
             model=model,

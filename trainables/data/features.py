@@ -77,28 +77,30 @@ class FeatureSet:
         """The number of clients that the data set defines."""
         return None if self.client_train is None else int(self.client_train.max()) + 1
 
-    def validation_rows(self, fraction: float, seed: int) -> Rows:
-        """The rows to hold out: the same fraction of every class, drawn with the seed, ascending."""
+    def validation_rows(self, fraction: float, seed: int, stratified: bool = True) -> Rows:
+        """The rows to hold out, drawn with the seed, ascending: the same fraction of every class. A split that is not
+        stratified depends on the number of rows alone, so it reveals nothing about labels."""
         in_range(0, 1, "()", validation_fraction=fraction)
         rng = np.random.Generator(np.random.Philox(key=seed))
-        chosen = []
-        for label in range(self.classes):
-            rows = np.flatnonzero(self.y_train == label)
-            chosen.append(rng.permutation(rows)[: round(fraction * len(rows))])
+        strata = [np.arange(len(self.y_train))]
+        if stratified:
+            strata = [np.flatnonzero(self.y_train == label) for label in range(self.classes)]
+        chosen = [rng.permutation(rows)[: round(fraction * len(rows))] for rows in strata]
         validation_rows = np.sort(np.concatenate(chosen))
         if len(validation_rows) == 0:
             raise UserError(f"validation_fraction = {fraction:g} leaves no validation row of {len(self.y_train)}")
         return validation_rows
 
-    def validation_set(self, fraction: float, seed: int) -> ValidationSet:
+    def validation_set(self, fraction: float, seed: int, stratified: bool = True) -> ValidationSet:
         """The content of `validation_rows`, read once and shared by all partitions."""
-        if (fraction, seed) not in self._validation_sets:
-            rows = self.validation_rows(fraction, seed)
-            self._validation_sets[fraction, seed] = ValidationSet(rows, self.x_train[rows], self.y_train[rows])
-        return self._validation_sets[fraction, seed]
+        split = fraction, seed, stratified
+        if split not in self._validation_sets:
+            rows = self.validation_rows(*split)
+            self._validation_sets[split] = ValidationSet(rows, self.x_train[rows], self.y_train[rows])
+        return self._validation_sets[split]
 
     @cached_property
-    def _validation_sets(self) -> dict[tuple[float, int], ValidationSet]:
+    def _validation_sets(self) -> dict[tuple[float, int, bool], ValidationSet]:
         return {}
 
 

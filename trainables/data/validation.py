@@ -11,18 +11,20 @@ from trainables.errors import UserError, in_range
 
 
 def hold_out(
-    data: FeatureSet, clients: Partition, by: ValidationBy, fraction: float, seed: int
+    data: FeatureSet, clients: Partition, by: ValidationBy, fraction: float, seed: int, stratified: bool = True
 ) -> tuple[Partition, ValidationSet]:
     """The clients without their validation rows, and those rows.
 
-    `row`: the same fraction of every class. A client whose rows would all be held out keeps its first row.
+    `row`: the same fraction of every class, or of all rows if not stratified. A client whose rows would all be held out
+    keeps its first row.
     `client`: whole clients, drawn by number. Neither the values nor the sizes decide which."""
     in_range(0, 1, "()", validation_fraction=fraction)
-    return _whole_clients(data, clients, fraction, seed) if by == "client" else _rows(data, clients, fraction, seed)
+    if by == "client":
+        return _whole_clients(data, clients, fraction, seed)
+    return _without(data, clients, data.validation_set(fraction, seed, stratified))
 
 
-def _rows(data: FeatureSet, clients: Partition, fraction: float, seed: int) -> tuple[Partition, ValidationSet]:
-    drawn = data.validation_set(fraction, seed)
+def _without(data: FeatureSet, clients: Partition, drawn: ValidationSet) -> tuple[Partition, ValidationSet]:
     train = clients.without(drawn.rows)
     kept = ~np.isin(drawn.rows, np.concatenate(train.rows))
     if kept.all():

@@ -15,7 +15,7 @@ from trainables.methods.base import Parts, Sample, State
 from trainables.models import Model
 from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
-from trainables.privacy.noise import Address
+from trainables.privacy.noise import Address, keyed
 
 GradientSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -145,10 +145,11 @@ class BatchRound:
         if not self._program.samples:
             raise RuntimeError(f"{self._program.name} samples rows: its `samples` must be true")
         sizes = [int(size) for size in self.size.flatten()]
+        purpose = keyed("sample", self._lanes.noise_key)
         parts: list[tuple[slice | torch.Tensor, Shard]] = []
         for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True):
             rows = [
-                np.flatnonzero(Address(int(seed), client, self.t, step, "sample").generator().random(size) < rate)
+                np.flatnonzero(Address(int(seed), client, self.t, step, purpose).generator().random(size) < rate)
                 for client, size in zip(self._clients, sizes, strict=True)
             ]
             parts.append((lanes, self.shard.sample(rows)))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainables.federation.pack import ClientWork
 from trainables.federation.staging import Staging
 from trainables.models import kernels
-from trainables.privacy.noise import Address
+from trainables.privacy.noise import Address, keyed
 from trainables.privacy.participation import participants, takes_part
 
 
@@ -20,6 +20,7 @@ class LaneVectors:
 
     def __init__(self, work: ClientWork, device: str, staging: Staging | None) -> None:
         self._staging = staging
+        self.noise_key = work.noise_key
         self.device, self.shape = device, (len(work.lanes), work.data.model.dimension)
         self.clip = torch.from_numpy(work.clip).to(device)
         self.std = {name: torch.from_numpy(std).to(device).unsqueeze(1) for name, std in work.noise_std.items()}
@@ -52,7 +53,8 @@ class LaneVectors:
 
     def secret_participation(self, clients: Sequence[int], t: int, probability: float) -> torch.Tensor:
         """(clients, lanes, 1): 1 where a client takes part in round t. Only the client itself knows."""
-        drawn = [[takes_part(int(seed), client, t, probability) for seed in self.seeds] for client in clients]
+        key = self.noise_key
+        drawn = [[takes_part(int(seed), client, t, probability, key) for seed in self.seeds] for client in clients]
         return self._per_lane(np.asarray(drawn, dtype=np.float32))
 
     def _per_lane(self, by_seed: NDArray[np.float32]) -> torch.Tensor:
@@ -69,6 +71,7 @@ class LaneVectors:
 
     def _normals(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
         """Standard normals, (clients, seeds, size)."""
+        purpose = keyed(purpose, self.noise_key)
 
         def fill(array: NDArray[np.float32]) -> None:
             for i, client in enumerate(clients):

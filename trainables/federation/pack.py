@@ -28,10 +28,10 @@ PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials with equal groups can share a pack: same data, client program, rounds, clipping, participation, features.
+    """Trials of one group can share a pack: data, client program, rounds, clipping, participation, noise, features.
     Centred features differ between seeds and budgets, because the mean is noisy."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
-    features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}"
+    features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
         privacy = trial.privacy.model_dump(exclude={"clip"})
         features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
@@ -187,6 +187,7 @@ class ClientWork:
     clipping: Clipping = "plain"
     secret_participation: float = 1.0
     precision: Precision = "float32"
+    noise_key: str = ""
 
     @property
     def automatic(self) -> bool:
@@ -274,6 +275,7 @@ def client_work(trials: Sequence[TrialSpec], data: ProblemData, hosts: int) -> C
         clipping=first.privacy.clipping,
         secret_participation=first.privacy.secret_participation,
         precision=first.precision,
+        noise_key=first.noise_key,
     )
 
 

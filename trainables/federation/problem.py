@@ -37,7 +37,8 @@ class Problem:
             return cls(spec, data, clients, *test)
         content = spec.data
         without, validation = hold_out(
-            data, clients, content.validation_by, content.validation_fraction, content.validation_seed
+            *(data, clients, content.validation_by, content.validation_fraction, content.validation_seed),
+            stratified=content.stratified,
         )
         if spec.evaluate_on == "test":
             return cls(spec, data, without, *test)

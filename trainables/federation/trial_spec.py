@@ -6,7 +6,7 @@ import json
 import math
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainables.choices import Aggregate, EvaluateOn, Precision, TrainOn, ValidationBy
 from trainables.data.partition import PartitionSpec
@@ -22,6 +22,9 @@ class DataSpec(Spec):
     validation_fraction: float = 0.1
     validation_seed: int = 42
     validation_by: ValidationBy = "row"
+    stratified: bool = Field(default=True, exclude_if=bool)
+    """Whether every class has its share of the validation rows. Not where results may be published: such a split would
+    reveal labels."""
 
 
 class ProblemSpec(Spec):
@@ -72,6 +75,7 @@ class TrialSpec(Spec):
     """Last round to run, if the trial ends before `rounds`: a lower rung of successive halving."""
     evaluate_every: int = 10
     seed: int = 42
+    """Of the initial weights and other public choices, and of the noise unless that is secret."""
     preprocess: Preprocess = Preprocess()
     aggregate: Aggregate = "uniform"
     """Weight of each client in the mean of the releases: equal, or proportional to |D_i|."""
@@ -81,6 +85,9 @@ class TrialSpec(Spec):
     """Metrics to evaluate beside those that every trial has."""
     code: str = ""
     """Hash of the code of the plug-ins that the trial uses; empty without plug-ins."""
+    noise_key: str = Field(default="", repr=False, exclude_if=lambda key: not key)
+    """128 secret bits, in hexadecimal digits, that noise and secret samples depend on beside the seed; empty: they
+    follow from the seed alone."""
 
     @property
     def last_round(self) -> int:

@@ -2,6 +2,7 @@
 
 The address is hashed into the key of Philox, a counter-based generator. Every process gets the same bits, in any order
 and after any restart. The lane is not part of the address, so all trials with the same seed use the same noise.
+Secret noise has a secret key of 128 bits in its purpose (`keyed`): the seed alone then determines only what is public.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class _ReusedGenerator(threading.local):
 
 
 _REUSED = _ReusedGenerator()
+
+
+def keyed(purpose: str, key: str) -> str:
+    """The purpose of a draw that nobody without the key can repeat; without a key, the purpose itself."""
+    return f"{purpose}:{key}" if key else purpose
 
 
 @dataclass(frozen=True)

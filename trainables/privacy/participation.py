@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.privacy.noise import SERVER, Address
+from trainables.privacy.noise import SERVER, Address, keyed
 
 
 def cohort(clients: int, share: float) -> int:
@@ -43,6 +43,6 @@ def most_rounds(seed: int, rounds: int, clients: int, share: float) -> int:
     return int(counts.max())
 
 
-def takes_part(seed: int, client: int, t: int, probability: float) -> bool:
+def takes_part(seed: int, client: int, t: int, probability: float, key: str = "") -> bool:
     """The client's secret coin in round t."""
-    return bool(Address(seed, client, t, 0, "takes part").generator().random() < probability)
+    return bool(Address(seed, client, t, 0, keyed("takes part", key)).generator().random() < probability)

@@ -207,6 +207,11 @@ class PrivacyPlan:
         return {release: epsilon_of(self.mu(release), self.settings.delta) for release in RELEASES}
 
     @property
+    def mechanism(self) -> tuple[Sampled, ...]:
+        """What an observer of the claimed release model sees of one record (or user)."""
+        return _sampled(self.events, self.noise_std, self.settings, self.settings.release, self.weights)
+
+    @property
     def noise_multiplier(self) -> float:
         """sigma_g in the papers, of the first event: a client's noise has variance (clip sigma_g)^2 / n."""
         return self.noise_std[self.events[0].purpose] * math.sqrt(self.clients) / self.settings.clip

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -51,15 +51,18 @@ def best_released(mu: float, mean: float, delta: float) -> float:
 
 def best_released_by_renyi(mu: float, mean: float, delta: float, shape: float = 1) -> float:
     """The same by Renyi divergences (account 3): also valid, usually slightly larger."""
-    return _by_renyi([(mu, mean)], delta, shape)
+    return _by_renyi([(mu, mean, shape)], delta)
 
 
-def _by_renyi(searches: Sequence[tuple[float, float]], delta: float, shape: float) -> float:
+def _by_renyi(searches: Sequence[tuple[float, float, float]], delta: float, beside: float = 0.0) -> float:
+    """Each search is given as (mu of one run, mean number of runs, shape); `beside`: mu of other Gaussian releases."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import rdp_privacy_accountant
 
     accountant = rdp_privacy_accountant.RdpAccountant(orders=np.concatenate([np.geomspace(1.01, 1000, 400), [2000.0]]))
-    for mu, mean in searches:
+    if beside:
+        accountant.compose(dp_event.GaussianDpEvent(1 / beside))
+    for mu, mean, shape in searches:
         accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1 / mu), mean=mean, shape=shape))
     return float(accountant.get_epsilon(delta))
 
@@ -121,14 +124,28 @@ def private_search(mu: float, mean: float, delta: float, runs: str) -> float:
     return min(by_renyi, best_released(mu, mean, delta)) if shape == 1 else by_renyi
 
 
-def private_searches(searches: Sequence[tuple[float, float]], delta: float, runs: str) -> float:
-    """eps of several such searches on the same records, each given as (mu of one run, mean number of runs)."""
-    if any(math.isinf(mu) for mu, _ in searches):
+class Search(NamedTuple):
+    """A search that releases its winner alone."""
+
+    mu: float
+    """Of one run with its score."""
+    mean: float
+    """Mean number of runs."""
+    runs: str = "geometric"
+    """Distribution of their number."""
+
+
+def private_searches(searches: Sequence[Search], delta: float, beside: float = 0.0) -> float:
+    """eps of several searches on the same records, and of Gaussian releases that are `beside`-GDP together."""
+    if any(math.isinf(search.mu) for search in searches) or math.isinf(beside):
         return math.inf
-    several = [(mu, mean) for mu, mean in searches if mu > 0]
-    if len(several) <= 1:
-        return max((private_search(mu, mean, delta, runs) for mu, mean in several), default=0.0)
-    return _by_renyi(several, delta, RUNS[runs].shape)
+    several = [search for search in searches if search.mu > 0 and search.mean > 1]
+    single = math.hypot(beside, *(search.mu for search in searches if search.mean == 1))  # exactly one run each
+    if not several:
+        return epsilon_of(single, delta) if single else 0.0
+    if len(several) == 1 and not single:
+        return private_search(*several[0][:2], delta, several[0].runs)
+    return _by_renyi([(mu, mean, RUNS[runs].shape) for mu, mean, runs in several], delta, single)
 
 
 def score_std(epsilon: float, delta: float, rows: int, part: float) -> float:

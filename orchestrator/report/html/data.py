@@ -19,6 +19,7 @@ from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.common import data_fingerprints, thinned
 from orchestrator.report.tables.privacy import with_search
+from orchestrator.report.tables.publication import with_price
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
@@ -279,12 +280,13 @@ def _ended(session: Session) -> list[tuple[float, int]]:
 
 def _tables(results: Results) -> list[dict[str, Any]]:
     found = [
-        {"kind": kind, "setting": setting, **_table(table)}
+        {"kind": kind, "setting": setting, **_table(with_price(results, table, setting))}
         for setting in results.settings
         for kind, build in {"final": final_accuracy, **PER_SETTING}.items()
         if (table := build(results, setting)) is not None
     ]
-    return [*found, {"kind": "timing", "setting": "", **_table(seconds_per_round(results))}]
+    timing = with_price(results, seconds_per_round(results))
+    return [*found, {"kind": "timing", "setting": "", **_table(timing)}]
 
 
 def _table(table: render.Table) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, method_name, short_name, unfinished
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
+from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.tuning import edges
 from orchestrator.results.winners import CellResult, Results
 
@@ -211,12 +212,13 @@ def _search_cost(results: Results) -> list[str]:
         return []
     if results.study.private:
         return [
-            "ε covers one run. Publishing the winner of a search costs the ε with search of the privacy account, and "
-            "publishing several rows about the same data costs more."
+            "ε covers one run. Publishing the winner of a search costs the ε with search of the privacy account.",
+            *sentences(results),
         ]
     return [
         "Every ε covers one training run, published alone. The search used the same private rows many times; the chart "
-        "of scores against ε shows its cost as ε with search."
+        "of scores against ε shows its cost as ε with search.",
+        *sentences(results),
     ]
 
 

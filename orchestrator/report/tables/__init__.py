@@ -11,6 +11,7 @@ from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
 from orchestrator.report.tables.partitions import partitions
 from orchestrator.report.tables.privacy import privacy, trade_offs
+from orchestrator.report.tables.publication import with_price
 from orchestrator.report.tables.selection_table import selection
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.report.tables.tuning import hyperparameters, search_strategies
@@ -50,6 +51,7 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
         stems = list(dict.fromkeys([*stems, *built]))
         for stem, table in built.items():
             if table is not None:
+                table = with_price(results, table, setting)
                 entries.append(index.Entry(setting, stem + endings[setting], table))
                 written += render.write_table(table, tables, stem + endings[setting])
     for name, frame in (
@@ -60,7 +62,8 @@ def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
         repeatable = frame.drop(columns="seconds", errors="ignore")  # not reproducible: in timing/ only
         written.append(render.write_text(tables / f"{name}.csv", render.frame_to_csv(repeatable)))
     written.append(render.write_text(tables / "README.md", index.page(results, entries)))
-    written += render.write_table(seconds_per_round(results), subfolder(folder, "timing"), "seconds-per-round")
+    timing = with_price(results, seconds_per_round(results))
+    written += render.write_table(timing, subfolder(folder, "timing"), "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))
     _remove_outdated(tables, stems, written)
     return written

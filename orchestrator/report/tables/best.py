@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from orchestrator.report.tables.publication import sentences
+from orchestrator.report.tables.render import one_line
 from orchestrator.results.locations import read_text
 from orchestrator.results.winners import CellResult, Results
 from orchestrator.search.variant import SECRET
@@ -28,6 +30,7 @@ PRIVATE_HEADER = """\
 def page(results: Results) -> str:
     cells = {cell.name: _entry(cell) for cell in results.cells if cell.confirm}
     header = (PRIVATE_HEADER if results.study.private else HEADER).rstrip("\n") + f"{plugins.import_options()}\n"
+    header += "".join(f"# {one_line(sentence)}\n" for sentence in sentences(results))
     return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -57,7 +60,9 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         "evaluate_every": trial.evaluate_every,
         "data": cell.data.source,
         "setting": cell.setting,
-        "fingerprint": problem.data.fingerprint,
+        **({"records": cell.data.records} if cell.data.records else {}),
+        **({"fingerprint": problem.data.fingerprint} if problem.data.fingerprint else {}),
+        **({} if problem.data.stratified else {"stratified": False}),
         "validation_fraction": problem.data.validation_fraction,
         "validation_seed": problem.data.validation_seed,
         **({} if problem.data.validation_by == "row" else {"validation_by": problem.data.validation_by}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.common import LOST, unfinished
+from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.render import Table, markdown_rows, markdown_text
 from orchestrator.results.winners import Results
 
@@ -19,10 +20,10 @@ its hyperparameters and its state, [seeds.csv](seeds.csv) every confirm run by r
 `fedsweep tables` builds it again.
 """
 PRIVATE_FILES = """\
-This is a private search. tables/, figures/, timing/, report.html and best.yaml contain only winners. They
-may be published at the cost that the privacy table prints as ε with search. The ledger and the log contain every run,
-its score and the secret seed of all noise: keep them private. The CSV files hold the same numbers as the tables,
-unrounded. [best.yaml](../best.yaml) holds the chosen configurations. `fedsweep tables` builds everything again.
+This is a private search. tables/, figures/, timing/, report.html and best.yaml contain only winners. The ledger and
+the log contain every run, its score and the secret of all noise: keep them private. The CSV files hold the same numbers
+as the tables, unrounded. [best.yaml](../best.yaml) holds the chosen configurations. `fedsweep tables` builds everything
+again.
 """
 SEARCH = """\
 - Every cell is **searched** on a validation split. The best configurations may be compared again on fresh seeds
@@ -55,6 +56,8 @@ def page(results: Results, entries: Sequence[Entry]) -> str:
     if results.study.description:
         parts.append(f"Study: {markdown_text(results.study.description)}\n")
     parts.append(f"{_progress(results)}\n")
+    whole = [] if results.study.private else ["The same holds for every file of this folder, CSV files included."]
+    parts.append(f"**Publication.** {markdown_text(' '.join([*sentences(results), *whole]))}\n")
     if results.settings:
         parts.append(f"## {results.study.objective_spec.test_title} after the last round\n")
     for setting in results.settings:

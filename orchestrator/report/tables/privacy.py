@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context, Decimal
 from statistics import fmean
 
 import pandas as pd
 
 from orchestrator.report.tables.common import budget, cell_table, unfinished
-from orchestrator.report.tables.render import NOTHING, Table
+from orchestrator.report.tables.render import NOTHING, Table, rounded_up
 from orchestrator.results.frames import NAMES, names
 from orchestrator.results.ledger import Row
+from orchestrator.results.publications import total_of
 from orchestrator.results.winners import CellResult, Results, actual_epsilon
-from orchestrator.search.strategies.private import PricedSearch, mean_runs, price
 from orchestrator.study.study import Study
 from trainables.methods import METHODS
 from trainables.privacy.gaussian import epsilon_of, least_false_negatives, mu_of
@@ -25,7 +24,6 @@ PROTECTED = {
     "record": ("one record of one client", "per-example gradients"),
     "user": ("one client with all its records", "clients' updates"),
 }
-_UP = Context(prec=4, rounding=ROUND_CEILING)
 HEADINGS = {
     "epsilon_claimed": "Claimed ε",
     "epsilon_local": "Actual ε, local",
@@ -70,7 +68,7 @@ def privacy(results: Results, setting: str) -> Table:
         "Clipped: share of the gradients that clipping shortened. "
         "Signal and Noise: l2 norms of the clients' mean clipped gradient and of their mean noise. "
         "These three are means over evaluated rounds and seeds.",
-        _published(results, cells) if results.study.private else NOT_PUBLISHED,
+        _published(results) if results.study.private else NOT_PUBLISHED,
         *_to_a_client(results, cells),
         *_large_delta(results, setting),
     ]
@@ -100,11 +98,6 @@ def privacy(results: Results, setting: str) -> Table:
     )
 
 
-def _priced(cell: CellResult, study: Study) -> PricedSearch:
-    worst = max(map(actual_epsilon, cell.confirm.values()))
-    return PricedSearch(worst, cell.epsilon, mean_runs(study.search.trials, cell.method.space()))
-
-
 def with_search(cell: CellResult, study: Study) -> float:
     """The ε of all runs of the cell together, in the study's release model, if each had independent noise; of a private
     search, the ε of publishing its winner. nan for methods that sample, whose account is not a single mu."""
@@ -113,7 +106,7 @@ def with_search(cell: CellResult, study: Study) -> float:
         return math.nan
     worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
     if study.private:
-        return price([_priced(cell, study)], delta, study.search.private)
+        return total_of([cell], study)
     if math.isinf(worst):
         return math.inf
     return all_released(mu_of(worst, delta), cell.search.trials + len(rows), delta)
@@ -136,20 +129,12 @@ def _clips(results: Results) -> str:
     return f"{results.study.privacy.clip:g}{others}"
 
 
-def _published(results: Results, cells: Sequence[CellResult]) -> str:
-    """The cost of publishing a private search, one row of it or all."""
-    study, confirmed = results.study, [cell for cell in cells if cell.confirm]
-    text = (
-        f"ε with search is the cost of publishing the winner of a row's search with its configuration, noisy score and "
-        f"weights; the number of runs ({study.search.private.runs} distribution) stays secret. All tables in this "
-        "folder may be published at that cost; the ledger and the log may not. Clipped, Signal and Noise are not "
-        "protected by the noise and therefore not shown. The test rows are assumed to be public."
-    )
-    if len(confirmed) < 2:
-        return text
-    total = price([_priced(cell, study) for cell in confirmed], study.privacy.delta, study.search.private)
+def _published(results: Results) -> str:
     return (
-        f"{text} All {len(confirmed)} rows together cost ε = {_rounded_up(total)}, because they use the same records."
+        "ε with search is the cost of publishing the winner of one row's search alone, with its configuration, noisy "
+        f"score and weights; the number of runs ({results.study.search.private.runs} distribution) stays secret. "
+        "Clipped, Signal and Noise are not protected by the noise and therefore not shown. The test rows are assumed "
+        "to be public."
     )
 
 
@@ -185,7 +170,7 @@ def _to_a_client(results: Results, cells: Sequence[CellResult]) -> list[str]:
     actual = epsilon_of(mu_of(claimed, stated.delta) * math.sqrt(clients / (clients - 1)), stated.delta)
     return [
         "A client can subtract its own noise from the sum: against one of "
-        f"{clients} clients a claimed ε of {claimed:g} is an actual ε of {_rounded_up(actual)}."
+        f"{clients} clients a claimed ε of {claimed:g} is an actual ε of {rounded_up(actual)}."
     ]
 
 
@@ -218,8 +203,8 @@ def _row(cell: CellResult, shown: Sequence[str], study: Study) -> list[str]:
     trial = rows[0].trial
     at_most = "≤ " if METHODS[trial.method].bound_only(trial.hyperparameters) else ""
     return [
-        *(("" if name == "epsilon_claimed" else at_most) + _rounded_up(numbers[name]) for name in shown),
-        NOTHING if math.isnan(priced := with_search(cell, study)) else at_most + _rounded_up(priced),
+        *(("" if name == "epsilon_claimed" else at_most) + rounded_up(numbers[name]) for name in shown),
+        NOTHING if math.isnan(priced := with_search(cell, study)) else at_most + rounded_up(priced),
         _holds(numbers),
         *(NOTHING if text == "nan" else text for text in diagnostics),
     ]
@@ -239,8 +224,3 @@ def _holds(numbers: dict[str, float]) -> str:
     if math.isinf(numbers["epsilon_claimed"]):
         return "no privacy claimed"
     return " and ".join(m for m, name in models.items() if numbers[name] <= numbers["epsilon_claimed"]) or "neither"
-
-
-def _rounded_up(epsilon: float) -> str:
-    """To four digits, never below the true value."""
-    return "∞" if math.isinf(epsilon) else f"{_UP.create_decimal(Decimal(repr(epsilon))).normalize():f}"

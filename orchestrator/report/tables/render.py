@@ -6,9 +6,11 @@ end a cell, become markup, or become a formula when a spreadsheet opens the CSV.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +19,7 @@ from trainables.files import replacing
 
 NOTHING = "–"
 """Shown where there is no result."""
+_UP = Context(prec=4, rounding=ROUND_CEILING)
 
 
 class Bold(str):
@@ -45,6 +48,13 @@ class Table:
     groups: Sequence[Group]
     data: pd.DataFrame
     """The same numbers, unrounded, one observation per row: what the CSV file holds."""
+    note: str = ""
+    """A remark at the end of the Markdown file and at the top of the LaTeX file, which prints no remark."""
+
+
+def rounded_up(epsilon: float) -> str:
+    """To four digits, never below the true value."""
+    return "∞" if math.isinf(epsilon) else f"{_UP.create_decimal(Decimal(repr(epsilon))).normalize():f}"
 
 
 # ---- Markdown
@@ -61,7 +71,8 @@ def markdown_text(text: str) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    return f"# {markdown_text(table.title)}\n\n{markdown_text(table.caption)}\n\n{markdown_rows(table)}"
+    note = f"\n{markdown_text(table.note)}\n" if table.note else ""
+    return f"# {markdown_text(table.title)}\n\n{markdown_text(table.caption)}\n\n{markdown_rows(table)}{note}"
 
 
 def markdown_rows(table: Table) -> str:
@@ -109,6 +120,7 @@ def to_latex(table: Table, label: str) -> str:
     columns = "".join("p{3.5cm}" if a == "p" else a for a in table.align)
     lines = [
         "% needs \\usepackage{booktabs}",
+        *([f"% {one_line(table.note)}"] if table.note else []),
         "\\begin{table}[htbp]",
         "\\centering",
         "\\footnotesize",

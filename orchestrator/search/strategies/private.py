@@ -9,8 +9,8 @@ cell, so an interrupted search continues with the same runs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,7 +24,8 @@ from orchestrator.section import Section
 from search_spaces import Configuration, SearchSpace
 from trainables import metrics
 from trainables.privacy import private_selection
-from trainables.privacy.noise import SERVER, Address
+from trainables.privacy.noise import SERVER, Address, keyed
+from trainables.privacy.private_selection import Search
 
 
 class PrivateSettings(Section):
@@ -66,13 +67,15 @@ class Private(Strategy):
         keys = history.stages.get("private", [])
         if not keys or any(key not in history.outcomes for key in keys):
             return None
-        return noisy_best({key: history.trial_seeds[key] for key in keys}, history.outcomes, score_deviation(task))
+        seeds = {key: history.trial_seeds[key] for key in keys}
+        return noisy_best(seeds, history.outcomes, score_deviation(task), task.secret)
 
 
-def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float) -> Choice | None:
+def noisy_best(seeds: Mapping[str, int], outcomes: Outcomes, deviation: float, secret: bytes = b"") -> Choice | None:
     """The run with the highest noisy score among those that finished. `seeds`: by trial, in the order drawn."""
+    purpose = keyed("score", noise_key(secret))
     scores = {
-        key: score + deviation * float(Address(seed, SERVER, 0, 0, "score").normal(1)[0])
+        key: score + deviation * float(Address(seed, SERVER, 0, 0, purpose).normal(1)[0])
         for key, seed in seeds.items()
         for state, score, _ in [outcomes[key]]
         if state == "done" and score is not None
@@ -101,6 +104,11 @@ def score_deviation(task: SearchTask) -> float:
     return influence * private_selection.score_std(task.epsilon, task.delta, task.validation_rows, score)
 
 
+def noise_key(secret: bytes) -> str:
+    """The key of all noise of the search, which only the cell's secret determines."""
+    return f"{_draw(secret, -2):032x}" if secret else ""
+
+
 def _draw(secret: bytes, index: int) -> int:
     """128 pseudorandom bits that cannot be predicted without the secret."""
     packed = index.to_bytes(8, "big", signed=True)
@@ -112,22 +120,6 @@ def _settings(settings: Section) -> PrivateSettings:
     return settings
 
 
-class PricedSearch(NamedTuple):
-    """A private search, as far as its price depends on it."""
-
-    actual: float
-    """Actual eps of each run."""
-    claimed: float
-    """Claimed eps, for which the noise on the scores is calibrated."""
-    mean_runs: float
-
-
-def price(searches: Sequence[PricedSearch], delta: float, settings: PrivateSettings) -> float:
-    """eps of publishing the winners of all these searches on the same records."""
-    with_scores = [
-        (private_selection.with_score(search.actual, search.claimed, delta, settings.score), search.mean_runs)
-        for search in searches
-    ]
-    if len(with_scores) == 1:
-        return private_selection.private_search(*with_scores[0], delta, settings.runs)
-    return private_selection.private_searches(with_scores, delta, settings.runs)
+def priced(actual: float, claimed: float, mean: float, delta: float, settings: PrivateSettings) -> Search:
+    """A search as the account sees it: each run has this actual eps, and a score calibrated for the claimed one."""
+    return Search(private_selection.with_score(actual, claimed, delta, settings.score), mean, settings.runs)

@@ -19,6 +19,9 @@ class DataSettings(Section):
     """Name in tables."""
     backbone: str = Field(default="", max_length=60)
     """The network that computed the features, for tables."""
+    records: str = Field(default="", max_length=60)
+    """Name of the records. Files prepared from the same records, for example through different backbones, share it, so
+    that the cost of everything published about them is added up."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,86 @@
+"""`fedsweep account`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.commands.options import Json
+from orchestrator.console import emit_json
+
+if TYPE_CHECKING:
+    from orchestrator.results.account import Account, RecordsAccount
+
+ASSUMPTIONS = """\
+Data sets are counted as the same records if they share a `records` name (in the data section of a study, or
+`fedsweep train --records`), the name of their file, or their content. Files prepared from the same records in another
+way need a common `records` name. Test rows, the number of classes and clients and the clients' sizes are assumed to be
+public. Only what is listed under a total is covered by it."""
+
+
+def account(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR [DIR2 ...]", help="Results folders or their URLs, saved models, or folders that hold either."
+        ),
+    ],
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Delta of the totals.  [default: the smallest delta of what is published]"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List what would be published from these folders, and the total epsilon for each set of records."""
+    from orchestrator.results.account import account_of
+
+    found = account_of(places, delta)
+    if json:
+        emit_json(_as_json(found))
+        return
+    for records in found.records:
+        typer.echo(f"records    {records.name}")
+        typer.echo(f"data       {', '.join(records.data)}")
+        for (place, what), epsilon in records.by_place.items():
+            typer.echo(f"published  {place}\n           {what}\n           eps {_shown(epsilon)} alone")
+        typer.echo(f"total      {_total(records)}\n")
+    if not found.records:
+        typer.echo("Nothing here is meant for publication.\n")
+    for item in found.for_analyst:
+        typer.echo(f"analyst    {item.place}\n           {item.what}; not for publication")
+    if found.for_analyst:
+        typer.echo("")
+    typer.echo(ASSUMPTIONS)
+
+
+def _total(records: RecordsAccount) -> str:
+    record, user = records.total("record"), records.total("user")
+    of_user = "no bound for a user" if math.isinf(user) else f"eps {_shown(user)} for one user"
+    return f"eps {_shown(record)} at delta {records.delta:g} for one record; {of_user}"
+
+
+def _shown(epsilon: float) -> str:
+    from orchestrator.report.tables.render import rounded_up
+
+    return "inf" if math.isinf(epsilon) else rounded_up(epsilon)
+
+
+def _as_json(found: Account) -> dict[str, object]:
+    return {
+        "records": [
+            {
+                "records": records.name,
+                "data": records.data,
+                "delta": records.delta,
+                "epsilon": {"record": records.total("record"), "user": records.total("user")},
+                "published": [
+                    {"place": place, "what": what, "epsilon": epsilon}
+                    for (place, what), epsilon in records.by_place.items()
+                ],
+            }
+            for records in found.records
+        ],
+        "analyst": [{"place": item.place, "what": item.what, "data": item.data} for item in found.for_analyst],
+    }

@@ -1,0 +1,159 @@
+"""What everything published from results folders and saved models costs together, by the records it is about."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.locations import LEDGER, results_location
+from orchestrator.results.publications import publication_of
+from orchestrator.results.records import same_records
+from orchestrator.results.winners import Results
+from trainables.choices import Level
+from trainables.errors import UserError, in_range
+from trainables.privacy.publication import Publication, total_epsilon
+from trainables.privacy.sampled import Sampled
+
+SEARCH_FILES = "tables/, figures/, timing/, report.html, best.yaml"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A private search, a saved model, or something that is not published."""
+
+    place: str
+    what: str
+    data: str
+    tags: frozenset[str]
+    """Names and hashes of its records: items that share one are about the same records."""
+    name: str = ""
+    """The name that the user gave to the records."""
+    published: Publication | None = None
+    """None: it is for the analyst."""
+    delta: float = 1.0
+    identity: str = ""
+    """Copies of the same search or model have the same identity and cost once."""
+
+
+@dataclass(frozen=True)
+class RecordsAccount:
+    """Everything published about the same records."""
+
+    items: tuple[Item, ...]
+    delta: float
+
+    @property
+    def name(self) -> str:
+        return next((item.name for item in self.items if item.name), ", ".join(self.data))
+
+    @property
+    def data(self) -> list[str]:
+        return sorted({item.data for item in self.items})
+
+    @cached_property
+    def _once(self) -> list[Item]:
+        return list({item.identity: item for item in self.items}.values())
+
+    def total(self, level: Level = "record") -> float:
+        """eps of everything together for one record, or for one user."""
+        return total_epsilon([item.published for item in self._once if item.published], level, self.delta)
+
+    @property
+    def by_place(self) -> dict[tuple[str, str], float]:
+        """eps for one record of what each folder or model publishes, by place and description."""
+        places: dict[tuple[str, str], list[Item]] = {}
+        for item in self.items:
+            places.setdefault((item.place, item.what), []).append(item)
+        return {place: RecordsAccount(tuple(items), self.delta).total() for place, items in places.items()}
+
+
+@dataclass(frozen=True)
+class Account:
+    records: tuple[RecordsAccount, ...]
+    for_analyst: tuple[Item, ...]
+
+
+def account_of(places: Sequence[str], delta: float | None = None) -> Account:
+    """`delta`: of the totals; by default the smallest delta that anything was published at."""
+    if delta is not None:
+        in_range(0, 1, "()", delta=delta)
+    items = [item for place in places for item in _items(place)]
+    published = [item for item in items if item.published is not None]
+    groups: dict[int, list[Item]] = {}
+    for group, item in zip(same_records([item.tags for item in published]), published, strict=True):
+        groups.setdefault(group, []).append(item)
+    return Account(
+        tuple(
+            RecordsAccount(tuple(group), min(item.delta for item in group) if delta is None else delta)
+            for group in groups.values()
+        ),
+        tuple(item for item in items if item.published is None),
+    )
+
+
+def _items(place: str) -> Iterator[Item]:
+    """What is at a place: a URL or folder with results, a saved model, or a folder with any number of both."""
+    path = Path(place)
+    if "://" in place:
+        yield from _results(place)
+    elif path.is_file():
+        yield _model(path)
+    elif path.is_dir():
+        ledgers = sorted(path.rglob(LEDGER))
+        models = sorted(file for file in path.rglob("*.npz") if _is_model(file))
+        if not ledgers and not models:
+            raise UserError(f"{place} holds neither results nor a saved model")
+        for ledger in ledgers:
+            yield from _results(str(ledger.parent))
+        yield from map(_model, models)
+    else:
+        raise UserError(f"there is no folder or file {place}")
+
+
+def _results(place: str) -> Iterator[Item]:
+    with results_location(place).open_for_reading() as folder, Ledger.read(folder) as ledger:
+        results, secrets, fingerprints = Results.read(ledger), ledger.secrets(), ledger.fingerprints()
+    study = results.study
+    begun = [(cell, one) for cell in results.cells if (one := publication_of(cell, study)) is not None]
+    for data in study.data:
+        searches = [(cell, one) for cell, one in begun if cell.cell_id.data == data.id]
+        tags = frozenset(filter(None, (data.records or data.id, fingerprints.get(data.id))))
+        if not study.private:
+            yield Item(place, "an ordinary study: its tables and report are for the analyst", data.id, tags)
+        count = f"{len(searches)} private {'search' if len(searches) == 1 else 'searches'}"
+        what = f"{count}: {SEARCH_FILES}"
+        for cell, one in searches:
+            identity = hashlib.sha256(f"{cell.cell_id} {secrets.get(cell.cell_id)!r}".encode()).hexdigest()
+            yield Item(place, what, data.id, tags, data.records, one, study.privacy.delta, identity)
+
+
+def _is_model(file: Path) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return {"weights.npy", "about.npy"} <= set(archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _model(file: Path) -> Item:
+    from trainables.federation.saved_model import SavedModel  # imports torch
+
+    saved = SavedModel.load(file)
+    about = saved.provenance
+    try:
+        data, records, delta = str(about["data"]), str(about["records"]), float(about["delta"])
+        privacy, method = about["trial"]["privacy"], about["trial"]["method"]
+        what, tags = f"a model of {method}", frozenset({records or data})
+        if about["secret_noise"] is not True:
+            return Item(str(file), f"{what}, whose noise anyone can compute from its seed", data, tags, records)
+        releases = tuple(Sampled(int(r["count"]), float(r["multiplier"]), float(r["rate"])) for r in about["releases"])
+        published = Publication(privacy["level"], privacy["adjacency"], releases)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} has no complete account: {error!r}") from None
+    identity = hashlib.sha256(saved.weights.tobytes()).hexdigest()
+    return Item(str(file), f"{what} with secret noise", data, tags, records, published, delta, identity)
