@@ -30,6 +30,7 @@ PLUGIN_NAMES = (
     *(
         "Metric",
         "Predictions",
+        "Head",
         "Strategy",
         "Proposal",
         "SearchTask",

@@ -37,6 +37,7 @@ from trainables.methods.base import (
 )
 from trainables.metrics.base import Metric, Predictions
 from trainables.models import Model
+from trainables.models.head import Head, Weights
 from trainables.plugins import use
 from trainables.privacy.plan import Event
 
@@ -47,6 +48,7 @@ __all__ = [
     "Configuration",
     "Event",
     "FeatureSet",
+    "Head",
     "History",
     "Hyperparameter",
     "Hypers",
@@ -66,6 +68,7 @@ __all__ = [
     "State",
     "Strategy",
     "UserError",
+    "Weights",
     "data_source",
     "head",
     "learning_rate",
@@ -73,13 +76,14 @@ __all__ = [
     "use",
 ]
 
-Head = Callable[[str, int, int], Model]
+HeadFunction = Callable[[str, int, int], Model]
 Source = Callable[[str], Mapping[str, NDArray[Any]]]
 Partitioner = Callable[[FeatureSet, PartitionSpec], list[Rows]]
 
 
-def head(name: str) -> Callable[[Head], Head]:
-    """Register a model. The function gets the text after the colon and the numbers of features and classes."""
+def head(name: str) -> Callable[[HeadFunction], HeadFunction]:
+    """Register a function that returns a `Model`, for models that compute their own clipped gradients; a subclass of
+    `Head` is simpler. The function gets the text after the colon and the numbers of features and classes."""
     return _register(name, models.HEADS, {form.partition(":")[0] for form in models.FORMS}, "head")
 
 

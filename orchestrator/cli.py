@@ -19,6 +19,7 @@ from orchestrator.commands import (
     calibrate,
     cancel,
     check_method,
+    check_model,
     compare,
     data,
     doctor,
@@ -51,7 +52,7 @@ for command in (
     *(run.run, resume.resume, cancel.cancel, merge.merge, status.status, plan.plan, tables.tables),
     *(figures.figures, report.report, serve.serve, best.best, compare.compare, export.export, lookup.lookup),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, predict.predict, account.account),
-    *(audit.audit, check_method.check_method, doctor.doctor, bench.bench),
+    *(audit.audit, check_method.check_method, check_model.check_model, doctor.doctor, bench.bench),
 ):
     app.command()(command)
 app.add_typer(data.data, name="data")

@@ -80,6 +80,8 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     for name in trial.metrics:
         _check_metric(name, problem)
+    if trial.preprocess.center and not getattr(problem.model, "linear_in_features", True):
+        raise UserError(f"center = {trial.preprocess.center:g}: model = {trial.problem.model!r} cannot be centred")
     if trial.privacy.clipping == "automatic":
         _check_automatic(trial, problem.model)
     if trial.privacy.clipping == "adaptive":

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainables import models
+from trainables import models, plugins
 from trainables.data.feature_file import READ_ERRORS
 from trainables.errors import UserError
 from trainables.files import PRIVATE, PUBLIC, replacing
@@ -52,7 +52,10 @@ class SavedModel:
                 weights, about = content["weights"], json.loads(str(content["about"]))
             model = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
             model._check()
+            _check_plugin(path, model.model)
             head = models.parse(model.model, features=model.features, classes=model.classes)
+        except _MissingPluginError as error:
+            raise UserError(str(error)) from None
         except (*READ_ERRORS, TypeError, ValueError, UserError) as error:
             raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
         if weights.shape != (head.dimension,):
@@ -82,3 +85,20 @@ class SavedModel:
         rows = Shard.build([(x, np.zeros(len(x), dtype=np.int64))]).x[0]
         head = models.parse(self.model, features=self.features, classes=self.classes)
         return head.scores(rows, torch.tensor(self.weights)).numpy()
+
+
+class _MissingPluginError(Exception):
+    pass
+
+
+def _check_plugin(path: Path, model: str) -> None:
+    """The plug-in of a model must be loaded before the model is."""
+    kind = model.partition(":")[0]
+    known = {form.partition(":")[0] for form in models.FORMS}
+    if kind not in known:
+        plugins.load_all()
+    if kind not in {*known, *models.HEADS}:
+        raise _MissingPluginError(
+            f"{path} needs the model {model!r} of a plug-in that is not loaded; name it with --import, or from Python "
+            "with fedsweep.plugins.use"
+        )

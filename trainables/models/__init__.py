@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Protocol
 
 from trainables import plugins
 from trainables.errors import UserError, in_range
 from trainables.lazy import torch
 from trainables.models.glm import Multinomial, Poisson
+from trainables.models.head import defined_in
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
@@ -18,6 +20,16 @@ FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson")
 
 HEADS: dict[str, Callable[[str, int, int], Model]] = {}
 """Heads of plug-ins, by the word before the colon: called with the text after it, features and classes."""
+
+
+@plugins.on_load
+def add_all(module: ModuleType) -> None:
+    """Register the heads of a plug-in."""
+    for name, head in defined_in(module).items():
+        known = HEADS.get(name, head)
+        if known.__module__ != head.__module__ or name in {form.partition(":")[0] for form in FORMS}:
+            raise UserError(f"plug-in {module.__name__}: a model {name!r} exists already")
+        HEADS[name] = head
 
 
 class Model(Protocol):

@@ -1,0 +1,30 @@
+"""`fedsweep check-model`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.commands.options import Json
+from orchestrator.console import emit_json
+
+
+def check_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model as in a study, for example low-rank:8.")],
+    json: Json = False,
+) -> None:
+    """Run the contract tests of a model. Shapes, gradient, lanes, clip, training; exits with 1 on failure."""
+    from trainables.audit import model_contract
+
+    results = []
+    for result in model_contract.run_checks(model, lambda check: typer.echo(f"{check}: ", nl=False, err=json)):
+        results.append(result)
+        typer.echo(f"FAILED: {result.failure}" if result.failure else "passed", err=json)
+    failed = [result for result in results if result.failure]
+    if json:
+        emit_json({"model": model, "checks": [vars(result) for result in results]})
+    else:
+        typer.echo(f"{model}: {len(results) - len(failed)} of {len(results)} checks passed")
+    if failed:
+        raise typer.Exit(1)
