@@ -133,6 +133,9 @@ def _load_plugins(names: list[str]) -> None:
 
 
 def _fail(sentence: str, code: int = 2) -> None:
+    from trainables.urls import shown
+
+    sentence = shown(sentence)
     sys.stderr.write(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n")
     sys.exit(code)
 

@@ -12,8 +12,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from trainables.urls import shown
+
+
+class _Messages(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(shown(each) if isinstance(each, str) else each for each in objects), **options)
+
+
 # printed commands can be copied: lines are not wrapped, and brackets in paths are not markup
-stderr = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+stderr = _Messages(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def emit_json(value: Any) -> None:
@@ -40,7 +48,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value
+    return shown(value) if isinstance(value, str) else value
 
 
 def number(value: float) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from handmade_ledgers import LAST, row, study, writing
 
+from trainables.spec import content_key
+
 
 def wide_study(methods: int, **changes):
     """Many variants of one method."""
@@ -31,7 +33,10 @@ def write(folder: Path, of, configurations: int, *, points: int = 1, metrics: Se
                     for number in range(count):
                         spec["hyperparameters"] |= {"learning_rate": (number % 100 + 1) / 7, "tau": number // 100 + 1.0}
                         for spec["seed"] in of.variants[0].seeds(stage):
-                            key, score = f"{cell} {stage} {number} {spec['seed']}", 40 + 20 * number / count
+                            key, score = (
+                                content_key(f"{cell} {stage} {number} {spec['seed']}"),
+                                40 + 20 * number / count,
+                            )
                             rows.append(replace(like, key=key, spec=json.dumps(spec), accuracy=score))
                     writer.ledger.add(rows)
                     writer.ledger.add_stage(cell, of.variants[0].name, stage, [each.key for each in rows])

@@ -23,6 +23,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, LEDGER, LOCK, read_text, results_location
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
+from trainables import urls
 from trainables.errors import UserError
 
 STUDY = """\
@@ -317,7 +318,10 @@ def test_a_missing_bucket_is_not_created(s3, fedsweep):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nonsense://x/y", "nonsense://x/y cannot be opened: Protocol not known: nonsense."),
+        (
+            "nonsense://x/y",
+            f"nonsense://x/y is not a URL that fedsweep opens; the schemes are {', '.join(urls.OPENED)}.",
+        ),
         ("s3://", "s3:// names no folder."),
     ],
 )

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trainables.errors import UserError
+from trainables.files import refuse_link
+
+OPENED = (
+    *("file", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"),
+    *("hdfs", "http", "https", "sftp", "ssh", "smb", "hf"),
+)
+"""Schemes of plain storage. fsspec has others that interpret what they read: `reference` renders templates and reads
+the files that they name, archives expand without limit, and caches write to other folders."""
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>`]*)")
+
+
+def shown(text: str) -> str:
+    """A text for people: its URLs without user names, passwords and queries, which may hold credentials."""
+    return _URL.sub(lambda match: match[1] + _without_credentials(match[2]), text)
+
+
+def _without_credentials(rest: str) -> str:
+    place = rest.partition("?")[0]
+    host, slash, path = place.partition("/")
+    if "@" in host:
+        return host.rpartition("@")[2] + slash + path
+    after_colon = host.partition(":")[2]
+    if "@" in path and after_colon and not after_colon.isdecimal():  # a password with a slash, not a port
+        return path.partition("@")[2]
+    return place
+
+
+def check_scheme(url: str) -> None:
+    """fsspec joins file systems with `::`."""
+    if "::" in url or url.partition("://")[0] not in OPENED:
+        raise UserError(f"{_printable(url)} is not a URL that fedsweep opens; the schemes are {', '.join(OPENED)}")
+
+
+def _printable(url: str) -> str:
+    return shown(url) if url.isprintable() else repr(shown(url))
+
+
+def refuse_links(files: Any, root: str, *names: str) -> None:
+    """If this is a folder on this machine, refuse links in it: fsspec would write through them."""
+    if "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)):
+        for name in names:
+            refuse_link(Path(root) / name)
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path on it."""
     import fsspec
 
+    check_scheme(url)
     protocol = url.partition("://")[0]
     options = {"auto_mkdir": True} if protocol == "file" else {}  # object storage has no folders; never create a bucket
     try:
@@ -20,12 +65,12 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     except ImportError:
         packages = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}
         package = packages.get(protocol, f"what fsspec needs for {protocol}://")
-        raise UserError(f"{url} needs a package that is not installed: pip install {package}") from None
+        raise UserError(f"{shown(url)} needs a package that is not installed: pip install {package}") from None
     except Exception as error:  # each file system raises its own exception types
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{url if url.isprintable() else repr(url)} cannot be opened: {reason}") from None
+        raise UserError(f"{_printable(url)} cannot be opened: {shown(reason)}") from None
     if not root.strip("/"):
-        raise UserError(f"{url} names no folder")
+        raise UserError(f"{shown(url)} names no folder")
     return files, root.rstrip("/")
 
 
@@ -38,4 +83,4 @@ def as_user_error(message: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(f"{error}".split()) or type(error).__name__
-        raise UserError(f"{message}: {reason.rstrip('.')}") from error
+        raise UserError(shown(f"{message}: {reason.rstrip('.')}")) from error

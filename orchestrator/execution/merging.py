@@ -15,6 +15,7 @@ from orchestrator.results.locations import results_location
 from orchestrator.study.extension import check_extension
 from orchestrator.study.study import Study
 from trainables.errors import UserError
+from trainables.urls import shown
 
 
 def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
@@ -26,7 +27,7 @@ def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
                 _copy(other, ledger, str(part))
         study = ledger.study()
         assert study is not None
-        write_text(location.folder / "study.yaml", study[1])
+        write_text(location.folder / "study.yaml", shown(study[1]))
         return [location.address_of(path) for path in write_tables(ledger, location.folder)]
 
 

@@ -32,6 +32,7 @@ from orchestrator.study.study import Study
 from trainables import files, plugins
 from trainables.errors import UserError
 from trainables.privacy.publication import ANALYST_ONLY
+from trainables.urls import shown
 
 MOST_COUNTS = 50_000  # clients times classes: a few hundred kilobytes
 
@@ -85,7 +86,7 @@ def run(
                 _record_study(ledger, prepared, source)
                 sweep = Sweep(replace(prepared, cells=prepared.cells[shard[0] - 1 :: shard[1]]), ledger)
                 ledger.add_plugins(plugins.requested(), plugins.code_hashes())
-            write_text(folder / "study.yaml", source)
+            write_text(folder / "study.yaml", shown(source))
             if changed:
                 view.say(f"note: plug-in {', '.join(changed)} has changed since this folder was run")
             if not sweep.finished:
@@ -191,6 +192,11 @@ def _write_errors(location: ResultsLocation) -> Iterator[None]:
         ) from error
 
 
+class _WithoutCredentials(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
 @contextlib.contextmanager
 def _log_to(folder: Path, *, private: bool) -> Iterator[None]:
     logger = logging.getLogger("fedsweep")
@@ -198,7 +204,7 @@ def _log_to(folder: Path, *, private: bool) -> Iterator[None]:
     descriptor = files.open_in_place(folder / "fedsweep.log", os.O_WRONLY | os.O_APPEND, mode)
     file = os.fdopen(descriptor, "a", encoding="utf-8")
     handler = logging.StreamHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_WithoutCredentials("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

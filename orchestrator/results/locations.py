@@ -26,13 +26,14 @@ from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
 from trainables.files import open_in_place
-from trainables.urls import as_user_error, open_filesystem
+from trainables.urls import as_user_error, open_filesystem, refuse_links, shown
 
 HEARTBEAT_S = 20.0
 LOCK_EXPIRES_S = 120.0  # longer than several heartbeats plus the upload of a large ledger
 LEDGER, LOG, LOCK, CANCEL = "ledger.sqlite", "fedsweep.log", "remote.lock", "cancel.requested"
 PACKS, SCRATCH = ".packs", ".tune"
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
+FOLDERS = ("tables", "timing", "figures")
 log = logging.getLogger("fedsweep")
 
 
@@ -122,7 +123,9 @@ class RemoteLocation(ResultsLocation):
 
     def __init__(self, url: str) -> None:
         self._files, self._root = open_filesystem(url)
-        self.url = url.rstrip("/")
+        refuse_links(self._files, self._root, LEDGER, LOG, LOCK, CANCEL, PACKS, *FOLDERS)
+        self.url = shown(url).rstrip("/")
+        """For messages."""
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._token = secrets.token_hex(8)
         self._recorded = self._uploaded = -1  # trials in the ledger here and at the URL

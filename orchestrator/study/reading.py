@@ -22,6 +22,7 @@ from orchestrator.study.study import Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
 from trainables.methods import METHODS
+from trainables.urls import as_user_error, open_filesystem
 
 
 def packaged() -> list[str]:
@@ -50,14 +51,9 @@ def load(name: str) -> tuple[Study, str]:
 
 
 def _fetch(url: str) -> str:
-    import fsspec
-
-    try:
-        with fsspec.open(url, "r", encoding="utf-8") as file:
-            return file.read()
-    except Exception as error:  # each kind of storage raises its own exceptions
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"study file {url} cannot be read: {reason.rstrip('.')}") from None
+    with as_user_error(f"study file {url} cannot be read"):
+        files, path = open_filesystem(url)
+        return files.cat_file(path).decode("utf-8")
 
 
 def with_located_data(study: Study) -> Study:

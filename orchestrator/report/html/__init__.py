@@ -12,6 +12,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from trainables.errors import UserError
+from trainables.urls import shown
 
 NAME = "report.html"
 
@@ -33,9 +34,10 @@ def write_report(results: Sequence[str], output: Path | None = None) -> str:
 def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
     """The page's data for every results folder, under distinct names. `memory` avoids recomputing unchanged cells when
     a folder is read repeatedly."""
-    names = [result.rstrip("/").rpartition("/")[2] or result for result in results]
+    places = [shown(result) for result in results]
+    names = [place.rstrip("/").rpartition("/")[2] or place for place in places]
     if len(set(names)) < len(names):
-        names = list(results)
+        names = places
     most = data.MOST_BYTES // len(results)
     return [_read(result, name, most, memory) for result, name in zip(results, names, strict=True)]
 

@@ -16,6 +16,7 @@ from trainables import plugins
 from trainables.data import partition
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
+from trainables.urls import shown
 
 HEADER = """\
 # The chosen configuration of every cell. To reproduce a confirm run exactly:
@@ -58,7 +59,7 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         **({} if trial.precision == "float32" else {"precision": trial.precision}),
         "rounds": trial.rounds,
         "evaluate_every": trial.evaluate_every,
-        "data": cell.data.source,
+        "data": shown(cell.data.source),
         "setting": cell.setting,
         **({"records": cell.data.records} if cell.data.records else {}),
         **({"fingerprint": problem.data.fingerprint} if problem.data.fingerprint else {}),

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from orchestrator.section import Section
+from trainables.urls import shown
 
 
 class DataSettings(Section):
@@ -33,7 +34,8 @@ class DataSettings(Section):
     @property
     def id(self) -> str:
         """Part of a cell's identity: the name of the file without its folder, which may move, or the source."""
-        return Path(self.source).stem if self.source.endswith(".npz") else self.source
+        source = shown(self.source)
+        return Path(source).stem if source.endswith(".npz") else source
 
     @property
     def shown(self) -> str:
