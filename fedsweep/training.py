@@ -66,8 +66,9 @@ class Model:
         by_round = self.metrics.get("accuracy") or {}
         return by_round[max(by_round)] if by_round else None
 
-    def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The most likely class of every row of features, which need no preprocessing."""
+    def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.str_]:
+        """The most likely class of every row of features, which need no preprocessing: its original name, or its number
+        if the labels were numbers from 0."""
         return self._require_saved().predict(x)
 
     def save(self, path: str | Path) -> None:

@@ -9,6 +9,7 @@ LAYERS = (
     "trainables.errors",
     "trainables.lazy",
     "trainables.files",
+    "trainables.limited_yaml",
     "trainables.urls",
     "trainables.spec",
     "trainables.privacy",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import own_data
 import pytest
 import typer
 import yaml
@@ -141,6 +142,27 @@ def test_the_page_on_methods_shows_the_example_itself():
         assert block in source
     (space,) = blocks(DOCS / "write-a-method.md", "yaml")
     assert yaml.safe_load(space) == yaml.safe_load((REPOSITORY / "examples/plugin/dp_heavy_ball.yaml").read_text())
+
+
+def test_from_a_table_to_predictions(tmp_path, monkeypatch, fedsweep, no_ray):
+    """The commands on the page, in order, with its schema and its study (a smaller search)."""
+    monkeypatch.chdir(tmp_path)
+    own_data.write_table(tmp_path / "visits.csv")
+    own_data.write_table(tmp_path / "new-visits.csv", rows=20, seed=1)
+    schema, study = blocks(DOCS / "bring-your-data.md", "yaml")
+    smaller = "rounds: {coarse: 2, fine: 2, confirm: 2}\nseeds: {search: [1], contest: [], confirm: [42]}\n"
+    (tmp_path / "visits.yaml").write_text(study + smaller)
+    table, *commands = blocks(DOCS / "bring-your-data.md")[:6]
+    assert table.splitlines()[0] == (tmp_path / "visits.csv").read_text().splitlines()[0]
+    for line in "".join(commands).splitlines()[:-2]:  # without the last section's train
+        if "new-visits" in line:
+            assert "accuracy" in json.loads(fedsweep(*shlex.split(line)[1:], "--json")[1])
+            continue
+        code, _, err = fedsweep(*shlex.split(line)[1:])
+        assert code == 0, f"{line}: {err}"
+        if "--draft-schema" in line:
+            (tmp_path / "visits.schema.yaml").write_text(schema)
+    assert set((tmp_path / "classes.csv").read_text().split()) <= {"class", "healthy", "ill"}
 
 
 def test_own_data(tmp_path, monkeypatch, fedsweep):

@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 
+from orchestrator.commands.data_import import import_
 from orchestrator.commands.options import Json
 from orchestrator.console import show, stderr
 
-data = typer.Typer(help="Download published data and make feature files.", no_args_is_help=True)
+data = typer.Typer(help="Import tables, download published data and make feature files.", no_args_is_help=True)
+data.command(name="import")(import_)
 
 From = Annotated[
     list[Path] | None,

@@ -16,7 +16,8 @@ from trainables.errors import UserError, in_range
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON to standard output.")]
 DATA_HELP = (
-    "Feature file (.npz), synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES], synthetic:ALPHA,BETA, or "
+    "Feature file (.npz), table with a schema (.csv, .parquet, .jsonl, .svm, .npy), "
+    "synthetic-frozen[:TRAIN,TEST,FEATURES,CLASSES], synthetic:ALPHA,BETA, or "
     "simulated:TASK,CLIENTS,MEAN_SIZE,SIZES,DIMENSION[,SEED] with TASK logistic, multinomial or poisson and SIZES "
     "equal, uniform or lognormal."
 )

@@ -16,13 +16,19 @@ from trainables.files import replacing
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL.npz", help="Model saved by `fedsweep train --save`.")],
     data: Annotated[
-        Path, typer.Argument(metavar="FEATURES.npz", help="Feature file with x_test and, optionally, y_test.")
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Feature file with x_test and, optionally, y_test; or a table, if the model was trained on one.",
+        ),
     ],
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
     json: Json = False,
 ) -> None:
-    """Predict the classes of the test rows of a feature file. Prints the accuracy if the file has labels."""
-    import numpy as np
+    """Predict the classes of the test rows of a feature file, or of all rows of a table. Prints the accuracy if there
+    are labels."""
+    import csv
+    import io
 
     from trainables.data import features
     from trainables.federation.saved_model import SavedModel
@@ -30,11 +36,13 @@ def predict(
     saved = SavedModel.load(model)
     if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
-    rows, labels = features.rows_to_predict(str(data))
+    rows, labels = features.rows_to_predict(str(data), saved.schema)
     predicted = saved.predict(rows)
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([["class"], *([name] for name in predicted.tolist())])
     with replacing(output) as file:
-        np.savetxt(file, predicted, fmt="%d", header="class", comments="")
-    accuracy = None if labels is None else 100 * float((predicted == labels).mean())
+        file.write(text.getvalue().encode())
+    accuracy = None if labels is None else 100 * float((predicted.astype(str) == labels.astype(str)).mean())
     epsilon = saved.provenance["epsilon"]["claimed"]
     lines = [
         f"{len(predicted)} predictions written to {output}",

@@ -240,8 +240,10 @@ def train(
             weights = federation.final_weights() if result.state == "done" else None
         finally:
             federation.close()
-    if weights is not None and hasattr(training.problem.model, "rows"):
-        weights = weights.reshape(training.problem.model.rows, -1)
+    if weights is not None:
+        weights = weights.copy()  # what Ray returns is read-only
+        if hasattr(training.problem.model, "rows"):
+            weights = weights.reshape(training.problem.model.rows, -1)
     return Trained(result, seconds, weights)
 
 
@@ -267,7 +269,11 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
         "metrics": {name: last[name] for name in ("accuracy", "loss") if name in last},
         "engine_version": ENGINE_VERSION,
     }
-    return SavedModel(trained.weights.reshape(-1), trial.problem.model, data.features, data.classes, provenance)
+    return SavedModel(
+        *(trained.weights.reshape(-1), trial.problem.model, data.features, data.classes, provenance),
+        class_names=data.class_names,
+        schema=data.schema,
+    )
 
 
 def _size(training: Training, hosts: int | None) -> FederationSize:

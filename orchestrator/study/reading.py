@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -21,6 +20,7 @@ from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
+from trainables.limited_yaml import line_of, read_yaml
 from trainables.methods import METHODS
 from trainables.urls import as_user_error, open_filesystem
 
@@ -63,7 +63,7 @@ def with_located_data(study: Study) -> Study:
 
 
 def _relocate(data: DataSettings) -> DataSettings:
-    if not data.source.endswith(".npz") or Path(data.source).is_file():
+    if not data.is_file or Path(data.source).is_file():
         return data
     elsewhere = _locate(data.model_copy(update={"source": Path(data.source).name}), Path.cwd())
     return elsewhere if Path(elsewhere.source).is_file() else data
@@ -80,7 +80,7 @@ def parse(text: str, file: str, folder: Path | None) -> Study:
         study = Study.model_validate(content)
     except ValidationError as error:
         place, sentence = first_error(error)
-        raise UserError(f"{file}:{_line(marks, place)}: {sentence}") from None
+        raise UserError(f"{file}:{line_of(marks, place)}: {sentence}") from None
     return study.model_copy(update={"data": [_locate(data, folder or Path.cwd()) for data in study.data]})
 
 
@@ -91,7 +91,7 @@ def errors_name_lines(text: str, file: str) -> Iterator[None]:
         yield
     except SettingError as error:
         _, marks = read_yaml(text, file)
-        raise UserError(f"{file}:{_line(marks, error.at)}: {error}") from None
+        raise UserError(f"{file}:{line_of(marks, error.at)}: {error}") from None
 
 
 def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _read_space(file: Path, method: str) -> Any:
         MethodSettings.model_validate({"name": method, "search_space": space})
     except ValidationError as error:
         place, sentence = first_error(error)
-        raise UserError(f"{file}:{_line(marks, place[1:])}: {sentence.removeprefix('search_space.')}") from None
+        raise UserError(f"{file}:{line_of(marks, place[1:])}: {sentence.removeprefix('search_space.')}") from None
     return space
 
 
@@ -182,64 +182,10 @@ def setting_paths(model: type[BaseModel], before: str = "") -> Iterator[str]:
                 yield from setting_paths(inner, f"{before}{name}.")
 
 
-# ---- YAML
-
-MOST_VALUES = 200_000
-"""Most values of a study file with its aliases expanded: a few lines of aliases can expand to billions."""
-
-
-def read_yaml(text: str, file: str) -> tuple[Any, Any]:
-    """The content of a YAML text, and its nodes, which know their lines. Every error is one sentence."""
-    try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None, None
-        if _count(node, file, {}) > MOST_VALUES:
-            raise UserError(f"{file}: with its aliases expanded it holds more than {MOST_VALUES} values")
-        _refuse_repeated_keys(node, file)
-        return loader.construct_document(node), node
-    except RecursionError:
-        raise UserError(f"{file}: not valid YAML: it is nested without end") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date, a number of a million digits
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else file
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise UserError(f"{where}: not valid YAML: {problem}") from None
-
-
-def _count(node: Any, file: str, known: dict[int, int | None]) -> int:
-    """Number of values of a node, with aliases expanded. `known`: by node; None while it is being counted."""
-    if id(node) not in known:
-        known[id(node)] = None
-        inside = node.value if isinstance(node, yaml.CollectionNode) else []
-        items = itertools.chain(*inside) if isinstance(node, yaml.MappingNode) else inside
-        known[id(node)] = 1 + sum(_count(item, file, known) for item in items)
-    count = known[id(node)]
-    if count is None:
-        raise UserError(f"{file}:{node.start_mark.line + 1}: not valid YAML: an alias contains itself")
-    return count
-
-
-def _refuse_repeated_keys(node: Any, file: str) -> None:
-    """YAML silently keeps the last one."""
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise UserError(f"{file}:{key.start_mark.line + 1}: {key.value!r} is given twice")
-                seen.add(key.value)
-            _refuse_repeated_keys(value, file)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeated_keys(item, file)
-
-
 def _locate(data: DataSettings, folder: Path) -> DataSettings:
     """The full path of a feature file, so that the study can be resumed from any folder. It is looked up next to the
     study file, in the current folder, and where `fedsweep data prepare` writes it: $FEDSWEEP_DATA or the cache."""
-    if not data.source.endswith(".npz"):
+    if not data.is_file:
         return data
     places = [folder, Path.cwd(), data_folder()]
     found = [place / data.source for place in places if (place / data.source).is_file()]
@@ -264,28 +210,3 @@ def changed_resources(of: ResourceSettings, settings: list[str]) -> ResourceSett
 def _internal(part: str | int) -> bool:
     """Parts of an error's location that pydantic adds, such as the branch of a union."""
     return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)
-
-
-def _line(node: Any, location: tuple[str | int, ...]) -> int:
-    """The line of the deepest part of the location that is in the file."""
-    line = node.start_mark.line if node is not None else 0
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            entries = [(key, value) for key, value in node.value if key.value == str(part)]
-            if not entries and len(node.value) == 1:  # `- dp-fedsofim: {…}`: look one level down
-                node = node.value[0][1]
-                entries = (
-                    [(k, v) for k, v in node.value if k.value == str(part)]
-                    if isinstance(node, yaml.MappingNode)
-                    else []
-                )
-            if not entries:
-                break
-            key, node = entries[0]
-            line = key.start_mark.line
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line
-        else:
-            break
-    return line + 1

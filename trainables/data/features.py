@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
 from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, NAMES, OPTIONAL, TEST_CLIENT_COLUMN, read_npz, sha256
+from trainables.data.importing.conversion import convert_new_rows, load_table
+from trainables.data.importing.reading import is_table
+from trainables.data.importing.schema import schema_from_json
 from trainables.data.names import Names, given_names, number_clients, number_labels, number_test_clients, text_array
 from trainables.data.sources.catalogue import UNPUBLISHED, recipe
 from trainables.data.sources.fetching import data_folder
@@ -62,6 +65,8 @@ class FeatureSet:
     """The original labels, by class; () if they were numbers from 0."""
     client_names: Names = ()
     """The original ids, by client; () if they were numbers from 0 without a gap."""
+    schema: str = ""
+    """JSON text of the schema by which rows of a table become features; "" if there was no table."""
 
     @cached_property
     def classes(self) -> int:
@@ -117,6 +122,9 @@ def load(name: str, seed: int = 42) -> FeatureSet:
     kind, _, parameter = name.partition(":")
     if kind in PLUGIN_SOURCES:
         return from_arrays(PLUGIN_SOURCES[kind](parameter), name)
+    if is_table(name) and ("://" in name or os.path.isfile(name)):
+        with as_user_error(f"data {name} cannot be read"):
+            return from_arrays(load_table(name).arrays, Path(name).stem)
     if "://" in name:
         with as_user_error(f"data {name} cannot be read"):
             return _from_file(name)
@@ -131,7 +139,7 @@ def _from_file(source: str) -> FeatureSet:
 
 def _not_found(name: str) -> str:
     """The error for a file that does not exist: how to make it, or what was probably meant."""
-    if not name.endswith(".npz"):
+    if not name.endswith(".npz") and not is_table(name):
         return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
     path = Path(name)
     known = recipe(path.stem)
@@ -163,14 +171,24 @@ def from_arrays(arrays: Mapping[str, NDArray], name: str = "arrays") -> FeatureS
     return _validated(name, f"sha256-arrays:{digest.hexdigest()}", converted)
 
 
-def rows_to_predict(path: str) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-    """The test rows of a feature file, and their labels if it has them; no other array is needed."""
+def rows_to_predict(path: str, schema: str = "") -> tuple[NDArray[np.float32], NDArray | None]:
+    """The test rows of a feature file, or all rows of a table, and their classes, by name or number, if it has them.
+    `schema`: JSON text of the schema that the model was trained with."""
+    if is_table(path) or os.path.isdir(path):
+        if not schema:
+            raise UserError(f"data {path} is a table, and the model was not trained on one; give a feature file")
+        return convert_new_rows(path, schema_from_json(path, schema))
     if not os.path.isfile(path):
         data = load(path)
         return data.x_test, data.y_test
-    arrays = read_npz(path, needs=("x_test",), optional=("y_test",))
-    x = _validated_features(Path(path).stem, "x_test", arrays["x_test"])
-    return x, _validated_labels(Path(path).stem, "y_test", arrays["y_test"], len(x)) if "y_test" in arrays else None
+    arrays, name = read_npz(path, needs=("x_test",), optional=("y_test", "class_names")), Path(path).stem
+    x, labels = _validated_features(name, "x_test", arrays["x_test"]), arrays.get("y_test")
+    if labels is None or (labels.dtype.kind == "U" and labels.shape == (len(x),)):
+        return x, labels
+    labels, names = _validated_labels(name, "y_test", labels, len(x)), given_names(name, arrays, "class_names")
+    if names and labels.max() >= len(names):
+        raise UserError(f"data {name}: label {labels.max()} in y_test is out of range: there are {len(names)} names")
+    return x, np.array(names)[labels] if names else labels
 
 
 def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts: bool = False) -> FeatureSet:
@@ -200,7 +218,17 @@ def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts
         client_test=of_test,
         class_names=class_names,
         client_names=client_names,
+        schema=_schema(name, arrays),
     )
+
+
+def _schema(name: str, arrays: Mapping[str, Any]) -> str:
+    text = arrays.get("schema")
+    if text is None:
+        return ""
+    if text.ndim or text.dtype.kind != "U":
+        raise UserError(f"data {name}: schema must be a text, but is {text.dtype} of shape {text.shape}")
+    return schema_from_json(name, str(text)).to_json()
 
 
 def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int64], names: Names) -> None:

@@ -35,12 +35,17 @@ class SavedModel:
     """Number of classes."""
     provenance: dict[str, Any]
     """The trial and its account, with claimed and actual eps."""
+    class_names: tuple[str, ...] = ()
+    """The original labels, by class; () if they were numbers."""
+    schema: str = ""
+    """JSON text of the schema by which rows of a table become features, which is public; "" if there was none."""
 
     def save(self, path: Path) -> None:
         """Atomic; an existing file is not overwritten."""
         if path.exists():
             raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
+        about |= {"class_names": list(self.class_names), "schema": self.schema}
         with replacing(path, mode=PRIVATE if self.provenance.get("secret_noise") else PUBLIC) as file:
             np.savez(file, weights=self.weights, about=json.dumps({**about, "provenance": self.provenance}))
 
@@ -50,7 +55,12 @@ class SavedModel:
         try:
             with np.load(path, allow_pickle=False) as content:
                 weights, about = content["weights"], json.loads(str(content["about"]))
-            model = cls(weights, about["model"], about["features"], about["classes"], about["provenance"])
+            names = tuple(about["class_names"])
+            model = cls(
+                *(weights, about["model"], about["features"], about["classes"], about["provenance"]),
+                class_names=names,
+                schema=about["schema"],
+            )
             model._check()
             _check_plugin(path, model.model)
             head = models.parse(model.model, features=model.features, classes=model.classes)
@@ -71,12 +81,17 @@ class SavedModel:
         for name, count in (("features", self.features), ("classes", self.classes)):
             if type(count) is not int or not 1 <= count <= LARGEST:
                 raise ValueError(f"{name} = {count!r}")
+        if self.class_names and (len(self.class_names) != self.classes or set(map(type, self.class_names)) != {str}):
+            raise ValueError("its class names do not fit its classes")
+        if not isinstance(self.schema, str):
+            raise TypeError("its schema is not a text")
 
-    def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The most likely class of every row."""
+    def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.str_]:
+        """The most likely class of every row: its original name, or its number if the labels were numbers from 0."""
         if self.model == "poisson":
             raise UserError("a model of counts predicts no classes; use its scores")
-        return self.scores(np.asarray(x, dtype=np.float32)).argmax(1)
+        numbers = self.scores(np.asarray(x, dtype=np.float32)).argmax(1)
+        return np.array(self.class_names)[numbers] if self.class_names else numbers
 
     def scores(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """(rows, classes), higher for more likely classes; for a model of counts, the log of the expected count."""

@@ -8,14 +8,16 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from orchestrator.section import Section
+from trainables.data.importing.reading import is_table
 from trainables.urls import shown
 
 
 class DataSettings(Section):
-    """A data set: a feature file (relative to the study file) or a built-in one, and its name in tables."""
+    """A data set: a feature file or a table (relative to the study file) or a built-in one, and its name in tables."""
 
     source: str
-    """A feature file, or the name of a built-in, simulated or plug-in's data set."""
+    """A feature file, a table with its schema next to it, or the name of a built-in, simulated or plug-in's data
+    set."""
     label: str = Field(default="", max_length=60)
     """Name in tables."""
     backbone: str = Field(default="", max_length=60)
@@ -35,7 +37,12 @@ class DataSettings(Section):
     def id(self) -> str:
         """Part of a cell's identity: the name of the file without its folder, which may move, or the source."""
         source = shown(self.source)
-        return Path(source).stem if source.endswith(".npz") else source
+        return Path(source).stem if self.is_file else source
+
+    @property
+    def is_file(self) -> bool:
+        source = shown(self.source)
+        return source.endswith(".npz") or is_table(source)
 
     @property
     def shown(self) -> str:

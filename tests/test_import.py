@@ -1,0 +1,375 @@
+"""`fedsweep data import`: every kind of table, the schema, and predictions with the original names."""
+
+import contextlib
+import csv
+import json
+import shutil
+
+import numpy as np
+import own_data
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsweep as face
+from trainables.data import features
+from trainables.data.importing import conversion, reading
+from trainables.data.importing.schema import Schema, read_schema
+from trainables.errors import UserError
+
+SCHEMA = """\
+label: outcome
+classes: [healthy, ill]
+client: site
+columns:
+  age: {range: [0, 120]}
+  sex: {categories: [f, m]}
+  marker: {missing: 1}
+"""
+
+
+@pytest.fixture
+def visits(tmp_path, monkeypatch):
+    """A CSV in the current folder, and its schema."""
+    monkeypatch.chdir(tmp_path)
+    own_data.write_table(tmp_path / "visits.csv")
+    (tmp_path / "visits.schema.yaml").write_text(SCHEMA)
+    return tmp_path / "visits.csv"
+
+
+def converted(text: str, name: str, folder, **schema) -> conversion.Converted:
+    path = folder / name
+    path.write_text(text)
+    return conversion.convert_file(str(path), Schema.model_validate({"label": "y", **schema}))
+
+
+# ---- from a table to predictions
+
+
+def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
+    code, out, err = fedsweep("data", "import", visits.name)
+    assert code == 0, err
+    assert "rows      240 train, 60 test" in out
+    assert "clients   5 with" in out
+    assert "not used  patient" in out
+    assert "'marker': 18 missing values became 1" in out
+    data = features.load("visits.npz")
+    assert data.class_names == ("healthy", "ill")
+    assert data.client_names == tuple(f"clinic {letter}" for letter in "ABCDE")
+    assert data.features == 4
+
+    options = ("--partition", "explicit", "--clients", "auto", "--method", "dp-fedgd", "--epsilon", "inf")
+    options = (*options, "--set", "learning_rate=1", "--rounds", 60)
+    code, _, err = fedsweep("train", "--data", "visits.npz", *options, "--save", "model.npz")
+    assert code == 0, err
+    code, out, err = fedsweep("predict", "model.npz", "visits.csv", "--output", "classes.csv")
+    assert code == 0, err
+    with open("visits.csv") as table, open("classes.csv") as classes:
+        truth = [row["outcome"] for row in csv.DictReader(table)]
+        predicted = [row["class"] for row in csv.DictReader(classes)]
+    accuracy = 100 * np.mean([a == b for a, b in zip(truth, predicted, strict=True)])
+    assert f"accuracy: {accuracy:.2f}%" in out
+    assert accuracy > 75
+    assert fedsweep("predict", "model.npz", "visits.npz", "--output", "of-test-rows.csv")[0] == 0
+    model = face.load_model("model.npz")
+    assert set(model.predict(data.x_test)) == {"healthy", "ill"}
+
+
+def test_a_study_names_the_table_itself(visits, tmp_path):
+    study = {
+        "name": "visits",
+        "data": ["visits.csv"],
+        "partitions": ["explicit"],
+        "clients": "auto",
+        "methods": [{"dp-fedgd": {"coarse": {"learning_rate": [1]}, "fine": {"learning_rate": [1]}}}],
+        "epsilons": [5],
+        "rounds": {"coarse": 2, "fine": 2, "confirm": 2},
+        "seeds": {"search": [1], "contest": [], "confirm": [42]},
+    }
+    results = face.run_study(study, "results", backend="local")
+    assert results.finished
+    assert results.cells["setting"].tolist() == ["visits / explicit"]
+    again = face.run_study(study, "results", backend="local")
+    assert again.trials["key"].tolist() == results.trials["key"].tolist()
+    visits.write_text(visits.read_text().replace("p0000,43", "p0000,44"))
+    with pytest.raises(UserError, match="data 'visits' has other content than when this folder's study was run"):
+        face.run_study(study, "results", backend="local")
+
+
+def test_a_table_without_a_schema_says_how_to_get_one(fedsweep, visits):
+    (visits.parent / "visits.schema.yaml").unlink()
+    code, _, err = fedsweep("partition", "--data", "visits.csv", "--clients", 5)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "fedsweep data import visits.csv --label COLUMN --draft-schema" in err
+
+
+def test_a_draft_is_checked_by_its_user(fedsweep, visits):
+    schema = visits.parent / "visits.schema.yaml"
+    schema.unlink()
+    code, out, err = fedsweep(
+        "data", "import", "visits.csv", "--label", "outcome", "--client", "site", "--draft-schema"
+    )
+    assert (code, out) == (0, "visits.schema.yaml\n")
+    assert "must be public knowledge" in err
+    text = schema.read_text()
+    assert "public knowledge" in text
+    columns = read_schema(str(schema)).columns
+    assert list(columns) == ["age", "sex", "marker"]
+    assert columns["sex"].categories == ("f", "m")
+    assert "# patient: left out, 300 different texts" in text
+    assert "18 values of marker are missing" in text
+    code, _, err = fedsweep("data", "import", "visits.csv")
+    assert code == 2, "the draft decides nothing about missing values"
+    assert "column 'marker' has no value in row 4" in err
+    code, _, err = fedsweep("data", "import", "visits.csv", "--label", "outcome", "--draft-schema")
+    assert code == 2
+    assert "visits.schema.yaml already exists" in err
+
+
+def test_nothing_is_written_before_the_summary_and_nothing_is_overwritten(fedsweep, visits):
+    code, out, _ = fedsweep("data", "import", "visits.csv", "--dry-run")
+    assert code == 0
+    assert "classes   2" in out
+    assert not (visits.parent / "visits.npz").exists()
+    assert fedsweep("data", "import", "visits.csv", "--json")[0] == 0
+    code, _, err = fedsweep("data", "import", "visits.csv")
+    assert code == 2
+    assert "visits.npz already exists" in err
+    assert list(visits.parent.glob("*.part")) == []
+
+
+# ---- kinds of files
+
+
+def as_csv(frame, path):
+    frame.to_csv(path, index=False)
+
+
+def as_semicolons(frame, path):
+    frame.to_csv(path, index=False, sep=";", encoding="utf-8-sig")
+
+
+def as_json(frame, path):
+    frame.to_json(path, orient="records", lines=True)
+
+
+def as_parquet(frame, path):
+    frame.to_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(as_csv, "t.csv"), (as_semicolons, "t.csv"), (as_parquet, "t.parquet"), (as_json, "t.jsonl")],
+)
+def test_all_kinds_of_tables_give_the_same_arrays(tmp_path, write, name):
+    frame = pd.DataFrame(
+        {"id": ["007", "a b", "é"] * 4, "n": np.arange(12), "x": np.linspace(-1, 1, 12), "y": ["no", "yes"] * 6}
+    )
+    write(frame, tmp_path / name)
+    schema = Schema(label="y", client="id", columns={"n": {"range": [0, 11]}, "x": {}})
+    arrays = conversion.convert_file(str(tmp_path / name), schema).arrays
+    assert arrays["class_names"].tolist() == ["no", "yes"]
+    assert arrays["client_names"].tolist() == ["007", "a b", "é"]
+    x = np.concatenate([arrays["x_train"], arrays["x_test"]])
+    assert sorted(x[:, 0]) == pytest.approx(np.linspace(-1, 1, 12))
+    assert x[:, 0] == pytest.approx(x[:, 1], abs=1e-6)
+
+
+def test_lists_are_several_features(tmp_path):
+    rows = "".join(json.dumps({"x": [i, i + 1], "y": i % 2}) + "\n" for i in range(10))
+    found = converted(rows, "t.jsonl", tmp_path)
+    assert found.arrays["x_train"].shape == (8, 2)
+    assert found.schema.columns["x"].width == 2
+    with pytest.raises(UserError, match="the lists in column 'x' have different lengths"):
+        converted(rows + '{"x": [1], "y": 0}\n', "t.jsonl", tmp_path)
+
+
+def test_svmlight(tmp_path):
+    text = "+1 1:0.5 3:2 # comment\n-1 2:1\n\n" * 5
+    found = converted(text, "t.svm", tmp_path, label="")
+    assert found.arrays["class_names"].tolist() == ["-1", "1"]
+    rows = np.concatenate([found.arrays["x_train"], found.arrays["x_test"]])
+    assert {tuple(row) for row in rows.tolist()} == {(0.5, 0.0, 2.0), (0.0, 1.0, 0.0)}
+    wide = converted(text, "t.svm", tmp_path, label="", columns={"features": {"width": 7}})
+    assert wide.arrays["x_train"].shape[1] == 7
+    (tmp_path / "new.svm").write_text("1 1:1\n")
+    assert conversion.convert_new_rows(str(tmp_path / "new.svm"), found.schema)[0].tolist() == [[1, 0, 0]]
+    with pytest.raises(UserError, match="an index for feature 3, its schema declares a width of 2"):
+        converted(text, "t.svm", tmp_path, label="", columns={"features": {"width": 2}})
+    with pytest.raises(UserError, match=r"'x:1' in line 2 is not INDEX:VALUE"):
+        converted("1 1:1\n1 x:1\n", "t.svm", tmp_path, label="")
+    with pytest.raises(UserError, match="take 37 GiB with their zeros"):
+        converted("1 1:1\n1 5000000000:1\n", "t.svm", tmp_path, label="")
+    groups = converted("1 qid:a 1:1\n0 qid:b 1:2\n" * 5, "t.svm", tmp_path, label="", client="qid")
+    assert groups.arrays["client_names"].tolist() == ["a", "b"]
+
+
+def test_numpy_arrays(tmp_path):
+    x, y = np.arange(40).reshape(20, 2), np.array(["a", "b"] * 10)
+    np.savez(tmp_path / "t.npz", x=x, y=y, who=np.arange(20) // 5 * 100)
+    found = conversion.convert_file(str(tmp_path / "t.npz"), Schema(label="y", client="who"))
+    assert found.arrays["client_names"].tolist() == ["0", "100", "200", "300"]
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for name, array in {"x": x, "y": y, "who": np.arange(20) // 5 * 100}.items():
+        np.save(folder / f"{name}.npy", array)
+    again = conversion.convert_file(str(folder), Schema(label="y", client="who"))
+    assert all((again.arrays[name] == array).all() for name, array in found.arrays.items())
+    np.save(tmp_path / "bare.npy", np.column_stack([x, np.arange(20) % 3]))
+    bare = conversion.convert_file(str(tmp_path / "bare.npy"), Schema(label="-1"))
+    assert bare.arrays["class_names"].tolist() == ["0", "1", "2"]
+    assert bare.arrays["x_train"].shape == (16, 2)
+    with pytest.raises(UserError, match="has the columns 0 to 2, not '3'"):
+        conversion.convert_file(str(tmp_path / "bare.npy"), Schema(label="3"))
+
+
+def test_a_folder_of_train_and_test_arrays(tmp_path, monkeypatch, fedsweep):
+    monkeypatch.chdir(tmp_path)
+    arrays = own_data.small_users(users=20, single=4)
+    (tmp_path / "users").mkdir()
+    for name, array in arrays.items():
+        np.save(tmp_path / "users" / f"{name}.npy", array)
+    code, out, err = fedsweep("data", "import", "users/")
+    assert code == 0, err
+    assert "4 with a single row" in out
+    loaded = features.load("users.npz")
+    assert (np.array(loaded.class_names)[loaded.y_test] == arrays["y_test"]).all()
+    assert (np.array(loaded.client_names)[loaded.client_train] == arrays["client_train"]).all()
+    np.save(tmp_path / "users" / "client_train.npy", np.array([object()] * 20), allow_pickle=True)
+    code, _, err = fedsweep("data", "import", "users", "--to", "again.npz")
+    assert code == 2
+    assert "client_train holds Python objects, which are never loaded" in err
+
+
+@given(st.sampled_from([*reading.SUFFIXES, ".npz"]), st.binary(max_size=200))
+def test_any_content_is_read_or_refused(tmp_path_factory, suffix, content):
+    path = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    path.write_bytes(content)
+    with contextlib.suppress(UserError):
+        reading.read_table(str(path), ["y"])
+
+
+# ---- values
+
+
+def test_ranges_categories_and_constants_are_applied_row_by_row(tmp_path):
+    """A row's features do not depend on the other rows."""
+    columns = {"a": {"range": [0, 10], "missing": 5}, "c": {"categories": ["u", "v"], "missing": "v"}, "z": {}}
+    text = "a,c,z,y\n" + "0,u,3,p\n10,v,4,q\n15,u,5,p\nNA,,6,q\n?,v,7,p\n"
+    found = converted(text, "t.csv", tmp_path, columns=columns)
+    rows = np.concatenate([found.arrays["x_train"], found.arrays["x_test"]])
+    expected = [[-1, 1, 0, 3], [1, 0, 1, 4], [1, 1, 0, 5], [0, 0, 1, 6], [0, 0, 1, 7]]
+    assert sorted(rows.tolist()) == sorted(expected)
+    assert found.notes == [
+        "column 'a': 2 missing values became 5",
+        "column 'a': 1 values outside 0 to 10 were moved to the nearer end",
+        "column 'c': 1 missing values became 'v'",
+    ]
+
+
+def test_test_rows_are_drawn_by_position_and_leave_every_client_a_row(tmp_path):
+    text = "x,who,y\n" + "".join(f"{i},{i if i < 30 else 99},{'ab'[i % 2]}\n" for i in range(60))
+    found = converted(text, "t.csv", tmp_path, client="who")
+    assert len(found.arrays["x_test"]) == 12
+    assert found.arrays["x_test"].min() >= 30, "a single row is a train row"
+    other = converted(text.replace(",a\n", ",b\n", 3).replace("59,", "1000,"), "t.csv", tmp_path, client="who")
+    assert len(found.arrays["client_test"]) == 12
+    drawn = {value for value in found.arrays["x_test"].ravel() if value < 59}
+    assert drawn == {value for value in other.arrays["x_test"].ravel() if value < 59}, "whatever the values are"
+
+
+def test_a_declared_split(tmp_path):
+    text = "x,part,y\n1,train,a\n2,TEST,b\n3,train,b\n"
+    found = converted(text, "t.csv", tmp_path, split="part")
+    assert found.arrays["x_test"].tolist() == [[2]]
+    with pytest.raises(UserError, match="'dev' in column 'part', row 2, is neither train nor test"):
+        converted(text.replace("TEST", "dev"), "t.csv", tmp_path, split="part")
+
+
+def test_declared_classes_may_have_no_row(tmp_path):
+    found = converted("x,y\n1,a\n2,b\n3,a\n4,b\n5,a\n", "t.csv", tmp_path, classes=["b", "a", "c"])
+    assert features.from_arrays(found.arrays).classes == 3
+
+
+BAD_TABLES = {
+    "no label": ("x,y\n1,a\n", {"label": "z"}, r"has no column 'z'; it has: 'x', 'y'"),
+    "missing label": ("x,y\n1,a\n2,\n", {}, "the label 'y' is missing in row 2"),
+    "undeclared class": ("x,y\n1,a\n2,d\n", {"classes": ["a", "b"]}, "label 'd' in row 2 is not a declared class"),
+    "text": ("x,c,y\n1,u,a\n", {}, r"column 'c' holds text, 'u' in row 1; declare its categories"),
+    "missing number": ("x,y\n1,a\n,b\n", {}, r"column 'x' has no value in row 2; .*x: \{missing: NUMBER\}"),
+    "infinite": ("x,y\n1,a\ninf,b\n", {}, "column 'x' has an infinite value in row 2"),
+    "undeclared category": (
+        "x,y\nu,a\nw,b\n",
+        {"columns": {"x": {"categories": ["u", "v"]}}},
+        "'w' in row 2 is not a declared category of column 'x'",
+    ),
+    "missing category": (
+        "x,z,y\nu,1,a\n,1,b\n",
+        {"columns": {"x": {"categories": ["u", "v"]}}},
+        "column 'x' has no value in row 2",
+    ),
+    "missing client": ("x,who,y\n1,,a\n" * 1 + "2,,b\n", {"client": "who"}, "column 'who' names no client in row"),
+    "column twice": ("x,x,y\n1,2,a\n", {}, "has the column 'x' twice"),
+    "too many values": ("x,y\n1,a\n1,2,3,4\n", {}, "cannot be read as CSV"),
+    "no rows": ("x,y\n", {}, "has no rows"),
+    "only a label": ("y\na\nb\n", {}, "has no column that could be a feature"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_bad_tables_are_refused(tmp_path, name):
+    text, schema, sentence = BAD_TABLES[name]
+    with pytest.raises(UserError, match=sentence) as caught:
+        converted(text, "t.csv", tmp_path, **schema)
+    assert "\n" not in str(caught.value)
+
+
+BAD_SCHEMAS = {
+    "unknown key": ("labels: y\n", r":1: labels: there is no such setting"),
+    "boolean": ("label: y\nclasses: [yes, no]\n", r":2: classes: true is read as true or false; write it in quotes"),
+    "two kinds": ("columns:\n  a: {range: [0, 1], categories: [x]}\n", "a column has a range or categories, not both"),
+    "empty range": ("columns:\n  a: {range: [1, 1]}\n", ":2: columns.a: .*the first number must be less"),
+    "constant": ("columns:\n  a: {missing: none}\n", "missing = 'none' is not a number"),
+    "category": ("columns:\n  a: {categories: [x], missing: y}\n", "missing = 'y' is none of the categories"),
+    "label as feature": ("label: a\ncolumns: {a: {}}\n", "column 'a' is the label and cannot be a feature"),
+    "class twice": ("classes: [a, a]\n", "a class is named twice"),
+    "not a mapping": ("- a\n", "a schema is a mapping, this is list"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCHEMAS)
+def test_bad_schemas_name_the_line(tmp_path, name):
+    text, sentence = BAD_SCHEMAS[name]
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(UserError, match=sentence) as caught:
+        read_schema(str(tmp_path / "s.yaml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_options_must_agree_with_the_schema(fedsweep, visits):
+    for options, sentence in (
+        (("--label", "sex"), "--label sex: the schema visits.schema.yaml names 'outcome'"),
+        (("--split", "site", "--test-fraction", 0.3), "the column 'site' names the test rows"),
+        (("--test-fraction", 2), "test_fraction = 2"),
+        (("--to", "x.csv"), "the name of a feature file ends in .npz"),
+        (("--to", "nowhere/x.npz"), "there is no folder"),
+    ):
+        code, _, err = fedsweep("data", "import", "visits.csv", *options)
+        assert (code, err.count("\n")) == (2, 1), options
+        assert sentence in err
+    code, _, err = fedsweep("data", "import", "absent.csv", "--label", "y")
+    assert code == 2
+    assert "absent.csv does not exist" in err
+    code, _, err = fedsweep("data", "import", __file__, "--label", "y")
+    assert code == 2
+    assert "unknown kind" in err
+
+
+def test_a_table_for_a_model_without_a_schema(fedsweep, visits, no_ray, tmp_path):
+    shutil.copy(visits, "other.csv")
+    arguments = ("--method", "dp-fedgd", "--epsilon", 8, "--rounds", 2, "--save", "plain.npz")
+    assert fedsweep("train", "--data", "synthetic-frozen:600,100,12,4", *arguments)[0] == 0
+    code, _, err = fedsweep("predict", "plain.npz", "other.csv", "--output", "classes.csv")
+    assert code == 2
+    assert "is a table, and the model was not trained on one" in err

@@ -1,0 +1,297 @@
+"""From a table and its schema to the arrays of a feature file. Every row is converted by itself: nothing is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.feature_file import CLIENT_COLUMN, TEST_CLIENT_COLUMN
+from trainables.data.importing.reading import Table, as_text, read_table
+from trainables.data.importing.schema import Column, Schema, read_schema, scaled
+from trainables.errors import UserError
+
+MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+"""Texts that stand for a missing number, in any case. In a column of categories only "" is missing."""
+
+
+@dataclass
+class Converted:
+    """A table as arrays of a feature file, and what its owner should know about it."""
+
+    arrays: dict[str, NDArray]
+    schema: Schema
+    """With everything that was left to its default."""
+    unused: list[str] = field(default_factory=list)
+    """Columns of the table that are neither features nor have a role."""
+    notes: list[str] = field(default_factory=list)
+    """Values that were replaced or moved into their range."""
+
+
+def schema_path(source: str) -> str:
+    """Where the schema of a table is expected: visits.csv has visits.schema.yaml next to it."""
+    folder, slash, name = source.rpartition("/")
+    return f"{folder}{slash}{Path(name).stem if name else 'data'}.schema.yaml"
+
+
+def load_table(source: str) -> Converted:
+    """A table that has its schema next to it."""
+    expected = schema_path(source)
+    if "://" not in source and not Path(expected).is_file():
+        raise UserError(
+            f"data {source} is a table and needs a schema, {expected}; write a draft with: "
+            f"fedsweep data import {source} --label COLUMN --draft-schema"
+        )
+    return convert_file(source, read_schema(expected))
+
+
+def convert_file(source: str, schema: Schema) -> Converted:
+    schema = with_default_roles(source, schema)
+    return convert(source, read_table(source, roles_of(schema), _width(schema)), schema)
+
+
+def with_default_roles(source: str, schema: Schema) -> Schema:
+    """SVMlight files and arrays of train and test rows have roles of their own."""
+    if not schema.label and Path(source).suffix.lower() in (".svm", ".svmlight", ".libsvm"):
+        return schema.model_copy(update={"label": "label"})
+    if not schema.label and (Path(source).is_dir() or source.endswith(".npz")):
+        table = read_table(source)
+        if set(table) >= {"x", "y", "split"}:
+            client = "client" if "client" in table else ""
+            return schema.model_copy(update={"label": "y", "split": "split", "client": client})
+    if not schema.label:
+        raise UserError(f"data {source}: which column is the label? Name it with --label, or in the schema")
+    return schema
+
+
+def roles_of(schema: Schema) -> list[str]:
+    return [schema.label, schema.client, schema.split]
+
+
+def _width(schema: Schema) -> int | None:
+    column = (schema.columns or {}).get("features")
+    return column.width if column is not None else None
+
+
+def convert(source: str, table: Table, schema: Schema) -> Converted:
+    for name in filter(None, roles_of(schema)):
+        column_of(source, table, name)
+    found = Converted({}, schema)
+    columns = _columns(source, table, schema, found)
+    x = _features(source, table, columns, found.notes)
+    labels = texts_of(source, table, schema.label, "label")
+    classes = schema.classes or in_order(labels)
+    y = _numbered(source, labels, classes)
+    clients = _clients(source, table, schema)
+    test = _test_rows(source, table, schema, clients)
+    if test.all() or not test.any():
+        raise UserError(f"data {source} has no {'train' if test.all() else 'test'} rows")
+    widths = {
+        name: column.model_copy(update={"width": table[name].shape[1]}) if table[name].ndim == 2 else column
+        for name, column in columns.items()
+    }
+    found.schema = schema.model_copy(update={"columns": widths, "classes": tuple(classes)})
+    found.arrays = {
+        "x_train": x[~test],
+        "y_train": y[~test],
+        "x_test": x[test],
+        "y_test": y[test],
+        "class_names": np.array(classes, dtype=str),
+        "schema": np.array(found.schema.for_prediction.to_json()),
+    }
+    if clients is not None:
+        names, numbers = np.unique(clients[~test], return_inverse=True)
+        if "" in names:
+            row = int(np.flatnonzero((clients == "") & ~test)[0]) + 1
+            raise UserError(f"data {source}: column {schema.client!r} names no client in row {row}")
+        found.arrays |= {CLIENT_COLUMN: numbers.astype(np.int64), "client_names": names}
+        known = np.isin(clients[test], names)
+        if known.all():
+            found.arrays[TEST_CLIENT_COLUMN] = np.searchsorted(names, clients[test]).astype(np.int64)
+        elif (clients[test] != "").all():
+            found.notes.append(f"{(~known).sum()} test rows belong to clients without train rows: metrics by client "
+                               "are not available")  # fmt: skip
+    return found
+
+
+def convert_new_rows(source: str, schema: Schema) -> tuple[NDArray[np.float32], NDArray | None]:
+    """Rows to predict, as features, and the names of their classes if the table has them."""
+    table = read_table(source, [schema.label] if source.endswith(".npy") else (), _width(schema))
+    found = Converted({}, schema)
+    x = _features(source, table, _columns(source, table, schema, found), found.notes)
+    return x, texts_of(source, table, schema.label, "label", required=False) if schema.label in table else None
+
+
+# ---- features
+
+
+def column_of(source: str, table: Table, name: str) -> NDArray:
+    if name not in table:
+        raise UserError(f"data {source} has no column {name!r}; it has: {', '.join(map(repr, list(table)[:20]))}")
+    return table[name]
+
+
+def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dict[str, Column]:
+    others = [name for name in table if name not in roles_of(schema)]
+    if schema.columns is None:
+        if not others:
+            raise UserError(f"data {source} has no column that could be a feature")
+        return dict.fromkeys(others, Column())
+    for name in schema.columns:
+        column_of(source, table, name)
+    found.unused = [name for name in others if name not in schema.columns]
+    return dict(schema.columns)
+
+
+def _features(source: str, table: Table, columns: dict[str, Column], notes: list[str]) -> NDArray[np.float32]:
+    parts = []
+    for name, column in columns.items():
+        if column.categories is not None:
+            parts.append(_categories(source, table[name], name, column, notes))
+        else:
+            parts.append(_scaled_numbers(source, table[name], name, column, notes))
+    return np.concatenate(parts, axis=1)
+
+
+def _scaled_numbers(source: str, values: NDArray, name: str, column: Column, notes: list[str]) -> NDArray[np.float32]:
+    numbers = _numbers(source, values, name)
+    if numbers.ndim == 2 and column.width is not None and numbers.shape[1] != column.width:
+        raise UserError(f"data {source}: {name!r} has {numbers.shape[1]} columns, its schema declares {column.width}")
+    missing = np.isnan(numbers)
+    if missing.any():
+        if column.missing is None:
+            raise UserError(
+                f"data {source}: column {name!r} has no value in row {_first_row(missing)}; declare what replaces "
+                f"missing values in a schema ({name}: {{missing: NUMBER}}), or leave these rows out"
+            )
+        numbers = np.where(missing, float(column.missing), numbers)
+        notes.append(f"column {name!r}: {missing.sum()} missing values became {column.missing:g}")
+    if np.isinf(numbers).any():
+        raise UserError(f"data {source}: column {name!r} has an infinite value in row {_first_row(np.isinf(numbers))}")
+    if column.range is not None:
+        outside = int(((numbers < column.range[0]) | (numbers > column.range[1])).sum())
+        if outside:
+            low, high = column.range
+            notes.append(f"column {name!r}: {outside} values outside {low:g} to {high:g} were moved to the nearer end")
+    features = scaled(numbers, column).astype(np.float32)
+    return features if features.ndim == 2 else features[:, None]
+
+
+def _first_row(wrong: NDArray[np.bool_]) -> int:
+    """Counted from 1, without the header."""
+    rows = wrong if wrong.ndim == 1 else wrong.any(axis=1)
+    return int(np.flatnonzero(rows)[0]) + 1
+
+
+def _numbers(source: str, values: NDArray, name: str) -> NDArray[np.float64]:
+    if values.dtype.kind != "U":
+        return values.astype(np.float64)
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(values.ravel()), errors="coerce").to_numpy(np.float64)
+    wrong = np.isnan(numbers) & ~np.isin(np.char.lower(values.ravel()), list(MISSING))
+    if wrong.any():
+        value, row = str(values.ravel()[wrong][0]), _first_row(wrong.reshape(values.shape))
+        raise UserError(
+            f"data {source}: column {name!r} holds text, {value!r} in row {row}; declare its categories in a schema, "
+            "or leave it out (--draft-schema writes a schema)"
+        )
+    return numbers.reshape(values.shape)
+
+
+def _categories(source: str, values: NDArray, name: str, column: Column, notes: list[str]) -> NDArray[np.float32]:
+    assert column.categories is not None
+    if values.ndim != 1:
+        raise UserError(f"data {source}: {name!r} has several numbers per row, and categories need one value")
+    texts = as_texts(values)
+    missing = (texts == "") & ("" not in column.categories)
+    if missing.any():
+        if column.missing is None:
+            raise UserError(
+                f"data {source}: column {name!r} has no value in row {_first_row(missing)}; declare the category that "
+                f"replaces missing values in the schema ({name}: {{missing: CATEGORY}}), or leave these rows out"
+            )
+        texts = np.where(missing, as_text(column.missing), texts)
+        notes.append(f"column {name!r}: {missing.sum()} missing values became {as_text(column.missing)!r}")
+    known = np.array(column.categories, dtype=str)
+    unknown = ~np.isin(texts, known)
+    if unknown.any():
+        raise UserError(
+            f"data {source}: {str(texts[unknown][0])!r} in row {_first_row(unknown)} is not a declared category of "
+            f"column {name!r}"
+        )
+    return (texts[:, None] == known[None, :]).astype(np.float32)
+
+
+def as_texts(values: NDArray) -> NDArray:
+    if values.dtype.kind == "U":
+        return values
+    return np.array(["" if value != value else as_text(value) for value in values.tolist()], dtype=str)
+
+
+# ---- labels, clients, test rows
+
+
+def texts_of(source: str, table: Table, name: str, role: str, *, required: bool = True) -> NDArray:
+    values = table[name]
+    if values.ndim != 1:
+        raise UserError(f"data {source}: {name!r} has several numbers per row and cannot be the {role}")
+    texts = as_texts(values)
+    if required and (texts == "").any():
+        raise UserError(f"data {source}: the {role} {name!r} is missing in row {_first_row(texts == '')}")
+    return texts
+
+
+def in_order(labels: NDArray) -> tuple[str, ...]:
+    """The distinct labels: numbers by their value, texts by the alphabet."""
+    distinct = [str(label) for label in np.unique(labels)]
+    try:
+        return tuple(sorted(distinct, key=float))
+    except ValueError:
+        return tuple(distinct)
+
+
+def _numbered(source: str, labels: NDArray, classes: Sequence[str]) -> NDArray[np.int64]:
+    distinct, inverse = np.unique(labels, return_inverse=True)
+    known = {name: number for number, name in enumerate(classes)}
+    for label in distinct:
+        if str(label) not in known:
+            row = _first_row(labels == label)
+            raise UserError(f"data {source}: label {str(label)!r} in row {row} is not a declared class")
+    return np.array([known[str(label)] for label in distinct], dtype=np.int64)[inverse]
+
+
+def _clients(source: str, table: Table, schema: Schema) -> NDArray | None:
+    if not schema.client:
+        return None
+    return texts_of(source, table, schema.client, "client", required=False)
+
+
+def _test_rows(source: str, table: Table, schema: Schema, clients: NDArray | None) -> NDArray[np.bool_]:
+    """Stated by a column, or drawn by row number. A drawn test row never is the last train row of its client."""
+    if schema.split:
+        texts = np.char.lower(texts_of(source, table, schema.split, "split"))
+        wrong = ~np.isin(texts, ["train", "test"])
+        if wrong.any():
+            raise UserError(
+                f"data {source}: {str(texts[wrong][0])!r} in column {schema.split!r}, row {_first_row(wrong)}, is "
+                "neither train nor test"
+            )
+        return texts == "test"
+    rows = len(table[schema.label])
+    wanted = max(1, round(schema.test_fraction * rows))
+    order = np.random.Generator(np.random.Philox(key=schema.seed)).permutation(rows)
+    test = np.zeros(rows, dtype=bool)
+    if clients is None:
+        test[order[:wanted]] = True
+        return test
+    _, numbers, left = np.unique(clients, return_inverse=True, return_counts=True)
+    for row in order:
+        if wanted and left[numbers[row]] > 1:
+            test[row] = True
+            left[numbers[row]] -= 1
+            wanted -= 1
+    return test

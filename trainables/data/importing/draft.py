@@ -1,0 +1,96 @@
+"""Writes a draft of a schema for the user to check. It looks at the data, so it says what must be checked."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.importing.conversion import MISSING, as_texts, in_order, texts_of
+from trainables.data.importing.reading import Table
+from trainables.data.importing.schema import Schema
+
+MOST_CATEGORIES = 50  # a text column with more values is probably an id or free text
+
+HEADER = """\
+# Schema of {source}: a draft to check.
+# A schema is not protected: everything in it must be public knowledge, known without looking at the records. The draft
+# did look at them. Replace every value that you know only from the data, or take the column out.
+"""
+
+
+def draft(source: str, table: Table, schema: Schema) -> str:
+    """The text of a schema file."""
+    labels = texts_of(source, table, schema.label, "label")
+    lines = [HEADER.format(source=source).rstrip(), f"label: {_yaml(schema.label)}"]
+    lines += [f"classes: {_yaml(list(schema.classes or in_order(labels)))}  # all classes, also those without a row"]
+    if schema.client:
+        lines.append(f"client: {_yaml(schema.client)}")
+    if schema.split:
+        lines.append(f"split: {_yaml(schema.split)}")
+    else:
+        lines.append(f"test_fraction: {schema.test_fraction:g}")
+    lines.append("columns:")
+    roles = (schema.label, schema.client, schema.split)
+    for name in table:
+        if name not in roles:
+            lines += [f"  {line}" for line in _column(name, table[name])]
+    return "\n".join(lines) + "\n"
+
+
+def _column(name: str, values: NDArray) -> list[str]:
+    if values.ndim == 2:
+        low, high = _limits(values)
+        return [f"{_yaml(name)}: {{range: [{low:g}, {high:g}], width: {values.shape[1]}}}  # which range is possible?"]
+    if values.dtype.kind == "U":
+        lowered = np.char.lower(values)
+        missing = np.isin(lowered, list(MISSING))
+        try:
+            numbers = values[~missing].astype(np.float64)
+        except ValueError:
+            return _text_column(name, values)
+    else:
+        missing = np.isnan(values.astype(np.float64))
+        numbers = values[~missing].astype(np.float64)
+    low, high = _limits(numbers)
+    lines = [f"{_yaml(name)}: {{range: [{low:g}, {high:g}]}}  # which range is possible?"]
+    return [*lines, *_missing(name, int(missing.sum()), f"range: [{low:g}, {high:g}], missing: NUMBER")]
+
+
+def _text_column(name: str, values: NDArray) -> list[str]:
+    texts = as_texts(values)
+    categories = sorted({str(text) for text in texts} - {""})
+    if len(categories) > MOST_CATEGORIES:
+        return [f"# {_yaml(name)}: left out, {len(categories)} different texts"]
+    shown = f"categories: {_yaml(categories)}"
+    lines = [f"{_yaml(name)}: {{{shown}}}  # which values are possible?"]
+    return [*lines, *_missing(name, int((texts == "").sum()), f"{shown}, missing: CATEGORY")]
+
+
+def _missing(name: str, count: int, with_constant: str) -> list[str]:
+    if not count:
+        return []
+    return [f"# {count} values of {name} are missing, and are refused unless a constant replaces them:",
+            f"# {_yaml(name)}: {{{with_constant}}}"]  # fmt: skip
+
+
+def _limits(numbers: NDArray) -> tuple[float, float]:
+    """Rounded outwards to two digits."""
+    finite = numbers[np.isfinite(numbers)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    unit = 10.0 ** (math.floor(math.log10(max(abs(low), abs(high), 1e-300))) - 1)
+    low, high = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+    return (low, high) if low < high else (low - 1, low + 1)
+
+
+def _yaml(value: object) -> str:
+    """JSON is YAML: texts are quoted where YAML might read something else."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    plain = isinstance(value, str) and value.isidentifier() and value.lower() not in RESERVED
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
+
+
+RESERVED = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}

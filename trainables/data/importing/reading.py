@@ -1,0 +1,231 @@
+"""Reads tables: CSV, Parquet, JSON lines, NumPy arrays and SVMlight, as columns by name. Nothing is unpickled.
+
+A column is an array of numbers, one of text ("" where a value is missing), or an array of numbers with several features
+per row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, READ_ERRORS, TEST_CLIENT_COLUMN
+from trainables.data.importing.svmlight import read_svmlight
+from trainables.data.stored import open_file
+from trainables.errors import UserError
+
+Table = dict[str, NDArray]
+SUFFIXES = {
+    **dict.fromkeys((".csv", ".tsv"), "CSV"),
+    **dict.fromkeys((".parquet", ".pq"), "Parquet"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "JSON lines"),
+    **dict.fromkeys((".svm", ".svmlight", ".libsvm"), "SVMlight"),
+    ".npy": "NumPy",
+}
+"""Kinds of tables by the end of the name. npz archives and folders of .npy files can be imported, too."""
+
+
+def is_table(source: str) -> bool:
+    """Whether a study may name this file: a table with a schema next to it."""
+    return Path(source).suffix.lower() in SUFFIXES
+
+
+def read_table(source: str, roles: Sequence[str] = (), width: int | None = None) -> Table:
+    """`roles`: the names of the label, the client and the split, which a bare array has as column numbers.
+    `width`: the number of features of an SVMlight file."""
+    suffix = Path(source).suffix.lower()
+    if "://" not in source and Path(source).is_dir():
+        return _of_arrays(source, _folder(source))
+    kind = SUFFIXES.get(suffix, "npz" if suffix == ".npz" else "")
+    if not kind:
+        known = ", ".join([*SUFFIXES, ".npz"])
+        raise UserError(f"data {source} is of an unknown kind; the name of a table ends in one of: {known}")
+    try:
+        with open_file(source) as file:
+            table = _read(source, kind, file, roles, width)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"data {source} does not exist") from None
+    except UnicodeDecodeError:
+        raise UserError(f"data {source} is not UTF-8 text") from None
+    except (*READ_ERRORS, ValueError, csv.Error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"data {source} cannot be read as {kind}: {reason}") from None
+    if not table or 0 in {len(column) for column in table.values()}:
+        raise UserError(f"data {source} has no rows")
+    return table
+
+
+def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: int | None) -> Table:
+    if kind == "Parquet":
+        return _parquet(source, file)
+    if kind == "npz":
+        with np.load(file, allow_pickle=False) as archive:
+            return _of_arrays(source, {name: _loaded(source, name, archive) for name in archive.files})
+    if kind == "NumPy":
+        return _bare_array(source, _checked(source, Path(source).stem, np.load(file, allow_pickle=False)), roles)
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    if kind == "SVMlight":
+        return read_svmlight(source, lines, width)
+    return _csv(source, lines) if kind == "CSV" else _json_lines(source, lines)
+
+
+# ---- text
+
+
+def _csv(source: str, lines: io.TextIOWrapper) -> Table:
+    """All values as text: ids keep their leading zeros, and NA may be a category."""
+    import pandas as pd
+
+    first = lines.readline()
+    separator = max(",;\t", key=first.count)
+    names = next(csv.reader([first], delimiter=separator), [])
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(f"data {source} has the column {twice[0]!r} twice")
+    lines.seek(0)
+    frame = pd.read_csv(lines, sep=separator, dtype=str, keep_default_na=False, index_col=False)
+    return {str(name): _stripped(frame[name].to_numpy()) for name in frame.columns}
+
+
+def _stripped(values: NDArray) -> NDArray:
+    return np.char.strip(np.asarray(["" if value is None or value != value else value for value in values], dtype=str))
+
+
+def _json_lines(source: str, lines: io.TextIOWrapper) -> Table:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"data {source}: line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"data {source}: line {number} is not a JSON object")
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _column(source, name, [row.get(name) for row in rows]) for name in names}
+
+
+# ---- columns of Python values
+
+
+def _parquet(source: str, file: IO[bytes]) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(file)
+    except pa.ArrowException as error:
+        raise UserError(f"data {source} cannot be read as Parquet: {error}") from None
+    columns: Table = {}
+    for name in table.column_names:
+        column = table[name]
+        plain = pa.types.is_floating(column.type) or (pa.types.is_integer(column.type) and not column.null_count)
+        columns[name] = column.to_numpy() if plain else _column(source, name, column.to_pylist())
+    return columns
+
+
+def _column(source: str, name: str, values: Sequence[Any]) -> NDArray:
+    """Lists of numbers become an array with several features per row; None is missing."""
+    present = [value for value in values if value is not None]
+    if present and all(isinstance(value, list | tuple | np.ndarray) for value in present):
+        if len(present) < len(values) or len({len(value) for value in present}) != 1:
+            raise UserError(f"data {source}: the lists in column {name!r} have different lengths")
+        return _checked(source, name, np.array(present))
+    if all(isinstance(value, int | float) for value in present):  # also true and false
+        return np.array([np.nan if value is None else float(value) for value in values])
+    if any(isinstance(value, dict | list) for value in present):
+        raise UserError(f"data {source}: column {name!r} holds nested values")
+    return _stripped(np.array(["" if value is None else as_text(value) for value in values], dtype=object))
+
+
+def as_text(value: Any) -> str:
+    """A number without a fraction as an integer: Parquet and NumPy may hold ids as floats."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, float | np.floating):
+        return f"{float(value):.15g}"
+    return str(value)
+
+
+# ---- NumPy
+
+
+def _folder(source: str) -> dict[str, NDArray]:
+    arrays = {}
+    for path in sorted(Path(source).glob("*.npy")):
+        try:
+            with open_file(str(path)) as file:
+                arrays[path.stem] = _checked(source, path.stem, np.load(file, allow_pickle=False))
+        except (*READ_ERRORS, ValueError) as error:
+            raise _bad_array(source, path.stem, error) from None
+    if not arrays:
+        raise UserError(f"data {source} is a folder without .npy files")
+    return arrays
+
+
+def _loaded(source: str, name: str, archive: Any) -> NDArray:
+    try:
+        return _checked(source, name, archive[name])
+    except ValueError as error:
+        raise _bad_array(source, name, error) from None
+
+
+def _bad_array(source: str, name: str, error: Exception) -> UserError:
+    if "allow_pickle" in str(error):
+        reason = "holds Python objects, which are never loaded; save text with dtype=str"
+        return UserError(f"data {source}: {name} {reason}")
+    return UserError(f"data {source}: {name} cannot be read: {error}")
+
+
+def _checked(source: str, name: str, array: Any) -> NDArray:
+    if not isinstance(array, np.ndarray) or (array.dtype.kind not in "fiubU" and array.dtype.names is None):
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise UserError(f"data {source}: {name} must hold numbers or text, but holds {kind}")
+    return array
+
+
+def _of_arrays(source: str, arrays: dict[str, NDArray]) -> Table:
+    """Arrays with one row per example. The four arrays of a feature file become one table with the column `split`."""
+    if not set(ARRAYS) <= set(arrays):
+        table = {name: array for name, array in arrays.items() if array.ndim in (1, 2)}
+        lengths = {name: len(array) for name, array in table.items()}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise UserError(f"data {source}: its arrays have different numbers of rows ({shown})")
+        return table
+    train, test = len(arrays["x_train"]), len(arrays["x_test"])
+    try:
+        table = {name: np.concatenate([arrays[f"{name}_train"], arrays[f"{name}_test"]]) for name in ("x", "y")}
+    except ValueError as error:
+        raise UserError(f"data {source}: its train and test arrays do not fit together: {error}") from None
+    table["split"] = np.array(["train"] * train + ["test"] * test)
+    if CLIENT_COLUMN in arrays:
+        of_test = arrays[TEST_CLIENT_COLUMN].tolist() if TEST_CLIENT_COLUMN in arrays else [""] * test
+        table["client"] = np.array([as_text(value) for value in (*arrays[CLIENT_COLUMN].tolist(), *of_test)])
+    return table
+
+
+def _bare_array(source: str, array: NDArray, roles: Sequence[str]) -> Table:
+    """The columns with a role by number, the others as the array `features`; a structured array by its field names."""
+    if array.dtype.names is not None:
+        return {name: _checked(source, name, array[name]) for name in array.dtype.names}
+    if array.ndim != 2:
+        raise UserError(f"data {source} must be a table, rows x columns, but has the shape {array.shape}")
+    width, single = array.shape[1], {}
+    for role in filter(None, roles):
+        if not role.lstrip("-").isdecimal() or not -width <= int(role) < width:
+            raise UserError(f"data {source} has the columns 0 to {width - 1}, not {role!r}")
+        single[role] = int(role) % width
+    others = [index for index in range(width) if index not in single.values()]
+    return {**{role: array[:, index] for role, index in single.items()}, "features": array[:, others]}
