@@ -18,6 +18,7 @@ from orchestrator.execution.progress import View
 from orchestrator.execution.training import Trained, Training, saved_model, with_secret_noise
 from orchestrator.report.export import export
 from orchestrator.report.html import read as read_page
+from orchestrator.report.html import write_report
 from orchestrator.report.tables import write_tables
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
@@ -49,6 +50,7 @@ def private(tmp_path_factory) -> tuple[Path, Path]:
     finished = study_run.run(parse(text, "tiny.yaml", home), text, home / "results", View(), backend="local")
     assert finished.complete
     study_run.draw_figures(home / "results")
+    write_report([str(home / "results")], home / "results" / "report.html")
     return home / "results", home / "patients.npz"
 
 
@@ -235,9 +237,12 @@ def test_every_file_of_an_ordinary_study_says_that_it_is_for_the_analyst(tmp_pat
     folder = tmp_path / "results"
     files = [*folder.glob("tables/*.md"), *folder.glob("tables/*.tex"), *folder.glob("timing/*.md")]
     assert len(files) > 5
-    for path in (*files, folder / "best.yaml", folder / "report.html", folder / "fedsweep.log"):
-        if path.exists():
-            assert sentence in path.read_text(), path.name
+    study_run.draw_figures(folder)
+    write_report([str(folder)], folder / "report.html")
+    figures = [*folder.glob("figures/*")]
+    assert {path.suffix for path in figures} == {".png", ".svg"}
+    for path in (*files, *figures, folder / "best.yaml", folder / "report.html", folder / "fedsweep.log"):
+        assert sentence in path.read_text("latin-1"), path.name
     with Ledger.read(folder) as ledger:
         export(ledger, "csv", tmp_path / "export")
     assert sentence in (tmp_path / "export" / "README.md").read_text()

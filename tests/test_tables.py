@@ -894,7 +894,7 @@ def test_csv_cells_are_neither_formulas_nor_line_breaks(text, shown):
 
 def test_latex_is_a_whole_table(finished):
     text = (finished / "tables" / "accuracy.tex").read_text()
-    assert text.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
+    assert text.startswith("% needs \\usepackage{booktabs}\n% If the data are private")
     assert text.endswith("\\bottomrule\n\\end{tabular}\n\\end{table}\n")
     assert "DP-FedAdam & \\textbf{40.00 $\\pm$ 1.41} & \\textbf{50.50 $\\pm$ 0.71} \\\\\n" in text
     assert "\\multicolumn{3}{l}{$\\varepsilon$ = 1} \\\\\n" in text

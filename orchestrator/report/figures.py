@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.report import palette
 from orchestrator.report.tables.common import budget
+from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.render import endings
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results, Score
@@ -98,10 +99,11 @@ def write_figures(folder: Path) -> list[Path]:
     """Write figures/ into a results folder; return the paths of all files written."""
     with Ledger.read(folder) as ledger:
         results = Results.read(ledger)
+    note = " ".join(sentences(results))
     return [
         path
         for drawing in drawings(results)
-        for path in _save(_figure(results, drawing), subfolder(folder, "figures"), drawing.name)
+        for path in _save(_figure(results, drawing), subfolder(folder, "figures"), drawing.name, note)
     ]
 
 
@@ -320,7 +322,8 @@ def _deviation(score: Score) -> float:
     return score.std if score.seeds > 1 else 0.0
 
 
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def _save(figure: Figure, folder: Path, name: str, note: str) -> list[Path]:
+    """`note`: stored in the files, not shown."""
     from matplotlib import pyplot
 
     paths = [folder / f"{name}.{ending}" for ending in METADATA]
@@ -328,6 +331,6 @@ def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
         for path in paths:
             with replacing(path) as file:
                 ending = path.suffix[1:]
-                figure.savefig(file, format=ending, dpi=200, metadata=METADATA[ending])
+                figure.savefig(file, format=ending, dpi=200, metadata={**METADATA[ending], "Description": note})
     pyplot.close(figure)
     return paths
