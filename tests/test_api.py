@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -217,7 +218,10 @@ def test_every_public_name_exists_and_is_documented():
 def test_export_to_files(results, fedsweep, tmp_path):
     code, out, err = fedsweep("export", results.folder, "--to", "csv", "--out", tmp_path)
     assert code == 0, err
-    assert len(out.splitlines()) == 4
+    assert [Path(line).name for line in out.splitlines()] == [
+        *("trials.csv", "rounds.csv", "cells.csv", "winners.csv"),
+        "README.md",
+    ]
     trials = pd.read_csv(tmp_path / "trials.csv")
     assert trials["key"].tolist() == results.trials["key"].tolist()
     assert trials["accuracy"].tolist() == pytest.approx(results.trials["accuracy"].tolist())
