@@ -44,10 +44,10 @@ def module(folder, name, text):
 
 def test_the_example_method_keeps_the_contract(fedsweep):
     where = f"{EXAMPLE}:DPHeavyBall"
-    code, out, err = fedsweep("check-method", where, "--twin", f"{EXAMPLE}:twin", "--repetitions", 2000, "--json")
+    code, out, err = fedsweep("check-method", where, "--twin", f"{EXAMPLE}:twin", "--repetitions", 800, "--json")
     assert code == 0, err
     findings = json.loads(out)["checks"]
-    assert len(findings) == 10
+    assert len(findings) == 11
     assert err.splitlines() == [f"{finding['check']}: passed" for finding in findings]
     assert not any(finding["failure"] for finding in findings)
 
@@ -268,7 +268,7 @@ class Wild(Faulty):
 FAULTS = {
     "a lane alone": Mixing,
     "a restart from a checkpoint": Forgetful,
-    "releases reveal no more": Leaky,
+    "noise hides every record": Leaky,
     "runs to the last round": Wild,
 }
 
@@ -277,7 +277,7 @@ FAULTS = {
 def test_a_broken_method_is_found_out(monkeypatch, check):
     made = FAULTS[check]()
     monkeypatch.setitem(methods.METHODS, made.name, made)
-    found = contract.run_checks(made, {}, repetitions=2000)  # one check after the other, up to the one that is broken
+    found = contract.run_checks(made, {}, repetitions=800)  # one check after the other, up to the one that is broken
     assert any(finding.failure and finding.check.startswith(check) for finding in found)
 
 
@@ -295,14 +295,13 @@ def test_a_step_unlike_its_twin_is_found_out(monkeypatch):
 
 def test_the_example_with_clients_of_its_own_keeps_the_contract():
     plugins.use(str(EXAMPLE.with_name("look_ahead.py")))
-    assert [f.check for f in contract.run_checks(methods.get("dp-look-ahead"), {}) if f.failure] == []
+    assert [f.check for f in contract.run_checks(methods.get("dp-look-ahead"), {}, repetitions=800) if f.failure] == []
 
 
 def test_packaged_methods_keep_the_contract_too():
-    """One of each kind of client program that is quick; tests/test_methods.py asks more of all of them."""
-    for name in ("dp-fedgd", "dp-scaffold"):
-        broken = [f for f in contract.run_checks(methods.get(name), {}, repetitions=2000) if f.failure]
-        assert broken == []
+    """A quick one; tests/test_methods.py and `make audits` ask more of all of them."""
+    broken = [f for f in contract.run_checks(methods.get("dp-ftrl"), {}, repetitions=800) if f.failure]
+    assert broken == []
 
 
 def test_a_check_is_named_before_it_runs():

@@ -24,11 +24,11 @@ def check_method(
     ] = None,
     hyperparameters: Hyperparameters = None,
     repetitions: Annotated[
-        int, typer.Option(help="Runs of the audit with the planted record, and as many without it.")
+        int, typer.Option(help="Runs of each statistical audit with the planted record, and as many without it.")
     ] = 4_000,
     json: Json = False,
 ) -> None:
-    """Run the contract tests of a method. Lanes, hosts, restarts, account, audit; exits with 1 on failure."""
+    """Run the contract tests of a method. Lanes, hosts, restarts, account, noise, audit; exits with 1 on failure."""
     from trainables import methods
     from trainables.audit import contract
 

@@ -1,39 +1,43 @@
 """The contract of a method, as checks that run on any method: `fedsweep check-method`.
 
 Lanes, hosts and restarts: a method that fails gives results that depend on the other trials of its pack or on where it
-ran. Account and audit: a method that fails leaks more than it claims. Reference: its server step is not what its paper
-says.
+ran. Account, noise and audit: a method that fails leaks more than it claims. Reference: its server step is not what its
+paper says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainables import methods
-from trainables.audit import paired
-from trainables.data import features
-from trainables.data import partition as partitions
+from trainables import methods, models
+from trainables.audit import paired, shift_checks
+from trainables.audit.neighbouring_data import problem_for
 from trainables.errors import UserError
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import check
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.server import Server
-from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
+from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import AUTO, Hyperparameter, Method
-from trainables.privacy.plan import PrivacySettings
+from trainables.privacy.plan import ADJACENCIES, RELEASES, Level, PrivacySettings
 from trainables.spec import HyperValue
 
 Twin = Callable[..., np.ndarray]
 """Readable reference of the server's step: twin(W, G, t, state, **hyperparameters) -> the weights after round t."""
+DATA = "synthetic-frozen:400,80,6,3"
 LANES = 21  # not a multiple of any vector width
 ROUNDS = 8
+AUDITED_ROUNDS = 12
+CLAIM = PrivacySettings(epsilon=5.0)  # a larger eps needs fewer runs
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,13 @@ def run_checks(
     method: Method,
     hyperparameters: Mapping[str, HyperValue],
     twin: Twin | None = None,
-    repetitions: int = 4_000,
+    repetitions: int = 1_000,
     on_start: Callable[[str], None] = lambda check: None,
 ) -> Iterator[CheckResult]:
     """Run all checks in turn. The method must be registered (`methods.add_all`). `hyperparameters`: a stable
     configuration, which the checks vary. `on_start`: called with the name of a check before it runs."""
     base = method.check(hyperparameters)
-    problem = _problem(method)
+    problem = problem_for(method, DATA, clients=5)
     trials = _mixed_trials(method, problem, base)
     checks: dict[str, Callable[[], str]] = {
         "has a complete description and refuses bad values": lambda: _check_description(method),
@@ -63,9 +67,16 @@ def run_checks(
         "the order of lanes does not matter": lambda: _check_same(trials, problem, reverse=True),
         "the number of hosts does not matter": lambda: _check_same(trials, problem, hosts=3),
         "a restart from a checkpoint changes nothing": lambda: _check_same(trials, problem, restart_at=5),
-        "releases reveal no more than is claimed": lambda: _check_leak(method, base, repetitions, 1.0),
-        "half the noise would be detected": lambda: _check_leak(method, base, repetitions, 0.5),
     }
+    for level in method.levels:
+        checks[f"noise hides every {level} as accounted"] = partial(shift_checks.failure, method, base, level)
+    for level in method.levels:
+        checks[f"releases reveal no more than is claimed, {level} level"] = partial(
+            _check_leak, method, base, level, repetitions
+        )
+        checks[f"half the noise would be detected, {level} level"] = partial(
+            _check_power, method, base, level, repetitions
+        )
     if twin is not None:
         checks["steps like its reference"] = lambda: _check_twin(method, problem, base, twin)
     for name, run in checks.items():
@@ -79,23 +90,6 @@ def run_checks(
 
 
 # ---- the problem and the trials
-
-
-def _problem(method: Method) -> Problem:
-    """400 rows of 6 features, partitioned among 5 clients, with the first model that the method accepts."""
-    data = features.load("synthetic-frozen:400,80,6,3")
-    for model in ("softmax", "multinomial", "mlp:4"):
-        spec = ProblemSpec(
-            data=DataSpec(fingerprint=data.fingerprint),
-            partition=partitions.parse("dirichlet:5", clients=5, seed=42),
-            train_on="all",
-            evaluate_on="test",
-            model=model,
-        )
-        problem = Problem.prepare(data, spec)
-        if method.accepts(problem.model):
-            return problem
-    raise UserError(f"{method.name} accepts none of the packaged models")
 
 
 def _mixed_trials(method: Method, problem: Problem, base: Mapping[str, HyperValue]) -> list[TrialSpec]:
@@ -228,18 +222,37 @@ def _check_same(trials: Sequence[TrialSpec], problem: Problem, *, reverse: bool 
     return "" if _run(trials, problem) == _run(other, problem, **options) else "the results differ"
 
 
-def _check_leak(method: Method, base: Mapping[str, HyperValue], repetitions: int, factor: float) -> str:
-    """A paired audit at one eps; `fedsweep audit` runs others."""
-    privacy = PrivacySettings(epsilon=2.0, delta=1e-5, level=method.levels[0])
-    result = paired.audit(method.name, privacy, base, repetitions=repetitions, noise_factor=factor)
-    if factor == 1 and result.caught:
-        return f"eps 2 is claimed, but eps is at least {result.epsilon:.3g}"
-    if factor < 1 and not result.caught and not result.sampled:
-        return (
-            f"with {factor:g} of the noise only eps {result.epsilon:.3g} was measured in {repetitions} repetitions: "
-            "the method adds noise that its account does not use, or needs more repetitions"
+def _check_leak(method: Method, base: Mapping[str, HyperValue], level: Level, repetitions: int) -> str:
+    """Paired audits at one eps; `fedsweep audit` runs others."""
+    for adjacency, release in itertools.product(ADJACENCIES, RELEASES):
+        claim = CLAIM.model_copy(update={"level": level, "adjacency": adjacency, "release": release})
+        result = paired.audit(
+            method.name, claim, base, model=_small_model(method), rounds=AUDITED_ROUNDS, repetitions=repetitions
         )
+        if result.caught:
+            return (
+                f"eps {CLAIM.epsilon:g} is claimed, but eps is at least {result.epsilon:.3g} ({adjacency}, {release})"
+            )
     return ""
+
+
+def _check_power(method: Method, base: Mapping[str, HyperValue], level: Level, repetitions: int) -> str:
+    claim, model = CLAIM.model_copy(update={"level": level}), _small_model(method)
+    result = paired.audit(method.name, claim, {}, model=model, repetitions=repetitions, noise_factor=0.5)
+    if result.caught or result.sampled:
+        return ""
+    return (
+        f"with half the noise only eps {result.epsilon:.3g} was measured in {repetitions} repetitions: the method adds "
+        "noise that its account does not use, or needs more repetitions"
+    )
+
+
+def _small_model(method: Method) -> str:
+    """The first model for two classes that the method accepts."""
+    for name in ("softmax", "logistic", "mlp:4"):
+        if method.accepts(models.parse(name, features=1, classes=2)):
+            return name
+    raise UserError(f"{method.name} accepts none of the packaged models")
 
 
 def _check_twin(method: Method, problem: Problem, base: Mapping[str, HyperValue], twin: Twin) -> str:

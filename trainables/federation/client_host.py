@@ -64,6 +64,9 @@ Broadcast = Mapping[str, torch.Tensor]
 
 
 class ClientHost:
+    round_view: Callable[..., BatchRound] = BatchRound
+    """Makes what programs see of a batch; an audit replaces it to observe them."""
+
     def __init__(self, index: int, device: str = "cpu") -> None:
         self.index = index
         self.device = device
@@ -86,7 +89,7 @@ class ClientHost:
             parts = []
             for batch in self._batches:
                 ones = torch.ones(len(batch.clients), len(work.lanes), 1, device=self.device)
-                view = BatchRound(batch, 0, work, lanes, ones)
+                view = self.round_view(batch, 0, work, lanes, ones)
                 if work.bound is not None and work.centre is None:
                     weighting: Aggregate = "size" if work.level == "record" else "uniform"
                     part = view.noisy_feature_mean(work.bound) * _weights(batch, work, weighting)
@@ -111,7 +114,7 @@ class ClientHost:
                 weights = lanes.client_weights(batch.clients, t, work)
                 if weights is None:
                     continue
-                view = BatchRound(batch, t, work, lanes, weights, others, state, diagnostics)
+                view = self.round_view(batch, t, work, lanes, weights, others, state, diagnostics)
                 release = work.program.round(view, theta).expand(len(batch.clients), *total.shape)
                 view.check_participation_kept_secret()
                 total += to_grid(release if work.all_alike else release * weights).sum(0)

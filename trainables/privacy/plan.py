@@ -177,13 +177,14 @@ class PrivacyPlan:
 
     def mu(self, release: Release) -> float:
         """mu of all releases under the release model `release`, for an adversary who knows the samples."""
-        total = 0.0
-        for event in self.events:
-            std = self.noise_std[event.purpose]
-            if std == 0:
-                return math.inf
-            total += event.count * (event.sensitivity * _visible(event, release, self.weights) / std) ** 2
-        return math.sqrt(total)
+        return math.sqrt(sum(self.mu_of(event, release) ** 2 for event in self.events))
+
+    def mu_of(self, event: Event, release: Release) -> float:
+        """mu of the releases of one event."""
+        std = self.noise_std[event.purpose]
+        if std == 0:
+            return math.inf
+        return math.sqrt(event.count) * event.sensitivity * _visible(event, release, self.weights) / std
 
     @cached_property
     def actual_epsilon(self) -> dict[Release, float]:

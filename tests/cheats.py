@@ -1,0 +1,331 @@
+"""Methods that leak more than they claim, each in another way. `fedsweep check-method` must catch all of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedsweep.plugins import ClientProgram, Event, Method, State, learning_rate
+from trainables.methods.base import NoisyGradient, UserGradient, clip_norm
+from trainables.methods.local_steps import LocalSteps
+from trainables.methods.sampled_steps import SGDSteps
+
+LEAKED: dict[str, torch.Tensor] = {}
+"""A way out of the client that is no release."""
+
+
+class Honest(Method):
+    """Gradient descent. Every cheat below differs from it in one point."""
+
+    name = "dp-honest"
+    title = "Honest"
+    paper = "none"
+    hyperparameters = (learning_rate(0.5),)
+    client: type[ClientProgram] = NoisyGradient
+
+    def program(self, hypers, level="record"):
+        return self.client()
+
+    def step(self, t, theta, G, state, hypers):
+        return theta - hypers["learning_rate"] * G[:, : theta.shape[1]]
+
+
+def noised(client, total, theta, noise):
+    return ((total + noise) / client.size).to(theta.dtype)
+
+
+def released(release, **attributes):
+    """A client program with this release."""
+
+    def round(self, client, theta):
+        return release(client, theta)
+
+    return type("Cheat", (ClientProgram,), {"name": "cheat", "round": round, **attributes})
+
+
+def cheat(release, method=Honest, program=None, **attributes):
+    return type("Cheat", (method,), {"client": released(release, **(program or {})), "name": "dp-cheat", **attributes})
+
+
+def gradients(client, theta):
+    return client.clipped_gradient_sum(theta)
+
+
+def noise_of_pairs(client, theta):
+    return noised(client, gradients(client, theta), theta, client.noise("gradient", t=(client.t + 1) // 2 * 2))
+
+
+def noise_until_round(last):
+    def release(client, theta):
+        noise = client.noise("gradient") if client.t <= last else 0
+        return noised(client, gradients(client, theta), theta, noise)
+
+    return release
+
+
+def no_noise_in_round(quiet):
+    def release(client, theta):
+        return noised(client, gradients(client, theta), theta, client.noise("gradient") * (client.t != quiet))
+
+    return release
+
+
+def noise_on_the_first_coordinates(client, theta):
+    noise = client.noise("gradient").clone()
+    noise[..., 8:] = 0
+    return noised(client, gradients(client, theta), theta, noise)
+
+
+def true_row_count(client, theta):
+    total = gradients(client, theta) + client.noise("gradient")
+    return (total / client.shard.real_rows.view(-1, 1, 1)).to(theta.dtype)
+
+
+def half_noise(client, theta):
+    return noised(client, gradients(client, theta), theta, 0.5 * client.noise("gradient"))
+
+
+def unclipped(client, theta):
+    return noised(client, client.gradient_mean(theta) * client.size, theta, client.noise("gradient"))
+
+
+def noise_scaled_by_data(client, theta):
+    total = gradients(client, theta)
+    return noised(client, total, theta, client.noise("gradient") * (1 + 0.1 * total.norm(dim=-1, keepdim=True)))
+
+
+def one_class_unclipped(client, theta):
+    total = gradients(client, theta)
+    rows = [np.flatnonzero((labels == 2).numpy()) for labels in client.shard.y]
+    part, huge = client.shard.sample(rows), torch.full_like(client.clip.squeeze(1), 1e9)
+    bounded, _ = client.model.clipped_gradient_sum(part, theta, client.clip.squeeze(1))
+    unbounded, _ = client.model.clipped_gradient_sum(part, theta, huge)
+    return noised(client, total - bounded + unbounded, theta, client.noise("gradient"))
+
+
+def fixed_address(client, theta):
+    return noised(client, gradients(client, theta), theta, client.noise("gradient", t=1))
+
+
+def own_generator(client, theta):
+    total = gradients(client, theta)
+    client.noise("gradient")
+    noise = torch.randn(total.shape, generator=torch.Generator().manual_seed(client.t)) * client.noise_std("gradient")
+    return noised(client, total, theta, noise)
+
+
+def state_of_the_last_round(client, theta):
+    total = gradients(client, theta)
+    last = client.state.get("last", torch.zeros_like(total))
+    client.state["last"] = total
+    return noised(client, total + 0.5 * last, theta, client.noise("gradient"))
+
+
+def noise_taken_back(client, theta):
+    noise = client.noise("gradient")
+    if client.t > 1:
+        noise = noise - client.noise("gradient", t=client.t - 1)
+    return noised(client, gradients(client, theta), theta, noise)
+
+
+def beside_the_release(client, theta):
+    LEAKED["sum"] = gradients(client, theta)
+    return noised(client, LEAKED["sum"], theta, client.noise("gradient"))
+
+
+class ReadsWhatWasLeaked(Honest):
+    def step(self, t, theta, G, state, hypers):
+        return theta - hypers["learning_rate"] * G - 1e-3 * LEAKED["sum"][0].to(theta)
+
+
+def into_the_state(method):
+    class Keeps(method):
+        """The weights stay clean; the server keeps the sum."""
+
+        def initial_state(self, theta, hypers) -> State:
+            return {"sum": torch.zeros_like(theta)}
+
+        def step(self, t, theta, G, state, hypers):
+            state["sum"] = LEAKED["sum"][0].to(theta)
+            return super().step(t, theta, G, state, hypers)
+
+    return Keeps
+
+
+def noise_if_large(client, theta):
+    total = gradients(client, theta)
+    return noised(client, total, theta, client.noise("gradient") * (total.norm(dim=-1, keepdim=True) > 2))
+
+
+def loss_appended(client, theta):
+    release = noised(client, gradients(client, theta), theta, client.noise("gradient"))
+    return torch.cat([release, 1e-6 * client.gradient_mean(theta).norm(dim=-1, keepdim=True)], dim=-1)
+
+
+def size_leaked(client, theta):
+    release = noised(client, gradients(client, theta), theta, client.noise("gradient"))
+    return release * (client.shard.real_rows.view(-1, 1, 1) / client.size).to(theta.dtype)
+
+
+def class_weights(client, theta):
+    release = noised(client, gradients(client, theta), theta, client.noise("gradient"))
+    return release * (1 + (client.shard.y == 0).sum(1).view(-1, 1, 1) / 1000)
+
+
+def half_the_noise_twice(client, theta):
+    half = client.noise("gradient", size=-(-theta.shape[-1] // 2))
+    return noised(client, gradients(client, theta), theta, torch.cat([half, half], dim=-1)[..., : theta.shape[-1]])
+
+
+def second_gradient_uncounted(client, theta):
+    first = noised(client, gradients(client, theta), theta, client.noise("gradient"))
+    second = noised(client, gradients(client, theta - 0.1 * first), theta, client.noise("gradient", 1))
+    return first + second
+
+
+def same_noise_in_both_steps(client, theta):
+    first = noised(client, gradients(client, theta), theta, client.noise("gradient"))
+    return first + noised(client, gradients(client, theta - 0.1 * first), theta, client.noise("gradient"))
+
+
+def absolute_noise(client, theta):
+    return noised(client, gradients(client, theta), theta, client.noise("gradient").abs())
+
+
+def scaled_by_one_label(client, theta):
+    flag = (client.shard.y[:, 0] % 2).view(-1, 1, 1)
+    return noised(client, gradients(client, theta), theta, client.noise("gradient") * (1 - 1e-3 * flag))
+
+
+class UserLevel(Honest):
+    levels = ("record", "user")
+    user: type[ClientProgram] = UserGradient
+
+    def program(self, hypers, level="record"):
+        return self.user() if level == "user" else NoisyGradient()
+
+
+def user_without_noise(client, theta):
+    return clip_norm(client.gradient_mean(theta), client.clip)
+
+
+def user_without_clip(client, theta):
+    return client.gradient_mean(theta) + client.noise("gradient")
+
+
+def user_row_count(client, theta):
+    mean = client.gradient_mean(theta)
+    return (clip_norm(mean, client.clip) + client.noise("gradient")) * (client.shard.real_rows.view(-1, 1, 1) / 20)
+
+
+class OneEvent(Honest):
+    def releases(self, run):
+        return (Event("gradient", 1, run.privacy.sensitivity),)
+
+
+class HalfSensitivity(Honest):
+    """Right under zero-out only."""
+
+    def releases(self, run):
+        return (Event("gradient", run.rounds, run.privacy.clip),)
+
+
+class CreditedSteps(Honest):
+    client = type("Two", (LocalSteps,), {})
+
+    def program(self, hypers, level="record"):
+        return LocalSteps(2)
+
+    hyperparameters = (learning_rate(0.5), replace(learning_rate(0.1), name="client_learning_rate"))
+
+    def releases(self, run):
+        return (Event("gradient", 2 * run.rounds, run.privacy.sensitivity, aggregated=True),)
+
+
+class SampledOnPaper(Honest):
+    def releases(self, run):
+        return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=0.1),)
+
+
+class OneSample(Honest):
+    """Every step of a round uses the sample of the first."""
+
+    hyperparameters = (
+        replace(learning_rate(0.1), name="client_learning_rate"),
+        replace(learning_rate(0.1), name="weight_decay"),
+    )
+
+    def program(self, hypers, level="record"):
+        class Steps(SGDSteps):
+            def sampled_gradient(self, client, y, step):
+                total = client.clipped_gradient_sum(y, client.sample(self.rate)) + client.noise("gradient", step)
+                return (total / (self.rate * client.size)).to(y.dtype)
+
+        return Steps(2, 0.3, 1.0)
+
+    def releases(self, run):
+        return (Event("gradient", 2 * run.rounds, run.privacy.sensitivity, sampling=0.3, aggregated=False),)
+
+    def step(self, t, theta, G, state, hypers):
+        return theta + G
+
+
+class BareCovariance(Honest):
+    """A second release before the first round, without noise."""
+
+    def program(self, hypers, level="record"):
+        class Prepares(NoisyGradient):
+            name = "prepares"
+            prepares = True
+
+            def prepare(self, client):
+                gram = client.shard.gram(1.0).unsqueeze(1)
+                return (gram + 0 * client.distinct_noise("gradient", gram.shape[-1])) / client.size
+
+        return Prepares()
+
+    def receive(self, prepared, which, state, hypers):
+        pass
+
+
+def wider(by):
+    return {"release_size": lambda self, model: model.dimension + by}
+
+
+STATEFUL = {"stateful": True}
+
+CHEATS = {
+    "noise reused in pairs of rounds": cheat(noise_of_pairs),
+    "no noise after round 3": cheat(noise_until_round(3)),
+    "no noise in round 29": cheat(no_noise_in_round(29)),
+    "noise on the first 8 coordinates": cheat(noise_on_the_first_coordinates),
+    "users without noise": type("Cheat", (UserLevel,), {"user": released(user_without_noise)}),
+    "users without clip": type("Cheat", (UserLevel,), {"user": released(user_without_clip)}),
+    "users weighted by their rows": type("Cheat", (UserLevel,), {"user": released(user_row_count)}),
+    "division by the true row count": cheat(true_row_count),
+    "local steps credited to the sum": CreditedSteps,
+    "one release declared": OneEvent,
+    "half the sensitivity": HalfSensitivity,
+    "half the noise": cheat(half_noise),
+    "no clipping": cheat(unclipped),
+    "one class is not clipped": cheat(one_class_unclipped),
+    "noise scaled by the data": cheat(noise_scaled_by_data),
+    "noise scaled by one label": cheat(scaled_by_one_label),
+    "noise from one address": cheat(fixed_address),
+    "noise from its own generator": cheat(own_generator),
+    "noise only if gradients are large": cheat(noise_if_large),
+    "noise taken back in the next round": cheat(noise_taken_back),
+    "the same noise in two halves": cheat(half_the_noise_twice),
+    "the same noise in two steps": cheat(same_noise_in_both_steps),
+    "absolute values of the noise": cheat(absolute_noise),
+    "a second gradient, not counted": cheat(second_gradient_uncounted),
+    "the last round's sum again": cheat(state_of_the_last_round, program=STATEFUL),
+    "a norm without noise appended": cheat(loss_appended, program=wider(1)),
+    "release scaled by the true size": cheat(size_leaked),
+    "release scaled by the size of a class": cheat(class_weights),
+    "a sum that reaches the weights beside the release": cheat(beside_the_release, ReadsWhatWasLeaked),
+    "a sum that reaches the server's state": cheat(beside_the_release, into_the_state(Honest)),
+    "samples on paper": SampledOnPaper,
+    "one sample for two steps": OneSample,
+    "a covariance without noise": BareCovariance,
+}

@@ -1,0 +1,106 @@
+"""`fedsweep check-method` catches every method of tests/cheats.py, and no honest one."""
+
+import itertools
+
+import cheats
+import pytest
+
+from trainables import methods
+from trainables.audit import contract, noise_shift, shift_checks
+from trainables.audit.neighbouring_data import pairs, problem_for
+from trainables.audit.paired import from_zero, most_visible
+from trainables.federation.trial_spec import TrialSpec
+from trainables.methods import METHODS
+from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    def register(method):
+        monkeypatch.setitem(methods.METHODS, method.name, method)
+        return method
+
+    return register
+
+
+@pytest.mark.parametrize("name", cheats.CHEATS)
+def test_a_cheat_is_caught(registered, name):
+    cheat = registered(cheats.CHEATS[name]())
+    levels = reversed(cheat.levels)  # a cheat at user level is honest at record level
+    assert any(shift_checks.failure(cheat, cheat.check({}), level) for level in levels)
+
+
+def test_the_honest_method_passes(registered):
+    assert shift_checks.failure(registered(cheats.Honest()), {"learning_rate": 0.5}, "record") == ""
+
+
+def test_the_command_catches_a_cheat(registered):
+    cheat = registered(cheats.CHEATS["noise reused in pairs of rounds"]())
+    check = "noise hides every record as accounted"
+    (found,) = [found for found in contract.run_checks(cheat, {}, repetitions=100) if found.check == check]
+    assert "round 2: 100 of 100 coordinates of a release have no new noise" in found.failure
+
+
+def shift_of(name, level, adjacency, release, number=0, **hypers):
+    """For the most visible record."""
+    method = METHODS[name]
+    problem = problem_for(method)
+    pair = list(pairs(problem, level, adjacency))[number]
+    trial = TrialSpec(
+        problem=problem.spec,
+        method=name,
+        hyperparameters=method.check({**most_visible(name, level), **hypers}),
+        privacy=PrivacySettings(epsilon=2.0, clip=1.0, level=level, adjacency=adjacency, release=release),
+        rounds=13,
+        evaluate_every=13,
+    )
+    data = [part and shift_checks.replace(part, model=from_zero(problem.model)) for part in (pair.data, pair.other)]
+    return noise_shift.find_shift(trial, *data, pair.client)
+
+
+@pytest.mark.parametrize(("adjacency", "release"), itertools.product(ADJACENCIES, RELEASES))
+@pytest.mark.parametrize("name", ["dp-fedgd", "dp-ftrl", "dp-bandmf", "dp-scaffold"])
+def test_the_shift_is_as_long_as_the_account_says(name, adjacency, release):
+    """The account of these methods is exact: independent noise, trees, bands and control variates."""
+    shift = shift_of(name, "record", adjacency, release)
+    assert shift.mu == pytest.approx(shift.plan.mu(release), rel=2e-3)
+
+
+def test_local_steps_are_followed_one_by_one():
+    shift = shift_of("dp-fedavg", "record", "replace-one", "local", local_steps=3)
+    assert shift.mu == pytest.approx(shift.plan.mu("local"), rel=1e-2)
+
+
+def test_a_user_is_hidden():
+    shift = shift_of("dp-fedavg", "user", "zero-out", "secure-aggregation")
+    assert shift.mu == pytest.approx(shift.plan.mu("secure-aggregation"), rel=1e-3)
+
+
+STRUCTURE = {
+    "local_steps": 2,
+    "sampling_rate": 0.3,
+    "participation": 0.6,
+    "duals": False,
+    "restart_every": 5,
+    "noise": "independent",
+    "fedavg_rounds": 2,
+    "every": 1,
+    "bands": 1,
+}
+"""Options that change what is released, each with a value other than the default."""
+
+
+def options():
+    """Every method and level: its defaults, and every structural option."""
+    for method in METHODS.values():
+        names = [h.name for h in method.hyperparameters]
+        for level in method.levels:
+            for changed in ({}, *({name: value} for name, value in STRUCTURE.items() if name in names)):
+                words = [method.name, level, *(f"{name}={value}" for name, value in changed.items())]
+                yield pytest.param(method.name, level, changed, id="-".join(words))
+
+
+@pytest.mark.audits
+@pytest.mark.parametrize(("name", "level", "changed"), options())
+def test_no_false_alarm(name, level, changed):
+    assert shift_checks.failure(METHODS[name], METHODS[name].check(changed), level) == ""

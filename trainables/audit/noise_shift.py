@@ -1,0 +1,415 @@
+"""Noise-shift audit: every change of a record must be a change of the noise, and one that the account allows.
+
+Let R(D, z) be everything visible in a run on data D with standardised noise z. If for neighbouring data D and D' there
+is a shift w with
+
+    R(D, z) = R(D', z + w) for every z,   ||w|| <= mu,
+
+where the shift of a noise depends only on what was visible before it was drawn, then D and D' are as hard to tell apart
+as N(0, 1) and N(mu, 1): the run is mu-GDP for this pair. The audit runs the real engine on D, then on D', finds w round
+by round, and replays both runs with other noise to see that w is still right. It needs no statistics, so that a method
+cannot pass by luck: a part of a release without noise, noise that is used twice, scaled by the data, or drawn from
+elsewhere has no such w, or one that is longer than the account says.
+
+A shift is found in one of two ways:
+
+* Linear: a round draws one new noise of the size of the release, and the release contains it times a number c. Then
+  w = (R(D) - R(D')) / c. In a sum of releases the shift is spread over all clients, in proportion to their c.
+* Step by step: every noise is shifted by the difference between the clients' sums of gradients (or Hessians) that were
+  computed just before it, as for several local steps.
+
+The server of the second run gets the releases of the first, which are the same. Whatever it sends must then be the same
+too: otherwise something reached it by another way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainables.audit.watched_host import Address, Played, Shifts, WatchedHost
+from trainables.federation.batch_round import Diagnostics
+from trainables.federation.client_host import Broadcast, HostReply
+from trainables.federation.exact_sum import GRID, to_grid
+from trainables.federation.hosts import Hosts
+from trainables.federation.pack import ClientWork, plan_of
+from trainables.federation.problem import ProblemData
+from trainables.federation.server import Server
+from trainables.federation.trial_spec import TrialSpec
+from trainables.privacy.plan import PrivacyPlan
+
+Vector = NDArray[np.float64]
+ROUNDING = 128 * float(np.finfo(np.float32).eps)
+"""Relative differences below this are rounding."""
+SLACK = 1.002  # of a shift's length, for rounding
+
+
+class ShiftError(Exception):
+    """No shift of the noise explains a release. The message says which release."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of all hosts. Rounds start at 1; round 0 is what is released before."""
+
+    work: ClientWork
+    t: int
+    sent: Broadcast
+
+
+@dataclass
+class Reference:
+    """The run on D: its hosts, and what was called and released."""
+
+    hosts: list[WatchedHost]
+    calls: list[Call] = field(default_factory=list)
+    played: list[list[Played]] = field(default_factory=list)
+    states: list[list[Any]] = field(default_factory=list)
+    """Of the hosts, before every call."""
+
+    def known_before(self, number: int, client: int) -> frozenset[Address]:
+        """The addresses of the client's noise that were drawn before a call."""
+        return frozenset(address for played in self.played[:number] for address in played[client].tape.drawn)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What one pair of neighbouring data sets costs, in mu squared, by purpose."""
+
+    cost: Mapping[str, float]
+    plan: PrivacyPlan
+
+    @property
+    def mu(self) -> float:
+        return math.sqrt(sum(self.cost.values()))
+
+
+def find_shift(trial: TrialSpec, data: ProblemData, neighbour: ProblemData | None, client: int) -> Shift:
+    """The shift between runs on `data` and on `neighbour`, which differ in one client's rows. Without a neighbour the
+    client is a user who releases noise alone. Raises ShiftError if there is none."""
+    plan = plan_of(trial, data.sizes)
+    reference = Reference([WatchedHost(index) for index in range(len(data.sizes))])
+    expected = _run(trial, data, _Recorder(reference))
+    check_draws(reference, plan, trial)
+    coupled = _Coupled(reference, plan, client, absent=neighbour is None)
+    ended = _run(trial, neighbour or data, coupled)
+    if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(expected, ended, strict=True)):
+        raise ShiftError("the weights depend on the data in another way than through the releases")
+    return Shift(coupled.cost, plan)
+
+
+def check_draws(reference: Reference, plan: PrivacyPlan, trial: TrialSpec) -> None:
+    """Every noise is drawn as often as the plan says, and secret samples are drawn as they are accounted."""
+    rounds: dict[tuple[int, Address], set[int]] = {}
+    for call, played in zip(reference.calls, reference.played, strict=True):
+        for client, one in enumerate(played):
+            for address in one.tape.drawn:
+                rounds.setdefault((client, address), set()).add(call.t)
+    for event in plan.events:
+        mine = [(client, address) for client, address in rounds if address[2] == event.purpose]
+        if any(len(rounds[key]) > 1 for key in mine):
+            continue  # correlated noise is one release, whose cost is measured
+        drawn = max((sum(c == client for c, _ in mine) for client in {c for c, _ in mine}), default=0)
+        if drawn != event.count:
+            raise ShiftError(
+                f"the account has {event.count} releases of purpose {event.purpose!r}, but a client draws this noise "
+                f"{drawn} times"
+            )
+    rate = min((event.sampling for event in plan.events if not event.hidden_by_sum), default=1.0)
+    for call, played in zip(reference.calls, reference.played, strict=True) if rate < 1 else ():
+        for one in played:
+            steps = [step for step, _ in one.tape.samples]
+            if any(used > rate for _, used in one.tape.samples):
+                raise ShiftError(f"the account has samples of {rate:g} of the rows, but round {call.t} uses more")
+            if None in steps or len(set(steps)) < len(steps):
+                raise ShiftError(f"the account has an independent sample for every sum, but round {call.t} reuses one")
+
+
+def _run(trial: TrialSpec, data: ProblemData, hosts: _Observed) -> list[Vector]:
+    """Run all rounds, as far as the weights are finite. Returns the server's weights and state."""
+    server = Server(hosts)
+    server.open([trial], data)
+    server.advance(trial.rounds - 1)  # the server drops its lane after the last round
+    states = [value.numpy().copy() for state in server._states for value in state.values()]
+    server.advance(trial.rounds)
+    final = server.final_weights()
+    return states if final is None else [*states, final]
+
+
+class _Observed(Hosts):
+    """One watched host per client."""
+
+    def __init__(self, hosts: list[WatchedHost]) -> None:
+        super().__init__(0)
+        self.count, self._hosts = len(hosts), hosts
+
+    def called(self, call: Call) -> list[torch.Tensor]:
+        """The releases, on the exact grid."""
+        raise NotImplementedError
+
+    def prepare(self, work: ClientWork) -> list[torch.Tensor]:
+        return self.called(Call(work, 0, {}))
+
+    def round(self, work: ClientWork, t: int, broadcast: Broadcast, diagnose: bool) -> list[HostReply]:
+        sent = {name: value.clone() for name, value in broadcast.items()}
+        diagnostics = Diagnostics.zeros_like(broadcast["theta"]) if diagnose else None
+        return [HostReply(total, diagnostics) for total in self.called(Call(work, t, sent))]
+
+
+def _is_finite(call: Call) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in call.sent.values())
+
+
+def _reply(played: Played) -> torch.Tensor:
+    return to_grid(torch.from_numpy(played.release)).unsqueeze(0)
+
+
+class _Recorder(_Observed):
+    """The run on D."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__(reference.hosts)
+        self._reference = reference
+
+    def called(self, call: Call) -> list[torch.Tensor]:
+        reference = self._reference
+        reference.calls.append(call)
+        reference.states.append([host._states for host in reference.hosts])
+        played = [host.play(call.work, call.t, call.sent) for host in reference.hosts]
+        reference.played.append(played)
+        for host, one in zip(reference.hosts, played, strict=True):
+            host.move_on(one)
+        return [_reply(one) for one in played]
+
+
+class _Coupled(_Observed):
+    """The run on D', with the noise that makes it look like the run on D."""
+
+    def __init__(self, reference: Reference, plan: PrivacyPlan, client: int, absent: bool) -> None:
+        super().__init__([WatchedHost(index) for index in range(len(reference.hosts))])
+        self._reference, self._plan, self._client, self._absent = reference, plan, client, absent
+        self._number = 0
+        self._rng = np.random.default_rng(5)
+        self.cost: dict[str, float] = {}
+
+    def called(self, call: Call) -> list[torch.Tensor]:
+        theirs, number = self._reference, self._number
+        self._number += 1
+        before = theirs.calls[number]
+        if call.sent.keys() != before.sent.keys() or any(
+            not torch.equal(call.sent[name].nan_to_num(), before.sent[name].nan_to_num()) for name in call.sent
+        ):
+            raise ShiftError(f"round {call.t}: what the server sends depends on more than the releases")
+        replies = [_reply(one) for one in theirs.played[number]]
+        if not _is_finite(call):
+            return replies  # the run has diverged: nothing more to see
+        pairs = [
+            _Pair(before, call, their, our, played, theirs.known_before(number, index), states)
+            for index, (their, our, played, states) in enumerate(
+                zip(theirs.hosts, self._hosts, theirs.played[number], theirs.states[number], strict=True)
+            )
+        ]
+        fresh = [address for played in theirs.played[number] for address in played.tape.fresh]
+        credited = {event.purpose for event in self._plan.events if event.aggregated}
+        summed = self._plan.settings.release == "secure-aggregation" and {a[2] for a in fresh} <= credited
+        shifts = self._together(pairs) if summed else [self._alone(i, pair) for i, pair in enumerate(pairs)]
+        for pair, shift in zip(pairs, shifts, strict=True):
+            for address, value in shift.items():
+                self.cost[address[2]] = self.cost.get(address[2], 0.0) + float(value @ value)
+            pair.settle({} if self._absent else shift)
+        return replies
+
+    def _alone(self, index: int, pair: _Pair) -> Shifts:
+        """Every release is visible."""
+        if self._absent:
+            return pair.absent(self._rng) if index == self._client else {}
+        return pair.shift(self._rng)
+
+    def _together(self, pairs: list[_Pair]) -> list[Shifts]:
+        """Only the sum of the releases is visible: the shift is spread over all clients."""
+        members = [pair for pair in pairs if pair.played.tape.drawn]
+        if not members:
+            return [{} for _ in pairs]
+        found = [pair.gain(self._rng) for pair in members]
+        if any(gain is None for gain in found):
+            raise ShiftError(
+                f"round {members[0].call.t}: the account credits the noise of all clients, but a release is not a sum "
+                "plus one noise: declare aggregated=False"
+            )
+        gains = [gain for gain in found if gain is not None]
+        total = sum(gain.factor**2 for gain in gains)
+        if self._absent:
+            gap = next(p.signal(g.address) for p, g in zip(members, gains, strict=True) if p is pairs[self._client])
+        else:
+            gap = np.sum([p.played.release - g.quiet for p, g in zip(members, gains, strict=True)], axis=0)
+        spread = [{gain.address: gain.factor * gap / total} for gain in gains]
+        for scale in () if self._absent else (0.0, 3.0):  # as it was, and with other noise
+            other = [{gain.address: scale * self._rng.standard_normal(gap.size)} for gain in gains]
+            theirs = [pair.replay(extra).release for pair, extra in zip(members, other, strict=True)]
+            ours = [p.play(shift, extra).release for p, shift, extra in zip(members, spread, other, strict=True)]
+            size = members[0].largest_weight + max(float(np.abs(release).max()) for release in theirs)
+            if not _equal(np.sum(theirs, axis=0), np.sum(ours, axis=0), size * len(members)):
+                raise ShiftError(
+                    f"round {members[0].call.t}: no shift of the clients' noise hides a record in the sum of the "
+                    "releases"
+                )
+        by_pair = {id(pair): shift for pair, shift in zip(members, spread, strict=True)}
+        return [by_pair.get(id(pair), {}) for pair in pairs]
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """A release that is something plus `factor` times one new noise."""
+
+    address: Address
+    factor: float
+    quiet: Vector
+    """The release on D' with the noise of D."""
+
+
+@dataclass
+class _Pair:
+    """One client in one round, on D and on D'."""
+
+    before: Call
+    call: Call
+    their: WatchedHost
+    our: WatchedHost
+    played: Played
+    """The round on D."""
+    known: frozenset[Address]
+    states: Any
+
+    def replay(self, extra: Shifts | None = None) -> Played:
+        """The round on D once more, with other noise."""
+        host, kept = self.their, (self.their._states, self.their.known)
+        host._states, host.known = self.states, self.known
+        try:
+            return host.play(self.before.work, self.call.t, self.call.sent, extra=extra)
+        finally:
+            host._states, host.known = kept
+
+    def play(
+        self, shifts: Shifts | None = None, extra: Shifts | None = None, reference: list[torch.Tensor] | None = None
+    ) -> Played:
+        return self.our.play(
+            self.call.work, self.call.t, self.call.sent, shifts=shifts, extra=extra, reference=reference
+        )
+
+    def settle(self, shift: Shifts) -> None:
+        """Last, so that nothing of D is left behind when the server goes on."""
+        self.our.move_on(self.play(shifts=shift) if shift else self.ours)
+
+    @cached_property
+    def ours(self) -> Played:
+        """The round on D' with the noise of D."""
+        return self.play()
+
+    def shift(self, rng: np.random.Generator) -> Shifts:
+        """The shift that makes the release on D' equal to that on D."""
+        if np.array_equal(self.ours.release, self.played.release):
+            return {}
+        self._check_noise_everywhere(rng)
+        for way in (self._linear, self._stepwise):
+            found = way(rng)
+            if found is not None:
+                return found
+        raise ShiftError(f"round {self.call.t}: no shift of the noise hides a record in the release")
+
+    def _check_noise_everywhere(self, rng: np.random.Generator) -> None:
+        release, tape = self.ours.release, self.ours.tape
+        extra = {address: _directions(rng, tape.drawn[address][1]) for address in tape.fresh}
+        response = self.play(extra=extra).release - release if extra else np.zeros_like(release)
+        bare = np.flatnonzero((response == 0) & (release != 0))
+        if bare.size:
+            raise ShiftError(
+                f"round {self.call.t}: {bare.size} of {response.size} coordinates of a release have no new noise, the "
+                f"first is number {bare[0]}"
+            )
+
+    def gain(self, rng: np.random.Generator) -> _Gain | None:
+        """None unless the release is something plus a number times one new noise."""
+        ours = self.ours
+        if len(ours.tape.fresh) != 1:
+            return None
+        (address,) = ours.tape.fresh
+        size = ours.tape.drawn[address][1]
+        if size != ours.release.size or not ours.release.any():
+            return None
+        direction = _directions(rng, size)
+        response = self.play(extra={address: direction}).release - ours.release
+        factor = float(response @ direction / (direction @ direction))
+        largest = float(max(np.abs(ours.release).max(), np.abs(response).max()))
+        if factor == 0 or not _equal(response, factor * direction, largest + self.largest_weight):
+            return None
+        return _Gain(address, factor, ours.release)
+
+    def _linear(self, rng: np.random.Generator) -> Shifts | None:
+        gain = self.gain(rng)
+        if gain is None:
+            return None
+        shift = {gain.address: (self.played.release - gain.quiet) / gain.factor}
+        return shift if self._holds(rng, [gain.address], shift, None) else None
+
+    def _stepwise(self, rng: np.random.Generator) -> Shifts | None:
+        tape = self.play(reference=self.played.tape.sums).tape
+        if not tape.fresh or not self._holds(rng, tape.fresh, {}, self.played.tape.sums):
+            return None
+        return {address: tape.shifts[address] for address in tape.fresh if address in tape.shifts}
+
+    def _holds(
+        self, rng: np.random.Generator, addresses: list[Address], shift: Shifts, sums: list[torch.Tensor] | None
+    ) -> bool:
+        """Whether the releases are equal, also with other noise."""
+        sizes = self.played.tape.drawn
+        for scale in (0.0, 3.0):  # as it was, and with other noise
+            extra = {a: scale * rng.standard_normal(sizes[a][1]) for a in addresses if a in sizes}
+            theirs = self.replay(extra) if scale else self.played
+            ours = self.play(shift, extra, None if sums is None else theirs.tape.sums)
+            if not _equal(theirs.release, ours.release, self.largest_weight):
+                return False
+        return True
+
+    @property
+    def largest_weight(self) -> float:
+        theta = self.call.sent.get("theta")
+        return 0.0 if theta is None else float(theta.abs().max())
+
+    def signal(self, address: Address) -> Vector:
+        """The release on D without its new noise."""
+        noise = self.replay().release - self.replay({address: -self._normals(address)}).release
+        return self.played.release - noise
+
+    def _normals(self, address: Address) -> Vector:
+        from trainables.privacy import noise
+
+        seed, (t, step, purpose) = int(self.call.work.seeds[0]), address
+        (client,) = self.call.work.assignment[self.their.index]
+        return noise.Address(seed, client, t, step, purpose).normal(self.played.tape.drawn[address][1]).astype(float)
+
+    def absent(self, rng: np.random.Generator) -> Shifts:
+        """A user who contributes nothing releases the noise alone."""
+        gain = self.gain(rng)
+        if gain is None:
+            raise ShiftError(f"round {self.call.t}: the release of a user is not an update plus one noise")
+        return {gain.address: self.signal(gain.address) / gain.factor}
+
+
+def _directions(rng: np.random.Generator, size: int) -> Vector:
+    """Random numbers, none of them close to 0."""
+    return rng.choice([-1.0, 1.0], size) * rng.uniform(0.5, 2.0, size)
+
+
+def _equal(first: Vector, second: Vector, size: float) -> bool:
+    """Up to rounding, which is relative to the largest number and to `size`."""
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return False
+    largest = max(float(np.abs(first).max(initial=0)), float(np.abs(second).max(initial=0)), size)
+    return bool((np.abs(first - second) <= ROUNDING * largest + 4 / GRID).all())

@@ -1,0 +1,161 @@
+"""A client host whose client programs are observed: which noise they draw, which sums they compute, what they release.
+
+A round can be played again from the same state, with some of the noise shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainables.federation.batch_round import BatchRound
+from trainables.federation.client_host import Broadcast, ClientHost
+from trainables.federation.exact_sum import from_grid
+from trainables.federation.pack import ClientWork
+from trainables.methods.base import Sample
+from trainables.models import Model
+
+Address = tuple[int, int, str]
+"""Where a client's noise comes from: round, step, purpose."""
+Shifts = Mapping[Address, NDArray[np.float64]]
+"""What is added to noise, in standard deviations."""
+
+
+@dataclass
+class Tape:
+    """What a client's program does in one round."""
+
+    known: frozenset[Address]
+    """Addresses drawn in earlier rounds: this noise is no longer fresh."""
+    shifts: dict[Address, NDArray[np.float64]]
+    extra: Shifts
+    reference: list[torch.Tensor] | None = None
+    """Sums that the noise makes up for: fresh noise is shifted by their difference from the sums computed here."""
+    sums: list[torch.Tensor] = field(default_factory=list)
+    drawn: dict[Address, tuple[float, int]] = field(default_factory=dict)
+    """Scale and size of every noise drawn."""
+    samples: list[tuple[int | None, float]] = field(default_factory=list)
+    """For every gradient computed: the step whose sample it used and the rate; None: a sample of no known step."""
+    made: list[tuple[Sample, int]] = field(default_factory=list)
+    _pending: list[int] = field(default_factory=list)
+
+    @property
+    def fresh(self) -> list[Address]:
+        return [address for address in self.drawn if address not in self.known]
+
+    def summed(self, value: torch.Tensor, sample: Sample | None) -> torch.Tensor:
+        self.looked(sample)
+        self._pending.append(len(self.sums))
+        self.sums.append(value)
+        return value
+
+    def looked(self, sample: Sample | None) -> None:
+        step = next((step for made, step in self.made if made is sample), None)
+        self.samples.append((step, 1.0 if sample is None else sample.rate))
+
+    def draw(self, address: Address, value: torch.Tensor, scale: float) -> torch.Tensor:
+        if self.reference is not None and address not in self.known and address not in self.drawn and scale:
+            pairs = [(self.reference[k], self.sums[k]) for k in self._pending if k < len(self.reference)]
+            gaps = [theirs - ours for theirs, ours in pairs if ours.numel() == value.numel()]
+            if gaps:
+                self.shifts[address] = torch.stack([gap.flatten() for gap in gaps]).sum(0).numpy() / scale
+        self._pending = []
+        self.drawn.setdefault(address, (scale, value.numel()))
+        shift = self.shifts.get(address, 0.0) + self.extra.get(address, np.zeros(1))
+        return value + (scale * torch.as_tensor(shift)).to(value) if np.any(shift) else value
+
+
+@dataclass(frozen=True)
+class Played:
+    """A round as it was played."""
+
+    release: NDArray[np.float64]
+    tape: Tape
+    states: Any
+
+
+class WatchedHost(ClientHost):
+    """The host of one client and one lane."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.round_view = self._watched
+        self.known: frozenset[Address] = frozenset()
+        self.shifts: Shifts = {}
+        """Of all rounds so far."""
+
+    def _watched(self, *arguments: Any) -> BatchRound:
+        return _WatchedRound(self._tape, *arguments)
+
+    def play(
+        self,
+        work: ClientWork,
+        t: int,
+        sent: Broadcast,
+        *,
+        shifts: Shifts | None = None,
+        extra: Shifts | None = None,
+        reference: list[torch.Tensor] | None = None,
+    ) -> Played:
+        """Round t, or what is released before the first one if t = 0, without moving on."""
+        before = self._states
+        self._tape = Tape(self.known, {**self.shifts, **(shifts or {})}, extra or {}, reference)
+        try:
+            total = self.prepare(work) if t == 0 else self.round(work, t, sent, diagnose=False).total
+            return Played(from_grid(total)[0].double().numpy(), self._tape, self._states)
+        finally:
+            self._states = before
+
+    def move_on(self, played: Played) -> None:
+        """Continue after this round."""
+        self._states, self.shifts = played.states, played.tape.shifts
+        self.known = self.known | played.tape.drawn.keys()
+
+
+class _WatchedRound(BatchRound):
+    def __init__(self, tape: Tape, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._tape = tape
+        self.model: Any = _WatchedModel(self.model, tape)
+
+    def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        return self._tape.summed(super().clipped_gradient_sum(theta, sample), sample)
+
+    def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        self._tape.looked(sample)
+        return super().gradient_mean(theta, sample)
+
+    def sample(self, rate: float, step: int = 0) -> Sample:
+        made = super().sample(rate, step)
+        self._tape.made.append((made, step))
+        return made
+
+    def noise(
+        self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
+    ) -> torch.Tensor:
+        value = super().noise(purpose, step, t, factor, size)
+        return self._tape.draw((self.t if t is None else t, step, purpose), value, self._scale(purpose) * factor)
+
+    def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
+        return self._tape.draw((self.t, 0, purpose), super().distinct_noise(purpose, size), self._scale(purpose))
+
+    def _scale(self, purpose: str) -> float:
+        return float(self._lanes.std[purpose].flatten()[0])
+
+
+class _WatchedModel:
+    """The model, with sums of Hessians observed."""
+
+    def __init__(self, model: Model, tape: Tape) -> None:
+        self._model, self._tape = model, tape
+
+    def clipped_hessian_sum(self, *arguments: Any) -> torch.Tensor:
+        model: Any = self._model
+        return self._tape.summed(model.clipped_hessian_sum(*arguments), None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
