@@ -7,8 +7,8 @@
 * `gaussian_mu_bound`: for releases that are known up to the coins and Gaussian noise, from all scores. Let E be the
   effects of the canaries on all releases, in units of the planned noise, G = E^T E, and p = E^T (releases - what the
   known rows contribute) = b G u + k N(0, G), where u are the coins, k is the actual noise in units of the planned one,
-  and b scales the effects. Then p - G u estimates k (chi-squared), and u^T p estimates b / k (noncentral t). Both bounds
-  are exact in this model. Each gets half of the error probability. A canary has mu_i = 2 b sqrt(G_ii) / k.
+  and b scales the effects. Then p - G u estimates k (chi-squared), and u^T p estimates b / k (noncentral t). Both
+  bounds are exact in this model. Each gets half of the error probability. A canary has mu_i = 2 b sqrt(G_ii) / k.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CoinScores:
 
     def guesses(self) -> NDArray[np.float64]:
         """A score for every canary without knowing any coin: ridge regression."""
-        return np.linalg.solve(self.gram + np.eye(len(self.gram)), self.projections)
+        return np.linalg.solve(self.gram + np.eye(len(self.gram)), self.projections).astype(np.float64)
 
     def gaussian_mu_bound(self) -> float:
         values, vectors = np.linalg.eigh(self.gram)
