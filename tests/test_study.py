@@ -535,6 +535,7 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "precision": (TEXT + "precision: bf16\n", "'bf16'", "'float32'"),
     "model": (TEXT + "model: mlp:8\n", "'mlp:8'", "'softmax'"),
     "objective": (TEXT + "objective: loss\n", "'loss'", "'accuracy'"),
+    "metrics": (TEXT + "metrics: [loss]\n", "['loss']", "[]"),
     "rounds.coarse": (TEXT + "rounds: {coarse: 60}\n", 60, 50),
     "rounds.fine": (TEXT + "rounds: {fine: 60}\n", 60, 50),
     "rounds.confirm": (TEXT + "rounds: {confirm: 80}\n", 80, 70),

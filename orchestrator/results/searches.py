@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from orchestrator.results.ledger import Ledger, Row, SettingFacts
@@ -33,7 +33,7 @@ class SearchRecord:
     facts: SettingFacts | None
     stages: dict[str, list[str]]
     """Keys of the trials of every open stage, confirm included."""
-    history: History
+    history: History = field(compare=False)
     """Without configurations, which are in the rows of the trials."""
 
     @property
