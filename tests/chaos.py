@@ -30,6 +30,7 @@ import saboteur
 from orchestrator.results.ledger import Ledger, Row
 from trainables.errors import UserError
 
+RAY = str(Path(sys.executable).with_name("ray"))
 TESTS = Path(__file__).resolve().parent
 STAGES = ("coarse", "fine", "confirm")
 ORDER = ("rung-1", "rung-2", "rung-3", "coarse", "fine", "contest", "confirm")
@@ -464,13 +465,12 @@ MARKS = ("<!-- counts: written by make chaos -->", "<!-- end of counts -->")
 class Node:
     """`ray start` in its own session: to Ray, a machine."""
 
-    def __init__(self, scratch: Path, *arguments: str, **sabotage) -> None:
-        ray = Path(sys.executable).with_name("ray")
-        environment = {**ENVIRONMENT, **saboteur.environment(**sabotage)}
+    def __init__(self, scratch: Path, *arguments: str, variables: dict[str, str] | None = None, **sabotage) -> None:
+        environment = {**ENVIRONMENT, **saboteur.environment(**sabotage), **(variables or {})}
         self._said = scratch / f"node-{len(list(scratch.glob('node-*')))}"
         with self._said.open("wb") as said:
             self.process = subprocess.Popen(
-                [str(ray), "start", "--block", "--disable-usage-stats", "--object-store-memory=200000000", *arguments],
+                [RAY, "start", "--block", "--disable-usage-stats", "--object-store-memory=200000000", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -486,6 +486,12 @@ class Node:
 
     def processes(self, kind: str) -> list[int]:
         return sorted(pid for pid, title in session(self.process.pid).items() if title.startswith(TITLES[kind]))
+
+    def freeze(self) -> None:
+        """Stop all its processes: alive, but silent."""
+        for pid in session(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """Kill all its processes at once, like a power cut."""
@@ -517,8 +523,9 @@ class Cluster:
             self.__exit__()
             raise
 
-    def _start(self, *arguments: str) -> Node:
-        node = Node(self.scratch, "--node-ip-address=127.0.0.1", *arguments, **self._sabotage)
+    def _start(self, *arguments: str, **variables: str) -> Node:
+        place = "--node-ip-address=127.0.0.1"
+        node = Node(self.scratch, place, *arguments, variables=variables, **self._sabotage)
         self.nodes.append(node)
         wait_until(lambda: node.up, "a node starts")
         return node
@@ -530,8 +537,26 @@ class Cluster:
         node.kill()
         self.nodes.remove(node)
 
-    def add(self) -> Node:
-        return self._start(f"--address={self.address}", f"--num-cpus={self._cpus}")
+    def add(self, name: str = "", **variables: str) -> Node:
+        """`name`: in Ray's lists; default: its address. `variables`: of its environment."""
+        named = [f"--node-name={name}"] if name else []
+        return self._start(f"--address={self.address}", f"--num-cpus={self._cpus}", *named, **variables)
+
+    def drain(self, name: str, seconds: int) -> None:
+        """Tell the cluster that a node will be lost after this time, like a cloud that takes back a spot instance."""
+        find = (
+            f"import ray; ray.init({self.address!r}, logging_level=40, log_to_driver=False); "
+            f"print(*[n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeName'] == {name!r}])"
+        )
+        found = subprocess.check_output([sys.executable, "-c", find], env=ENVIRONMENT, text=True)
+        reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+        where = [f"--address={self.address}", f"--node-id={found.split()[-1]}"]
+        subprocess.run(
+            [RAY, "drain-node", *where, *reason, f"--deadline-remaining-seconds={seconds}"],
+            env=ENVIRONMENT,
+            check=True,
+            capture_output=True,
+        )
 
     def __enter__(self) -> Cluster:
         return self

@@ -23,9 +23,9 @@ def environment(**order) -> dict[str, str]:
 def install() -> None:
     order = json.loads(os.environ[ORDER])
     if "checkpoint_every_s" in order:
-        from trainables.federation import pack_runner
+        from trainables.federation import checkpoint_writer
 
-        pack_runner.CHECKPOINT_EVERY_S, pack_runner.CHECKPOINT_SHARE = order["checkpoint_every_s"], 1.0
+        checkpoint_writer.EVERY_S, checkpoint_writer.SHARE = order["checkpoint_every_s"], 1.0
     if "patience_s" in order:
         from trainables.ray_actors import timeouts
 
@@ -33,6 +33,8 @@ def install() -> None:
         timeouts.LEAST_S, timeouts.SLOWEST_TIMES = order["patience_s"], 0.0
     if "poison" in order:
         poison(order["poison"], order["victim"])
+    if "storage_fails" in order:
+        fail_to_save(order["storage_fails"])
     if "memory_for" in order:
         run_out_of_memory(order["memory_for"])
     if "clock_back_s" in order:
@@ -58,6 +60,20 @@ def poison(key: str, victim: str) -> None:
         return original(self, *arguments)
 
     setattr(kind, method, deadly)
+
+
+def fail_to_save(times: int) -> None:
+    """The storage refuses this many checkpoints of each process, like object storage that is overloaded."""
+    from trainables.federation.checkpoints import PackStorage
+
+    original, left = PackStorage.save, itertools.count(times, -1)
+
+    def refuse(self, *arguments):
+        if next(left) > 0:
+            raise OSError("503 Slow Down")
+        original(self, *arguments)
+
+    PackStorage.save = refuse
 
 
 def run_out_of_memory(lanes: int) -> None:

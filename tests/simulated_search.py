@@ -114,21 +114,25 @@ class Ran:
         return [by_key[key] for key in self.stages.get((name, strategy, stage), [])]
 
 
-def drive(folder: Path, of: Study, evaluate, *, batch: int = 5, stop_after: int | None = None) -> Ran:
-    """Run the missing trials in batches; stop after `stop_after` trials, as if the driver had died."""
+def drive(
+    folder: Path, of: Study, evaluate, *, batch: int = 5, stop_after: int | None = None, node_of=lambda trial: "node"
+) -> Ran:
+    """Run the missing trials in batches; stop after `stop_after` trials, as if the driver had died. `node_of`: the name
+    of the node that computes a trial."""
     trials: list[TrialSpec] = []
     with Ledger.write(folder) as ledger:
         recorded = ledger.study()
         if recorded is not None:
             check_extension(Study.model_validate_json(recorded[0]), of)
         ledger.add_study(of.model_dump_json(), "by hand")
+        ledger.begin_session()
         sweep = Sweep(PreparedStudy.prepare(of), ledger)
         while not sweep.finished and (stop_after is None or len(trials) < stop_after):
             assert sweep.waiting, "not finished, and nothing to run"
             size = batch if stop_after is None else min(batch, stop_after - len(trials))
             batch_trials = list(sweep.waiting.values())[:size]
             rows = [row(trial, evaluate(trial)) for trial in batch_trials]
-            ledger.add(rows)
+            ledger.add(rows, {trial.key: [node_of(trial)] for trial in batch_trials})
             sweep.ended({r.key: (r.state, r.accuracy, r.loss) for r in rows})
             trials += batch_trials
         choices = {}

@@ -16,6 +16,7 @@ LAYERS = (
     "trainables.data",
     "trainables.plugins",
     "trainables.metrics",
+    "trainables.code_identity",
     "trainables.models",
     "trainables.methods",
     "trainables.federation",

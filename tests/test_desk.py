@@ -10,7 +10,7 @@ FIRST, SECOND = (Order(number, b"trials") for number in (1, 2))
 
 async def waiting(desk: PackDesk, slot: str) -> asyncio.Task:
     """A slot that asks for a pack while there is none."""
-    task = asyncio.ensure_future(desk.take(slot, "node", 60))
+    task = asyncio.ensure_future(desk.take(slot, ["node"], 60))
     await asyncio.sleep(0)  # now the request waits
     return task
 
@@ -65,10 +65,10 @@ def test_a_pack_that_has_ended_is_not_lost():
         desk = PackDesk()
         await desk.exchange([FIRST, SECOND])
         for number in (1, 2):
-            assert (await desk.take("a", "node", 0)).number == number
+            assert (await desk.take("a", ["node"], 0)).number == number
             await desk.report(Report("a", number, "progress"))
             await desk.report(Report("a", number, "ended" if number == 1 else "too large"))
-        assert await desk.take("a", "node", 0) is None
+        assert await desk.take("a", ["node"], 0) is None
         assert "lost" not in {report.kind for report in await desk.exchange([])}
 
     asyncio.run(play())
@@ -88,12 +88,33 @@ def test_requests_of_dead_slots_get_no_pack():
     asyncio.run(play())
 
 
-def test_a_node_gets_packs_again_when_it_is_unblocked():
+def test_a_slot_on_a_blocked_or_leaving_node_is_sent_away_at_once():
+    """Also if the node is that of one of its hosts, and also if it is waiting already."""
+
     async def play():
         desk = PackDesk()
-        await desk.exchange([FIRST], blocked_nodes=["node"])
-        assert await desk.take("a", "node", 0) is None
-        await desk.exchange([], blocked_nodes=[])
-        assert await desk.take("a", "node", 0) == FIRST
+        slot = await waiting(desk, "a")
+        await desk.exchange([FIRST], ["node"])
+        assert await slot == "leave"
+        assert await desk.take("b", ["other", "node"], 0) == "leave"
+        await desk.exchange([], [], ["node"])
+        assert await desk.take("b", ["other", "node"], 0) == "leave"
+        assert await desk.take("b", ["other"], 0) == FIRST
+        assert not await desk.alive("b", ["other"])
+        assert await desk.alive("a", ["node"])
+        assert kinds(await desk.exchange([]))[-2:] == [("b", 0, "alive"), ("a", 0, "alive")]
+        assert await desk.take("a", ["node"], 0) is None, "the node gets packs again, but there is none"
+
+    asyncio.run(play())
+
+
+def test_a_pack_that_was_handed_back_is_not_lost():
+    async def play():
+        desk = PackDesk()
+        await desk.exchange([FIRST])
+        await desk.take("a", ["node"], 0)
+        await desk.report(Report("a", 1, "handed back"))
+        assert await desk.take("a", ["node"], 0) is None
+        assert "lost" not in {report.kind for report in await desk.exchange([])}
 
     asyncio.run(play())

@@ -26,6 +26,7 @@ PLACEHOLDERS = {  # placeholder in the documentation: value in this test
 TESTED_ELSEWHERE = {  # a word of the command: where it is tested, and why
     "compare": "tests/test_compare.py: needs a study of the papers",
     "cancel": "tests/test_locations.py: needs a running sweep",
+    "forget": "tests/test_forgetting.py: needs a node of a cluster",
     "prepare": "tests/test_sources.py: downloads",
     "bench": "tests/test_bench.py and test_search.py: parts of it; takes minutes",
     "--address": "tests/test_nodes.py: needs a cluster",

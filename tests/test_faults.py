@@ -19,10 +19,11 @@ from pathlib import Path
 import chaos
 import pytest
 from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
+from nodes import family, title_of
 from simulated_search import trial_of
 
 from orchestrator.execution import study_run
-from orchestrator.execution.cluster import head
+from orchestrator.execution.cluster import head, ray_internals
 from orchestrator.execution.progress import View
 from orchestrator.results.locations import PACKS
 from orchestrator.study.reading import parse
@@ -278,7 +279,7 @@ def test_the_head_is_lost(folder, undisturbed, tally):
 
 
 def test_a_head_that_does_not_answer_is_detected(monkeypatch, capfd):
-    """Without Ray: with a listener, then without."""
+    """Without Ray: it answers five times, then no more."""
     monkeypatch.setattr(head, "CHECK_EVERY_S", 0.01)
     ended = head.threading.Event()
     codes = []
@@ -288,17 +289,40 @@ def test_a_head_that_does_not_answer_is_detected(monkeypatch, capfd):
         ended.set()
 
     monkeypatch.setattr(os, "_exit", leave)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert head._answers(address)
-        watch = head.threading.Thread(target=head._watch, args=(address, ended, 0.1), daemon=True)
-        watch.start()
-        for _ in range(5):
-            listener.accept()[0].close()
-        assert codes == []
-    watch.join()
+    answers = iter([True] * 5)
+    monkeypatch.setattr(ray_internals, "head_answers", lambda timeout_s: next(answers, False))
+    head._watch("10.0.0.1:6379", ended, 0.1)
+    assert next(answers, None) is None
     assert codes == [2]
-    assert f"fedsweep: the head of the Ray cluster at {address} has not answered" in capfd.readouterr().err
+    assert "fedsweep: the head of the Ray cluster at 10.0.0.1:6379 has not answered" in capfd.readouterr().err
+
+
+def test_a_frozen_head_gives_no_answer(local_ray):
+    """It still accepts connections."""
+    (head_process,) = [pid for pid in family() if "gcs_server" in title_of(pid)]
+    assert ray_internals.head_answers(10)
+    os.kill(head_process, signal.SIGSTOP)
+    try:
+        assert not ray_internals.head_answers(0.5)
+    finally:
+        os.kill(head_process, signal.SIGCONT)
+    assert ray_internals.head_answers(10)
+
+
+@pytest.mark.chaos
+def test_the_head_is_frozen(folder, undisturbed, tally):
+    """Like a head that swaps: its processes are alive and accept connections, but answer nothing."""
+    with (
+        Cluster(nodes=1) as cluster,
+        Driver.run(folder, chaos.study(hosts=1), "--address", cluster.address) as driver,
+    ):
+        driver.wait_until(lambda: "ended" in chaos.log(folder), "a pack has ended")
+        cluster.head.freeze()
+        tally.add("head node, frozen", "coarse")
+        assert driver.end() == 2
+        assert "has not answered for 30 s; no finished trial is lost" in driver.said
+    with Driver.resume(folder) as driver:
+        finished(driver, undisturbed)
 
 
 @pytest.mark.parametrize(("ray_timeout", "expected"), [("", 30), ("60", 30), ("150", 120), ("20", 10)])

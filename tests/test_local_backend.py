@@ -1,6 +1,7 @@
 """The local backend: a sweep in this process, without Ray. That its results equal Ray's is tested in test_sweep.py."""
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import PACKS, results_location
 from orchestrator.study.reading import load, parse
 from trainables.errors import UserError
-from trainables.federation import pack_runner
+from trainables.federation import checkpoint_writer, pack_runner
 from trainables.federation.client_host import ClientHost
 from trainables.federation.server import Server
 
@@ -178,9 +179,28 @@ def test_a_time_limit_and_a_stop_request_end_the_run(tmp_path, undisturbed):
     assert results(tmp_path) == undisturbed
 
 
+def test_a_stop_request_can_end_the_run_at_once(tmp_path, undisturbed):
+    """`fedsweep cancel --now`: no pack ends any more."""
+
+    class Cancels(View):
+        def changed(self, scheduler):
+            results_location(tmp_path).request_stop(now=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Cancels())
+    with Ledger.read(tmp_path) as ledger:
+        before = len(ledger.outcomes())
+        assert set(ledger.trials_by_node()) <= {platform.node()}
+    assert run(tmp_path).complete
+    assert results(tmp_path) == undisturbed
+    with Ledger.read(tmp_path) as ledger:
+        assert before < len(ledger.outcomes())
+        assert ledger.trials_by_node() == {platform.node(): len(ledger.outcomes())}
+
+
 def test_a_second_ctrl_c_stops_at_once_and_packs_resume_from_their_checkpoints(tmp_path, monkeypatch, undisturbed):
-    monkeypatch.setattr(pack_runner, "CHECKPOINT_EVERY_S", -1.0)
-    monkeypatch.setattr(pack_runner, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(checkpoint_writer, "EVERY_S", -1.0)
+    monkeypatch.setattr(checkpoint_writer, "SHARE", 1e9)
     monkeypatch.setattr(pack_runner, "CHUNK_S", 0.0)
 
     class InterruptsTwice(View):

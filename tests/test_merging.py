@@ -124,8 +124,12 @@ def test_cancelling(tmp_path, fedsweep, monkeypatch, remote):
         assert not running.stop_requested()
         code, _, err = fedsweep("cancel", where)
         assert (code, "was asked to stop" in err) == (0, True)
-        while not running.stop_requested():
+        while running.stop_requested() != "after packs":
             running.notify_recorded(1)
+        code, _, err = fedsweep("cancel", where, "--now")
+        assert (code, "was asked to stop now" in err) == (0, True)
+        while running.stop_requested() != "now":
+            running.notify_recorded(2)
         assert not (tmp_path / "results" / CANCEL).exists()
     code, _, err = fedsweep("cancel", where)
     assert (code, f"no sweep is running in {where}" in err) == (2, True)

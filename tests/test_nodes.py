@@ -25,7 +25,7 @@ from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import parse
 from trainables.errors import UserError
-from trainables.federation import pack_runner
+from trainables.federation import checkpoint_writer, pack_runner
 from trainables.federation.checkpoints import PackStorage, checkpoint_name
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.messages import Order
@@ -461,8 +461,8 @@ def test_federations_get_smaller_after_nodes_are_lost(local_ray, tmp_path, monke
     """Planned for two cores, one of which is lost when the first pack starts."""
     plans = []
     there = lambda: [{"CPU": 1.0 if plans else 2.0}]  # noqa: E731
-    monkeypatch.setattr(nodes, "alive_and_dead", lambda: (there(), set()))
-    monkeypatch.setattr(nodes, "free_resources", there)
+    monkeypatch.setattr(nodes, "current", lambda: nodes.ClusterNodes({"a": there()[0]}))
+    monkeypatch.setattr(nodes, "free_resources", lambda *_: there())
     monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     monkeypatch.setattr(ray_backend, "WAIT_FOR_NODES_S", 0.0)
 
@@ -478,8 +478,8 @@ def test_federations_get_smaller_after_nodes_are_lost(local_ray, tmp_path, monke
 def test_nodes_that_join_are_used(local_ray, tmp_path, monkeypatch):
     """Planned for one core; from the second check on there are two."""
     looks = iter([1.0])
-    monkeypatch.setattr(nodes, "alive_and_dead", lambda: ([{"CPU": next(looks, 2.0)}], set()))
-    monkeypatch.setattr(nodes, "free_resources", lambda: [{"CPU": 1.0}])
+    monkeypatch.setattr(nodes, "current", lambda: nodes.ClusterNodes({"a": {"CPU": next(looks, 2.0)}}))
+    monkeypatch.setattr(nodes, "free_resources", lambda *_: [{"CPU": 1.0}])
     monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     most = []
 
@@ -493,7 +493,7 @@ def test_nodes_that_join_are_used(local_ray, tmp_path, monkeypatch):
 
 def test_no_node_has_room_any_more(local_ray, tmp_path, monkeypatch):
     rooms = iter([2.0])
-    monkeypatch.setattr(nodes, "alive_and_dead", lambda: ([{"CPU": next(rooms, 0.0)}], set()))
+    monkeypatch.setattr(nodes, "current", lambda: nodes.ClusterNodes({"a": {"CPU": next(rooms, 0.0)}}))
     monkeypatch.setattr(ray_backend, "CHECK_NODES_EVERY_S", 0.0)
     monkeypatch.setattr(ray_backend, "WAIT_FOR_NODES_S", 0.0)
     with pytest.raises(UserError, match=r"^resources: a federation of 1 hosts needs 1 CPU on one node, which none has"):
@@ -516,9 +516,10 @@ class Desk:
 @pytest.fixture
 def ran(local_ray, small_problem, monkeypatch):
     """A slot in this process, which runs one pack and writes a checkpoint after every chunk."""
-    monkeypatch.setattr(pack_runner, "CHECKPOINT_EVERY_S", -1.0)
-    monkeypatch.setattr(pack_runner, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(checkpoint_writer, "EVERY_S", -1.0)
+    monkeypatch.setattr(checkpoint_writer, "SHARE", 1e9)
     monkeypatch.setattr(pack_runner, "CHUNK_S", 0.0)
+    monkeypatch.setattr(checkpoint_writer._Write, "start", checkpoint_writer._Write.run)  # in this thread
     trials = [small.trial(small_problem, "dp-scaffold", {"local_steps": 2}, rounds=8, seed=seed) for seed in range(3)]
     data = ObjectStoreProblems().reference(small_problem)
 

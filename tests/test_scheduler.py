@@ -8,8 +8,10 @@ import pytest
 from simulated_search import GD, drive, near, study
 
 from benchmarks import slots
+from orchestrator.execution import scheduler as scheduler_module
+from orchestrator.execution.node_health import START_FAILURES
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.scheduler import GIVE_UP_AFTER, Scheduler
+from orchestrator.execution.scheduler import GIVE_UP_AFTER, LOST_WITH_NODES, Scheduler
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
@@ -54,7 +56,7 @@ class Cluster:
         if not self.desk:
             return None
         order = self.desk.pop(0)
-        self.report(order.number, "started", slot=slot, node=node)
+        self.report(order.number, "started", slot=slot, nodes=(node,))
         return order.number, order.trials
 
     def report(self, number: int, kind: str, slot: str = "slot", **fields) -> None:
@@ -119,7 +121,7 @@ def test_lost_nodes_do_not_count_as_failed_attempts(tmp_path):
         size = len(cluster.take(node="spot 0")[1])
         for lost in range(6):
             cluster.scheduler.slot_failed("slot", Failure("The actor is unavailable: Socket closed"))
-            cluster.scheduler.lost_nodes.add(f"spot {lost}")
+            cluster.scheduler.health.lost.add(f"spot {lost}")
             assert len(cluster.take(node=f"spot {lost + 1}")[1]) == size, "not split"
         for _ in range(3):  # the last node is alive, and fails the pack
             cluster.scheduler.slot_failed("slot", Failure("died"))
@@ -142,6 +144,18 @@ def test_packs_that_do_not_fit_into_memory_are_made_smaller(tmp_path):
         assert cluster.scheduler.sweep.finished
         assert cluster.ledger.failures() == []
         assert cluster.ledger.stages() == drive(tmp_path / "plain", study(), near(0.3)).stages
+
+
+def test_a_new_driver_knows_what_did_not_fit_into_memory(tmp_path):
+    """On the same kind of device."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        number, pack = cluster.take()
+        assert len(pack) == 3
+        cluster.report(number, "too large", fits=2)
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        assert len(cluster.take()[1]) == 2
+    with Ledger.write(tmp_path) as ledger:
+        assert ledger.memory_limits("another device") == {}
 
 
 def test_a_trial_that_does_not_fit_alone_fails(tmp_path):
@@ -406,12 +420,114 @@ def test_reports_of_a_slot_that_was_given_up_are_ignored(tmp_path):
 
 def test_slots_that_do_not_start_fail_no_trial(tmp_path):
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        scheduler = cluster.scheduler
+        scheduler.health.update({"id": "10.0.0.7"}, ["id"], set(), set())
         cluster.offer()
-        for _ in range(GIVE_UP_AFTER):
-            cluster.scheduler.slot_failed("slot", Failure("no compiler"))
-        assert cluster.scheduler.fatal_error == "no compiler"
-        assert cluster.scheduler.over
+        for _ in range(START_FAILURES):
+            assert not scheduler.stopping
+            scheduler.slot_failed("slot", Failure("no compiler", node="id"))
+            scheduler.stop_if_no_node_is_left()
+        assert scheduler.fatal_error == "on node 10.0.0.7 no slot starts: no compiler"
+        assert scheduler.over
         assert cluster.ledger.outcomes() == {}
+
+
+@pytest.mark.parametrize("other", ["starting", "working"])
+def test_a_node_where_nothing_starts_does_not_end_the_study(tmp_path, other):
+    """A full disk on one node, while the other one takes long to start or has a pack."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        scheduler, found = cluster.scheduler, None
+        scheduler.health.update({}, ["full", "sound"], set(), set())
+        if other == "working":
+            found = cluster.take("slot", "sound")
+        for _ in range(20):
+            scheduler.slot_failed("another", Failure("no space left on device", node="full"))
+            scheduler.stop_if_no_node_is_left()
+        assert scheduler.health.blocked == {"full"}
+        assert not scheduler.stopping
+        number, pack = found or cluster.take("slot", "sound")
+        cluster.complete(number, pack, near(0.3))
+        cluster.run(near(0.3))
+        assert scheduler.sweep.finished
+
+
+def test_starts_that_fail_on_unknown_nodes_count_against_all(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        scheduler = cluster.scheduler
+        scheduler.health.update({}, ["a", "b"], set(), set())
+        for _ in range(2 * START_FAILURES):
+            scheduler.stop_if_no_node_is_left()
+            assert not scheduler.stopping
+            scheduler.slot_failed("slot", Failure("the process ended"))
+        scheduler.stop_if_no_node_is_left()
+        assert scheduler.fatal_error == "no slot starts on any node: the process ended"
+
+
+def test_a_node_with_other_code_gets_no_packs(tmp_path):
+    """Its pack, if it had one, is not blamed. If all nodes have other code, the study stops and says so."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        scheduler = cluster.scheduler
+        scheduler.health.update({"new": "10.0.0.8"}, ["new", "sound"], set(), set())
+        pack = cluster.take("slot", "sound")[1]
+        scheduler.slot_failed("slot", Failure("torch is 3.0 instead of 2.8", "other code", "new"))
+        assert scheduler.health.blocked == {"new"}, "the node of the host, not that of the slot"
+        number, same = cluster.take("slot", "sound")
+        assert same == pack
+        cluster.complete(number, pack, near(0.3))
+        scheduler.stop_if_no_node_is_left()
+        assert not scheduler.stopping
+        scheduler.health.update({}, ["new"], {"sound"}, set())
+        scheduler.stop_if_no_node_is_left()
+        reason = "node 10.0.0.8 has other code than the driver: torch is 3.0 instead of 2.8"
+        assert (scheduler.stopping, scheduler.fatal_error) == (True, reason)
+
+
+def test_the_node_of_a_host_is_blamed_not_that_of_its_slot(tmp_path):
+    """A federation may be spread over nodes."""
+    with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:
+        cluster.complete(*cluster.take("good", "sound"), near(0.3))
+        cluster.take("good", "sound")
+        for n in range(3):
+            cluster.take(f"slot {n}", f"fine {n}")
+        for n in range(3):
+            cluster.scheduler.slot_failed(f"slot {n}", Failure("client host 1 has not answered", node="broken"))
+        assert cluster.scheduler.health.blocked == {"broken"}
+
+
+def test_a_pack_that_is_handed_back_resumes_elsewhere_and_is_not_blamed(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        number, pack = cluster.take("slot", "spot")
+        saved = checkpoint_name([trial.key for trial in pack])
+        cluster.report(number, "handed back", round=3, checkpoint=saved, checkpoint_round=3)
+        cluster.scheduler.slot_failed("slot", Failure("its node gets no more packs", "left"))
+        cluster.offer()
+        assert [(order.trials, order.resume_from) for order in cluster.desk] == [(pack, saved)]
+        assert cluster.ledger.failures() == []
+        assert cluster.scheduler.retries == cluster.scheduler.repeated_rounds == 0
+
+
+def test_rounds_that_are_lost_are_counted(tmp_path):
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        number, pack = cluster.take()
+        saved = checkpoint_name([trial.key for trial in pack])
+        cluster.report(number, "progress", round=3, running=3, checkpoint=saved, checkpoint_round=2)
+        cluster.scheduler.slot_failed("slot", Failure("gone", "node died"))
+        assert cluster.scheduler.repeated_rounds == 1
+
+
+def test_a_pack_that_kills_its_node_again_and_again_is_isolated(tmp_path):
+    """If it gets no further; a pack that is lost with spot nodes and gets further each time is never given up."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        size = len(cluster.take()[1])
+        for n in range(3 * LOST_WITH_NODES):
+            cluster.scheduler.slot_failed("slot", Failure("gone", "node died"))
+            number, pack = cluster.take()
+            assert len(pack) == size
+            cluster.report(number, "progress", round=1, running=size, checkpoint=f"saved {n}", checkpoint_round=1)
+        for _ in range(LOST_WITH_NODES):
+            cluster.scheduler.slot_failed("slot", Failure("gone", "node died"))
+            last = cluster.take()[1]
+        assert len(last) < size
 
 
 def test_packs_get_smaller_after_a_slot_was_killed_for_memory(tmp_path):
@@ -433,9 +549,9 @@ def test_a_node_that_fails_several_packs_in_a_row_is_blocked(tmp_path):
         for n in range(3):
             cluster.scheduler.slot_failed(f"bad {n}", Failure("a dead mount"))
         assert len(bad) == 3
-        assert cluster.scheduler.blocked_nodes == {"broken"}
-        cluster.scheduler.clear_blocklist()
-        assert not cluster.scheduler.blocked_nodes
+        assert cluster.scheduler.health.blocked == {"broken"}
+        assert cluster.scheduler.health.clear_unreliable()
+        assert not cluster.scheduler.health.blocked
 
 
 def test_a_pack_that_fails_everywhere_blocks_no_node(tmp_path):
@@ -448,7 +564,7 @@ def test_a_pack_that_fails_everywhere_blocks_no_node(tmp_path):
             cluster.scheduler.slot_failed("slot", Failure("the pack is at fault"))
             tried += 1
         assert tried == 12, "three attempts of the whole and more of its parts"
-        assert not cluster.scheduler.blocked_nodes
+        assert not cluster.scheduler.health.blocked
 
 
 def test_failed_packs_keep_their_history_when_nodes_join(tmp_path):
@@ -566,6 +682,35 @@ def test_parts_of_a_pack_resume_from_their_own_checkpoints(tmp_path):
         checkpoint_name(parts[1]): parts[1],
         checkpoint_name(keys): keys[4:],
     }
+
+
+# ---- packs without progress
+
+
+def test_packs_that_make_no_progress_are_recorded(tmp_path, monkeypatch):
+    """Judged by the longest pause between two reports so far: a slow study is not taken for one that hangs."""
+    now = [1000.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    with Cluster(tmp_path, study(), lanes=2, federations=2) as cluster:
+        cluster.scheduler.health.names["id"] = "10.0.0.7"
+        (first, _), (second, _) = cluster.take("a", "id"), cluster.take("b", "other")
+
+        def stalled() -> list[tuple[str, int]]:
+            cluster.scheduler.record_stalls()
+            return [(stall.node, stall.trials) for stall in cluster.ledger.stalls()]
+
+        now[0] += 50
+        assert stalled() == []
+        cluster.report(second, "progress", round=1, running=2)
+        now[0] += 100
+        assert stalled() == [], "five times the longest pause have not passed"
+        now[0] += 120
+        cluster.report(second, "progress", round=2, running=2)
+        now[0] += 1000
+        assert stalled() == [("10.0.0.7", 2)], "the other one has had pauses of 220 s"
+        cluster.report(first, "progress", round=1, running=2)
+        assert stalled() == []
+        assert cluster.scheduler.stall_changes == 2
 
 
 # ---- very many trials

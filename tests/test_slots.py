@@ -25,9 +25,10 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import PACKS, SCRATCH, results_location
 from orchestrator.study.cells import PreparedStudy
+from trainables.code_identity import OtherCodeError
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.messages import Failure
-from trainables.ray_actors.errors import ActorLostError, HungError
+from trainables.ray_actors.errors import ActorLostError, HungError, NodeExcludedError, NotStartedError
 
 pytestmark = pytest.mark.ray
 
@@ -93,7 +94,7 @@ def test_waiting_packs_move_to_gpus_that_join(local_ray, tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     seen.mkdir()
     come = {"CPU": 1.0, "GPU": 1.0}
-    monkeypatch.setattr(nodes, "free_resources", lambda: [come] if any(seen.glob("packs-*")) else [{"GPU": 8.0}])
+    monkeypatch.setattr(nodes, "free_resources", lambda *_: [come] if any(seen.glob("packs-*")) else [{"GPU": 8.0}])
     start = functools.partial(WaitingFederation, 0.2, 1, str(seen))
     with pytest.raises(ray_backend.GPUsAvailableError):
         swept(tmp_path, 2, start, prefers_gpus=True)
@@ -201,21 +202,29 @@ def elsewhere(error: Exception) -> RayTaskError:
 @pytest.mark.parametrize(
     ("error", "cause_of_death", "expected"),
     [
-        (died("its node has died"), "node died", Failure("its node has died", "node died")),
-        (elsewhere(lost("its node has died")), "node died", Failure("its node has died", "node died")),
-        (elsewhere(elsewhere(lost("gone Some common causes: ..."))), "", Failure("gone", "error")),
-        (died("its node has died"), "", Failure("its node has died", "error")),
-        (elsewhere(lost("killed")), "out of memory", Failure("killed", "out of memory")),
+        (died("its node has died"), "node died", Failure("its node has died", "node died", "its node")),
+        (elsewhere(lost("its node has died")), "node died", Failure("its node has died", "node died", "its node")),
+        (elsewhere(elsewhere(lost("gone Some common causes: ..."))), "", Failure("gone", "error", "its node")),
+        (died("its node has died"), "", Failure("its node has died", "error", "its node")),
+        (elsewhere(lost("killed")), "out of memory", Failure("killed", "out of memory", "its node")),
         (elsewhere(elsewhere(MemoryError("too much"))), "", Failure("MemoryError: too much", "out of memory")),
         (OutOfMemoryError("the node ran out"), "", Failure("OutOfMemoryError: the node ran out", "out of memory")),
         (elsewhere(HungError("no answer")), "", Failure("HungError: no answer", "error")),
+        (elsewhere(HungError("no answer", "n2")), "", Failure("HungError: no answer", "error", "n2")),
+        (
+            elsewhere(OtherCodeError("torch is 3 instead of 2", "n2")),
+            "",
+            Failure("torch is 3 instead of 2", "other code", "n2"),
+        ),
+        (elsewhere(NotStartedError("OSError: full", "n2")), "", Failure("OSError: full", "error", "n2")),
+        (elsewhere(NodeExcludedError()), "", Failure("its node gets no more packs", "left")),
         (elsewhere(ValueError("running low on memory")), "", Failure("ValueError: running low on memory", "error")),
         (None, "", Failure("its process ended without an error message", "error")),
     ],
 )
 def test_failure_kinds_come_from_types_and_from_records_of_dead_actors(error, cause_of_death, expected, monkeypatch):
     """Never from the words of a message."""
-    monkeypatch.setattr(ray_internals, "death_cause", lambda actor_id: cause_of_death)
+    monkeypatch.setattr(ray_internals, "death_cause", lambda actor_id: (cause_of_death, "its node"))
     assert failures.failure_from(error) == expected
 
 

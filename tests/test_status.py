@@ -2,10 +2,12 @@
 
 import pytest
 from handmade_ledgers import LAST, Writer, study, writing
+from simulated_search import GD, drive, near
+from simulated_search import study as search_study
 
 from orchestrator.results import ledger as ledgers
 from orchestrator.results import status
-from orchestrator.results.ledger import Ledger
+from orchestrator.results.ledger import Ledger, Stall
 
 FEDGD = [({"learning_rate": rate}, score) for rate, score in ((0.01, 40.0), (0.1, 60.0), (1.0, 50.0))]
 
@@ -97,6 +99,27 @@ def test_adding_existing_rows_leaves_sessions_unchanged(tmp_path):
         before = writer.ledger.sessions()
         writer.search("dp-fedgd", 8, {"coarse": FEDGD})
         assert writer.ledger.sessions() == before
+
+
+def test_a_pack_without_progress_is_shown_instead_of_the_time_left(tmp_path, clock):
+    with writing(tmp_path, one_budget()) as writer:
+        writer.ledger.begin_session()
+        clock.now = 1010.0
+        writer.search("dp-fedgd", 8, {"coarse": FEDGD[:1]})
+        writer.ledger.set_stalls([Stall("10.0.0.7", 12, 1020.0)])
+    clock.now = 1100.0
+    text = status.as_text(read(tmp_path, "a driver"))
+    assert "no progress for 80 s on node 10.0.0.7: a pack of 12 trials" in text
+    assert "left" not in text
+    assert "no progress" not in status.as_text(read(tmp_path)), "the driver has ended, and its packs with it"
+
+
+def test_trials_are_counted_by_node(tmp_path):
+    """A federation may be spread over nodes."""
+    drive(tmp_path, search_study(methods=[GD]), near(0.3), node_of=lambda trial: "ab"[trial.rounds == 6])
+    found = status.read(tmp_path)
+    assert found["nodes"] == {"a": 6, "b": 2}
+    assert "by node: a 6, b 2" in status.as_text(found)
 
 
 @pytest.mark.parametrize(

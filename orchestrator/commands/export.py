@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Folder
-from orchestrator.commands.sweep import warn_if_unfinished
+from orchestrator.commands.sweep import output_errors, warn_if_unfinished
 from trainables.errors import UserError
 from trainables.files import subfolder
 
@@ -42,10 +42,11 @@ def export(
     if "://" in folder and (out is None or to is Format.PARQUET):
         raise UserError(f"{folder} is a URL; --to {to.value} needs a local results folder")
     if to is Format.PARQUET:
-        for path in write_export(Path(folder), out or subfolder(Path(folder), "export")):
-            typer.echo(path)
+        with output_errors("--out"):
+            for path in write_export(Path(folder), out or subfolder(Path(folder), "export")):
+                typer.echo(path)
         return
     warn_if_unfinished(folder)
-    with results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
+    with output_errors("--out"), results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
         for written in write(ledger, to.value, out or subfolder(Path(folder), "export", to.value)):
             typer.echo(written)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Folder
+from orchestrator.commands.sweep import output_errors
 
 
 def report(
@@ -22,4 +23,5 @@ def report(
     """Write an HTML report of one or two results folders. Two folders are compared. The page works offline."""
     from orchestrator.report.html import write_report
 
-    typer.echo(write_report([folder] if other is None else [folder, other], output))
+    with output_errors("--output"):
+        typer.echo(write_report([folder] if other is None else [folder, other], output))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from orchestrator.commands.options import RunOptions, seconds_of, shard_of
 from orchestrator.console import emit_json, stderr
 from trainables import plugins
+from trainables.errors import UserError
 
 if TYPE_CHECKING:
     from orchestrator.study.study import Study
@@ -50,6 +53,17 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
         raise typer.Exit(130)
     if finished.failed:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def output_errors(option: str) -> Iterator[None]:
+    """Errors of a file that cannot be written become one sentence; `option` chooses another place."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be written: {error.strerror}; choose another place with {option}"
+        ) from error
 
 
 def warn_if_unfinished(folder: str) -> None:

@@ -27,14 +27,22 @@ class Pack:
     origin: int = 0
     """Number of the first attempt at this pack, or at the pack it is a part of: parts that fail are one failure."""
 
+    nodes: set[str] = field(default_factory=set)
+    """All nodes that have computed rounds of it: its federation's, in every attempt."""
+    lost_with_nodes: int = 0
+    """Times in a row that its node died, without a newer checkpoint in between."""
+
     # while a slot runs it
     slot: str = ""
     node: str = ""
     began: float = 0.0
+    progressed: float = 0.0
+    """The time of its last report."""
     round: int = 0
     running: int = 0
     computing_s: float = 0.0
     checkpoint: str = ""
+    checkpoint_round: int = 0
 
     def __len__(self) -> int:
         return len(self.trials)
@@ -63,7 +71,7 @@ class PackQueue:
         self.pace: float | None = None
         """Seconds that a slot takes for a unit of work, measured on the last pack that ended."""
         self._rows_of = rows_of
-        self._memory_limits: dict[PackGroup, int] = {}
+        self.memory_limits: dict[PackGroup, int] = {}
         """Lanes that fit into memory, for pack groups in which larger packs did not."""
 
     @property
@@ -78,7 +86,7 @@ class PackQueue:
     def add(self, trials: Iterable[TrialSpec]) -> None:
         """Packs that another stage waits for come first, so that these stages start early. Among them, the longest come
         first, so that no slot starts a long pack when the others end."""
-        packs = [self.pack(members) for members in make_packs(trials, self.capacity, self._memory_limits)]
+        packs = [self.pack(members) for members in make_packs(trials, self.capacity, self.memory_limits)]
         if packs:
             retried = [pack for pack in self.packs if not pack.is_new]
             new = [pack for pack in self.packs if pack.is_new]
@@ -139,7 +147,9 @@ class PackQueue:
     def _parts(self, pack: Pack, trials: Iterable[list[TrialSpec]]) -> list[Pack]:
         """Parts share the pack's checkpoint and history."""
         parts = [self.pack(members, pack.resume_from) for members in trials]
-        return [replace(part, failed_on=list(pack.failed_on), origin=pack.origin) for part in parts]
+        return [
+            replace(part, failed_on=list(pack.failed_on), origin=pack.origin, nodes=set(pack.nodes)) for part in parts
+        ]
 
     def halve(self, pack: Pack) -> None:
         """Queue the halves of a failed pack. Earlier failures do not count for them: only one may be at fault."""
@@ -152,12 +162,12 @@ class PackQueue:
     def shrink(self, pack: Pack, fits: int) -> int:
         """Split a pack that did not fit into memory, and all waiting packs of its group; the new limit."""
         group = pack_group(pack.trials[0])
-        limit = max(1, min(fits, len(pack) - 1, self._memory_limits.get(group, fits)))
-        self._memory_limits[group] = limit
+        limit = max(1, min(fits, len(pack) - 1, self.memory_limits.get(group, fits)))
+        self.memory_limits[group] = limit
         packs: list[Pack] = []
         for other in (pack, *self.packs):
             too_large = pack_group(other.trials[0]) == group and len(other) > limit
-            smaller = make_packs(other.trials, self.capacity, self._memory_limits) if too_large else []
+            smaller = make_packs(other.trials, self.capacity, self.memory_limits) if too_large else []
             packs += self._parts(other, smaller) if too_large else [other]
         self.packs = packs
         return limit

@@ -40,6 +40,11 @@ class Capacity:
         count = federations_that_fit(nodes, self.size, self.placement)
         return count if self.max_federations is None else min(count, self.max_federations)
 
+    def can_use(self, node: Node) -> bool:
+        """Whether the node has room for a federation, or for a host of one that is spread."""
+        size = replace(self.size, hosts=1) if self.placement == "spread" else self.size
+        return federations_that_fit([node], size, "pack") > 0
+
     def gpu_federations_on(self, nodes: Sequence[Node]) -> int:
         """The same with one GPU per federation."""
         return federations_that_fit(nodes, replace(self.size, hosts=1, gpus_per_host=1.0), self.placement)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.pack_queue import Pack, PackQueue
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.sweep import Sweep
-from orchestrator.results.ledger import Row
+from orchestrator.results.ledger import Row, Stall
 from trainables.federation.checkpoints import PackStorage
 from trainables.federation.lane_result import LaneResult
 from trainables.federation.messages import Failure, Order, Report
@@ -23,8 +24,10 @@ from trainables.federation.pack import plan_of
 from trainables.federation.trial_spec import TrialSpec
 
 PACK_RETRIES = 2  # of a failed pack, before it is split
-GIVE_UP_AFTER = 3  # single trials failed, or failed starts of slots, without any success: the environment is at fault
-NODE_FAILURES = 3  # packs failed on a node in a row, while other nodes succeed: the node is blocked
+GIVE_UP_AFTER = 3  # single trials failed without any success: the environment is at fault
+LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no further: it is treated as failed
+STALLED_AFTER_S = 60.0  # at least, without progress of a pack
+STALLED_TIMES = 5.0  # the longest time between two reports so far
 SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones can still be split until then
 log = logging.getLogger("fedsweep")
 
@@ -36,8 +39,10 @@ class Scheduler:
         capacity: Capacity,
         on_change: Callable[[Scheduler], None],
         storage: PackStorage | None = None,
+        health: NodeHealth | None = None,
     ) -> None:
         self.sweep, self.storage, self._on_change = sweep, storage, on_change
+        self.health = health or NodeHealth()
         self.in_flight: dict[int, Pack] = {}
         """Packs that slots run, by the number of the attempt."""
         self.offered: dict[int, Pack] = {}
@@ -47,24 +52,30 @@ class Scheduler:
         self.computing_s = 0.0
         """Seconds that federations have spent in rounds."""
         self.retries = 0
+        self.repeated_rounds = 0
+        """Rounds of packs that were computed, lost and must be computed again."""
         self.stopping = False
         self.moving_to_gpus = False
         """The packs in flight end here; the other packs run on GPUs that have joined the cluster."""
         self.fatal_error = ""
         """Why no trial can run here, if that is so."""
-        self.blocked_nodes: set[str] = set()
-        self.lost_nodes: set[str] = set()
-        """Nodes that have left the cluster."""
         problems = sweep.prepared.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
         self._number = 0
-        self._failed_trials = self._failed_starts = 0
+        self._failed_trials = 0
+        self._longest_pause = 0.0
+        """Between two reports of a pack."""
+        self._stalled: set[int] = set()
+        self.stall_changes = 0
+        """How often the list of packs without progress has changed."""
         self._any_success = False
-        self._failures_by_node: dict[str, set[int]] = {}
-        """The packs that failed on a node since the last success there."""
         self._checkpoints: dict[str, set[str]] = {}
         """The trials that still need each checkpoint."""
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-cleaner")
+        size = capacity.size
+        self._device = f"{size.accelerator} {size.device} {size.gpus_per_host:g}"
+        self.queue.memory_limits = sweep.ledger.memory_limits(self._device)
+        sweep.ledger.set_stalls([])
         resumed = self._resume_from_checkpoints(storage) if storage is not None else set()
         self.queue.add(trial for key, trial in sweep.waiting.items() if key not in resumed)
 
@@ -115,16 +126,18 @@ class Scheduler:
     def receive(self, reports: Sequence[Report]) -> None:
         """Handle reports in order; the results of all packs that ended go to the ledger in one transaction."""
         rows: list[Row] = []
+        nodes: dict[str, list[str]] = {}
         for report in reports:
             if report.kind == "ended" and (pack := self._pack_of(report)) is not None:
                 trials = {trial.key: trial for trial in pack.trials}
                 rows += [self._row(trials[lane.key], lane) for lane in report.lanes]
+                nodes |= dict.fromkeys(trials, sorted({self.health.name(node) for node in pack.nodes}))
         if rows:
-            self._record(rows)
+            self._record(rows, nodes)
         for report in reports:
             if (pack := self._pack_of(report)) is not None:
                 self._handle(report, pack)
-        if any(report.kind != "started" for report in reports):
+        if any(report.kind not in ("alive", "started") for report in reports):
             self._on_change(self)
 
     def _pack_of(self, report: Report) -> Pack | None:
@@ -141,9 +154,21 @@ class Scheduler:
             return
         for note in report.notes:
             log.warning("%s", note)
+        now = time.monotonic()
+        self._longest_pause = max(self._longest_pause, now - pack.progressed)
+        pack.progressed = now
         if report.checkpoint and report.checkpoint != pack.checkpoint:
             pack.checkpoint = report.checkpoint
+            pack.lost_with_nodes = 0  # it gets further
             self._checkpoints.setdefault(report.checkpoint, set(pack.keys))
+        pack.checkpoint_round = max(pack.checkpoint_round, report.checkpoint_round)
+        if report.kind == "handed back":
+            del self.in_flight[report.number]
+            pack.resume_from = pack.checkpoint or pack.resume_from
+            where = f"at round {report.round}: node {self.health.name(pack.node)} is about to leave"
+            log.warning("pack of %d trials is handed back %s", len(pack), where)
+            self.queue.packs.insert(0, pack)
+            return
         if report.kind == "too large":
             del self.in_flight[report.number]
             pack.resume_from = pack.checkpoint or pack.resume_from
@@ -161,16 +186,20 @@ class Scheduler:
         self.in_flight[report.number] = self.offered.pop(report.number)
         first_attempt, pack.began = not pack.began, time.monotonic()
         pack.origin = pack.origin or report.number
-        pack.slot, pack.node = report.slot, report.node
+        pack.slot, pack.node = report.slot, report.nodes[0]
+        pack.nodes |= set(report.nodes)
+        pack.progressed = time.monotonic()
         pack.running = len(pack)
-        self._failed_starts = 0
+        self.health.slot_started(pack.node)
         if first_attempt:
             first = pack.trials[0]
             log.info("pack of %d trials starts: %s at %d rounds", len(pack), first.method, first.last_round)
+        else:
+            log.info("pack of %d trials starts again, from round %d", len(pack), pack.checkpoint_round)
 
     def _end(self, pack: Pack) -> None:
         self._any_success = True
-        self._failures_by_node.pop(pack.node, None)
+        self.health.pack_ended(pack.node)
         self._release_checkpoints(pack)
         seconds = time.monotonic() - pack.began
         if not pack.failed_on and not pack.resume_from:
@@ -182,6 +211,7 @@ class Scheduler:
             self._give_up(pack, "one lane does not fit into the device's memory")
             return
         limit = self.queue.shrink(pack, fits)
+        self.sweep.ledger.set_memory_limits(self._device, self.queue.memory_limits)
         log.warning("%d of %d trials fit into the device's memory: packs are made smaller", limit, len(pack))
 
     # ---- failures
@@ -189,52 +219,72 @@ class Scheduler:
     def slot_failed(self, slot: str, failure: Failure) -> None:
         """A slot has failed; its pack is retried on another."""
         number = next((number for number, pack in self.in_flight.items() if pack.slot == slot), None)
+        if failure.kind == "other code":
+            self.health.has_other_code(failure.node, failure.reason)
         if number is None:
-            self._failed_starts += 1
-            log.warning("a federation did not start, or failed without a pack: %s", failure.reason)
-            too_often = self._failed_starts >= GIVE_UP_AFTER * self.capacity.federations
-            if too_often and failure.kind != "node died" and not self.in_flight:
-                self._stop(failure.reason)
+            if failure.kind in ("error", "out of memory"):
+                log.warning("a federation did not start, or failed without a pack: %s", failure.reason)
+                self.health.start_failed(failure.node, slot, failure.reason)
             return
         pack = self.in_flight.pop(number)
         self.sweep.ledger.add_failure(pack.keys, failure.reason)
         pack.resume_from = pack.checkpoint or pack.resume_from
-        if failure.kind == "node died":
-            self._retry(pack, "its node died")
+        self.repeated_rounds += max(0, pack.round - pack.checkpoint_round)
+        node = failure.node or pack.node
+        if failure.kind in ("other code", "left"):
+            self._retry(pack, failure.reason)
+        elif failure.kind == "node died":
+            pack.lost_with_nodes += 1
+            if pack.lost_with_nodes < LOST_WITH_NODES:
+                self._retry(pack, "its node died")
+            else:
+                pack.lost_with_nodes = 0
+                self._give_up(pack, f"{LOST_WITH_NODES} nodes died while it ran, and it got no further")
         elif failure.kind == "out of memory" and len(pack) > 1:
             self._shrink(pack, len(pack) // 2)
         else:
-            self._count_node_failure(pack)
-            pack.failed_on.append(pack.node)
+            self._count_node_failure(pack, node)
+            pack.failed_on.append(node)
             # failures on lost nodes do not count: Ray reports a process as failed before it reports its node as dead
-            if sum(node not in self.lost_nodes for node in pack.failed_on) <= PACK_RETRIES:
+            if sum(node not in self.health.lost for node in pack.failed_on) <= PACK_RETRIES:
                 self._retry(pack, failure.reason)
             else:
                 self._give_up(pack, failure.reason)
 
     def _retry(self, pack: Pack, reason: str) -> None:
         self.retries += 1
-        log.warning("pack of %d trials is retried: %s", len(pack), reason)
+        rounds = f"from round {pack.checkpoint_round} of {pack.round} computed"
+        log.warning("pack of %d trials is retried %s: %s", len(pack), rounds, reason)
         self.queue.packs.insert(0, pack)
 
-    def _count_node_failure(self, pack: Pack) -> None:
-        """Block a node after several failed packs in a row, if packs run on other nodes. A pack that has also failed on
-        another node is not counted; the parts of a split pack are counted once."""
-        node = pack.node
-        if set(pack.failed_on) - {node, *self.lost_nodes}:
+    def _count_node_failure(self, pack: Pack, node: str) -> None:
+        """A pack that has also failed on another node is not counted; the parts of a split pack are counted once."""
+        if set(pack.failed_on) - {node, *self.health.lost}:
             return
-        failed = self._failures_by_node.setdefault(node, set())
-        failed.add(pack.origin)
-        others = {pack.node for pack in self.in_flight.values()} - {node, *self.blocked_nodes}
-        if len(failed) >= NODE_FAILURES and self._any_success and node not in self.blocked_nodes and others:
-            self.blocked_nodes.add(node)
-            log.warning("node %s has failed %d packs in a row and gets no more", node, len(failed))
+        others = {pack.node for pack in self.in_flight.values()} - {node, *self.health.blocked}
+        self.health.pack_failed(node, pack.origin, self._any_success and bool(others))
 
-    def clear_blocklist(self) -> None:
-        """No other node is left."""
-        log.warning("no other node is left: blocked nodes get packs again")
-        self.blocked_nodes.clear()
-        self._failures_by_node.clear()
+    def record_stalls(self) -> None:
+        """For `fedsweep status`: packs in flight without progress for much longer than any pack before."""
+        patience, now = max(STALLED_AFTER_S, STALLED_TIMES * self._longest_pause), time.monotonic()
+        stalled = {number: pack for number, pack in self.in_flight.items() if now - pack.progressed > patience}
+        if stalled.keys() == self._stalled:
+            return
+        for number in stalled.keys() - self._stalled:
+            pack = stalled[number]
+            node = self.health.name(pack.node)
+            log.warning("pack of %d trials: no progress for %.0f s on node %s", len(pack), now - pack.progressed, node)
+        self._stalled = set(stalled)
+        self.stall_changes += 1
+        self.sweep.ledger.set_stalls(
+            Stall(self.health.name(pack.node), len(pack), time.time() - (now - pack.progressed))
+            for pack in stalled.values()
+        )
+        self._on_change(self)
+
+    def stop_if_no_node_is_left(self) -> None:
+        if not self.in_flight and not self.stopping and (reason := self.health.no_node_left):
+            self._stop(reason)
 
     def _give_up(self, pack: Pack, reason: str) -> None:
         """Split a pack that failed too often until the failing trial is alone, and record that trial as failed."""
@@ -248,7 +298,7 @@ class Scheduler:
         if self._failed_trials >= GIVE_UP_AFTER and not self._any_success:
             self._stop(reason)
             return
-        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)])
+        self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {})
         self._release_checkpoints(pack)
         self._on_change(self)
 
@@ -308,7 +358,7 @@ class Scheduler:
             correct=lane.correct,
         )
 
-    def _record(self, rows: list[Row]) -> None:
+    def _record(self, rows: list[Row], nodes: Mapping[str, Sequence[str]]) -> None:
         metric = self.sweep.prepared.study.objective
-        self.sweep.ledger.add(rows)  # on disk first, then in the sweep
+        self.sweep.ledger.add(rows, nodes)  # on disk first, then in the sweep
         self.queue.add(self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows}))

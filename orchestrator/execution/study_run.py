@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import logging
 import math
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,6 +33,7 @@ from orchestrator.study.reading import with_located_data
 from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
 from trainables import files, plugins
+from trainables.code_identity import package_identity
 from trainables.errors import UserError
 from trainables.privacy.publication import ANALYST_ONLY
 from trainables.urls import shown
@@ -88,7 +92,9 @@ def run(
                 ledger.add_plugins(plugins.requested(), plugins.code_hashes())
             write_text(folder / "study.yaml", shown(source))
             if changed:
-                view.say(f"note: plug-in {', '.join(changed)} has changed since this folder was run")
+                names = ", ".join(changed)
+                view.say(f"note: plug-in {names} has changed since this folder was run; what it computes runs again")
+            _tell_changed_package(ledger, view)
             if not sweep.finished:
                 for note in advice(study):
                     view.say(f"note: {note}")
@@ -136,9 +142,15 @@ def draw_figures(results: Path | str) -> list[str]:
 def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
     """The chosen configuration of every cell, as in best.yaml."""
     location = results_location(results)
-    with location.open_for_reading() as folder, _write_errors(location), Ledger.read(folder) as ledger:
-        write_tables(ledger, folder)
-        return read_best(folder / "best.yaml")
+    with (
+        location.open_for_reading() as folder,
+        _write_errors(location),
+        Ledger.read(folder) as ledger,
+        tempfile.TemporaryDirectory(prefix="fedsweep-") as scratch,
+    ):
+        into = folder if os.access(folder, os.W_OK) else Path(scratch)
+        write_tables(ledger, into)
+        return read_best(into / "best.yaml")
 
 
 def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:
@@ -161,6 +173,14 @@ def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:
         }
     )
     ledger.add_partitions(_class_counts(prepared))
+
+
+def _tell_changed_package(ledger: Ledger, view: View) -> None:
+    """Tell which parts of the code that computes results have changed since the last run, apart from plug-ins."""
+    parts = [session.environment["code parts"] for session in ledger.sessions() if "code parts" in session.environment]
+    before, now = json.loads(parts[-1]) if parts else {}, package_identity()
+    if changed := [name for name, value in now.items() if before.get(name, value) != value]:
+        view.say(f"note: {', '.join(changed)} changed since the last run in this folder; recorded trials are kept")
 
 
 def _class_counts(prepared: PreparedStudy) -> dict[tuple[SettingId, int], list[list[int]]]:
@@ -186,9 +206,11 @@ def _write_errors(location: ResultsLocation) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
+        is_full = getattr(error, "errno", None) == errno.ENOSPC or "full" in str(error)
+        when = "there is room" if is_full else "it can be written"
         raise UserError(
             f"results folder {location} cannot be written: {error}; no finished trial is lost, and "
-            f"'fedsweep resume {location}{plugins.import_options()}' continues once there is room"
+            f"'fedsweep resume {location}{plugins.import_options()}' continues once {when}"
         ) from error
 
 

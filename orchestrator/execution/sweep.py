@@ -130,7 +130,14 @@ class Sweep:
 
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
         keys = [trial.key for trial in trials]
-        recorded = self._recorded.get((search.cell.id, search.variant.name, stage), [])[start : start + len(keys)]
+        place = search.cell.id, search.variant.name
+        recorded = self._recorded.get((*place, stage), [])[start : start + len(keys)]
+        if recorded != keys[: len(recorded)] and self._computes_otherwise(search, trials):
+            stages = search.variant.stages
+            later = {(*place, each): 0 for each in stages[stages.index(stage) + 1 :]}
+            self.ledger.forget((), {(*place, stage): start, **later})
+            self._recorded = self.ledger.stages()
+            recorded = []
         if recorded != keys[: len(recorded)]:
             raise UserError(
                 f"strategy {search.variant.strategy.name} proposes other trials for stage {stage} of "
@@ -138,6 +145,12 @@ class Sweep:
             )
         if len(recorded) < len(keys):
             self.ledger.add_stage(search.cell.id, search.variant.name, stage, keys, start)
+
+    def _computes_otherwise(self, search: CellSearch, trials: list[TrialSpec]) -> bool:
+        """Whether the trials are others only because a plug-in that computes them has changed: they run again."""
+        strategy_is_plugin = bool(plugins.code_hash(type(search.variant.strategy).__module__))
+        changed = plugins.changed(self.ledger.plugin_code())
+        return bool(changed) and any(trial.code for trial in trials) and not strategy_is_plugin
 
     def _reason_for_change(self, search: CellSearch) -> str:
         if changed := plugins.changed(self.ledger.plugin_code()):

@@ -18,12 +18,12 @@ import shutil
 import socket
 import sqlite3
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -34,7 +34,10 @@ from trainables import files
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
-SCHEMA_VERSION = "3"
+if TYPE_CHECKING:
+    from trainables.federation.pack import PackGroup
+
+SCHEMA_VERSION = "4"
 KEYS_PER_QUERY = 500  # SQLite limits the number of parameters
 SECRET_BYTES = 32
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
@@ -91,9 +94,12 @@ CREATE TABLE IF NOT EXISTS batches (       -- trials that were recorded together
     number INTEGER PRIMARY KEY, session INTEGER NOT NULL, at REAL NOT NULL, trials INTEGER NOT NULL,
     rounds INTEGER NOT NULL
 );
-CREATE TABLE IF NOT EXISTS origins (       -- which session computed a trial
-    key TEXT PRIMARY KEY, session INTEGER NOT NULL
+CREATE TABLE IF NOT EXISTS origins (       -- which session computed a trial, and JSON: the names of the nodes
+    key TEXT PRIMARY KEY, session INTEGER NOT NULL, nodes TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS stalls (        -- packs in flight that make no progress at the moment
+    number INTEGER PRIMARY KEY, node TEXT NOT NULL, trials INTEGER NOT NULL, since REAL NOT NULL
+);
 """
 REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = excluded.reason,
     rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss, metrics = excluded.metrics,
@@ -162,6 +168,16 @@ class Session:
     @property
     def last(self) -> float:
         return self.batches[-1][0] if self.batches else self.began
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A pack in flight that makes no progress."""
+
+    node: str
+    trials: int
+    since: float
+    """The time of its last progress."""
 
 
 @dataclass(frozen=True)
@@ -320,14 +336,16 @@ class Ledger:
 
     # ---- trials
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """All rows or none. A row that exists stays as it is, unless it had failed."""
+    def add(self, rows: Iterable[Row], nodes: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+        """All rows or none. A row that exists stays as it is, unless it had failed.
+
+        `nodes`: the names of the nodes that computed a trial, by its key."""
         new = list(rows)
         with self.transaction():
             if written := self._add(new):
                 self._db.executemany(
-                    "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions))",
-                    ((row.key,) for row in new if row.state != "failed"),
+                    "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions), ?)",
+                    ((row.key, json.dumps(list(nodes.get(row.key, ())))) for row in new if row.state != "failed"),
                 )
                 self._db.execute(
                     "INSERT INTO batches (session, at, trials, rounds) "
@@ -349,9 +367,9 @@ class Ledger:
         with self.transaction():
             self._add(other.rows(other.outcomes()).values())
             for number, session in enumerate(other.sessions()):
-                self._copy_session(session, [key for key, origin in origins.items() if origin == number])
+                self._copy_session(session, {key: nodes for key, (at, nodes) in origins.items() if at == number})
 
-    def _copy_session(self, session: Session, keys: Iterable[str]) -> None:
+    def _copy_session(self, session: Session, nodes: Mapping[str, Sequence[str]]) -> None:
         """Replaces an earlier copy of the same session, which may have continued since."""
         known = self._db.execute("SELECT number FROM sessions WHERE began = ?", (session.began,)).fetchone()
         if known is None:
@@ -363,13 +381,36 @@ class Ledger:
         self._db.executemany("INSERT OR REPLACE INTO environments VALUES (?, ?, ?)", environment)
         batches = ((number, *batch) for batch in session.batches)
         self._db.executemany("INSERT INTO batches (session, at, trials, rounds) VALUES (?, ?, ?, ?)", batches)
-        self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?)", ((key, number) for key in keys))
+        origins = ((key, number, json.dumps(list(names))) for key, names in nodes.items())
+        self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?, ?)", origins)
 
-    def origins(self) -> dict[str, int]:
-        """By trial key, the index in `sessions()` of the session that computed it."""
+    def origins(self) -> dict[str, tuple[int, list[str]]]:
+        """By trial key: the index in `sessions()` of the session that computed it, and the names of the nodes."""
         indices = {number: index for index, (number,) in enumerate(self._db.execute("SELECT number FROM sessions"))}
-        rows = self._db.execute("SELECT key, session FROM origins")
-        return {checks.key(key): indices[session] for key, session in rows if session in indices}
+        rows = self._db.execute("SELECT key, session, nodes FROM origins")
+        return {
+            checks.key(key): (indices[session], _names(nodes)) for key, session, nodes in rows if session in indices
+        }
+
+    def trials_by_node(self) -> dict[str, int]:
+        """The number of trials that each node has computed, or a part of them."""
+        counts: Counter[str] = Counter()
+        for nodes, count in self._db.execute("SELECT nodes, count(*) FROM origins GROUP BY nodes"):
+            for node in _names(nodes):
+                counts[node] += count
+        return dict(sorted(counts.items()))
+
+    def forget(self, keys: Iterable[str], stages: Mapping[StageKey, int]) -> None:
+        """Remove trials, so that they run again, and the trials of each stage from a position on."""
+        forgotten = [(key,) for key in keys]
+        with self.transaction():
+            for table in ("trials", "origins"):
+                self._db.executemany(f"DELETE FROM {table} WHERE key = ?", forgotten)
+            for (cell, strategy, stage), position in stages.items():
+                self._db.execute(
+                    "DELETE FROM stages WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?",
+                    (self._cell_number(cell), strategy, stage, position),
+                )
 
     def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
         """State, score by this metric and loss of every trial that has ended. Cheap if the metric has a column."""
@@ -485,6 +526,25 @@ class Ledger:
         """Packs that failed, oldest first: number of trials, key of the first one, reason."""
         return self._db.execute("SELECT trials, first_key, reason FROM failures ORDER BY number").fetchall()
 
+    def set_memory_limits(self, device: str, limits: Mapping[PackGroup, int]) -> None:
+        """Lanes that fit into the memory of a kind of device, by pack group."""
+        text = json.dumps([device, [[list(group), lanes] for group, lanes in limits.items()]])
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('memory limits', ?)", (text,))
+
+    def memory_limits(self, device: str) -> dict[PackGroup, int]:
+        """Empty if the last ones were for another kind of device."""
+        of, limits = json.loads(self._meta("memory limits") or '["", []]')
+        return {tuple(group): lanes for group, lanes in limits} if of == device else {}
+
+    def set_stalls(self, stalls: Iterable[Stall]) -> None:
+        with self.transaction():
+            self._db.execute("DELETE FROM stalls")
+            self._db.executemany("INSERT INTO stalls (node, trials, since) VALUES (?, ?, ?)", map(astuple, stalls))
+
+    def stalls(self) -> list[Stall]:
+        rows = self._db.execute("SELECT node, trials, since FROM stalls ORDER BY number")
+        return [Stall(checks.text(node), checks.number(trials), checks.number(since)) for node, trials, since in rows]
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """All writes in the block, or none if it raises. A transaction inside another is a part of it."""
@@ -499,6 +559,13 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def _names(text: Any) -> list[str]:
+    names = json.loads(checks.text(text))
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise sqlite3.DataError(f"{text!r:.50} is not a list of names")
+    return names
 
 
 def _connect(uri: str, folder: Path) -> sqlite3.Connection:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.results.ledger import Ledger
 from trainables import plugins
@@ -35,6 +35,17 @@ PACKS, SCRATCH = ".packs", ".tune"
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 FOLDERS = ("tables", "timing", "figures")
 log = logging.getLogger("fedsweep")
+
+
+StopRequest = Literal["", "after packs", "now"]
+
+
+def _stop_request(now: bool) -> bytes:
+    return b"now" if now else b"after packs"
+
+
+def _read_stop_request(content: bytes) -> StopRequest:
+    return "now" if content == b"now" else "after packs"
 
 
 class ResultsLocation:
@@ -57,26 +68,34 @@ class ResultsLocation:
         """For any process, also while the study runs."""
         yield self.folder
 
-    def request_stop(self) -> None:
-        """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C."""
+    def request_stop(self, now: bool = False) -> None:
+        """Ask the running driver to finish the packs in flight and exit, as after Ctrl-C; `now`: as after two."""
         try:
-            os.close(open_in_place(self.folder / CANCEL, os.O_WRONLY))
+            descriptor = open_in_place(self.folder / CANCEL, os.O_WRONLY | os.O_TRUNC)
+            try:
+                os.write(descriptor, _stop_request(now))
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise UserError(f"results folder {self} cannot be written: {error}") from None
 
-    def stop_requested(self) -> bool:
-        """Whether a stop was requested since the last call."""
-        requested = (self.folder / CANCEL).exists()
-        if requested:
-            (self.folder / CANCEL).unlink(missing_ok=True)
-        return requested
+    def stop_requested(self) -> StopRequest:
+        """What was requested since the last call."""
+        try:
+            content = (self.folder / CANCEL).read_bytes()
+        except FileNotFoundError:
+            return ""
+        if not content:  # it is being written
+            return ""
+        (self.folder / CANCEL).unlink(missing_ok=True)
+        return _read_stop_request(content)
 
     @property
     def checkpoints(self) -> PackStorage:
         return PackStorage(str((self.folder / PACKS).absolute()))
 
     def notify_recorded(self, count: int) -> None:
-        """The ledger now holds `count` trials. Raises if another driver has taken over."""
+        """The ledger has changed if `count` has. Raises if another driver has taken over."""
 
     def upload_tables(self) -> None:
         """Tables were rebuilt in a copy opened for reading: publish them."""
@@ -130,7 +149,7 @@ class RemoteLocation(ResultsLocation):
         self._token = secrets.token_hex(8)
         self._recorded = self._uploaded = -1  # trials in the ledger here and at the URL
         self._lock_lost = ""  # the error to raise once another driver has taken over
-        self._stop = False
+        self._stop: StopRequest = ""
         self._wake, self._closing = threading.Event(), threading.Event()
 
     def __str__(self) -> str:
@@ -182,18 +201,20 @@ class RemoteLocation(ResultsLocation):
 
     # ---- while the study runs
 
-    def request_stop(self) -> None:
+    def request_stop(self, now: bool = False) -> None:
         with as_user_error(f"the results at {self.url} cannot be written"):
-            self._files.pipe_file(f"{self._root}/{CANCEL}", self._lock_content())
+            self._files.pipe_file(f"{self._root}/{CANCEL}", _stop_request(now))
 
-    def stop_requested(self) -> bool:
+    def stop_requested(self) -> StopRequest:
         return self._stop
 
-    def _take_stop_request(self) -> bool:
-        requested = self._files.exists(f"{self._root}/{CANCEL}")
-        if requested:
-            self._files.rm_file(f"{self._root}/{CANCEL}")
-        return requested
+    def _take_stop_request(self) -> StopRequest:
+        try:
+            content = self._files.cat_file(f"{self._root}/{CANCEL}")
+        except FileNotFoundError:
+            return ""
+        self._files.rm_file(f"{self._root}/{CANCEL}")
+        return _read_stop_request(content)
 
     def notify_recorded(self, count: int) -> None:
         if self._lock_lost:

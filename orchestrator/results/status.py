@@ -62,6 +62,11 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         },
         "time": _time(sessions, rounds_left, running is not None),
         "computed_on": _computed_on(sessions),
+        "nodes": ledger.trials_by_node(),
+        "stalled": [
+            {"node": stall.node, "trials": stall.trials, "seconds": max(0.0, time.time() - stall.since)}
+            for stall in (ledger.stalls() if running else ())
+        ],
         "worker_logs": sessions[-1].environment.get("logs") if sessions else None,
         "cells": cells,
         "failed": {key: row.reason for key, row in ledger.rows(failed).items()},
@@ -188,6 +193,12 @@ def as_text(found: dict[str, Any]) -> str:
     if found["computed_on"]:
         counted = (f"{count} trials on {where}" for where, count in found["computed_on"].items())
         lines.append(f"computed: {'; '.join(counted)}")
+    if found["nodes"]:
+        lines.append("by node: " + ", ".join(f"{node} {count}" for node, count in found["nodes"].items()))
+    lines += [
+        f"no progress for {duration(stall['seconds'])} on node {stall['node']}: a pack of {stall['trials']} trials"
+        for stall in found["stalled"]
+    ]
     if found["worker_logs"] and (found["running"] or found["retries"] or found["failed"]):
         lines.append(f"logs of the workers, on every node: {found['worker_logs']}")
     lines += [f"retried: a pack of {retry['trials']} trials: {retry['reason']}" for retry in found["retries"]]
@@ -202,7 +213,7 @@ def _time_text(found: dict[str, Any]) -> list[str]:
     parts = [f"time: {duration(spent['elapsed_s'])}"]
     if spent["trial_rounds_per_second"] is not None:
         parts.append(f"{spent['trial_rounds_per_second']:.4g} trial-rounds/s")
-    if not found["finished"] and spent["left_s"] is not None:
+    if not found["finished"] and spent["left_s"] is not None and not found["stalled"]:
         parts.append(f"about {duration(spent['left_s'])} left{'' if found['running'] else ' once resumed'}")
     return [", ".join(parts)]
 

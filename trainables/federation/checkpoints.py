@@ -42,15 +42,6 @@ class PackStorage:
             self.filesystem.makedirs(self.path, exist_ok=True)
             self.filesystem.pipe_file(f"{self.path}/here", b"")  # object storage has no folders
 
-    def is_reachable(self) -> bool:
-        """Whether this node sees the driver's folder."""
-        if self.filesystem is None:
-            return Path(self.path).is_dir()
-        try:
-            return bool(self.filesystem.exists(self.path))
-        except Exception:  # no network, no credentials: every kind of storage raises its own errors
-            return False
-
     # ---- a file: checksum, a line of JSON with the round and the trials, the checkpoint
 
     def save(self, keys: Sequence[str], t: int, checkpoint: bytes) -> None:

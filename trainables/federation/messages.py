@@ -26,8 +26,9 @@ class Report:
 
     slot: str
     number: int
-    kind: Literal["started", "progress", "ended", "too large", "lost"]
-    """lost: reported by the desk, about a pack whose slot died before it received the pack."""
+    kind: Literal["alive", "started", "progress", "ended", "too large", "handed back", "lost"]
+    """alive: a heartbeat, about no pack. handed back: its node is about to leave the cluster. lost: reported by the
+    desk, about a pack whose slot died before it received the pack."""
     round: int = 0
     running: int = 0
     computing_s: float = 0.0
@@ -37,9 +38,11 @@ class Report:
     """too large: how many lanes fit into the device's memory."""
     checkpoint: str = ""
     """Name of the pack's latest checkpoint."""
+    checkpoint_round: int = 0
     notes: tuple[str, ...] = ()
     """Problems that the slot has recovered from, for the log."""
-    node: str = ""
+    nodes: tuple[str, ...] = ()
+    """started: the ids of the nodes of the slot and its federation, the slot's own first."""
 
 
 @dataclass(frozen=True)
@@ -47,4 +50,7 @@ class Failure:
     """Why a slot failed."""
 
     reason: str
-    kind: Literal["error", "node died", "out of memory"] = "error"
+    kind: Literal["error", "node died", "out of memory", "other code", "left"] = "error"
+    """other code: than the driver's. left: the slot ended because its node gets no more packs."""
+    node: str = ""
+    """Id of the node at fault, if it is known to be another one than the slot's."""

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
 from typing import Any, Protocol
 
-from trainables.federation.checkpoints import (
-    CorruptCheckpointError,
-    PackStorage,
-    UnusableCheckpointError,
-    checkpoint_name,
-)
+from trainables.federation.checkpoint_writer import CheckpointWriter
+from trainables.federation.checkpoints import CorruptCheckpointError, PackStorage, UnusableCheckpointError
 from trainables.federation.messages import Order, Report
 
 CHUNK_S = 0.5  # target duration of the rounds between two reports
-CHECKPOINT_EVERY_S = 5.0  # less than a new federation takes to start, which a failed pack costs anyway
-CHECKPOINT_SHARE = 0.02  # of the time, at most, goes into checkpoints
+HAND_BACK_S = 8.0  # for the checkpoint of a pack whose node is about to leave; clouds give notice of 15 s and more
 
 
 class Federation(Protocol):
@@ -38,15 +32,15 @@ class PackRunner:
         self.order: Order | None = None
         """The pack that is running."""
         self._slot, self._storage = slot, storage
+        self._writer = CheckpointWriter(storage)
         self._notes: list[str] = []
 
     def start(self, order: Order) -> None:
         self.order, self.trials = order, list(order.trials)
         self.t, self._chunk = 0, self.trials[0].evaluate_every
-        self._saved = ""
-        self._saved_at = self._reported_at = time.monotonic()
-        self._interval = CHECKPOINT_EVERY_S
+        self._reported_at = time.monotonic()
         self._opened = False
+        self._writer.start_pack([trial.key for trial in self.trials])
 
     def advance(self) -> Report | None:
         """Run to the next evaluation or for about half a second; a report, if one is due."""
@@ -65,10 +59,10 @@ class PackRunner:
         self.t = until
         state = {"round": self.t, "running": progress.running, "computing_s": progress.computing_s}
         if progress.running == 0:
+            self._writer.end_pack()
             return self._end("ended", lanes=self.federation.collect_results(), **state)
-        if now - self._saved_at > self._interval and self._can_save:
-            self._save()
-        if now - self._reported_at > CHUNK_S or self._notes:
+        self._writer.save_if_due(self.t, self.federation.checkpoint)
+        if now - self._reported_at > CHUNK_S or self._notes or self._writer.notes:
             self._reported_at = now
             return self._report("progress", **state)
         return None
@@ -76,6 +70,13 @@ class PackRunner:
     def too_large(self, fits: int) -> Report:
         """Give the pack back, because only `fits` of its lanes fit into memory."""
         return self._end("too large", fits=fits)
+
+    def hand_back(self) -> Report | None:
+        """Give the pack back with a checkpoint of its last round; None if that cannot be written in time."""
+        assert self.order is not None
+        if self._opened and not self._writer.save_within(HAND_BACK_S, self.t, self.federation.checkpoint):
+            return None
+        return self._end("handed back", round=self.t)
 
     def _open(self, order: Order) -> None:
         """A checkpoint that cannot be used costs time, but is no reason to fail."""
@@ -111,24 +112,10 @@ class PackRunner:
 
     def _report(self, kind: Any, **fields: Any) -> Report:
         assert self.order is not None
-        notes, self._notes = tuple(self._notes), []
-        return Report(self._slot, self.order.number, kind, checkpoint=self._saved, notes=notes, **fields)
-
-    @cached_property
-    def _can_save(self) -> bool:
-        """Other nodes may not see the driver's folder: a pack that fails there restarts from round 0."""
-        return self._storage.is_reachable()
-
-    def _save(self) -> None:
-        """A checkpoint that cannot be written is no reason to fail."""
-        began, keys = time.monotonic(), [trial.key for trial in self.trials]
-        try:
-            self._storage.save(keys, self.t, self.federation.checkpoint())
-            self._saved = checkpoint_name(keys)
-        except Exception as error:  # every kind of storage raises its own errors
-            self._notes.append(f"pack of {len(keys)} trials could not write a checkpoint: {error}")
-        self._saved_at = time.monotonic()
-        self._interval = max(CHECKPOINT_EVERY_S, (self._saved_at - began) / CHECKPOINT_SHARE)
+        notes = (*self._notes, *self._writer.notes)
+        self._notes, self._writer.notes = [], []
+        fields |= {"checkpoint": self._writer.saved, "checkpoint_round": self._writer.saved_round}
+        return Report(self._slot, self.order.number, kind, notes=notes, **fields)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from trainables.federation.messages import Order, Report
 
@@ -18,6 +19,9 @@ class PackDesk:
         self._orders: deque[Order] = deque()
         self._reports: list[Report] = []
         self._blocked_nodes: set[str] = set()
+        """These get no packs."""
+        self._leaving_nodes: set[str] = set()
+        """These get no packs, and packs that run there are handed back."""
         self._packs: dict[str, int] = {}
         """The pack of every slot that has one."""
         self._requests: dict[str, int] = {}
@@ -27,8 +31,10 @@ class PackDesk:
 
     # ---- called by slots
 
-    async def take(self, slot: str, node: str, timeout_s: float) -> Order | None:
-        """The next pack as soon as there is one; None after the timeout.
+    async def take(self, slot: str, nodes: Sequence[str], timeout_s: float) -> Order | Literal["leave"] | None:
+        """The next pack as soon as there is one; None after the timeout. "leave": a slot on these nodes gets none.
+
+        `nodes`: those of the slot and its federation, the slot's own first.
 
         A slot that asks has no pack. If the desk has handed one to it, the slot's process has died since, and the pack
         is lost."""
@@ -39,8 +45,11 @@ class PackDesk:
         def superseded() -> bool:
             return self._requests[slot] != request
 
+        def excluded() -> bool:
+            return not (self._blocked_nodes | self._leaving_nodes).isdisjoint(nodes)
+
         def ready() -> bool:
-            return self._closed or superseded() or (bool(self._orders) and node not in self._blocked_nodes)
+            return self._closed or superseded() or excluded() or bool(self._orders)
 
         async with self._changed:
             self._changed.notify_all()
@@ -51,23 +60,32 @@ class PackDesk:
                     return None
             if self._closed or superseded() or not ready():
                 return None
+            if excluded():
+                return "leave"
             order = self._orders.popleft()
             self._packs[slot] = order.number
-            self._reports.append(Report(slot, order.number, "started", node=node))
+            self._reports.append(Report(slot, order.number, "started", nodes=tuple(nodes)))
             return order
+
+    async def alive(self, slot: str, nodes: Sequence[str]) -> bool:
+        """A heartbeat of a slot; whether it should hand back its pack, because one of its nodes is about to leave."""
+        self._reports.append(Report(slot, 0, "alive"))
+        return not self._leaving_nodes.isdisjoint(nodes)
 
     async def report(self, report: Report) -> None:
         self._reports.append(report)
-        if report.kind in ("ended", "too large") and self._packs.get(report.slot) == report.number:
+        if report.kind in ("ended", "too large", "handed back") and self._packs.get(report.slot) == report.number:
             del self._packs[report.slot]
 
     # ---- called by the driver
 
-    async def exchange(self, orders: Sequence[Order], blocked_nodes: Iterable[str] = ()) -> list[Report]:
+    async def exchange(
+        self, orders: Sequence[Order], blocked_nodes: Iterable[str] = (), leaving_nodes: Iterable[str] = ()
+    ) -> list[Report]:
         """Leave packs, and take all reports since the last call, in order."""
         async with self._changed:
             self._orders.extend(orders)
-            self._blocked_nodes = set(blocked_nodes)
+            self._blocked_nodes, self._leaving_nodes = set(blocked_nodes), set(leaving_nodes)
             self._changed.notify_all()
         reports, self._reports = self._reports, []
         return reports

@@ -9,7 +9,29 @@ from ray.exceptions import RayActorError
 
 
 class HungError(RuntimeError):
-    """An actor is alive but does not answer."""
+    """An actor is alive but does not answer. `node`: the id of its node, if that is known."""
+
+    def __init__(self, reason: str, node: str = "") -> None:
+        super().__init__(reason, node)
+        self.reason, self.node = reason, node
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class NotStartedError(RuntimeError):
+    """A slot or its federation could not be started on a node."""
+
+    def __init__(self, reason: str, node: str) -> None:
+        super().__init__(reason, node)
+        self.reason, self.node = reason, node
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class NodeExcludedError(RuntimeError):
+    """A slot ends because its node gets no more packs; Tune starts it again elsewhere."""
 
 
 class ActorLostError(RuntimeError):

@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainables.code_identity import CodeIdentity, OtherCodeError, code_identity, differences
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult, Progress
 from trainables.federation.malloc import keep_freed_memory
@@ -34,20 +35,37 @@ HOST_RESTARTS = 8  # restarts of a host before its federation is given up
 ROUND_RETRIES = 2  # retries of a call whose host crashed: a third crash is treated as deterministic
 
 
-class HostActor:
+class CheckedActor:
+    """An actor that computes with the driver's code or not at all. Compared in the constructor, and so again whenever
+    Ray restarts the actor, perhaps on another node."""
+
+    def _compare_code(self, expected: CodeIdentity | None) -> None:
+        self._differences = differences(expected, code_identity()) if expected is not None else ""
+
+    def node_id(self) -> str:
+        node = ray.get_runtime_context().get_node_id()
+        if self._differences:
+            raise OtherCodeError(self._differences, node)
+        return node
+
+
+class HostActor(CheckedActor):
     """A client host in its own process. Messages carry NumPy arrays: Ray sends those without a copy."""
 
-    def __init__(self, index: int, device: str, kernel: Kernel) -> None:
+    def __init__(self, index: int, device: str, kernel: Kernel, code: CodeIdentity | None = None) -> None:
         from trainables.federation.client_host import ClientHost
         from trainables.models import kernels
 
+        self._compare_code(code)
         keep_freed_memory()
         kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
         self._work: tuple[str, ClientWork] | None = None
 
-    def location(self) -> str:
-        return f"node {ray.util.get_node_ip_address()}, process {os.getpid()}"
+    def location(self) -> tuple[str, str]:
+        """The id of its node, and a text."""
+        node = ray.get_runtime_context().get_node_id()
+        return node, f"node {ray.util.get_node_ip_address()}, process {os.getpid()}"
 
     def prepare(self, work: Sequence[Any]) -> np.ndarray:
         return self._host.prepare(self._fetch(work)).cpu().numpy()
@@ -71,21 +89,23 @@ class HostActor:
 
     def _fetch(self, work: Sequence[Any]) -> ClientWork:
         """`work` is a reference in a list, which Ray does not resolve: the host fetches it once per pack."""
+        self.node_id()
         (reference,) = work
         if self._work is None or self._work[0] != reference.hex():
             self._work = (reference.hex(), ray.get(reference))
         return self._work[1]
 
 
-class ServerActor:
+class ServerActor(CheckedActor):
     """The server in its own process."""
 
-    def __init__(self, hosts: Sequence[Any], device: str, kernel: Kernel) -> None:
+    def __init__(self, hosts: Sequence[Any], device: str, kernel: Kernel, code: CodeIdentity | None = None) -> None:
         """Without `hosts` the only host shares this process."""
         from trainables.federation.hosts import Hosts
         from trainables.federation.server import Server
         from trainables.ray_actors.remote_hosts import RemoteHosts
 
+        self._compare_code(code)
         keep_freed_memory()
         self._server = Server(RemoteHosts(hosts) if hosts else Hosts(1, device), device, kernel)
 
@@ -106,17 +126,19 @@ class RayFederation:
         group: PlacementGroup | None = None,
         kernel: Kernel | None = None,
         name: str = "fedsweep",
+        code: CodeIdentity | None = None,
     ) -> None:
         """`kernel`: used by all hosts; default: the one this process has chosen. `name`: prefix of the actors' names in
-        Ray's lists."""
+        Ray's lists. `code`: what all actors must have; default: they are not checked."""
         self._name = f"{name} {secrets.token_hex(3)}"  # unique: a dead actor may still be listed
         if kernel is None:
             from trainables.models import kernels
 
             kernel = kernels.chosen(size.device)
-        self.size, self._kernel, self._group = size, kernel, group
+        self.size, self._kernel, self._group, self._code = size, kernel, group, code
         self._slowest = 0.0
-        self._all_started = False
+        self.nodes: tuple[str, ...] = ()
+        """The nodes of its actors, once all have started."""
         self._hosts = [] if size.one_process else [self._start_host(index) for index in range(size.hosts)]
         self._server = (
             ray.remote(ServerActor)
@@ -126,7 +148,7 @@ class RayFederation:
                 name=f"{self._name} server",
                 **self._placement(0),
             )
-            .remote(self._hosts, size.device, kernel)
+            .remote(self._hosts, size.device, kernel, code)
         )
 
     def _start_host(self, index: int) -> Any:
@@ -142,7 +164,7 @@ class RayFederation:
                 name=f"{self._name} host {index}",
                 **self._placement(index),
             )
-            .remote(index, self.size.device, self._kernel)
+            .remote(index, self.size.device, self._kernel, self._code)
         )
 
     def _placement(self, bundle: int) -> dict[str, Any]:
@@ -157,6 +179,7 @@ class RayFederation:
         return self._wait(self._server.call.remote("lanes_that_fit", list(trials), data, self.size.gpus_per_host))
 
     def open(self, trials: Sequence[TrialSpec], data: Any, checkpoint: bytes | None = None) -> None:
+        self._slowest = 0.0  # the hosts may load other rows first, which says nothing about the pace of rounds
         self._wait(self._server.call.remote("open", list(trials), data, checkpoint))
 
     def advance(self, until: int) -> list[LaneResult]:
@@ -179,17 +202,27 @@ class RayFederation:
     def checkpoint(self) -> bytes:
         return self._wait(self._server.call.remote("checkpoint"))
 
+    def wait_until_started(self) -> None:
+        if self.nodes:
+            return
+        starting = [actor.node_id.remote() for actor in (self._server, *self._hosts)]
+        _, missing = ray.wait(starting, num_returns=len(starting), timeout=timeouts.START_S)
+        if missing:
+            index = starting.index(missing[0])
+            name = f"client host {index - 1}" if index else "the server"
+            raise HungError(f"{name} has not started within {timeouts.START_S:.0f} s")
+        self.nodes = tuple(dict.fromkeys(self._get(starting, timeouts.START_S)))
+
     def _wait(self, answer: Any) -> Any:
         """Wait longer than the server waits for a host, so that a hung host is named."""
-        if not self._all_started:
-            starting = [actor.__ray_ready__.remote() for actor in (self._server, *self._hosts)]
-            _, missing = ray.wait(starting, num_returns=len(starting), timeout=timeouts.START_S)
-            if missing:
-                index = starting.index(missing[0])
-                name = f"client host {index - 1}" if index else "the server"
-                raise HungError(f"{name} has not started within {timeouts.START_S:.0f} s")
-            self._all_started = True
-        timeout = max(2 * timeouts.FIRST_ANSWER_S, 2 * timeouts.SLOWEST_TIMES * self._slowest)
+        self.wait_until_started()
+        timeout = 2 * timeouts.FIRST_ANSWER_S
+        if self._slowest:
+            timeout = 2 * max(timeouts.LEAST_S, timeouts.SLOWEST_TIMES * self._slowest)
+        return self._get(answer, timeout)
+
+    @staticmethod
+    def _get(answer: Any, timeout: float) -> Any:
         try:
             return ray.get(answer, timeout=timeout)
         except GetTimeoutError:
@@ -202,6 +235,8 @@ class RayFederation:
             ray.kill(actor, no_restart=True)
 
 
-def start_in_slot(size: FederationSize, kernel: Kernel, study: str) -> RayFederation:
+def start_in_slot(size: FederationSize, kernel: Kernel, study: str, code: CodeIdentity) -> RayFederation:
     """In the placement group of the calling slot."""
-    return RayFederation(size, ray.util.get_current_placement_group(), kernel, f"fedsweep {study}")
+    federation = RayFederation(size, ray.util.get_current_placement_group(), kernel, f"fedsweep {study}", code)
+    federation.wait_until_started()
+    return federation

@@ -58,8 +58,9 @@ class RemoteHosts(Hosts):
         began = time.monotonic()
         _, late = ray.wait(answers, num_returns=len(answers), timeout=timeout)
         if late:
-            name = self._name(answers.index(late[0]))
-            raise HungError(f"{name} has not answered for {timeout:.0f} s")
+            index = answers.index(late[0])
+            node, where = self._location(index)
+            raise HungError(f"client host {index}{where} has not answered for {timeout:.0f} s", node)
         try:
             replies = ray.get(answers)
         except RayActorError as error:
@@ -67,11 +68,13 @@ class RemoteHosts(Hosts):
         self._slowest = max(self._slowest, time.monotonic() - began)
         return replies
 
-    def _name(self, index: int) -> str:
+    def _location(self, index: int) -> tuple[str, str]:
+        """The id of a host's node, and a text; empty if they are not known."""
         try:
-            return f"client host {index} ({ray.get(self._locations[index], timeout=0)})"
+            node, text = ray.get(self._locations[index], timeout=0)
         except RayError:
-            return f"client host {index}"
+            return "", ""
+        return node, f" ({text})"
 
     def _reference(self, work: ClientWork) -> list[Any]:
         """Put a pack's work into the object store once, not every round."""

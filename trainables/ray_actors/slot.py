@@ -6,7 +6,9 @@ knows nothing about them.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,35 +17,93 @@ from typing import Any
 import ray
 from ray import tune
 
+from trainables import code_identity
+from trainables.code_identity import CodeIdentity, OtherCodeError
 from trainables.federation.checkpoints import PackStorage
 from trainables.federation.messages import Report
 from trainables.federation.pack_runner import Federation, PackRunner, is_out_of_memory
+from trainables.ray_actors.errors import NodeExcludedError, NotStartedError
 
 STEP_S = 1.0  # target duration of a Tune step; every step costs the driver a few milliseconds
 IDLE_S = 2.0  # how long a slot without a pack waits at the desk per step
+HEARTBEAT_S = 2.0
 
 
 class PackSlot(tune.Trainable):
-    def setup(self, config: dict[str, Any], desk: Any, start: Callable[[], Federation], storage: PackStorage) -> None:
+    def setup(
+        self,
+        config: dict[str, Any],
+        desk: Any,
+        start: Callable[[], Federation],
+        storage: PackStorage,
+        code: CodeIdentity | None = None,
+    ) -> None:
+        """`code`: what this process must have; default: it is not checked."""
         self._desk, self._start = desk, start
         self._slot, self._node = config["slot"], ray.get_runtime_context().get_node_id()
         self._packs = 0
-        self.runner = PackRunner(self._slot, start(), storage)
+        self._start_error: Exception | None = None
+        """Raised by the first step: of an error in the constructor of an actor, Ray keeps the text only."""
+        self._closed = threading.Event()
+        self._should_leave = self._cannot_hand_back = False
+        try:
+            if code is not None:
+                code_identity.check(code, code_identity.package_identity(), self._node)
+            self.runner = PackRunner(self._slot, start(), storage)
+        except Exception as error:  # a federation may fail in any way
+            self._start_error = self._with_node(error)
+            return
+        threading.Thread(target=self._send_heartbeats, name="fedsweep-heartbeat", daemon=True).start()
+
+    def _with_node(self, error: BaseException) -> Exception:
+        """The same with the node at fault: by default this one."""
+        while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
+            error = cause
+        if isinstance(error, OtherCodeError):
+            return error
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        return NotStartedError(f"{type(error).__name__}: {reason}", getattr(error, "node", "") or self._node)
+
+    @property
+    def _nodes(self) -> list[str]:
+        """Of the slot and its federation, its own first."""
+        return [self._node, *getattr(self.runner.federation, "nodes", ())]
+
+    def _send_heartbeats(self) -> None:
+        """Also while a round takes long. A process that is stopped sends none."""
+        while not self._closed.wait(HEARTBEAT_S):
+            with contextlib.suppress(Exception):  # the driver notices that the desk is lost
+                self._should_leave = ray.get(self._desk.alive.remote(self._slot, self._nodes), timeout=60)
 
     def step(self) -> dict[str, Any]:
         """Run packs for about a second."""
+        if self._start_error is not None:
+            raise self._start_error
         end, timeout = time.monotonic() + STEP_S, IDLE_S
         while True:
             if self.runner.order is None:
-                order = ray.get(self._desk.take.remote(self._slot, self._node, timeout))
+                order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout))
                 if order is None:
                     break
+                if order == "leave":
+                    raise NodeExcludedError
                 self.runner.start(replace(order, trials=pickle.loads(order.trials)))
-            self._advance()
+            if self._should_leave and not self._cannot_hand_back:
+                self._hand_back()
+            else:
+                self._advance()
             timeout = 0.0  # a slot that ended its pack and finds no other returns, which wakes the driver
             if time.monotonic() > end:
                 break
         return {"packs": self._packs}
+
+    def _hand_back(self) -> None:
+        """Without a checkpoint that other nodes can read, the pack runs on: it may end before its node leaves."""
+        report = self.runner.hand_back()
+        if report is None:
+            self._cannot_hand_back = True
+        else:
+            ray.get(self._desk.report.remote(report))
 
     def _advance(self) -> None:
         report: Report | None
@@ -70,4 +130,6 @@ class PackSlot(tune.Trainable):
         """Nothing."""
 
     def cleanup(self) -> None:
-        self.runner.federation.close()
+        self._closed.set()
+        if self._start_error is None:
+            self.runner.federation.close()

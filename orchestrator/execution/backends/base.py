@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import platform
@@ -13,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.progress import View
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.locations import ResultsLocation
 from orchestrator.study.settings.resources import ResourceSettings
+from trainables.code_identity import code_identity, digest
 from trainables.errors import UserError
 from trainables.models import kernels
 
@@ -37,12 +40,16 @@ class SweepRun:
     """On the clock of `time.monotonic`."""
 
     def stop_reason(self) -> str:
+        """Why the run should stop; raises KeyboardInterrupt if it should stop at once."""
+        if (request := self.location.stop_requested()) == "now":
+            log.warning("cancelled: stopping now")
+            raise KeyboardInterrupt
         if time.monotonic() > self.deadline:
             return "the time limit is reached"
-        return "cancelled" if self.location.stop_requested() else ""
+        return "cancelled" if request else ""
 
     def changed(self, scheduler: Scheduler) -> None:
-        self.location.notify_recorded(len(scheduler.sweep.outcomes))
+        self.location.notify_recorded(len(scheduler.sweep.outcomes) + scheduler.stall_changes)
         self.view.changed(scheduler)
 
 
@@ -56,20 +63,22 @@ class Backend(Protocol):
 
 def session_facts(capacity: Capacity) -> dict[str, str]:
     """For the ledger: results of different devices differ in their last bits."""
-    device = capacity.size.device
+    device, code = capacity.size.device, code_identity()
     return {
         "device": f"{capacity.size.accelerator} {device}".strip(),
         "kernel": kernels.chosen(device),
         "machine": platform.machine(),
+        "code": digest(code),
+        "code parts": json.dumps(code),
     }
 
 
 @contextlib.contextmanager
-def scheduling(run: SweepRun, capacity: Capacity) -> Iterator[Scheduler]:
+def scheduling(run: SweepRun, capacity: Capacity, health: NodeHealth | None = None) -> Iterator[Scheduler]:
     """A scheduler that Ctrl-C stops. Afterwards, checkpoints that are no longer needed are removed."""
     storage = run.location.checkpoints
     storage.create()
-    scheduler = Scheduler(run.sweep, capacity, run.changed, storage)
+    scheduler = Scheduler(run.sweep, capacity, run.changed, storage, health)
     try:
         with _stop_on_signal(scheduler):
             yield scheduler
@@ -88,7 +97,8 @@ class Stopping:
         self._announced = False
 
     def check(self) -> None:
-        if not self._scheduler.stopping and (reason := self._run.stop_reason()):
+        reason = self._run.stop_reason()
+        if reason and not self._scheduler.stopping:
             self._scheduler.stopping = True
             log.warning("%s: stopping after the packs in flight", reason)
         if self._scheduler.stopping and not self._announced:

@@ -5,6 +5,7 @@ For debugging, notebooks, tests and small studies. Results are the same as on Ra
 
 from __future__ import annotations
 
+import platform
 from collections import deque
 from dataclasses import replace
 from functools import cache
@@ -61,6 +62,7 @@ class _Slot:
 
     def __init__(self, run: SweepRun, scheduler: Scheduler) -> None:
         self._scheduler, self._storage = scheduler, run.location.checkpoints
+        scheduler.health.names[SLOT] = platform.node()
         self._stopping = Stopping(run, scheduler)
         problems = run.sweep.prepared.problems
         self._data = cache(lambda key: ProblemData.of(problems[key]))
@@ -82,7 +84,7 @@ class _Slot:
                 self._run(orders.popleft())
 
     def _run(self, order: Order) -> None:
-        self._scheduler.receive([Report(SLOT, order.number, "started", node=SLOT)])
+        self._scheduler.receive([Report(SLOT, order.number, "started", nodes=(SLOT,))])
         self._runner.start(replace(order, data=self._data(order.trials[0].problem.key)))
         while self._runner.order is not None:
             try:

@@ -11,7 +11,7 @@ import pickle
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,14 @@ from orchestrator.execution.cluster.failures import failure_of
 from orchestrator.execution.cluster.metrics import Metrics
 from orchestrator.execution.cluster.ray_internals import actor_of, reuse_prestarted_workers, session_folder
 from orchestrator.execution.host_memory import within_memory
+from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.packing import Capacity, cluster_capacity, smallest_federation
 from orchestrator.execution.progress import View
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.results.locations import SCRATCH
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables import files
+from trainables.code_identity import code_identity
 from trainables.errors import UserError
 from trainables.federation.messages import Failure
 from trainables.models import kernels
@@ -59,7 +61,8 @@ REPORT_WAITING_EVERY_S = 30.0
 WAIT_FOR_CLUSTER_S = 900.0  # for a cluster to start the first node that is large enough
 WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before smaller federations are started
 DESK_TIMEOUT_S = 120.0
-SLOT_TIMEOUT_S = 3600.0  # slots detect most hangs themselves, and report every second or after a round
+SLOT_TIMEOUT_S = 120.0  # without a heartbeat; slots send one every two seconds, also during a long round
+NODE_LABEL = "ray.io/node-id"
 log = logging.getLogger("fedsweep")
 
 
@@ -92,30 +95,35 @@ class RayBackend:
     def run(self, run: SweepRun) -> None:
         """Where nodes are lost and federations no longer fit, smaller ones are started."""
         elastic = self._address is not None  # nodes may still join
-        prepared = run.sweep.prepared
+        prepared, health = run.sweep.prepared, NodeHealth()
         files.refuse_link(run.location.folder / SCRATCH)
         with connected(self._address):
             while True:
-                capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic)
+                capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic, health)
                 capacity = within_memory(capacity, run.resources, prepared.most_weights, nodes.node_resources())
                 run.view.started(run.sweep, capacity)
                 cluster_facts = {"nodes": str(len(nodes.node_resources())), "logs": f"{session_folder()}/logs"}
                 run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
                 with contextlib.suppress(RestartError), run.view:
-                    run_slots(run, capacity, elastic=elastic)
+                    run_slots(run, capacity, elastic=elastic, health=health)
                     return
 
 
-def _free_capacity(resources: ResourceSettings, clients: int, view: View, elastic: bool) -> Capacity:
+def _free_capacity(
+    resources: ResourceSettings, clients: int, view: View, elastic: bool, health: NodeHealth
+) -> Capacity:
     """For the free resources; if nothing is free, for all resources: slots then wait for other jobs to end."""
+    there = nodes.current()
+    excluded = health.blocked | there.leaving
     try:
-        total = cluster_capacity(nodes.node_resources(), resources, clients)
+        usable = [resources for node, resources in there.alive.items() if node not in excluded]
+        total = cluster_capacity(usable, resources, clients)
     except UserError as error:
         if not elastic:
             raise
         total = _wait_for_capacity(error, resources, clients, view)
     try:
-        free = cluster_capacity(nodes.free_resources(), resources, clients)
+        free = cluster_capacity(nodes.free_resources(excluded), resources, clients)
     except UserError:
         return replace(total, federations=1)
     # wait for GPUs that other jobs use: a CPU is slower, and its results differ in their last bits
@@ -139,26 +147,32 @@ def _wait_for_capacity(missing: UserError, resources: ResourceSettings, clients:
 
 
 def run_slots(
-    run: SweepRun, capacity: Capacity, *, elastic: bool = False, start: Callable[[], Any] | None = None
+    run: SweepRun,
+    capacity: Capacity,
+    *,
+    elastic: bool = False,
+    start: Callable[[], Any] | None = None,
+    health: NodeHealth | None = None,
 ) -> None:
     """Run all trials that have not ended. Returns when none is left, or when the run was stopped.
 
     `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: one of actors."""
     sweep, scratch, needs_data = run.sweep, run.location.folder / SCRATCH, start is None
+    code = code_identity()
     if start is None:
         kernel = kernels.chosen(capacity.size.device)
         log.info("kernel: %s", kernel)
-        start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name)
+        start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name, code)
     shutil.rmtree(scratch, ignore_errors=True)  # it may be a stranger's, and hold links
     problems, store = sweep.prepared.problems, ObjectStoreProblems()
     desk = _start_desk(sweep.prepared.study.name)
-    with scheduling(run, capacity) as scheduler:
+    with scheduling(run, capacity, health) as scheduler:
         try:
             slots = SlotSearcher(scheduler)
             callback = SweepCallback(
                 run, scheduler, slots, desk, lambda key: store.reference(problems[key]) if needs_data else None, elastic
             )
-            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=run.location.checkpoints)
+            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=run.location.checkpoints, code=code)
             with quiet(), head.watched(), reuse_prestarted_workers():
                 _tuner(slot, capacity, slots, SweepStopper(scheduler), callback, scratch).fit()
         except RestartError:
@@ -250,23 +264,23 @@ class SweepCallback(_NotPickled, tune.Callback):
         self._metrics = Metrics(scheduler)
         self._desk_closed = False
         self._failed: list[tuple[str, Failure]] = []
-        self._last_result: dict[str, float] = {}
-        self._longest_silence = 0.0
-        """Of a slot that reported again."""
+        self._last_heard: dict[str, float] = {}
+        """The time of the last message of every slot."""
+        self._refused: set[str] = set()
+        """Refused nodes that the user was told about."""
         self._exchanged = 0.0
         now = time.monotonic()
         self._checked_nodes = self._had_room = self._had_slots = self._had_takers = self._reported_busy = now
+        self._had_nodes = now
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._last_result[trial.trial_id] = time.monotonic()
-
-    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any) -> None:
-        now = time.monotonic()
-        self._longest_silence = max(self._longest_silence, now - self._last_result.get(trial.trial_id, now))
-        self._last_result[trial.trial_id] = now
+        self._last_heard[trial.trial_id] = time.monotonic()
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._failed.append((trial.trial_id, failure_of(trial)))
+        failure = failure_of(trial)
+        self._failed.append((trial.trial_id, failure))
+        excluded = self.scheduler.health.excluded | ({failure.node} if failure.kind == "other code" else set())
+        trial.update_resources(slot_resources(self.scheduler.capacity, excluded))
 
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
         now = time.monotonic()
@@ -278,6 +292,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             running = [trial for trial in trials if trial.status == "RUNNING"]
             self._check_nodes(now, len(running))
             self._kill_hung_slots(now, running)
+            self.scheduler.record_stalls()
         self._stopping.check()
         if self.scheduler.stopping or self.scheduler.moving_to_gpus:
             self.scheduler.withdraw(self._get(self._desk.withdraw.remote()))
@@ -298,7 +313,10 @@ class SweepCallback(_NotPickled, tune.Callback):
             replace(order, trials=pickle.dumps(order.trials), data=self._data_of(order.trials[0].problem.key))
             for order in self.scheduler.next_orders()
         ]
-        reports = self._get(self._desk.exchange.remote(orders, tuple(self.scheduler.blocked_nodes)))
+        health = self.scheduler.health
+        reports = self._get(self._desk.exchange.remote(orders, tuple(health.blocked), tuple(health.leaving)))
+        now = time.monotonic()
+        self._last_heard.update((report.slot, now) for report in reports)
         unpickled = [replace(report, lanes=pickle.loads(report.lanes) if report.lanes else ()) for report in reports]
         self.scheduler.receive(unpickled)
         self._metrics.update(self.scheduler)
@@ -313,30 +331,38 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def _kill_hung_slots(self, now: float, running: list) -> None:
         for trial in running:
-            silence = now - self._last_result.get(trial.trial_id, now)
-            if silence > max(SLOT_TIMEOUT_S, 20 * self._longest_silence):
-                log.warning("a slot on %s has not reported for %.0f s and is killed", trial.node_ip, silence)
-                self._last_result[trial.trial_id] = now
+            silence = now - self._last_heard.get(trial.trial_id, now)
+            if silence > SLOT_TIMEOUT_S:
+                log.warning("a slot on %s has not sent a heartbeat for %.0f s and is killed", trial.node_ip, silence)
+                self._last_heard[trial.trial_id] = now
                 ray.kill(actor_of(trial))
 
     # ---- nodes join and leave
 
     def _check_nodes(self, now: float, running: int) -> None:
         """`running`: the number of slots that run."""
-        scheduler, capacity = self.scheduler, self.scheduler.capacity
-        alive, dead = nodes.alive_and_dead()
-        lost = dead - scheduler.lost_nodes
-        if lost:
-            log.info("lost, which their packs are not blamed for: node %s", ", ".join(sorted(lost)))
-            scheduler.lost_nodes |= lost
+        scheduler, capacity, health = self.scheduler, self.scheduler.capacity, self.scheduler.health
+        there = nodes.current()
+        usable = [node for node, resources in there.alive.items() if capacity.can_use(resources)]
+        health.update(there.names, usable, there.dead, there.leaving)
+        for node in health.refused.keys() - self._refused:
+            self._refused.add(node)
+            self._say(f"{health.refused[node]}; the node gets no packs")
+        if not health.no_node_left:
+            self._had_nodes = now
+        elif not self._elastic or now - self._had_nodes > WAIT_FOR_NODES_S:
+            scheduler.stop_if_no_node_is_left()
+        alive = [resources for node, resources in there.alive.items() if node not in health.excluded]
         possible = capacity.federations_on(alive)
         gpus_wanted = capacity.prefers_gpus and not scheduler.moving_to_gpus
-        if gpus_wanted and capacity.gpu_federations_on(nodes.free_resources()):
+        if gpus_wanted and capacity.gpu_federations_on(nodes.free_resources(health.excluded)):
             log.info("GPUs are available: the packs in flight end here, all others run there")
             scheduler.moving_to_gpus = True
         if possible:
             self._had_room = now
-        elif now - self._had_room > WAIT_FOR_NODES_S:
+        elif now - self._had_room > WAIT_FOR_NODES_S and not health.no_node_left:
+            if health.clear_unreliable():
+                raise NoRoomError
             seconds = now - self._had_room
             log.warning("no node had room for a federation for %.0f s; the packs in flight start again", seconds)
             raise NoRoomError
@@ -352,16 +378,28 @@ class SweepCallback(_NotPickled, tune.Callback):
             scheduler.queue.resize(federations)
         if scheduler.in_flight or not scheduler.offered:
             self._had_takers = now
-        elif scheduler.blocked_nodes and now - self._had_takers > WAIT_FOR_NODES_S:
-            scheduler.clear_blocklist()
+        elif now - self._had_takers > WAIT_FOR_NODES_S and health.clear_unreliable():
+            raise NoRoomError
         if possible and not running and now - max(self._reported_busy, self._had_slots) > REPORT_BUSY_EVERY_S:
             self._report_busy(now)
 
     def _report_busy(self, now: float) -> None:
-        if self.scheduler.capacity.federations_on(nodes.free_resources()) or nodes.slots_are_starting():
+        free = nodes.free_resources(self.scheduler.health.excluded)
+        if self.scheduler.capacity.federations_on(free) or nodes.slots_are_starting():
             return
         self._reported_busy = now
         self._say(f"the cluster is busy: no node has room for a federation, {nodes.other_jobs()}; waiting")
+
+
+def slot_resources(capacity: Capacity, without: Collection[str] = ()) -> tune.PlacementGroupFactory:
+    """What a slot needs. `without`: ids of nodes where it must not be placed."""
+    options: dict[str, Any] = {}
+    if without:
+        selector = {NODE_LABEL: f"!in({','.join(sorted(without))})"}
+        options["bundle_label_selector"] = [selector] * len(capacity.size.bundles)
+    # STRICT_PACK: "PACK" would spread a federation where a node has room for a part of it
+    strategy = nodes.STRATEGY[capacity.placement]
+    return tune.PlacementGroupFactory([{}, *capacity.size.bundles], strategy=strategy, **options)
 
 
 def _tuner(
@@ -372,11 +410,8 @@ def _tuner(
     callback: SweepCallback,
     scratch: Path,
 ) -> tune.Tuner:
-    bundles: list[dict[str, float]] = [{}, *capacity.size.bundles]
-    # STRICT_PACK: "PACK" would spread a federation where a node has room for a part of it
-    resources = tune.PlacementGroupFactory(bundles, strategy=nodes.STRATEGY[capacity.placement])
     return tune.Tuner(
-        tune.with_resources(slot, resources),
+        tune.with_resources(slot, slot_resources(capacity)),
         tune_config=tune.TuneConfig(
             search_alg=slots,
             num_samples=-1,

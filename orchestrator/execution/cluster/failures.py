@@ -10,9 +10,10 @@ from ray import cloudpickle
 from ray.exceptions import RayActorError
 
 from orchestrator.execution.cluster import ray_internals
+from trainables.code_identity import OtherCodeError
 from trainables.federation.messages import Failure
 from trainables.federation.pack_runner import is_out_of_memory
-from trainables.ray_actors.errors import ActorLostError
+from trainables.ray_actors.errors import ActorLostError, NodeExcludedError, NotStartedError
 
 
 def failure_of(trial: Any) -> Failure:
@@ -30,9 +31,16 @@ def failure_from(error: BaseException | None) -> Failure:
     if isinstance(error, RayActorError):
         error = ActorLostError.of(error)
     if isinstance(error, ActorLostError):
-        kind = ray_internals.death_cause(error.actor_id) if error.actor_id else ""
-        return Failure(error.reason[:500], kind or "error")
+        kind, node = ray_internals.death_cause(error.actor_id) if error.actor_id else ("", "")
+        return Failure(error.reason[:500], kind or "error", node)
+    if isinstance(error, NodeExcludedError):
+        return Failure("its node gets no more packs", "left")
+    if isinstance(error, OtherCodeError):
+        return Failure(error.differences[:500], "other code", error.node)
+    if isinstance(error, NotStartedError):
+        return Failure(error.reason[:500], node=error.node)
     if error is None:
         return Failure("its process ended without an error message")
     last_line = (str(error).strip().splitlines() or [""])[-1].strip()
-    return Failure(f"{type(error).__name__}: {last_line}"[:500], "out of memory" if out_of_memory else "error")
+    reason = f"{type(error).__name__}: {last_line}"[:500]
+    return Failure(reason, "out of memory" if out_of_memory else "error", getattr(error, "node", ""))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 import ray
 
 from orchestrator.console import stderr
+from orchestrator.execution.cluster import ray_internals
 
 CHECK_EVERY_S = 2.0
 RAY_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -50,7 +50,7 @@ def timeout() -> float:
 def _watch(address: str, ended: threading.Event, timeout_s: float) -> None:
     last = time.monotonic()
     while not ended.wait(CHECK_EVERY_S):
-        if _answers(address):
+        if ray_internals.head_answers(CHECK_EVERY_S):
             last = time.monotonic()
         elif time.monotonic() - last > timeout_s:
             sentence = (
@@ -62,12 +62,3 @@ def _watch(address: str, ended: threading.Event, timeout_s: float) -> None:
             sys.stderr.write(f"fedsweep: {sentence}.\n")
             sys.stderr.flush()
             os._exit(2)
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_EVERY_S).close()
-    except OSError:
-        return False
-    return True

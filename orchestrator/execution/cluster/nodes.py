@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -16,19 +17,37 @@ STRATEGY = {"pack": "STRICT_PACK", "spread": "SPREAD"}
 """Ray's names for the placement of a federation's hosts."""
 
 
-def alive_and_dead() -> tuple[list[dict[str, float]], set[str]]:
-    """The resources of the nodes that are alive, and the ids of those that have left the cluster."""
+@dataclass(frozen=True)
+class ClusterNodes:
+    """The nodes of a cluster, by Ray's ids."""
+
+    alive: dict[str, dict[str, float]]
+    """Their resources."""
+    names: dict[str, str] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    """Nodes that have left the cluster."""
+    leaving: set[str] = field(default_factory=set)
+    """Nodes that are about to leave: they were asked to drain, for example because a cloud takes them back."""
+
+
+def current() -> ClusterNodes:
     nodes = ray.nodes()
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    return alive, {node["NodeID"] for node in nodes if not node["Alive"]}
+    return ClusterNodes(
+        {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]},
+        {node["NodeID"]: node["NodeName"] or node["NodeManagerAddress"] for node in nodes},
+        {node["NodeID"] for node in nodes if not node["Alive"]},
+        ray_internals.draining_nodes(),
+    )
 
 
 def node_resources() -> list[dict[str, float]]:
-    return alive_and_dead()[0]
+    return list(current().alive.values())
 
 
-def free_resources() -> list[dict[str, float]]:
-    return list(ray_internals.available_resources_per_node().values())
+def free_resources(without: Collection[str] = ()) -> list[dict[str, float]]:
+    """`without`: ids of nodes that are left out."""
+    free = ray_internals.available_resources_per_node()
+    return [resources for node, resources in free.items() if node not in without]
 
 
 def other_jobs() -> str:

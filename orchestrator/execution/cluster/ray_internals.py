@@ -11,8 +11,9 @@ from ray._private import parameter, ray_constants, services, worker
 from ray._private.authentication import authentication_token_setup as tokens
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.services import canonicalize_bootstrap_address
-from ray._private.state import actors, available_resources_per_node, jobs
+from ray._private.state import actors, available_resources_per_node, jobs, state
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import RpcError
 from ray.job_config import JobConfig
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "canonicalize_bootstrap_address",
     "death_cause",
     "detect_local_resources",
+    "draining_nodes",
     "get_default_system_temp_dir",
+    "head_answers",
     "jobs",
     "minimal_local_ray",
     "patched",
@@ -54,21 +57,37 @@ def detect_local_resources(object_store_memory: int, memory: int) -> dict[str, f
     return spec.resolve(is_head=True, node_ip_address="127.0.0.1").to_resource_dict()
 
 
+def head_answers(timeout_s: float) -> bool:
+    """Whether the head answers a call in this time. A head that is frozen still accepts connections."""
+    try:
+        worker.global_worker.gcs_client.internal_kv_get(b"fedsweep", b"fedsweep", timeout=timeout_s)
+    except RpcError:
+        return False
+    return True
+
+
+def draining_nodes() -> set[str]:
+    """The nodes that are about to leave the cluster, for example because a cloud takes them back."""
+    return set(state.get_draining_nodes())
+
+
 def actor_of(trial: Any) -> Any:
     """The actor in which Tune runs a trial."""
     return trial.temporary_state.ray_actor
 
 
-def death_cause(actor_id: str) -> Literal["node died", "out of memory", ""]:
-    """Why an actor died, as the cluster's head has recorded it."""
-    cause = (actors(actor_id) or {}).get("DeathCause")
+def death_cause(actor_id: str) -> tuple[Literal["node died", "out of memory", ""], str]:
+    """Why an actor died, and the id of its node, as the cluster's head has recorded them."""
+    actor = actors(actor_id) or {}
+    node = (actor.get("Address") or {}).get("NodeID") or ""
+    cause = actor.get("DeathCause")
     if cause is None:
-        return ""
+        return "", node
     if cause.HasField("oom_context"):
-        return "out of memory"
+        return "out of memory", node
     context = cause.actor_died_error_context
     died_with_node = cause.HasField("actor_died_error_context") and context.reason == ActorDiedErrorContext.NODE_DIED
-    return "node died" if died_with_node else ""
+    return "node died" if died_with_node else "", node
 
 
 @contextlib.contextmanager

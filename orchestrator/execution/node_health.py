@@ -1,0 +1,107 @@
+"""Which nodes of a cluster get packs: not those that leave, run other code, or fail again and again."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+PACK_FAILURES = 3  # packs failed on a node in a row, while other nodes succeed: the node is blocked
+START_FAILURES = 3  # times in a row that a slot failed to start on a node where no other started: the node is blocked
+log = logging.getLogger("fedsweep")
+
+
+class NodeHealth:
+    """For as long as the driver runs. Nodes are identified by Ray's ids; `names` are for people."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.usable: set[str] = set()
+        """Nodes of the cluster with room for a part of a federation, blocked or not."""
+        self.lost: set[str] = set()
+        """Nodes that have left the cluster."""
+        self.leaving: set[str] = set()
+        """Nodes that are about to leave the cluster."""
+        self.refused: dict[str, str] = {}
+        """Nodes that get no packs while this driver runs, with the reason: they run other code, or start no slot."""
+        self._unreliable: set[str] = set()
+        """Nodes that failed packs which succeed elsewhere; used again if no other node is left."""
+        self._failed_packs: dict[str, set[int]] = {}
+        """The packs that failed on a node since the last success there."""
+        self._failed_starts: dict[str, Counter[str]] = {}
+        """By node and slot, since the last slot started there."""
+
+    def name(self, node: str) -> str:
+        return self.names.get(node, node)
+
+    @property
+    def blocked(self) -> set[str]:
+        return self._unreliable | self.refused.keys()
+
+    @property
+    def excluded(self) -> set[str]:
+        return self.blocked | self.leaving
+
+    @property
+    def no_node_left(self) -> str:
+        """The reason if every node of the cluster is refused; otherwise empty."""
+        if not self.usable or not self.usable <= self.refused.keys():
+            return ""
+        return "; ".join(dict.fromkeys(self.refused[node] for node in sorted(self.usable)))
+
+    def update(self, names: Mapping[str, str], usable: Iterable[str], lost: set[str], leaving: set[str]) -> None:
+        """What the cluster reports about its nodes."""
+        self.names.update(names)
+        self.usable = set(usable)
+        if new := lost - self.lost:
+            log.info("lost, which their packs are not blamed for: node %s", self._list(new))
+        if new := leaving - self.leaving:
+            log.warning("about to leave the cluster: node %s; its packs are handed back", self._list(new))
+        self.lost |= lost
+        self.leaving = set(leaving)
+
+    def _list(self, nodes: Iterable[str]) -> str:
+        return ", ".join(sorted(map(self.name, nodes)))
+
+    # ---- failures
+
+    def has_other_code(self, node: str, differences: str) -> None:
+        self._refuse(node, f"node {self.name(node)} has other code than the driver: {differences}")
+
+    def start_failed(self, node: str, slot: str, reason: str) -> None:
+        """`node`: empty if it is not known, which counts against all nodes."""
+        failed = self._failed_starts.setdefault(node, Counter())
+        failed[slot] += 1
+        if node and failed[slot] >= START_FAILURES:
+            self._refuse(node, f"on node {self.name(node)} no slot starts: {reason}")
+        elif failed[slot] >= START_FAILURES * len(self.usable):
+            for each in self.usable:
+                self._refuse(each, f"no slot starts on any node: {reason}")
+
+    def _refuse(self, node: str, reason: str) -> None:
+        if node not in self.refused:
+            self.refused[node] = reason
+            log.warning("%s; the node gets no packs", reason)
+
+    def pack_failed(self, node: str, pack: int, others_work: bool) -> None:
+        failed = self._failed_packs.setdefault(node, set())
+        failed.add(pack)
+        if len(failed) >= PACK_FAILURES and others_work and node not in self.blocked:
+            self._unreliable.add(node)
+            log.warning("node %s has failed %d packs in a row and gets no more", self.name(node), len(failed))
+
+    def slot_started(self, node: str) -> None:
+        for each in (node, ""):
+            self._failed_starts.pop(each, None)
+
+    def pack_ended(self, node: str) -> None:
+        self._failed_packs.pop(node, None)
+
+    def clear_unreliable(self) -> bool:
+        """Use unreliable nodes again; whether there were any."""
+        had_any = bool(self._unreliable)
+        if had_any:
+            log.warning("no other node is left: unreliable nodes get packs again")
+        self._unreliable.clear()
+        self._failed_packs.clear()
+        return had_any

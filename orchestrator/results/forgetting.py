@@ -1,0 +1,81 @@
+"""Forgets the trials that a node has computed, so that they run again.
+
+Later stages were opened because of these results. Their records are removed, and the search, a pure function of the
+results, opens them again: the same ones if the results are the same. Trials of a removed stage keep their results,
+which are used if the search proposes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.results.ledger import Ledger, StageKey
+from orchestrator.results.locations import results_location
+from orchestrator.search.variant import SearchVariant
+from orchestrator.study.study import Study
+from trainables.errors import UserError
+
+
+class Forgotten(NamedTuple):
+    trials: int
+    stages: int
+    """Stages that the search decides again."""
+
+
+def forget_node(results: Path | str, node: str) -> Forgotten:
+    location = results_location(results)
+    with location.open_for_reading() as folder, Ledger.read(folder) as ledger:
+        _check(ledger, results, node)
+    location = results_location(results)
+    with location.open_for_writing(), Ledger.write(location.folder) as ledger:
+        study = _check(ledger, results, node)
+        keys = {key for key, (_, nodes) in ledger.origins().items() if node in nodes}
+        stages = dependent_stages(ledger.stages(), keys, study.variants, warm_start=study.search.warm_start)
+        ledger.forget(keys, stages)
+        location.checkpoints.clear()  # the node may have computed a part of them
+        return Forgotten(len(keys), len(stages))
+
+
+def _check(ledger: Ledger, results: Path | str, node: str) -> Study:
+    recorded, known = ledger.study(), ledger.trials_by_node()
+    if recorded is None:
+        raise UserError(f"results folder {results} holds no study yet")
+    if node not in known:
+        raise UserError(f"node = {node!r} has computed no trial of {results}; nodes: {', '.join(known) or 'none'}")
+    return Study.recorded(recorded[0], ledger.plugins())
+
+
+def dependent_stages(
+    stages: Mapping[StageKey, Sequence[str]],
+    keys: Collection[str],
+    variants: Sequence[SearchVariant],
+    *,
+    warm_start: bool,
+) -> dict[StageKey, int]:
+    """The stages that were opened because of these trials, with the first position that depends on them."""
+    by_name = {variant.name: variant for variant in variants}
+    dependent: dict[StageKey, int] = {}
+    searches_changed: set[str] = set()
+    """Variants in which the search of some cell changed."""
+    for (cell, name, stage), members in stages.items():
+        first = next((position for position, key in enumerate(members) if key in keys), None)
+        variant = by_name.get(name)
+        if first is None or variant is None or stage not in variant.stages:
+            continue
+        if variant.strategy.extends_stages and stage in variant.strategy.stages and first + 1 < len(members):
+            dependent[cell, name, stage] = first + 1
+        dependent |= dict.fromkeys(((cell, name, later) for later in _after(variant, stage)), 0)
+        if stage in variant.strategy.stages:
+            searches_changed.add(name)
+    for cell, name, stage in stages:
+        if (
+            warm_start and name in searches_changed and stage in ("contest", "confirm")
+        ):  # winners of other cells take part
+            dependent[cell, name, stage] = 0
+    return {key: position for key, position in dependent.items() if key in stages}
+
+
+def _after(variant: SearchVariant, stage: str) -> tuple[str, ...]:
+    return variant.stages[variant.stages.index(stage) + 1 :]

@@ -1,0 +1,145 @@
+"""`fedsweep forget --node`: its trials run again, and stages that were opened because of them are decided again."""
+
+import sys
+
+import pytest
+from plugin_registry import temporary_plugins
+from simulated_search import GD, SOFIM, drive, near, study
+
+from orchestrator.results.forgetting import Forgotten, forget_node
+from orchestrator.results.ledger import Ledger
+from trainables import plugins
+from trainables.errors import UserError
+
+
+def outcomes(folder) -> dict:
+    with Ledger.read(folder) as ledger:
+        return ledger.outcomes()
+
+
+def bad_node(trial) -> str:
+    """One coarse trial of DP-FedGD ran on another node."""
+    return "bad" if (trial.method, trial.hyperparameters["learning_rate"], trial.rounds) == BAD else "good"
+
+
+BAD = ("dp-fedgd", 1, 4)
+STRATEGIES = {
+    "grid": {},
+    "optuna": {"search": {"strategies": ["optuna"], "trials": 6}},
+    "halving": {"search": {"strategies": ["halving"], "trials": 9}},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_same_results_lead_to_the_same_stages(tmp_path, strategy):
+    """Every third trial is forgotten, and only these run again."""
+    of = study(methods=[GD, SOFIM], **STRATEGIES[strategy])
+    names = iter(["bad", "good", "good"] * 1000)
+    first = drive(tmp_path, of, near(0.3), node_of=lambda trial: next(names))
+    before = outcomes(tmp_path)
+    with Ledger.read(tmp_path) as ledger:
+        bad = {key for key, (_, nodes) in ledger.origins().items() if nodes == ["bad"]}
+    assert forget_node(tmp_path, "bad").trials == len(bad) > 3
+    again = drive(tmp_path, of, near(0.3))
+    assert {trial.key for trial in again.trials} == bad
+    assert (again.finished, again.stages, again.choices) == (True, first.stages, first.choices)
+    assert outcomes(tmp_path) == before
+
+
+def test_other_results_lead_to_other_stages(tmp_path):
+    """The node had inflated a score, so that another configuration won: afterwards everything is as if the node had
+    never been there, except that results nobody needs are kept."""
+    of = study(methods=[GD, SOFIM])
+    honest = drive(tmp_path / "honest", of, near(0.3))
+
+    def inflated(trial):
+        return ("done", 99.0, 1.0) if bad_node(trial) == "bad" else near(0.3)(trial)
+
+    wrong = drive(tmp_path / "wrong", of, inflated, node_of=bad_node)
+    assert wrong.choices != honest.choices
+    assert forget_node(tmp_path / "wrong", "bad") == Forgotten(trials=1, stages=2), "fine and confirm of one cell"
+    mended = drive(tmp_path / "wrong", of, near(0.3))
+    assert (mended.stages, mended.choices) == (honest.stages, honest.choices)
+    assert outcomes(tmp_path / "honest").items() <= outcomes(tmp_path / "wrong").items()
+
+
+def test_with_warm_start_the_contests_of_other_budgets_are_decided_again(tmp_path):
+    of = study(methods=[GD], epsilons=[4, 8], seeds={"contest": [5, 6]}, search={"warm_start": True})
+    at_eight = lambda trial: "bad" if trial.privacy.epsilon == 8 and trial.rounds == 4 else "good"  # noqa: E731
+    first = drive(tmp_path, of, near(0.3), node_of=at_eight)
+    forgotten = forget_node(tmp_path, "bad")
+    assert forgotten.stages == 1 + 2 * 2, "the fine stage of one cell; contest and confirm of both"
+    again = drive(tmp_path, of, near(0.3))
+    assert (again.finished, again.stages) == (True, first.stages)
+    assert len(again.trials) == forgotten.trials
+
+
+def test_a_node_that_has_computed_nothing_is_refused(tmp_path, fedsweep):
+    drive(tmp_path, study(methods=[GD]), near(0.3), node_of=bad_node)
+    code, _, err = fedsweep("forget", tmp_path, "--node", "10.0.0.9")
+    assert code == 2
+    assert f"node = '10.0.0.9' has computed no trial of {tmp_path}; nodes: bad, good" in err
+    code, _, err = fedsweep("forget", tmp_path, "--node", "bad")
+    assert code == 0
+    assert "1 trials of node bad are forgotten, and 2 stages are decided again; the tables change with: " in err
+    with pytest.raises(UserError, match=r"holds no ledger"):
+        forget_node(tmp_path / "nothing", "bad")
+    assert not (tmp_path / "nothing").exists()
+
+
+# ---- an edited plug-in
+
+
+PLUGIN = """
+from trainables.methods.dp_fedgd import DPFedGD
+
+class Edited(DPFedGD):
+    name = "dp-edited"
+    def step(self, theta, *rest):
+        return super().step(theta, *rest)  # RATE
+"""
+EDITED = """\
+name: edited
+data: [{source: "synthetic-frozen:400,100,6,3", label: toy}]
+partitions: [iid]
+clients: 2
+methods:
+  - dp-edited: {label: edited, coarse: {learning_rate: [0.1, 1]}, fine: {learning_rate: [0.3]}}
+  - dp-fedgd: {coarse: {learning_rate: [0.1, 1]}, fine: {learning_rate: [0.3]}}
+epsilons: [40]
+privacy: {clip: 2}
+rounds: {coarse: 3, fine: 3, confirm: 3}
+seeds: {search: 42, contest: [], confirm: [7]}
+search: {refine: table}
+resources: {gpus_per_host: 0}
+"""
+
+
+def test_resuming_after_a_plug_in_was_edited_is_told_and_runs_its_trials_again(tmp_path, fedsweep, monkeypatch):
+    """The trials of other methods are kept."""
+    file, study_file = tmp_path / "edited_plugin.py", tmp_path / "edited.yaml"
+    study_file.write_text(EDITED)
+
+    def run(version: str) -> tuple[int, str]:
+        file.write_text(PLUGIN.replace("# RATE", version))
+        monkeypatch.setenv(plugins.VARIABLE, "")
+        sys.modules.pop("edited_plugin", None)
+        with temporary_plugins():
+            code, _, err = fedsweep(
+                "run", study_file, "--results", tmp_path / "results", "--backend", "local", "--import", file
+            )
+        sys.modules.pop("edited_plugin", None)
+        return code, err
+
+    code, err = run("")
+    assert (code, "has changed since" in err) == (0, False), err
+    first = outcomes(tmp_path / "results")
+    code, err = run("* 1.5")
+    assert code == 0, err
+    assert "note: plug-in edited_plugin has changed since this folder was run; what it computes runs again" in err
+    assert "4 trials to run, 4 done before" in err
+    after = outcomes(tmp_path / "results")
+    assert first.items() <= after.items()
+    code, err = run("* 1.5")
+    assert (code, "has changed since" in err) == (0, False), err
+    assert outcomes(tmp_path / "results") == after

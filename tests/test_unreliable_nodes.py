@@ -1,0 +1,224 @@
+"""Nodes that have other code, cannot start anything, hang, or are taken back with a short notice: the study goes on and
+gives the same bytes as an undisturbed run."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+
+import chaos
+import pytest
+from chaos import Cluster, Driver, Left, Moment
+from repository_files import REPOSITORY
+
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
+from orchestrator.study.reading import parse
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos]
+
+
+def run_alone(folder: Path, text: str) -> Left:
+    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
+    return Left.of(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Left:
+    return run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "results"
+
+
+def finished(driver: Driver, undisturbed: Left) -> None:
+    code = driver.end()
+    assert code == 0, f"{driver.said}\n{chaos.log(driver.folder)}"
+    assert Left.of(driver.folder) == undisturbed
+
+
+def trials_by_node(folder: Path) -> dict[str, int]:
+    with chaos.Ledger.read(folder) as ledger:
+        return ledger.trials_by_node()
+
+
+# ---- other code
+
+
+def with_a_larger_step(folder: Path) -> str:
+    """Another copy of `trainables`, whose DP-FedGD takes steps that are 1.5 times as large; a search path."""
+    shutil.copytree(REPOSITORY / "trainables", folder / "trainables", ignore=shutil.ignore_patterns("__pycache__"))
+    method = folder / "trainables" / "methods" / "dp_fedgd.py"
+    source = method.read_text()
+    assert "return theta - " in source
+    method.write_text(source.replace("return theta - ", "return theta - 1.5 * "))
+    return os.pathsep.join([str(folder), chaos.ENVIRONMENT["PYTHONPATH"]])
+
+
+def test_a_node_with_other_code_computes_nothing(folder, undisturbed, tmp_path, tally):
+    """It is named, and the study runs on the other node. Without the other node, the study stops with that sentence."""
+    sentence = r"node skewed has other code than the driver: package trainables is \w+ instead of \w+"
+    other = with_a_larger_step(tmp_path / "other")
+    with Cluster(nodes=0) as cluster:
+        cluster.add("skewed", PYTHONPATH=other)
+        good = cluster.add("good")
+        with Driver.run(folder, chaos.study(hosts=1), "--address", cluster.address) as driver:
+            finished(driver, undisturbed)
+            assert re.search(f"^{sentence}; the node gets no packs", driver.said, re.MULTILINE)
+        assert trials_by_node(folder) == {"good": len(undisturbed.trials)}
+        tally.add("node with other code", "coarse")
+        cluster.lose(good)
+        with Driver.run(tmp_path / "alone", chaos.study(hosts=1), "--address", cluster.address) as driver:
+            assert driver.end() == 2, driver.said
+            assert re.search(rf"^fedsweep: no trial can run here: {sentence}\.$", driver.said, re.MULTILINE)
+        tally.add("node with other code", "elsewhere")
+    assert chaos.ledger(tmp_path / "alone")[0] == {}
+
+
+# ---- nothing starts
+
+
+def test_a_node_where_nothing_starts_does_not_end_the_study(folder, undisturbed, tmp_path, tally):
+    """It has no place to compile kernels; the other node joins the cluster only when the first has failed."""
+    with Cluster(nodes=0) as cluster:
+        cluster.add("broken", XDG_CACHE_HOME="/dev/full")
+        with Driver.run(folder, chaos.study(hosts=1), "--address", cluster.address) as driver:
+            driver.wait_until(lambda: "did not start" in chaos.log(folder), "a slot has failed to start")
+            cluster.add("good")
+            finished(driver, undisturbed)
+    tally.add("node where nothing starts", "coarse")
+    assert trials_by_node(folder) == {"good": len(undisturbed.trials)}
+
+
+# ---- a slot that is stopped
+
+
+IMPATIENT = (
+    "import sys; sys.argv = ['fedsweep', *sys.argv[1:]]\n"
+    "from orchestrator.execution import scheduler; scheduler.STALLED_AFTER_S, scheduler.STALLED_TIMES = 3.0, 0.0\n"
+    "from orchestrator.execution.backends import ray as backend; backend.SLOT_TIMEOUT_S = {}"
+)
+
+
+def test_a_stopped_slot_is_noticed(folder, undisturbed, tally):
+    """It is alive but sends no heartbeat: `status` says so, and its pack runs elsewhere."""
+    with Driver.run(folder, chaos.study(), first=IMPATIENT.format(15.0), checkpoint_every_s=0.2) as driver:
+        victim = driver.reach(Moment("coarse", 0.0), "trial process")
+        os.kill(victim, signal.SIGSTOP)
+        tally.add("trial process hangs", chaos.current_stage(folder))
+        driver.wait_until(lambda: "no progress for" in chaos.log(folder), "the pack makes no progress")
+        with Driver(folder, "status", str(folder)) as status:
+            assert status.end() == 0
+            assert re.search(r"^no progress for \d+ s on node \S+: a pack of \d trials$", status.said, re.MULTILINE)
+        finished(driver, undisturbed)
+    assert re.search(r"a slot on \S+ has not sent a heartbeat for 1\d s and is killed", chaos.log(folder))
+
+
+def test_cancel_now_ends_a_study_whose_slot_is_stopped(folder, undisturbed, tally):
+    with Driver.run(folder, chaos.study(), first=IMPATIENT.format(3600.0), checkpoint_every_s=0.2) as driver:
+        victim = driver.reach(Moment("coarse", 0.0), "trial process")
+        os.kill(victim, signal.SIGSTOP)
+        tally.add("trial process hangs, cancel --now", chaos.current_stage(folder))
+        with Driver(folder, "cancel", str(folder), "--now") as cancel:
+            assert cancel.end() == 0
+        assert driver.end() == 130
+    with Driver.resume(folder) as driver:
+        finished(driver, undisturbed)
+
+
+# ---- storage
+
+
+def test_a_storage_that_fails_for_a_while(folder, undisturbed, tally):
+    """Checkpoints are written as soon as it works again; a pack that is lost then resumes from one."""
+    order = {"checkpoint_every_s": 0.1, "storage_fails": 2}
+    with Driver.run(folder, chaos.study(), **order) as driver:
+        driver.wait_until(lambda: chaos.checkpoints(folder), "a checkpoint is written")
+        tally.add("storage fails for a while", chaos.current_stage(folder))
+        finished(driver, undisturbed)
+    log = chaos.log(folder)
+    assert "could not write a checkpoint: 503 Slow Down; packs continue without" in log
+    assert "checkpoints can be written again, after 2 failed attempts" in log
+
+
+# ---- nodes that are taken back
+
+SPOT = """\
+name: spot
+data: [{source: "synthetic-frozen:20000,200,64,10", label: spot}]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd: {coarse: {learning_rate: [0.03, 0.1, 0.3, 1, 3, 10, 20, 30]}, fine: {learning_rate: [0.5, 2]}}
+epsilons: [40]
+privacy: {clip: 2}
+rounds: {coarse: 1500, fine: 10, confirm: 10}
+seeds: {search: 42, contest: [], confirm: [7]}
+search: {refine: table}
+evaluate_every: 100
+resources: {gpus_per_host: 0, lanes_per_pack: 4, hosts: 1, federations: 2}
+"""
+NOTICE_S = 15
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory) -> Left:
+    return run_alone(tmp_path_factory.mktemp("calm") / "results", SPOT)
+
+
+def at(line: str) -> float:
+    """The time of a line of the log."""
+    return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+def repeated_rounds(log: str) -> int:
+    """Rounds of packs that were lost and computed again."""
+    return sum(int(b) - int(a) for a, b in re.findall(r"retried from round (\d+) of (\d+) computed", log))
+
+
+def idle_seconds(log: str) -> float:
+    """From the moment a pack leaves its slot until a slot has it again."""
+    left = [line for line in log.splitlines() if re.search(r"is handed back|is retried", line)]
+    again = [line for line in log.splitlines() if "starts again" in line]
+    assert len(left) == len(again)
+    return sum(at(back) - at(gone) for gone, back in zip(left, again, strict=True))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("notice", [True, False])
+def test_a_node_is_taken_back(folder, calm, notice, tally):
+    """With 15 s notice its pack is handed back with a checkpoint, no round is computed twice, and nothing new starts
+    there. Without notice, the rounds since the last checkpoint are lost. A new node joins either way."""
+    with Cluster(nodes=0) as cluster:
+        cluster.add("stays")
+        leaving = cluster.add("leaves")
+        with Driver.run(folder, SPOT, "--address", cluster.address) as driver:
+            driver.wait_until(lambda: leaving.processes("client host"), "a client host is there")
+            host = leaving.processes("client host")[0]
+            until = chaos.cpu_seconds(host) + 6
+            driver.wait_until(lambda: chaos.cpu_seconds(host) > until, "it has computed for a while")
+            if notice:
+                cluster.drain("leaves", NOTICE_S)
+                deadline = time.monotonic() + NOTICE_S
+                driver.wait_until(lambda: "is handed back" in chaos.log(folder), "its pack is handed back")
+                assert time.monotonic() < deadline
+                chaos.wait_until(lambda: not leaving.processes("client host"), "its federation has ended")
+                assert time.monotonic() < deadline
+            tally.add("node taken back, " + ("15 s notice" if notice else "no notice"), "coarse")
+            cluster.lose(leaving)
+            killed = time.time()
+            cluster.add("joins")
+            finished(driver, calm)
+    log = chaos.log(folder)
+    idle = (
+        idle_seconds(log) if notice else max(at(line) for line in log.splitlines() if "starts again" in line) - killed
+    )
+    print(json.dumps({"notice": notice, "repeated_rounds": repeated_rounds(log), "idle_slot_seconds": round(idle, 1)}))
+    assert (repeated_rounds(log) <= 1) == notice
+    assert len(chaos.retries(folder)) == (0 if notice else 1)

@@ -1,0 +1,68 @@
+"""Identifies the code that computes results. A node with other code would change results without any error."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from trainables import plugins
+
+PACKAGE = Path(__file__).parent
+SOURCES = (".py", ".c", ".h")
+LIBRARIES = ("torch", "numpy")
+CodeIdentity = Mapping[str, str]
+"""The version or hash of everything that can change a result, by name."""
+
+
+class OtherCodeError(RuntimeError):
+    """This process has other code than the driver. `node`: its node's id."""
+
+    def __init__(self, differences: str, node: str) -> None:
+        super().__init__(differences, node)
+        self.differences, self.node = differences, node
+
+    def __str__(self) -> str:
+        return f"other code than the driver: {self.differences}"
+
+
+def package_identity() -> CodeIdentity:
+    """Of this process, without plug-ins."""
+    versions = {name: metadata.version(name).partition("+")[0] for name in LIBRARIES}
+    return {"package trainables": _hash_of_package(), **versions, "processor": platform.machine()}
+
+
+def code_identity() -> CodeIdentity:
+    """Of this process, with its plug-ins."""
+    plugins.load_all()
+    return {**package_identity(), **{f"plug-in {name}": plugins.code_hash(name) for name in plugins.loaded()}}
+
+
+def digest(identity: CodeIdentity) -> str:
+    text = "\n".join(f"{name} {value}" for name, value in sorted(identity.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(expected: CodeIdentity, found: CodeIdentity) -> str:
+    """As part of a sentence; empty if there are none."""
+    names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    return ", ".join(
+        f"{name} is {found.get(name, 'missing')} instead of {expected.get(name, 'missing')}" for name in names
+    )
+
+
+def check(expected: CodeIdentity, found: CodeIdentity, node: str) -> None:
+    if different := differences({name: expected.get(name, "missing") for name in found}, found):
+        raise OtherCodeError(different, node)
+
+
+@cache
+def _hash_of_package() -> str:
+    """As found when the process first asks: a file that is edited later belongs to the next process."""
+    content = hashlib.sha256()
+    for file in sorted(path for path in PACKAGE.rglob("*") if path.suffix in SOURCES):
+        content.update(file.relative_to(PACKAGE).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return content.hexdigest()[:16]
