@@ -18,6 +18,7 @@ from orchestrator.commands import (
     best,
     calibrate,
     cancel,
+    check,
     check_method,
     check_model,
     compare,
@@ -50,7 +51,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 for command in (
-    *(run.run, resume.resume, cancel.cancel, forget.forget, merge.merge, status.status, plan.plan, tables.tables),
+    *(
+        run.run,
+        resume.resume,
+        cancel.cancel,
+        check.check,
+        forget.forget,
+        merge.merge,
+        status.status,
+        plan.plan,
+        tables.tables,
+    ),
     *(figures.figures, report.report, serve.serve, best.best, compare.compare, export.export, lookup.lookup),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, predict.predict, account.account),
     *(audit.audit, check_method.check_method, check_model.check_model, doctor.doctor, bench.bench),

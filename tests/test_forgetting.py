@@ -1,7 +1,11 @@
 """`fedsweep forget --node`: its trials run again, and stages that were opened because of them are decided again."""
 
+import math
+import sqlite3
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from plugin_registry import temporary_plugins
 from simulated_search import GD, SOFIM, drive, near, study
@@ -143,3 +147,55 @@ def test_resuming_after_a_plug_in_was_edited_is_told_and_runs_its_trials_again(t
     code, err = run("* 1.5")
     assert (code, "has changed since" in err) == (0, False), err
     assert outcomes(tmp_path / "results") == after
+
+
+# ---- damaged rows
+
+
+COLUMNS = {
+    "epsilon_local": "epsilon_local + 1",
+    "accuracy": "accuracy + 0.01",
+    "metrics": "replace(metrics, '4', '3')",
+    "spec": "spec || ' '",
+    "correct": "x'ff'",
+    "rounds": "rounds + 1",
+    "state": "'diverged'",
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_changed_digit_is_detected_and_repaired(tmp_path, column, fedsweep):
+    """By `check`, `tables` and `resume`; the repaired study runs the trial again and is as before."""
+    of = study(methods=[GD])
+    before = drive(tmp_path, of, near(0.3))
+    code, out, _ = fedsweep("check", tmp_path)
+    assert (code, out) == (0, "every recorded trial matches its checksum\n")
+    victim = before.trials[1].key
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
+        connection.execute(f"UPDATE trials SET {column} = {COLUMNS[column]} WHERE key = ?", (victim,))
+    connection.close()
+    for command in ("tables", "resume"):
+        code, _, err = fedsweep(command, tmp_path)
+        assert code == 2
+        assert f"the ledger in {tmp_path} is damaged: the row of trial '{victim}' does not match its checksum" in err
+    code, out, _ = fedsweep("check", tmp_path)
+    assert (code, out) == (1, f"damaged: trial '{victim}'\n")
+    code, _, err = fedsweep("check", tmp_path, "--repair")
+    assert (code, "1 trials are forgotten" in err) == (0, True)
+    again = drive(tmp_path, of, near(0.3))
+    assert [trial.key for trial in again.trials] == [victim]
+    assert again.stages == before.stages
+    assert fedsweep("check", tmp_path)[0] == 0
+
+
+def test_rows_with_numbers_that_sqlite_stores_differently_match_their_checksums(tmp_path):
+    drive(tmp_path / "any", study(methods=[GD]), near(0.3), stop_after=1)
+    with Ledger.read(tmp_path / "any") as ledger:
+        (plain,) = ledger.rows(ledger.outcomes()).values()
+    unusual = [
+        replace(plain, key="0" * 24, accuracy=71, loss=math.nan, epsilon_claimed=math.inf, seconds=np.float64(1.5)),
+        replace(plain, key="1" * 24, accuracy=None, loss=None, epsilon_claimed=1, metrics={"loss": {5: math.inf}}),
+    ]
+    with Ledger.write(tmp_path) as ledger:
+        ledger.add(unusual)
+        assert ledger.damaged_rows() == []

@@ -85,6 +85,7 @@ def run(
     with location.open_for_writing(), _write_errors(location):
         folder = location.folder
         with Ledger.write(folder, private=study.private) as ledger, _log_to(folder, private=study.private):
+            ledger.check_rows(location)
             changed = plugins.changed(ledger.plugin_code())
             with ledger.transaction():  # nothing is recorded if the study does not fit the folder
                 _record_study(ledger, prepared, source)
@@ -124,6 +125,7 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
 def rebuild_tables(results: Path | str) -> list[str]:
     location = results_location(results)
     with location.open_for_reading() as folder, _write_errors(location), Ledger.read(folder) as ledger:
+        ledger.check_rows(location)
         tables = [location.address_of(path) for path in write_tables(ledger, folder)]
         location.upload_tables()
         return tables

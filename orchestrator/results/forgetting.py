@@ -1,4 +1,4 @@
-"""Forgets the trials that a node has computed, so that they run again.
+"""Forgets trials, so that they run again: those that a node has computed, or those whose rows are damaged.
 
 Later stages were opened because of these results. Their records are removed, and the search, a pure function of the
 results, opens them again: the same ones if the results are the same. Trials of a removed stage keep their results,
@@ -32,10 +32,29 @@ def forget_node(results: Path | str, node: str) -> Forgotten:
     with location.open_for_writing(), Ledger.write(location.folder) as ledger:
         study = _check(ledger, results, node)
         keys = {key for key, (_, nodes) in ledger.origins().items() if node in nodes}
-        stages = dependent_stages(ledger.stages(), keys, study.variants, warm_start=study.search.warm_start)
-        ledger.forget(keys, stages)
         location.checkpoints.clear()  # the node may have computed a part of them
-        return Forgotten(len(keys), len(stages))
+        return _forget(ledger, study, keys)
+
+
+def damaged_trials(results: Path | str) -> list[str]:
+    """The keys of the trials whose rows do not match their checksums."""
+    with results_location(results).open_for_reading() as folder, Ledger.read(folder) as ledger:
+        return ledger.damaged_rows()
+
+
+def forget_damaged(results: Path | str) -> Forgotten:
+    location = results_location(results)
+    with location.open_for_writing(), Ledger.write(location.folder) as ledger:
+        recorded, keys = ledger.study(), ledger.damaged_rows()
+        if recorded is None:
+            raise UserError(f"results folder {results} holds no study yet")
+        return _forget(ledger, Study.recorded(recorded[0], ledger.plugins()), keys)
+
+
+def _forget(ledger: Ledger, study: Study, keys: Collection[str]) -> Forgotten:
+    stages = dependent_stages(ledger.stages(), keys, study.variants, warm_start=study.search.warm_start)
+    ledger.forget(keys, stages)
+    return Forgotten(len(keys), len(stages))
 
 
 def _check(ledger: Ledger, results: Path | str, node: str) -> Study:

@@ -18,6 +18,7 @@ import shutil
 import socket
 import sqlite3
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -79,7 +80,8 @@ CREATE TABLE IF NOT EXISTS trials (
     epsilon_claimed REAL NOT NULL, epsilon_local REAL NOT NULL, epsilon_secure REAL NOT NULL,
     epsilon_unsampled REAL NOT NULL,       -- actual eps in the claimed release model, without credit for sampled rows
     seconds REAL NOT NULL,
-    correct BLOB NOT NULL                  -- confirm: correctness of every test row, packed bits
+    correct BLOB NOT NULL,                 -- confirm: correctness of every test row, packed bits
+    checksum INTEGER NOT NULL              -- of all other columns
 );
 CREATE TABLE IF NOT EXISTS failures (      -- packs that had to run again
     number INTEGER PRIMARY KEY, trials INTEGER NOT NULL, first_key TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
@@ -105,11 +107,13 @@ REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reas
     rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss, metrics = excluded.metrics,
     epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure,
     epsilon_unsampled = excluded.epsilon_unsampled, seconds = excluded.seconds,
-    correct = excluded.correct WHERE trials.state = 'failed'"""
+    correct = excluded.correct, checksum = excluded.checksum WHERE trials.state = 'failed'"""
 COLUMNS = (
     "key, spec, state, reason, rounds, accuracy, loss, metrics, "
     "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
 )
+REAL_COLUMNS = frozenset((5, 6, *range(8, 13)))
+"""Positions of the columns that hold a float or nothing."""
 StageKey = tuple[CellId, str, str]
 """Cell, name of the search variant, stage."""
 
@@ -355,10 +359,9 @@ class Ledger:
 
     def _add(self, rows: Iterable[Row]) -> int:
         """The number of rows that were new."""
-        marks, before = ", ".join("?" * (COLUMNS.count(",") + 1)), self._db.total_changes
-        self._db.executemany(
-            f"INSERT INTO trials ({COLUMNS}) VALUES ({marks}) {REPLACE_FAILED}", (row.values() for row in rows)
-        )
+        marks, before = ", ".join("?" * (COLUMNS.count(",") + 2)), self._db.total_changes
+        values = ((*row.values(), _checksum(row.values())) for row in rows)
+        self._db.executemany(f"INSERT INTO trials ({COLUMNS}, checksum) VALUES ({marks}) {REPLACE_FAILED}", values)
         return self._db.total_changes - before
 
     def copy_rows(self, other: Ledger) -> None:
@@ -411,6 +414,20 @@ class Ledger:
                     "DELETE FROM stages WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?",
                     (self._cell_number(cell), strategy, stage, position),
                 )
+
+    def damaged_rows(self) -> list[str]:
+        """The keys of all trials whose row does not match its checksum."""
+        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY key")
+        return [str(key) for key, *values, checksum in rows if _checksum((key, *values)) != checksum]
+
+    def check_rows(self, where: Any) -> None:
+        """`where`: the results folder, for the error message."""
+        if damaged := self.damaged_rows():
+            others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            raise UserError(
+                f"the ledger in {where} is damaged: the row of trial {damaged[0]!r:.50}{others} does not match its "
+                f"checksum; 'fedsweep check {where} --repair' forgets it, and resume runs it again"
+            )
 
     def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
         """State, score by this metric and loss of every trial that has ended. Cheap if the metric has a column."""
@@ -559,6 +576,16 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+def _checksum(values: Sequence[Any]) -> int:
+    """Of a row, as SQLite returns it: floats in REAL columns, and nothing in place of NaN."""
+    stored = list(values)
+    for position in REAL_COLUMNS:
+        value = stored[position]
+        if isinstance(value, int | float):
+            stored[position] = None if math.isnan(value) else float(value)
+    return zlib.crc32(repr(stored).encode(errors="replace"))
 
 
 def _names(text: Any) -> list[str]:
