@@ -33,7 +33,9 @@ def account(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List what would be published from these folders, and the total epsilon for each set of records."""
+    """Show what these results publish, and its total epsilon.
+
+    Totals are for each set of records: publications about the same records add up."""
     from orchestrator.results.account import account_of
 
     found = account_of(places, delta)
