@@ -5,6 +5,7 @@ import re
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from plugin_registry import temporary_plugins
@@ -12,8 +13,10 @@ from repository_files import DOCS, blocks
 
 from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
+from orchestrator.report.figures import write_figures
 from orchestrator.report.html.data import gather
 from orchestrator.results import frames
+from orchestrator.results.clients import worst_tenth
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.study.reading import load
@@ -215,6 +218,29 @@ def test_a_study_with_several_metrics(tmp_path):
         trials = frames.trials(ledger, read)
     assert "macro-F1 (%)" in page
     assert trials["auroc"].between(0, 100).all()
+
+
+def test_results_by_client(tmp_path):
+    """A table with every client in its CSV file, and a figure; both say that they are not for publication."""
+    users(tmp_path)
+    results = run(tmp_path)
+    with Ledger.read(results) as ledger:
+        read = Results.read(ledger)
+    (cell,) = read.cells
+    clients = np.load(tmp_path / "users.npz")["client_test"]
+    right = np.mean(
+        [np.unpackbits(np.frombuffer(row.correct, np.uint8))[:240] for row in cell.confirm.values()], axis=0
+    )
+    expected = {client: 100 * right[clients == client].mean() for client in range(12)}
+    table = pd.read_csv(results / "tables" / "clients.csv").set_index("client")
+    assert table["accuracy"].to_dict() == pytest.approx(expected)
+    assert (table["train_rows"].sum(), table["test_rows"].sum()) == (600, 240)
+    page = (results / "tables" / "clients.md").read_text()
+    assert f"{min(expected.values()):.2f}" in page
+    assert "not for publication" in page
+    assert "accuracy-by-client.svg" in {file.name for file in write_figures(results)}
+    worst = np.mean([row.metrics["worst_decile_accuracy"][6] for row in cell.confirm.values()])
+    assert worst <= np.mean([one.accuracy for one in worst_tenth(read.by_client(cell))]) + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
     into.add_data(part.fingerprints())
     into.add_settings(part.settings())
     into.add_partitions(part.partitions())
+    into.add_test_clients(part.test_clients())
     into.add_secrets(part.secrets())
     known = into.stages()
     for (cell, variant, stage), keys in part.stages().items():

@@ -175,6 +175,7 @@ def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:
         }
     )
     ledger.add_partitions(_class_counts(prepared))
+    ledger.add_test_clients(_test_clients(prepared))
 
 
 def _tell_changed_package(ledger: Ledger, view: View) -> None:
@@ -183,6 +184,16 @@ def _tell_changed_package(ledger: Ledger, view: View) -> None:
     before, now = json.loads(parts[-1]) if parts else {}, package_identity()
     if changed := [name for name, value in now.items() if before.get(name, value) != value]:
         view.say(f"note: {', '.join(changed)} changed since the last run in this folder; recorded trials are kept")
+
+
+def _test_clients(prepared: PreparedStudy) -> dict[str, list[int]]:
+    """By data set; a private search shows nothing by client."""
+    found: dict[str, list[int]] = {}
+    for setting in () if prepared.study.private else prepared.settings:
+        problem = prepared.problems[next(iter(setting.confirm.values())).key]
+        if problem.clients_eval is not None:
+            found[setting.id.data] = problem.clients_eval.tolist()
+    return found
 
 
 def _class_counts(prepared: PreparedStudy) -> dict[tuple[SettingId, int], list[list[int]]]:

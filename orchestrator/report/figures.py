@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ from orchestrator.report import palette
 from orchestrator.report.tables.common import budget
 from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.render import endings
+from orchestrator.results.clients import worst_tenth
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results, Score
+from orchestrator.search.objective import ACCURACY
 from trainables.data import simulated
 from trainables.files import replacing, subfolder
 
@@ -121,7 +124,12 @@ def drawings(results: Results) -> list[Drawing]:
         found = [Drawing("score-by-round", by_setting, _by_round)]
     families = _panels(results.cells, lambda c: f"{_family(c)}, {budget(c.epsilon)}" if several else _family(c))
     varied = [panel for panel in families if len(_counts(panel.cells)) > 1]
-    return [d for d in [*found, Drawing("score-by-clients", varied, _by_clients)] if d.panels]
+    found.append(Drawing("score-by-clients", varied, _by_clients))
+    for setting, ending in endings(results.settings).items():
+        known = [cell for cell in results.of(setting) if results.by_client(cell)]
+        panels = _panels(known, lambda cell: budget(cell.epsilon))
+        found.append(Drawing(f"accuracy-by-client{ending}", panels, partial(_by_client, results)))
+    return [drawing for drawing in found if drawing.panels]
 
 
 # ---- panels and series
@@ -188,7 +196,8 @@ def _figure(results: Results, drawing: Drawing) -> Figure:
     _load_matplotlib()
     from matplotlib import pyplot
 
-    objective, panels, series = results.study.objective_spec, drawing.panels, _all_series(results)
+    objective = ACCURACY if isinstance(drawing.draw, partial) else results.study.objective_spec
+    panels, series = drawing.panels, _all_series(results)
     columns = min(len(panels), 2 if len(panels) <= 4 else 3)
     rows = -(-len(panels) // columns)
     width = max(PANEL[0] * columns, 3.4)
@@ -258,6 +267,8 @@ def _wrapped(title: str, most: int) -> str:
 def _spread_note(results: Results, drawing: Drawing) -> str:
     """What bands and whiskers show: the same as ± in the tables."""
     seeds = len(results.study.seeds.confirm)
+    if isinstance(drawing.draw, partial):
+        return f"A point: a client, mean over {seeds} seeds. Ring: the worst tenth. Not for publication"
     if seeds == 1:
         return "a single seed"
     mark = "Band" if drawing.draw is _by_round else "Whisker"
@@ -304,6 +315,20 @@ def _by_clients(axes: Axes, panel: Panel, series: Series) -> None:
     _whiskers(axes, panel, series, _clients, 0.12 * min(b - a for a, b in pairwise(counts)))
     axes.set_xlabel("clients")
     axes.set_xticks(counts)
+
+
+def _by_client(results: Results, axes: Axes, panel: Panel, series: Series) -> None:
+    """Every client's accuracy by its number of train rows; rings mark the worst tenth."""
+    for cell in series.of(panel):
+        accuracies, colour = results.by_client(cell), series.look["color"]
+        for marked, size, face in ((accuracies, 3, colour), (worst_tenth(accuracies), 6, "none")):
+            axes.plot(
+                [one.train_rows for one in marked], [one.accuracy for one in marked], linestyle="", markersize=size,
+                marker="o", markeredgecolor=colour, markerfacecolor=face,
+                label=series.label if face == colour else None,
+            )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlabel("train rows of a client (logarithmic)")
 
 
 def _whiskers(axes: Axes, panel: Panel, series: Series, place: Callable[[CellResult], int], apart: float) -> None:

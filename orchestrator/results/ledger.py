@@ -38,7 +38,7 @@ from trainables.federation.trial_spec import TrialSpec
 if TYPE_CHECKING:
     from trainables.federation.pack import PackGroup
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 KEYS_PER_QUERY = 500  # SQLite limits the number of parameters
 SECRET_BYTES = 32
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
@@ -56,6 +56,9 @@ CREATE TABLE IF NOT EXISTS settings (      -- a data set with a partition
 CREATE TABLE IF NOT EXISTS partitions (    -- JSON: rows of each class at each client, for a seed of the partition
     data TEXT NOT NULL, partition TEXT NOT NULL, seed INTEGER NOT NULL, counts TEXT NOT NULL,
     PRIMARY KEY (data, partition, seed)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS test_clients (  -- JSON: the client of every test row
+    data TEXT PRIMARY KEY, clients TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS cells (
     number INTEGER PRIMARY KEY,
@@ -337,6 +340,16 @@ class Ledger:
     def partitions(self) -> dict[tuple[SettingId, int], list[list[int]]]:
         rows = self._db.execute("SELECT data, partition, seed, counts FROM partitions ORDER BY data, partition, seed")
         return {(SettingId(data, partition), seed): json.loads(counts) for data, partition, seed, counts in rows}
+
+    def add_test_clients(self, clients: Mapping[str, Sequence[int]]) -> None:
+        """The client of every test row, by data set."""
+        rows = ((data, json.dumps(list(numbers), separators=(",", ":"))) for data, numbers in clients.items())
+        with self.transaction():
+            self._db.executemany("INSERT OR IGNORE INTO test_clients VALUES (?, ?)", rows)
+
+    def test_clients(self) -> dict[str, list[int]]:
+        rows = self._db.execute("SELECT data, clients FROM test_clients ORDER BY data")
+        return {data: [int(number) for number in json.loads(clients)] for data, clients in rows}
 
     # ---- trials
 

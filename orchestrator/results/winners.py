@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
 from orchestrator.results.ledger import Ledger, Row, SettingFacts
 from orchestrator.results.records import records_of
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
@@ -21,6 +22,7 @@ from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.private import fixed_grid
 from orchestrator.search.variant import SECRET
 from orchestrator.search.winner import competing_stages, winner_of_first_seed
+from orchestrator.study.cell_id import SettingId
 from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.study import Study
 from search_spaces import Axis, Configuration
@@ -159,6 +161,8 @@ class Results:
     """How the trials of these cells have ended."""
     records: Mapping[str, int]
     """By data set, the number of its records: data sets with the same number are about the same records."""
+    client_rows: Mapping[SettingId, ClientRows]
+    """Of the settings whose test rows have clients."""
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -175,6 +179,10 @@ class Results:
         study = self.study.model_copy(update={"objective": metric})
         return replace(self, study=study, cells=tuple(replace(cell, study=study) for cell in self.cells))
 
+    def by_client(self, cell: CellResult) -> list[ClientAccuracy]:
+        """The clients' test accuracies, lowest first; empty where test rows have no clients."""
+        return by_client(cell, [row.correct for row in cell.confirm.values()], self.client_rows)
+
     @property
     def several_strategies(self) -> bool:
         return len(self.study.variants) > 1
@@ -189,7 +197,8 @@ class Results:
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
         reader = _Reader(ledger, study, known)
         cells = tuple(reader.cell(record) for record in search_records(ledger, study))
-        return cls(study, cells, Counter(reader.states.values()), records_of(study, ledger.fingerprints()))
+        records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
+        return cls(study, cells, Counter(reader.states.values()), records, clients)
 
 
 class _Reader:

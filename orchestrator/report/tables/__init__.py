@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.report.tables import best, index, render
 from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
+from orchestrator.report.tables.clients import clients
 from orchestrator.report.tables.differences import differences
 from orchestrator.report.tables.mcnemar import mcnemar
 from orchestrator.report.tables.partitions import partitions
@@ -29,6 +30,7 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "differences": differences,
     "mcnemar": mcnemar,
     "partitions": partitions,
+    "clients": clients,
     "privacy": privacy,
 }
 """By file name, except that the first file is named after the objective. A builder returns None if its table does not
