@@ -297,6 +297,36 @@ def test_a_head_that_does_not_answer_is_detected(monkeypatch, capfd):
     assert "fedsweep: the head of the Ray cluster at 10.0.0.1:6379 has not answered" in capfd.readouterr().err
 
 
+def test_a_local_ray_that_has_died_is_detected(monkeypatch, capfd):
+    """Without Ray. Its other processes are killed."""
+    monkeypatch.setattr(head, "CHECK_EVERY_S", 0.01)
+    ended, calls = head.threading.Event(), []
+    monkeypatch.setattr(os, "_exit", lambda code: (calls.append(code), ended.set()))
+    monkeypatch.setattr(ray_internals, "head_answers", lambda timeout_s: True)
+    monkeypatch.setattr(ray_internals, "dead_local_processes", lambda: ["raylet"])
+    monkeypatch.setattr(ray_internals, "kill_local_ray", lambda: calls.append("killed"))
+    head._watch("127.0.0.1:6379", ended, 30)
+    assert calls == ["killed", 2]
+    sentence = "the Ray on this machine has lost its raylet; no finished trial is lost, and the same command continues"
+    assert f"fedsweep: {sentence}.\n" in capfd.readouterr().err
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_process_of_the_local_ray_is_killed(name, folder, undisturbed, tally):
+    with Driver.run(folder, chaos.study()) as driver:
+        driver.wait_until(lambda: "starts" in chaos.log(folder), "a pack has started")
+        (victim,) = [pid for pid, title in session(driver.process.pid).items() if f"/{name}/{name} " in f"{title} "]
+        os.kill(victim, signal.SIGKILL)
+        tally.add(f"local Ray, {name}", chaos.current_stage(folder))
+        assert driver.end() == 2, driver.said
+        assert f"fedsweep: the Ray on this machine has lost its {name}; no finished trial is lost" in driver.said
+        assert "state-dump" not in driver.said
+        assert not session(driver.process.pid)
+    with Driver.resume(folder) as driver:
+        finished(driver, undisturbed)
+
+
 def test_a_frozen_head_gives_no_answer(local_ray):
     """It still accepts connections."""
     (head_process,) = [pid for pid in family() if "gcs_server" in title_of(pid)]

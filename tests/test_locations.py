@@ -18,7 +18,7 @@ from nodes import wait_for
 
 from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
-from orchestrator.results import locations
+from orchestrator.results import locations, remote_lock
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, LEDGER, LOCK, read_text, results_location
 from orchestrator.study.reading import parse
@@ -199,35 +199,110 @@ def test_a_running_driver_renews_its_lock(url, fast_heartbeat):
 
 
 def test_the_lock_of_a_dead_driver_expires(url, monkeypatch):
-    first = results_location(url)
-    first._acquire_lock()
+    results_location(url).lock.acquire()
     with pytest.raises(UserError, match="is in use"), results_location(url).open_for_writing():
         pass
-    monkeypatch.setattr(locations, "LOCK_EXPIRES_S", 0.0)
+    monkeypatch.setattr(remote_lock, "EXPIRES_S", 0.0)
     assert results_location(url).lock_holder() is None
     with results_location(url).open_for_writing():
         pass
 
 
-def test_a_replaced_driver_stops_and_uploads_nothing_more(url):
-    """As after its machine was suspended."""
+def test_a_replaced_driver_stops_and_uploads_nothing_more(url, monkeypatch, fast_heartbeat):
+    """As after its machine was suspended. Rows that it had not uploaded are kept and named."""
     first, second = results_location(url), results_location(url)
 
     def drive() -> None:
         with first.open_for_writing():
             with Ledger.write(first.folder):
                 pass
-            files, root = fsspec.core.url_to_fs(url)
-            files.pipe_file(f"{root}/{LOCK}", second._lock_content())
+            with monkeypatch.context() as later:
+                later.setattr(remote_lock, "EXPIRES_S", 0.0)
+                second.lock.acquire()
             first.notify_recorded(1)
             wait_for(lambda: first._lock_lost, "the driver noticed")
             first.notify_recorded(2)
 
-    with pytest.raises(UserError, match=f"^results folder {url} was taken over by process"):
+    with pytest.raises(UserError, match=f"^results folder {url} was taken over by process") as caught:
         drive()
+    assert f"trials that were not uploaded are in {first.folder}, and 'fedsweep merge {url} " in str(caught.value)
     assert LEDGER not in files_at(url)
-    assert lock_of(url)["token"] == second._token
-    assert not first.folder.exists()
+    assert lock_of(url)["token"] == second.lock.token
+    assert (first.folder / LEDGER).exists()
+    shutil.rmtree(first.folder)
+
+
+def test_a_long_upload_does_not_let_the_lock_expire(url, monkeypatch, fast_heartbeat):
+    """The lock is renewed by another thread than the one that uploads."""
+    where = results_location(url)
+    with where.open_for_writing(), Ledger.write(where.folder):
+        upload, renewals = where._files.put_file, []
+
+        def slow(*arguments, **named):
+            for _ in range(3):
+                before = lock_of(url)["alive"]
+                wait_for(lambda before=before: lock_of(url)["alive"] > before, "a renewal during the upload")
+                renewals.append(1)
+            return upload(*arguments, **named)
+
+        monkeypatch.setattr(where._files, "put_file", slow)
+        where.notify_recorded(1)
+        wait_for(lambda: LEDGER in files_at(url), "the ledger was uploaded")
+        assert len(renewals) >= 3
+        monkeypatch.setattr(where._files, "put_file", upload)
+
+
+def test_a_driver_that_loses_the_lock_during_an_upload_publishes_nothing(url, monkeypatch):
+    first, second = results_location(url), results_location(url)
+
+    def drive() -> None:
+        with first.open_for_writing(), Ledger.write(first.folder):
+            upload = first._files.put_file
+
+            def suspended(*arguments, **named):
+                upload(*arguments, **named)
+                with monkeypatch.context() as later:
+                    later.setattr(remote_lock, "EXPIRES_S", 0.0)
+                    second.lock.acquire()
+
+            monkeypatch.setattr(first._files, "put_file", suspended)
+            first.notify_recorded(1)
+            wait_for(lambda: first._lock_lost, "the driver noticed")
+
+    with pytest.raises(UserError, match="was taken over by process"):
+        drive()
+    assert set(files_at(url)) == {LOCK, f"{LOCK}.{first.lock.token}"}, "no ledger and no part of one"
+    second.lock.release()
+    assert files_at(url) == {}, "its own lock only"
+    with pytest.raises(UserError, match="was taken over by another driver, which has finished"):
+        first.lock.renew()
+    shutil.rmtree(first.folder)
+
+
+def test_only_one_of_two_drivers_takes_over_an_expired_lock(url, monkeypatch):
+    dead, one, two = (results_location(url).lock for _ in range(3))
+    dead.acquire()
+    monkeypatch.setattr(remote_lock, "EXPIRES_S", 0.0)
+    read = one.holder()
+    one.acquire()
+    monkeypatch.setattr(two, "holder", lambda: read)  # it has looked before the other took over
+    with pytest.raises(UserError, match="whose lock another driver has just taken over"):
+        two.acquire()
+    one.renew()
+    assert lock_of(url)["token"] == one.token
+
+
+def test_a_lock_of_a_clock_that_is_ahead(url, monkeypatch):
+    first, second = results_location(url).lock, results_location(url).lock
+    now = remote_lock.time.time
+    with monkeypatch.context() as ahead:
+        ahead.setattr(remote_lock.time, "time", lambda: now() + 1000)
+        first.acquire()
+    sentence = (
+        r"whose clock is (999|1000) s ahead of this machine's; if that process has died, the lock expires in 11\d\d s"
+    )
+    with pytest.raises(UserError, match=sentence):
+        second.acquire()
 
 
 # ---- stop requests
@@ -342,4 +417,4 @@ def test_a_lock_that_is_being_written_is_read_again(tmp_path, monkeypatch):
         cat_file = location._files.cat_file
         answers = iter([b" ", b'{"holder": "pro'])
         monkeypatch.setattr(type(location._files), "cat_file", lambda self, path: next(answers, None) or cat_file(path))
-        assert location.lock_holder() == location._name
+        assert location.lock_holder() == location.lock.name

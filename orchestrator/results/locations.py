@@ -8,20 +8,17 @@ Every reader downloads the last uploaded ledger. A driver that dies loses at mos
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import secrets
 import shutil
-import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.remote_lock import LOCK, LockLostError, RemoteLock
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
@@ -29,8 +26,7 @@ from trainables.files import open_in_place
 from trainables.urls import as_user_error, open_filesystem, refuse_links, shown
 
 HEARTBEAT_S = 20.0
-LOCK_EXPIRES_S = 120.0  # longer than several heartbeats plus the upload of a large ledger
-LEDGER, LOG, LOCK, CANCEL = "ledger.sqlite", "fedsweep.log", "remote.lock", "cancel.requested"
+LEDGER, LOG, CANCEL = "ledger.sqlite", "fedsweep.log", "cancel.requested"
 PACKS, SCRATCH = ".packs", ".tune"
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 FOLDERS = ("tables", "timing", "figures")
@@ -129,14 +125,14 @@ class RemoteLocation(ResultsLocation):
 
     Concurrency contract:
 
-    * One driver at a time holds the lock object, which names it and the time of its last heartbeat. A second driver is
-      refused until the lock is `LOCK_EXPIRES_S` old, so a dead driver blocks its successor for that long at most.
-    * A background thread renews the lock, checks for stop requests and uploads the ledger when it has grown. A failed
-      step is retried at the next heartbeat. The main thread talks to it through `_recorded`, `_wake` and `_closing`;
-      it answers through `_stop` and `_lock_lost`.
-    * Two drivers may both believe that they hold the lock, after a clock error or when a machine was suspended. The
-      earlier one notices at its next heartbeat that the token has changed, uploads nothing more and stops. Results
-      stay correct, because a ledger row is a pure function of its key: at worst, trials are computed twice.
+    * One driver at a time holds the lock. A second driver is refused until the lock has expired, so a dead driver
+      blocks its successor for that long at most.
+    * One thread renews the lock and looks for stop requests, another uploads the ledger when it has grown: an upload
+      that takes long does not let the lock expire. A failed step is retried later. The main thread talks to them
+      through `_recorded`, `_wake` and `_closing`; they answer through `_stop` and `_lock_lost`.
+    * A driver that was suspended may have lost the lock. It looks again before each upload becomes visible, uploads
+      nothing more, keeps the rows that it had not uploaded, and stops. Results stay correct, because a ledger row is a
+      pure function of its key: at worst, trials are computed twice.
     * An upload becomes visible as a whole: readers never see a partial file.
     """
 
@@ -145,12 +141,12 @@ class RemoteLocation(ResultsLocation):
         refuse_links(self._files, self._root, LEDGER, LOG, LOCK, CANCEL, PACKS, *FOLDERS)
         self.url = shown(url).rstrip("/")
         """For messages."""
-        self._name = f"process {os.getpid()} on {socket.gethostname()}"
-        self._token = secrets.token_hex(8)
+        self.lock = RemoteLock(self._files, self._root, self.url)
         self._recorded = self._uploaded = -1  # trials in the ledger here and at the URL
+        self._holds_lock = False
         self._lock_lost = ""  # the error to raise once another driver has taken over
         self._stop: StopRequest = ""
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake, self._closing, self._closed = threading.Event(), threading.Event(), threading.Event()
 
     def __str__(self) -> str:
         return self.url
@@ -173,7 +169,9 @@ class RemoteLocation(ResultsLocation):
 
     @contextlib.contextmanager
     def open_for_writing(self) -> Iterator[ResultsLocation]:
-        self._acquire_lock()
+        with as_user_error(f"the results at {self.url} cannot be written"):
+            self.lock.acquire()
+        self._holds_lock = True
         self.folder = Path(tempfile.mkdtemp(prefix="fedsweep-"))
         try:
             self._download(LEDGER, LOG)
@@ -182,15 +180,21 @@ class RemoteLocation(ResultsLocation):
         except BaseException:
             self._release_lock()
             raise
-        heartbeat = threading.Thread(target=self._heartbeat, name="fedsweep-results", daemon=True)
-        heartbeat.start()
+        renewals = threading.Thread(target=self._renew, name="fedsweep-lock", daemon=True)
+        uploads = threading.Thread(target=self._upload_changes, name="fedsweep-results", daemon=True)
+        renewals.start()
+        uploads.start()
         try:
             yield self
         finally:
             self._closing.set()
             self._wake.set()
-            heartbeat.join()
-            self._upload_everything()
+            uploads.join()
+            try:
+                self._upload_everything()
+            finally:
+                self._closed.set()
+                renewals.join()
             self._release_lock()
 
     def _download(self, *names: str) -> None:
@@ -223,29 +227,51 @@ class RemoteLocation(ResultsLocation):
             self._recorded = count
             self._wake.set()
 
-    def _heartbeat(self) -> None:
+    def _renew(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S) and not self._lock_lost:
+            with self._retried_later("the lock at %s could not be renewed, will retry: %s"):
+                self.lock.renew()
+                self._stop = self._take_stop_request() or self._stop
+
+    def _upload_changes(self) -> None:
         while not self._closing.is_set() and not self._lock_lost:
             self._wake.wait(HEARTBEAT_S)
             self._wake.clear()
-            try:
-                self._renew_lock()
-                self._stop = self._take_stop_request() or self._stop
-                if self._recorded != self._uploaded and not self._lock_lost:
+            if self._recorded != self._uploaded:
+                with self._retried_later("results could not be uploaded to %s, will retry: %s"):
                     recorded = self._recorded
                     self._upload_ledger()
                     self._uploaded = recorded
-            except Exception as error:  # each file system raises its own exception types
-                log.warning("results could not be uploaded to %s, will retry: %s", self.url, error)
+
+    @contextlib.contextmanager
+    def _retried_later(self, message: str) -> Iterator[None]:
+        try:
+            yield
+        except LockLostError as error:
+            self._lock_lost = str(error)
+        except Exception as error:  # each file system raises its own exception types
+            log.warning(message, self.url, error)
 
     def _upload_everything(self) -> None:
         """Upload the ledger and all files. If that fails, keep the working copy and name it in the error."""
         if not self._lock_lost:
-            with as_user_error(
-                f"the results could not be uploaded to {self.url}; they are in {self.folder}, and "
-                f"'fedsweep resume {self.folder}{plugins.import_options()}' continues there"
+            with (
+                self._keeping_unsent_rows(),
+                as_user_error(
+                    f"the results could not be uploaded to {self.url}; they are in {self.folder}, and "
+                    f"'fedsweep resume {self.folder}{plugins.import_options()}' continues there"
+                ),
             ):
                 self._upload_ledger()
+                self._uploaded = self._recorded
                 self._upload_files()
+
+    @contextlib.contextmanager
+    def _keeping_unsent_rows(self) -> Iterator[None]:
+        try:
+            yield
+        except LockLostError as error:
+            self._lock_lost = str(error)
 
     def _upload_ledger(self) -> None:
         if not (self.folder / LEDGER).exists():
@@ -272,59 +298,32 @@ class RemoteLocation(ResultsLocation):
             self._upload_files()
 
     def _upload(self, file: Path, name: str) -> None:
-        """Upload under a temporary name, then rename."""
-        target = f"{self._root}/{name}"
-        self._files.put_file(str(file), f"{target}.{self._token}.part")
-        self._files.mv(f"{target}.{self._token}.part", target)
+        """Upload under a temporary name, then rename, unless the lock was lost meanwhile."""
+        target, part = f"{self._root}/{name}", f"{self._root}/{name}.{self.lock.token}.part"
+        self._files.put_file(str(file), part)
+        try:
+            if self._holds_lock:
+                self.lock.check()
+        except LockLostError:
+            self._files.rm_file(part)
+            raise
+        self._files.mv(part, target)
 
     # ---- the lock
 
     def lock_holder(self) -> str | None:
-        lock = self._read_lock()
-        return lock["holder"] if lock and _is_valid(lock) else None
-
-    def _read_lock(self) -> dict[str, Any] | None:
-        for _ in range(5):
-            try:
-                return json.loads(self._files.cat_file(f"{self._root}/{LOCK}"))
-            except FileNotFoundError:
-                return None
-            except ValueError:
-                time.sleep(0.05)  # read while it was being written: not every file system writes atomically
-        return None
-
-    def _lock_content(self) -> bytes:
-        return json.dumps({"holder": self._name, "token": self._token, "alive": time.time()}).encode()
-
-    def _acquire_lock(self) -> None:
-        with as_user_error(f"the results at {self.url} cannot be written"):
-            try:
-                self._files.pipe_file(f"{self._root}/{LOCK}", self._lock_content(), mode="create")
-                return
-            except FileExistsError:
-                lock = self._read_lock()
-            if lock and _is_valid(lock):
-                age = max(0.0, time.time() - lock["alive"])
-                raise UserError(
-                    f"results folder {self.url} is in use by {lock['holder']}, last heartbeat {age:.0f} s ago; if that "
-                    f"process has died, the lock expires in {LOCK_EXPIRES_S - age:.0f} s"
-                )
-            self._files.pipe_file(f"{self._root}/{LOCK}", self._lock_content())
-
-    def _renew_lock(self) -> None:
-        lock = self._read_lock()
-        if lock and lock["token"] != self._token:
-            self._lock_lost = f"results folder {self.url} was taken over by {lock['holder']}"
-            return
-        self._files.pipe_file(f"{self._root}/{LOCK}", self._lock_content())
+        holder = self.lock.holder()
+        return holder.name if holder and holder.is_valid else None
 
     def _release_lock(self) -> None:
-        """Delete the lock, unless another driver holds it, and the working copy."""
+        """Also delete the working copy, unless another driver has taken over and rows were not uploaded."""
         if not self._lock_lost:
-            with as_user_error(f"the lock at {self.url} could not be removed"):
-                self._files.rm_file(f"{self._root}/{LOCK}")
+            with self._keeping_unsent_rows(), as_user_error(f"the lock at {self.url} could not be removed"):
+                self.lock.release()
+        self._holds_lock = False
+        if self._lock_lost and self._recorded != self._uploaded:
+            raise UserError(
+                f"{self._lock_lost}; trials that were not uploaded are in {self.folder}, and "
+                f"'fedsweep merge {self.url} {self.folder} --results DIR' adds them"
+            )
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _is_valid(lock: dict[str, Any]) -> bool:
-    return time.time() - lock["alive"] < LOCK_EXPIRES_S

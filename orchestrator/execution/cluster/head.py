@@ -1,4 +1,4 @@
-"""Watches whether the head of the Ray cluster still answers."""
+"""Watches whether the head of the Ray cluster still answers, and whether a local Ray is alive."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log = logging.getLogger("fedsweep")
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """While the block runs, end this process with a sentence if the head is lost.
+    """While the block runs, end this process with a sentence if the head or a process of a local Ray is lost.
 
-    Without a head, Ray ends the process after a minute from one of its own threads, without a Python exception; until
+    Without them, Ray ends the process after a minute from one of its own threads, without a Python exception; until
     then its calls, including `ray.shutdown`, may block. The process therefore ends without cleaning up. The ledger is
     intact at any time."""
     address = ray.get_runtime_context().gcs_address
@@ -50,15 +50,22 @@ def timeout() -> float:
 def _watch(address: str, ended: threading.Event, timeout_s: float) -> None:
     last = time.monotonic()
     while not ended.wait(CHECK_EVERY_S):
-        if ray_internals.head_answers(CHECK_EVERY_S):
+        if died := ray_internals.dead_local_processes():
+            ray_internals.kill_local_ray()
+            _end(f"the Ray on this machine has lost its {', '.join(died)}", "continues")
+        elif ray_internals.head_answers(CHECK_EVERY_S):
             last = time.monotonic()
         elif time.monotonic() - last > timeout_s:
-            sentence = (
-                f"the head of the Ray cluster at {address} has not answered for {timeout_s:g} s; no finished "
-                "trial is lost, and the same command continues on a new cluster"
+            _end(
+                f"the head of the Ray cluster at {address} has not answered for {timeout_s:g} s",
+                "continues on a new cluster",
             )
-            log.error(sentence)
-            stderr.show_cursor()  # a live view may have hidden it
-            sys.stderr.write(f"fedsweep: {sentence}.\n")
-            sys.stderr.flush()
-            os._exit(2)
+
+
+def _end(reason: str, what_continues: str) -> None:
+    sentence = f"{reason}; no finished trial is lost, and the same command {what_continues}"
+    log.error(sentence)
+    stderr.show_cursor()  # a live view may have hidden it
+    sys.stderr.write(f"fedsweep: {sentence}.\n")
+    sys.stderr.flush()
+    os._exit(2)

@@ -22,12 +22,14 @@ __all__ = [
     "actors",
     "available_resources_per_node",
     "canonicalize_bootstrap_address",
+    "dead_local_processes",
     "death_cause",
     "detect_local_resources",
     "draining_nodes",
     "get_default_system_temp_dir",
     "head_answers",
     "jobs",
+    "kill_local_ray",
     "minimal_local_ray",
     "patched",
     "ray_constants",
@@ -64,6 +66,18 @@ def head_answers(timeout_s: float) -> bool:
     except RpcError:
         return False
     return True
+
+
+def dead_local_processes() -> list[str]:
+    """The processes of a Ray that this process has started which have died."""
+    node = worker._global_node
+    return [] if node is None else [str(kind) for kind, _ in node.dead_processes()]
+
+
+def kill_local_ray() -> None:
+    """All processes of a Ray that this process has started."""
+    with contextlib.suppress(Exception):  # some have died already
+        worker._global_node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def draining_nodes() -> set[str]:

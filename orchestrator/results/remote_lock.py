@@ -1,0 +1,125 @@
+"""The lock of a results folder at a URL: one driver at a time.
+
+The lock is an object with the holder's token and the time of its last heartbeat. It expires if it is not renewed. A
+driver takes over an expired lock by creating a second object, named after the expired token, which only one driver can
+do: storage refuses to create an object that exists. So of several drivers one wins, and a driver that was suspended
+notices that it has lost the lock before it writes anything. Nobody overwrites or deletes the lock of another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from typing import Any, NamedTuple
+
+from trainables.errors import UserError
+
+EXPIRES_S = 120.0  # several heartbeats
+LOCK = "remote.lock"
+
+
+class LockLostError(UserError):
+    """Another driver has taken over."""
+
+
+class Holder(NamedTuple):
+    name: str
+    token: str
+    alive: float
+    """The time of its last heartbeat, by its own clock."""
+
+    @property
+    def age(self) -> float:
+        """Negative if its clock is ahead of ours."""
+        return time.time() - self.alive
+
+    @property
+    def is_valid(self) -> bool:
+        return self.age < EXPIRES_S
+
+    @classmethod
+    def parse(cls, content: bytes) -> Holder:
+        fields = json.loads(content)
+        return cls(str(fields["holder"]), str(fields["token"]), float(fields["alive"]))
+
+
+class RemoteLock:
+    def __init__(self, files: Any, root: str, url: str) -> None:
+        self._files, self._path, self._url = files, f"{root}/{LOCK}", url
+        self.name = f"process {os.getpid()} on {socket.gethostname()}"
+        self.token = secrets.token_hex(8)
+        self._taken_over = ""
+        """The token of the expired lock that this one replaces."""
+
+    def content(self) -> bytes:
+        return json.dumps({"holder": self.name, "token": self.token, "alive": time.time()}).encode()
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock, or held it last and did not release it."""
+        holder = self._read(self._path)
+        while holder is not None and (successor := self._read(f"{self._path}.{holder.token}")) is not None:
+            holder = successor
+        return holder
+
+    def _read(self, path: str) -> Holder | None:
+        for attempt in range(5):
+            try:
+                return Holder.parse(self._files.cat_file(path))
+            except FileNotFoundError:
+                return None
+            except (ValueError, KeyError, TypeError):
+                if attempt == 4:
+                    raise
+                time.sleep(0.05)  # read while it was being written: not every file system writes atomically
+        return None
+
+    def acquire(self) -> None:
+        holder = None
+        while holder is None:
+            if self._create(self._path):
+                return
+            holder = self.holder()  # None: released meanwhile
+        if holder.is_valid or not self._create(f"{self._path}.{holder.token}"):
+            raise UserError(f"results folder {self._url} is in use by {_described(holder)}")
+        self._taken_over = holder.token
+        self._files.pipe_file(self._path, self.content())
+
+    def _create(self, path: str) -> bool:
+        try:
+            self._files.pipe_file(path, self.content(), mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raise if another driver has taken over, even if it has finished since."""
+        holder = self._read(self._path)
+        successor = self._read(f"{self._path}.{self.token}")
+        if successor is None and holder is not None and holder.token in (self.token, self._taken_over):
+            return
+        by = successor or holder
+        raise LockLostError(
+            f"results folder {self._url} was taken over by {by.name if by else 'another driver, which has finished'}"
+        )
+
+    def renew(self) -> None:
+        self.check()
+        self._files.pipe_file(self._path, self.content())
+
+    def release(self) -> None:
+        self.check()
+        self._files.rm_file(self._path)
+        if self._taken_over:
+            self._files.rm_file(f"{self._path}.{self._taken_over}")
+
+
+def _described(holder: Holder) -> str:
+    if not holder.is_valid:
+        return f"{holder.name}, whose lock another driver has just taken over"
+    left = f"if that process has died, the lock expires in {EXPIRES_S - holder.age:.0f} s"
+    if holder.age < 0:
+        return f"{holder.name}, whose clock is {-holder.age:.0f} s ahead of this machine's; {left}"
+    return f"{holder.name}, last heartbeat {holder.age:.0f} s ago; {left}"
