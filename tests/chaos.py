@@ -246,7 +246,8 @@ class Driver:
 
     def left_behind(self) -> list[str]:
         """After its end: processes, ports, shared memory, and files that are not results."""
-        files = [*self.temporary.glob("fedsweep-*"), *self.folder.rglob("*.part")]
+        logs = self.temporary / f"fedsweep-{os.geteuid()}"  # of the local Ray, which stay
+        files = [*({*self.temporary.glob("fedsweep-*")} - {logs}), *self.folder.rglob("*.part")]
         files += [*self.folder.glob(".packs"), *self.folder.glob(".tune")]
         return [*map(str, session(self.process.pid).items()), *self.traces.left(), *map(str, files)]
 
