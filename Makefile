@@ -101,17 +101,11 @@ install: .venv/.tests
 	@tools/install.sh requirements-dev.lock
 	@touch $@
 
-# Resolve the dependencies again and write the lock files (a "+cpu" build is the same release).
-COMPILE := .venv-lock/bin/pip-compile --quiet --no-emit-index-url --no-emit-find-links --strip-extras --no-annotate --no-header
+# Resolve the dependencies again and write the lock files, with the hashes of all files. UPGRADE=--upgrade: newest versions.
 lock:
 	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/pip install --quiet pip-tools
-	$(COMPILE) --extra dev --output-file .venv-lock/dev pyproject.toml
-	$(COMPILE) --constraint .venv-lock/dev --output-file .venv-lock/runs pyproject.toml
-	for part in runs dev; do \
-	  test $$part = runs && file=requirements.lock || file=requirements-dev.lock; \
-	  { echo "# Written by 'make lock' from pyproject.toml; installed by tools/install.sh."; \
-	    sed -e 's/+cpu//' -e '/^#/d' -e '/^$$/d' .venv-lock/$$part; } > $$file; done
+	.venv-lock/bin/pip install --quiet --require-hashes -r requirements-build.lock
+	.venv-lock/bin/python tools/lock.py $(UPGRADE)
 	rm -rf .venv-lock
 
 docs: install

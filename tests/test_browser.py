@@ -345,7 +345,7 @@ def served(tmp_path):
     server = serving.server(str(tmp_path), 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/", tmp_path
+    yield server.address, tmp_path
     server.shutdown()
     thread.join()
     server.server_close()

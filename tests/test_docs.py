@@ -252,15 +252,3 @@ def test_versions_agree():
     assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == version
     assert f"## {version}" in (REPOSITORY / "CHANGELOG.md").read_text()
     assert f"fedsweep-{version}-py3" in (DOCS / "install.md").read_text()
-
-
-def test_both_lock_files_agree():
-    """Both lock files agree, and the runtime one has no test dependencies."""
-    pins = [
-        {line.partition("==")[0]: line for line in (REPOSITORY / name).read_text().splitlines() if "==" in line}
-        for name in ("requirements.lock", "requirements-dev.lock")
-    ]
-    runs, tests = pins
-    assert {name: tests.get(name) for name in runs} == runs
-    assert not {"pytest", "ruff", "mypy", "moto", "hypothesis", "mkdocs", "selenium"} & set(runs)
-    assert {"pytest", "ruff", "mypy", "moto", "hypothesis", "mkdocs"} <= set(tests)

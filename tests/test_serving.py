@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 
 import pytest
@@ -27,7 +28,7 @@ def server(tmp_path):
 
 def ask(server, path, **headers):
     connection = http.client.HTTPConnection(*server.server_address)
-    connection.request("GET", path, headers=headers)
+    connection.request("GET", f"/{server.RequestHandlerClass.token}{path}", headers=headers)
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -52,6 +53,37 @@ def test_only_this_machine_is_served(server):
     assert ask(server, "/", Host="localhost")[0].status == 200, "as a browser says it at port 80"
     assert ask(server, "/", Host=f"elsewhere.example:{port}")[0].status == 403
     assert ask(server, "/data.json", Host="127.0.0.1.elsewhere.example")[0].status == 403
+
+
+def raw(server, path):
+    connection = http.client.HTTPConnection(*server.server_address)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("path", ["/", "/data.json", "//", "/?token=x", "/x/", "/x/data.json", "/%2e%2e/", "/../"])
+def test_other_users_of_the_machine_need_the_token(server, path):
+    status, body = raw(server, path)
+    assert status == 403
+    assert b"by-hand" not in body
+    assert raw(server, f"/{server.RequestHandlerClass.token}x/")[0] == 403
+
+
+def test_the_printed_address_has_the_token(server):
+    assert server.address.startswith(f"http://127.0.0.1:{server.server_address[1]}/")
+    assert len(server.address.split("/")[3]) >= 20
+    assert raw(server, "/" + server.address.split("/", 3)[3])[0] == 200
+    assert serving.server(server.RequestHandlerClass.source.results, 0).address != server.address
+
+
+def test_a_silent_connection_is_closed(server, monkeypatch):
+    """Or another user could keep any number of them open."""
+    assert serving.Handler.timeout == serving.TIMEOUT_S
+    monkeypatch.setattr(serving.Handler, "timeout", 0.05)
+    with socket.create_connection(server.server_address, timeout=10) as silent:
+        silent.sendall(b"GET / HTTP/1.1\r\n")
+        assert silent.recv(100) == b""
 
 
 def test_results_at_a_url(tmp_path):

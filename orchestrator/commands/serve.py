@@ -18,7 +18,7 @@ def serve(
     from orchestrator.report.html import serving
 
     with serving.server(folder, port) as http:
-        typer.echo(f"http://{serving.LOOPBACK}:{http.server_address[1]}/")
+        typer.echo(http.address)
         stderr.print("press Ctrl-C to stop; the sweep is not affected")
         try:
             http.serve_forever()

@@ -8,6 +8,7 @@ FEDSWEEP_KERNEL=torch selects torch, FEDSWEEP_KERNEL=own requires C and Triton.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import hashlib
@@ -16,6 +17,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sysconfig
 import tempfile
@@ -29,6 +31,7 @@ from trainables.models.lanes import SHAPES
 
 SOURCES = Path(__file__).with_name("c")
 LANES = SHAPES["cpu"].lanes
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 TILE = 128  # rows whose gradients are summed in float32; determines how sums are rounded
 # no multiply-adds except explicit ones: both layouts must round the same way
 FLAGS = (
@@ -112,10 +115,9 @@ def _compile(force: bool = False) -> Path:
     sources = sorted(SOURCES.glob("*.[ch]"))
     texts = (source.read_text(encoding="utf-8") for source in sources)
     identity = "\n".join((*texts, *compiler, *FLAGS, _processor()))
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
+    folder = _cache_folder()
     file = folder / f"heads-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if force or not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    if force or not _is_ours(file):
         c_files = [str(source) for source in sources if source.suffix == ".c"]
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / file.name
@@ -125,8 +127,37 @@ def _compile(force: bool = False) -> Path:
                 capture_output=True,
                 timeout=120,
             )
+            made.chmod(0o755)
             made.replace(file)  # atomic, as other processes may compile at the same time
     return file
+
+
+def _cache_folder() -> Path:
+    """Only this user may write to it: what lies there is executed. If another user owns it, a new folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        return _own_folder()
+    if status.st_mode & OTHERS_WRITE:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+    return folder
+
+
+@cache
+def _own_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="fedsweep-kernels-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file exists that only this user can have written."""
+    try:
+        status = file.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
 
 
 def _processor() -> str:

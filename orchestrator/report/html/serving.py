@@ -6,6 +6,7 @@ It only reads, and it idles nine times as long as it works, so it hardly slows a
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,7 @@ from trainables.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 IDLE_FACTOR = 9.0  # idle seconds per second of work: at most a tenth of a core
+TIMEOUT_S = 15.0  # for a connection that sends no request
 LOCAL_EVERY_S, REMOTE_EVERY_S = 1.0, 20.0
 """Shortest time between two reads."""
 
@@ -66,21 +68,32 @@ class Following:
         return stats, status.holder(folder)
 
 
-def server(results: str, port: int) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    @property
+    def address(self) -> str:
+        """The page's URL. Other users of this machine can connect too, but do not know the token."""
+        token = self.RequestHandlerClass.token  # type: ignore[attr-defined]
+        return f"http://{LOOPBACK}:{self.server_address[1]}/{token}/"
+
+
+def server(results: str, port: int) -> Server:
     """Ready to serve on the loopback interface; port 0 picks a free one."""
     following = Following(results)
 
     class Bound(Handler):
         source = following
+        token = secrets.token_urlsafe(16)
 
     try:
-        return ThreadingHTTPServer((LOOPBACK, port), Bound)
+        return Server((LOOPBACK, port), Bound)
     except OSError as error:
         raise UserError(f"port = {port} cannot be used: {error.strerror}; choose another with --port") from None
 
 
 class Handler(BaseHTTPRequestHandler):
     source: ClassVar[Following]
+    token: ClassVar[str]
+    timeout = TIMEOUT_S
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "fedsweep", ""
 
@@ -89,16 +102,19 @@ class Handler(BaseHTTPRequestHandler):
         if host not in (LOOPBACK, "localhost"):  # against DNS rebinding
             self._answer(403, b"This page is served to this machine only.\n", "text/plain")
             return
-        path = self.path.partition("?")[0]
-        if path not in ("/", "/data.json"):
-            self._answer(404, b"Not found. Available: / and /data.json.\n", "text/plain")
+        token, _, path = self.path.partition("?")[0].removeprefix("/").partition("/")
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            self._answer(403, b"Open the address that fedsweep serve has printed.\n", "text/plain")
+            return
+        if path not in ("", "data.json"):
+            self._answer(404, b"Not found. There are the page and data.json.\n", "text/plain")
             return
         try:
             data, tag = self.source.current()
         except UserError as error:
             self._answer(503, f"{error}.\n".encode(), "text/plain")
             return
-        if path == "/":
+        if not path:
             self._answer(200, document.page(data).encode(), "text/html")
         elif self.headers.get("If-None-Match") == f'"{tag}"':
             self._answer(304, b"", "application/json", tag)
@@ -112,6 +128,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Frame-Options", "DENY")
         if tag:
             self.send_header("ETag", f'"{tag}"')
         self.end_headers()

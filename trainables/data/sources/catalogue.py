@@ -44,7 +44,7 @@ class Recipe:
 
 KRIZ = "https://www.cs.toronto.edu/~kriz"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
 LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 UCI_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
 FLAMBY, BRCA = "https://raw.githubusercontent.com/owkin/FLamby", "flamby/datasets/fed_tcga_brca"
@@ -54,17 +54,18 @@ CIFAR_MODELS = "https://github.com/chenyaofo/pytorch-cifar-models/releases/downl
 EMNIST = "https://biometrics.nist.gov/cs_links/EMNIST"
 
 
-def _file(folder: str, name: str, md5: str = "") -> File:
-    return File(name, f"{folder}/{name}", f"md5:{md5}" if md5 else "")
+def _file(folder: str, name: str, digest: str = "") -> File:
+    kind = "sha256" if len(digest) == 64 else "md5"
+    return File(name, f"{folder}/{name}", f"{kind}:{digest}" if digest else "")
 
 
-def _cifar(name: str, archive: str, md5: str, about: str) -> Source:
-    return Source(name, "cifar", (_file(KRIZ, archive, md5),), about)
+def _cifar(name: str, archive: str, sha256: str, about: str) -> Source:
+    return Source(name, "cifar", (_file(KRIZ, archive, sha256),), about)
 
 
-def _idx(name: str, folder: str, about: str, *md5: str) -> Source:
+def _idx(name: str, folder: str, about: str, *sha256: str) -> Source:
     files = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    pairs = zip(files, md5, strict=True)
+    pairs = zip(files, sha256, strict=True)
     return Source(name, "idx", tuple(_file(folder, f"{file}-ubyte.gz", digest) for file, digest in pairs), about)
 
 
@@ -80,10 +81,16 @@ def _emnist(split: str, about: str) -> Source:
 
 _SOURCES = (
     _cifar(
-        "cifar10", "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "CIFAR-10, 60,000 images of 32 x 32"
+        "cifar10",
+        "cifar-10-python.tar.gz",
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        "CIFAR-10, 60,000 images of 32 x 32",
     ),
     _cifar(
-        "cifar100", "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "CIFAR-100, for training backbones"
+        "cifar100",
+        "cifar-100-python.tar.gz",
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        "CIFAR-100, for training backbones",
     ),
     _medmnist("pathmnist", "a8b06965200029087d5bd730944a56c1", "colon pathology, 9 classes"),
     _medmnist("dermamnist", "0744692d530f8e62ec473284d019b0c7", "dermatoscope, 7 classes"),
@@ -97,13 +104,17 @@ _SOURCES = (
     _medmnist("organsmnist", "9ab87b696fb54e2a387ebe992d6ed5f1", "abdominal CT, sagittal, 11 classes"),
     _idx(
         *("mnist", MNIST, "MNIST, handwritten digits"),
-        *("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432"),
-        *("9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"),
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
     _idx(
         *("fashion-mnist", FASHION, "Fashion-MNIST, articles of clothing"),
-        *("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe"),
-        *("bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"),
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
     _emnist("digits", ""),
     _emnist("balanced", ": 47 classes of digits and letters"),

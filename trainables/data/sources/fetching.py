@@ -146,6 +146,8 @@ class _ResumingDownloader:
             if response.status_code == 416:  # complete, or the remote file has changed: the checksum decides
                 return
             response.raise_for_status()
+            if url.startswith("https://") and not response.url.startswith("https://"):
+                raise requests.RequestException(f"{url} was redirected to a place that is not encrypted")
             content_range = response.headers.get("Content-Range", "")
             resumes = response.status_code == 206 and content_range.startswith(f"bytes {start}-")
             start = start if resumes else 0
