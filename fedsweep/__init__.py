@@ -13,20 +13,16 @@ sentence that names it.
 Stability: public; names in `__all__` change only with an entry in the changelog.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fedsweep import plugins as plugins
 from fedsweep.results import Results, load_results
 from fedsweep.studies import plan_study, run_study
 from fedsweep.training import Account, Model, SavedModel, TrainingOptions, load_model, train
 from orchestrator.report.benchmark.lookup import Task
 from orchestrator.study.study import Study
+from orchestrator.version import version
 from trainables.errors import UserError
 
-try:
-    __version__ = version("fedsweep")
-except PackageNotFoundError:  # not installed
-    __version__ = "unknown"
+__version__ = version()
 
 __all__ = [
     "Account",

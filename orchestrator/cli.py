@@ -41,6 +41,7 @@ from orchestrator.commands import (
     tables,
     train,
 )
+from orchestrator.version import version
 from trainables.errors import UserError
 
 app = typer.Typer(
@@ -94,7 +95,7 @@ def main() -> None:
     try:
         arguments, plugin_names = _split_imports(sys.argv[1:])
         if arguments == ["--version"]:
-            sys.stdout.write(f"fedsweep {metadata.version('fedsweep')}\n")
+            sys.stdout.write(f"fedsweep {version()}\n")
             sys.exit(0)
         if arguments and not any(argument in ("-h", "--help") for argument in arguments):
             _load_plugins(plugin_names)

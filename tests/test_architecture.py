@@ -25,6 +25,7 @@ LAYERS = (
     "search_spaces",
     "orchestrator.current_folder",
     "orchestrator.console",
+    "orchestrator.version",
     "orchestrator.section",
     "orchestrator.search",
     "orchestrator.study",

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trainables.errors import UserError
+from trainables.urls import shown
 
 GROUP = "fedsweep.plugins"
 VARIABLE = "FEDSWEEP_IMPORT"
@@ -90,6 +91,11 @@ def requested() -> list[str]:
 def import_options(names: Iterable[str] | None = None) -> str:
     """These plug-ins (by default the requested ones) as options to append to a command line."""
     return "".join(f" --import {shlex.quote(name)}" for name in (requested() if names is None else names))
+
+
+def command(*words: str) -> str:
+    """A command of fedsweep with these plug-ins, quoted for a shell."""
+    return shown(f"fedsweep {shlex.join(words)}") + import_options()
 
 
 def module_name(name: str) -> str:

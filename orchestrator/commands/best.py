@@ -11,7 +11,6 @@ from orchestrator.console import show
 from orchestrator.search.objective import Objective, objective_of
 from trainables import plugins
 from trainables.metrics import METRICS
-from trainables.urls import shown
 
 
 def best(folder: Folder, json: Json = False) -> None:
@@ -25,7 +24,7 @@ def best(folder: Folder, json: Json = False) -> None:
         values = ", ".join(f"{name}={value}" for name, value in winner["hyperparameters"].items())
         lines.append(f"{cell}\n    {values}\n    {_scores(winner)}")
     if cells:
-        command = f"fedsweep train --from {shown(folder)}/best.yaml --cell NAME --seed 42{plugins.import_options()}"
+        command = plugins.command("train", "--from", f"{folder}/best.yaml", "--cell", "NAME", "--seed", "42")
         lines.append(f"\nto retrain one: {command}")
     show(cells, json, lines)
 

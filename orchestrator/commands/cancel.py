@@ -27,4 +27,4 @@ def cancel(
         raise UserError(f"no sweep is running in {folder}")
     results_location(folder).request_stop(now)
     how = "stop now" if now else "stop"
-    stderr.print(f"{runner} was asked to {how}; to continue later: fedsweep resume {folder}{plugins.import_options()}")
+    stderr.print(f"{runner} was asked to {how}; to continue later: {plugins.command('resume', folder)}")

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.commands.options import Json
 from orchestrator.console import show
+from orchestrator.version import version
 
 OPTIONAL = ("s3fs", "mlflow", "wandb", "optuna-dashboard", "timm")
 REQUIRED = (
@@ -34,7 +35,7 @@ def doctor(json: Json = False) -> None:
 
 
 def _checks() -> Iterator[tuple[str, str, bool]]:
-    yield "fedsweep", metadata.version("fedsweep"), True
+    yield "fedsweep", version(), True
     yield "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}", True
     for name in REQUIRED:
         yield name, *_version(name)

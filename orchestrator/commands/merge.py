@@ -18,5 +18,5 @@ def merge(
     from orchestrator.execution.merging import merge as merge_folders
 
     merge_folders(parts, results)
-    command = f"fedsweep resume {results}{plugins.import_options()}"
+    command = plugins.command("resume", results)
     stderr.print(f"{len(parts)} results folders were merged into {results}; to run missing trials: {command}")

@@ -22,7 +22,6 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
     from orchestrator.execution.progress import JsonView, LineView, LiveView
     from orchestrator.study.reading import changed_resources
 
-    target = f"{folder}{plugins.import_options()}"
     view = JsonView() if options.json else LiveView() if stderr.is_terminal else LineView()
     try:
         finished = study_run.run(
@@ -37,7 +36,7 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
             shard=shard_of(options.shard),
         )
     except KeyboardInterrupt:
-        stderr.print(f"stopped; finished trials are saved. To continue: fedsweep resume {target}")
+        stderr.print(f"stopped; finished trials are saved. To continue: {plugins.command('resume', folder)}")
         raise
     if options.json:
         event = "finished" if finished.complete else "stopped"
@@ -45,11 +44,12 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
     elif finished.complete:
         typer.echo(finished.page)
         stderr.print(f"tables: {folder}/tables; winning configurations: {folder}/best.yaml")
-        stderr.print(f"for an HTML report: fedsweep report {target}")
+        stderr.print(f"for an HTML report: {plugins.command('report', folder)}")
     if finished.failed:
-        stderr.print(f"{finished.failed} trials failed; for the reasons: fedsweep status {target}")
+        stderr.print(f"{finished.failed} trials failed; for the reasons: {plugins.command('status', folder)}")
     if not finished.complete:
-        stderr.print(f"stopped before the end; finished trials are saved. To continue: fedsweep resume {target}")
+        command = plugins.command("resume", folder)
+        stderr.print(f"stopped before the end; finished trials are saved. To continue: {command}")
         raise typer.Exit(130)
     if finished.failed:
         raise typer.Exit(1)
@@ -73,5 +73,5 @@ def warn_if_unfinished(folder: str) -> None:
     progress = status.read(folder)
     if not progress["finished"]:
         ended, total = progress["cells_ended"], progress["cells_total"]
-        target = f"{folder}{plugins.import_options()}"
-        stderr.print(f"the study is not finished: {ended} of {total} cells have ended; see fedsweep status {target}")
+        command = plugins.command("status", folder)
+        stderr.print(f"the study is not finished: {ended} of {total} cells have ended; see {command}")

@@ -221,10 +221,19 @@ def _write_errors(location: ResultsLocation) -> Iterator[None]:
     except (sqlite3.Error, OSError) as error:
         is_full = getattr(error, "errno", None) == errno.ENOSPC or "full" in str(error)
         when = "there is room" if is_full else "it can be written"
-        raise UserError(
-            f"results folder {location} cannot be written: {error}; no finished trial is lost, and "
-            f"'fedsweep resume {location}{plugins.import_options()}' continues once {when}"
-        ) from error
+        advice = f"nothing was recorded yet: run the study again once {when}"
+        if _holds_study(location):
+            command = plugins.command("resume", str(location))
+            advice = f"no finished trial is lost; once {when}, this command continues: {command}"
+        raise UserError(f"results folder {location} cannot be written: {error}; {advice}") from error
+
+
+def _holds_study(location: ResultsLocation) -> bool:
+    try:
+        with Ledger.read(location.folder) as ledger:
+            return ledger.study() is not None
+    except (UserError, sqlite3.Error, OSError):
+        return False
 
 
 class _WithoutCredentials(logging.Formatter):

@@ -247,7 +247,7 @@ class Ledger:
         try:
             ledger = cls(connection, folder)
             if ledger._is_empty():
-                raise UserError(f"the ledger in {folder} is empty: its driver ended before it wrote anything")
+                raise UserError(f"the ledger in {folder} is empty: nothing was recorded; run the study again")
             ledger._check_version(folder)
             yield ledger
         except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError, UnicodeDecodeError) as error:

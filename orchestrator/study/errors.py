@@ -64,6 +64,8 @@ def _sentence(errors: list[ErrorDetails]) -> str:
     if first["type"] == "too_short":
         least = first["ctx"]["min_length"]
         return f"it should have at least {least} item{'s' if least > 1 else ''}"
+    if first["type"] == "string_pattern_mismatch":  # both patterns of a study allow these
+        return "it should have at most 64 characters: letters from a to z, digits and . _ -"
     return first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
 
 

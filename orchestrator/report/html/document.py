@@ -10,12 +10,13 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from html import escape
-from importlib import metadata, resources
+from importlib import resources
 from typing import Any
 
 from orchestrator.report import palette
 from orchestrator.report.html.data import as_json
 from orchestrator.report.tables import render
+from orchestrator.version import version
 
 SCRIPTS = ("dom.js", "chart.js", "table.js", "results.js", "search.js", "details.js", "page.js")
 LIVE_EVERY_MS = 2000
@@ -27,7 +28,7 @@ def content(studies: Sequence[dict[str, Any]], live: dict[str, Any] | None = Non
         "studies": list(studies),
         "latex": render.LATEX,
         "palette": {"markers": palette.MARKERS, "dashes": palette.DASHES},
-        "version": metadata.version("fedsweep"),
+        "version": version(),
         "live": live,
     }
 
