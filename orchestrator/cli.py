@@ -148,8 +148,8 @@ def _load_plugins(names: list[str]) -> None:
 def _fail(sentence: str, code: int = 2) -> None:
     from trainables.urls import shown
 
-    sentence = shown(sentence)
-    sys.stderr.write(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n")
+    sentence, newline, trace = shown(sentence).partition("\n")  # of an exception in a plug-in
+    sys.stderr.write(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n{trace}{newline}")
     sys.exit(code)
 
 

@@ -7,6 +7,7 @@ import pytest
 LAYERS = (
     "trainables.choices",
     "trainables.errors",
+    "trainables.plugin_errors",
     "trainables.lazy",
     "trainables.files",
     "trainables.limited_yaml",

@@ -398,6 +398,10 @@ def other_than(value, annotation):
         return next(choice for choice in typing.get_args(annotation) if choice != value)
     if isinstance(value, dict):
         return {**value, "another": 1}
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return (*value, "another")
     return f"{value}x" if isinstance(value, str) else (value or 0) + 1
 
 

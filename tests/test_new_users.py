@@ -93,3 +93,31 @@ def test_weights_can_be_changed(local_ray):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.from_numpy(model.weights).add_(1)
+
+
+@pytest.mark.ray
+def test_training_inside_a_tune_trial_says_what_to_reserve(local_ray):
+    """As Tune runs a trial: in the first bundle of a placement group that also holds everything it starts."""
+    import ray
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    data = small.SMALL
+
+    def train():
+        import fedsweep
+
+        try:
+            return fedsweep.train(data, method="dp-fedgd", epsilon=8, rounds=2, clients=4).state
+        except fedsweep.UserError as error:
+            return str(error)
+
+    outcomes = []
+    for bundles in ([{"CPU": 1}], [{"CPU": 1}, {"CPU": 1}]):
+        group = placement_group(bundles)
+        inside = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+        task = ray.remote(train).options(num_cpus=1, scheduling_strategy=inside)
+        outcomes.append(ray.get(task.remote(), timeout=300))
+        ray.util.remove_placement_group(group)
+    assert "reserves no CPU for client hosts, and would wait forever" in outcomes[0]
+    assert outcomes[1] == "done"

@@ -62,6 +62,9 @@ class Scheduler:
         problems = sweep.prepared.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
         self._number = 0
+        self.announcements: list[str] = []
+        """Sentences for the user that have not been shown yet."""
+        self._announced: set[str] = set()
         self._failed_trials = 0
         self._longest_pause = 0.0
         """Between two reports of a pack."""
@@ -134,11 +137,21 @@ class Scheduler:
                 nodes |= dict.fromkeys(trials, sorted({self.health.name(node) for node in pack.nodes}))
         if rows:
             self._record(rows, nodes)
+            self._announce(rows)
         for report in reports:
             if (pack := self._pack_of(report)) is not None:
                 self._handle(report, pack)
         if any(report.kind not in ("alive", "started") for report in reports):
             self._on_change(self)
+
+    def _announce(self, rows: Iterable[Row]) -> None:
+        """Tell the user once about each exception in a method or model. Another attempt would raise it again."""
+        for row in rows:
+            sentence = row.reason.partition("\n")[0]
+            if row.state == "failed" and sentence and sentence not in self._announced:
+                self._announced.add(sentence)
+                self.announcements.append(f"trials fail, and others go on: {sentence}")
+                log.error("trial %s and others failed: %s", row.key, row.reason)
 
     def _pack_of(self, report: Report) -> Pack | None:
         """None if the attempt was given up, because its slot was considered dead."""
@@ -180,7 +193,7 @@ class Scheduler:
         pack.round, pack.running, pack.computing_s = report.round, report.running, report.computing_s
         if report.kind == "ended":
             del self.in_flight[report.number]
-            self._end(pack)
+            self._end(pack, measure=all(lane.state != "failed" for lane in report.lanes))
 
     def _start(self, report: Report, pack: Pack) -> None:
         self.in_flight[report.number] = self.offered.pop(report.number)
@@ -197,12 +210,13 @@ class Scheduler:
         else:
             log.info("pack of %d trials starts again, from round %d", len(pack), pack.checkpoint_round)
 
-    def _end(self, pack: Pack) -> None:
+    def _end(self, pack: Pack, *, measure: bool) -> None:
+        """`measure`: the time that it took says how long others will take."""
         self._any_success = True
         self.health.pack_ended(pack.node)
         self._release_checkpoints(pack)
         seconds = time.monotonic() - pack.began
-        if not pack.failed_on and not pack.resume_from:
+        if measure and not pack.failed_on and not pack.resume_from:
             self.queue.pace = seconds / pack.work
         log.info("pack of %d trials ended after %.2f s, %.2f s in rounds", len(pack), seconds, pack.computing_s)
 
@@ -345,7 +359,7 @@ class Scheduler:
             key=trial.key,
             spec=trial.model_dump_json(),
             state=lane.state,
-            reason=reason,
+            reason=reason or lane.reason,
             rounds=lane.rounds,
             accuracy=lane.metrics["accuracy"].get(trial.last_round) if done else None,
             loss=lane.metrics["loss"].get(trial.last_round) if done else None,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.cluster.nodes import reserved_for_children
 from orchestrator.execution.training_options import TrainingOptions
 from orchestrator.study.settings.data import DataSettings
 from trainables import methods
@@ -31,6 +32,7 @@ from trainables.federation.pack import check, code_of
 from trainables.federation.problem import Problem
 from trainables.federation.saved_model import SavedModel
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
+from trainables.plugin_errors import PluginError
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.privacy.publication import ANALYST_ONLY, MODEL_MAY_BE_PUBLISHED, simulated_note
 from trainables.ray_actors.federation import RayFederation
@@ -234,12 +236,14 @@ def train(
                 (result,) = federation.advance(t)
                 if on_round is not None:
                     on_round(t, result)
-                if result.state == "diverged":
+                if result.state != "running":
                     break
             seconds = (time.perf_counter() - began) / max(1, result.rounds)
             weights = federation.final_weights() if result.state == "done" else None
         finally:
             federation.close()
+    if result.state == "failed":
+        raise PluginError(result.reason)
     if weights is not None:
         weights = weights.copy()  # what Ray returns is read-only
         if hasattr(training.problem.model, "rows"):
@@ -277,7 +281,15 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
 
 
 def _size(training: Training, hosts: int | None) -> FederationSize:
-    resources = ray.cluster_resources()
+    resources = reserved_for_children()
+    if resources is None:
+        resources = ray.cluster_resources()
+    elif resources.get("CPU", 0) < 1:
+        raise UserError(
+            "this training runs inside a Tune trial, or another task with a placement group, that reserves no CPU for "
+            "client hosts, and would wait forever; reserve some: tune.with_resources(trainable, "
+            "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}, {'CPU': 1}])) reserves two"
+        )
     clients = training.trial.problem.partition.clients
     if resources.get("GPU", 0) >= 1:
         return FederationSize(hosts=1, gpus_per_host=1)

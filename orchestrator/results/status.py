@@ -202,8 +202,21 @@ def as_text(found: dict[str, Any]) -> str:
     if found["worker_logs"] and (found["running"] or found["retries"] or found["failed"]):
         lines.append(f"logs of the workers, on every node: {found['worker_logs']}")
     lines += [f"retried: a pack of {retry['trials']} trials: {retry['reason']}" for retry in found["retries"]]
-    lines += [f"failed: trial {key}: {reason}" for key, reason in found["failed"].items()]
+    lines += _failures_text(found["failed"])
     return "\n".join(lines)
+
+
+def _failures_text(failed: dict[str, str]) -> list[str]:
+    """Trials that failed for the same reason once, with the traceback if there is one."""
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in failed.items():
+        by_reason.setdefault(reason, []).append(key)
+    lines = []
+    for reason, keys in by_reason.items():
+        sentence, *trace = reason.splitlines() or [""]
+        trials = f"trial {keys[0]}" if len(keys) == 1 else f"{len(keys)} trials (the first: {keys[0]})"
+        lines += [f"failed: {trials}: {sentence}", *(f"    {line}" for line in trace)]
+    return lines
 
 
 def _time_text(found: dict[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from trainables.data.sources.catalogue import UNPUBLISHED, recipe
 from trainables.data.sources.fetching import data_folder
 from trainables.data.stored import StoredRows
 from trainables.errors import UserError, in_range
+from trainables.plugin_errors import plugin_errors
 from trainables.urls import as_user_error, shown
 
 Rows = NDArray[np.int64]
@@ -121,7 +122,9 @@ def load(name: str, seed: int = 42) -> FeatureSet:
         return _validated(name, *generated)
     kind, _, parameter = name.partition(":")
     if kind in PLUGIN_SOURCES:
-        return from_arrays(PLUGIN_SOURCES[kind](parameter), name)
+        with plugin_errors(f"data source {kind!r}"):
+            arrays = PLUGIN_SOURCES[kind](parameter)
+        return from_arrays(arrays, name)
     if is_table(name) and ("://" in name or os.path.isfile(name)):
         with as_user_error(f"data {name} cannot be read"):
             return from_arrays(load_table(name).arrays, Path(name).stem)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainables.choices import Clients
 from trainables.data.features import FeatureSet, Rows
 from trainables.errors import UserError, in_range
+from trainables.plugin_errors import plugin_errors
 from trainables.spec import Spec
 
 
@@ -124,7 +125,8 @@ def partition(data: FeatureSet, spec: PartitionSpec) -> Partition:
 
 def _by_plugin(data: FeatureSet, spec: PartitionSpec) -> list[Rows]:
     """Every row must belong to exactly one client, or privacy per record would be accounted wrongly."""
-    parts = [np.asarray(rows, dtype=np.int64) for rows in PLUGIN_PARTITIONS[spec.kind](data, spec)]
+    with plugin_errors(f"partition {spec.kind!r}"):
+        parts = [np.asarray(rows, dtype=np.int64) for rows in PLUGIN_PARTITIONS[spec.kind](data, spec)]
     all_rows = np.arange(len(data.y_train))
     if len(parts) != spec.clients or not np.array_equal(np.sort(np.concatenate(parts)), all_rows):
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from trainables.methods.base import State
 from trainables.models.centring import centred
 from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
+from trainables.plugin_errors import plugin_errors
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ class ClientHost:
                     weighting: Aggregate = "size" if work.level == "record" else "uniform"
                     part = view.noisy_feature_mean(work.bound) * _weights(batch, work, weighting)
                 else:
-                    part = work.program.prepare(view) * _weights(batch, work, work.aggregate)
+                    with _errors_of_program():
+                        part = work.program.prepare(view)
+                    part = part * _weights(batch, work, work.aggregate)
                 parts.append(to_grid(part).sum(0))
             return torch.stack(parts).sum(0)
 
@@ -115,7 +119,9 @@ class ClientHost:
                 if weights is None:
                     continue
                 view = self.round_view(batch, t, work, lanes, weights, others, state, diagnostics)
-                release = work.program.round(view, theta).expand(len(batch.clients), *total.shape)
+                with _errors_of_program():
+                    release = work.program.round(view, theta)
+                release = release.expand(len(batch.clients), *total.shape)
                 view.check_participation_kept_secret()
                 total += to_grid(release if work.all_alike else release * weights).sum(0)
             self._states = (work.lanes, t, states)
@@ -183,6 +189,10 @@ class ClientHost:
             shard = Shard.build(parts, self.device, rows=length, sizes=public_sizes, precision=work.precision)
             self._batches.append(Batch.load(batch, shard, work.data.model))
         self._loaded = wanted
+
+
+def _errors_of_program() -> contextlib.AbstractContextManager[None]:
+    return plugin_errors("a client's round", retry_environment=True)
 
 
 def _reader(x: NDArray[np.float32] | StoredRows, rows: Mapping[int, NDArray[np.int64]]) -> Callable[[int], Any]:

@@ -14,13 +14,15 @@ class LaneResult:
 
     key: str
     state: str = "running"
-    """running, done or diverged"""
+    """running, done, diverged or failed"""
     rounds: int = 0
     metrics: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
     seconds: float = 0.0
     """The trial's share of its pack's time."""
     correct: bytes = b""
     """Per-example correctness on the test set after the last round, as packed bits; empty in a search."""
+    reason: str = ""
+    """failed: the exception in the method or the model, as a sentence and a traceback."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import io
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,7 @@ from trainables.models.centring import centred, for_raw_features
 from trainables.models.kernels import Kernel
 from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
+from trainables.plugin_errors import PluginError, plugin_errors
 from trainables.privacy.participation import cohort
 
 
@@ -68,6 +70,7 @@ class Server:
         self._last_checkpoint = checkpoint
         self._measured: dict[str, torch.Tensor] = {}
         """Metrics of the current round."""
+        self._any_failed = False
         self._final: np.ndarray | None = None
         self.trials = order_lanes(trials)
         self.data = data
@@ -76,10 +79,14 @@ class Server:
         self.t = 0
         self._work = client_work(self.trials, data, self.hosts.count)
         self._groups = lane_groups(self.trials, data.model, self.device)
-        self.theta = torch.stack([data.model.initial(trial.seed) for trial in self.trials]).to(self.device)
-        self._states: list[State] = [
-            group.method.initial_state(self.theta[group.lanes], group.hypers) for group in self._groups
-        ]
+        self._states: list[State] = [{} for _ in self._groups]
+        self.theta = torch.zeros(len(self.trials), data.model.dimension, device=self.device)
+        with self._failing_all_lanes():
+            with self._errors_of_model():
+                self.theta = torch.stack([data.model.initial(trial.seed) for trial in self.trials]).to(self.device)
+            states = self._by_group(lambda group, _: group.method.initial_state(self.theta[group.lanes], group.hypers))
+            self._states = [{} if state is None else state for state in states]
+        self._drop_failed_lanes()
         if checkpoint is not None:
             try:
                 clients = self._restore(checkpoint)
@@ -113,7 +120,7 @@ class Server:
 
     def progress(self, until: int) -> Progress:
         """Like `advance`, without results: the metrics of a thousand lanes are slow to send."""
-        with flush_denormals():
+        with flush_denormals(), self._failing_all_lanes():
             self._run_rounds(until)
         if self.device == "cuda":  # callers time the rounds, so wait until they are computed
             began = time.perf_counter()
@@ -133,7 +140,7 @@ class Server:
             except ClientStateLostError:
                 self._rewind()
                 continue
-            if evaluate:
+            if evaluate and self.trials:
                 self._evaluate(last)
                 self._record_metrics()
             self._metrics.seconds += (time.perf_counter() - began) / max(1, len(self.trials))
@@ -171,16 +178,21 @@ class Server:
             self._centre()
             self._prepare()
         # 1. theta goes out to every host, 2. every client's release comes back, summed per host
-        replies = self.hosts.round(self._work, self.t + 1, self._broadcast(), diagnose)
+        broadcast = self._broadcast()
+        if not self.trials:
+            return
+        replies = self.hosts.round(self._work, self.t + 1, broadcast, diagnose)
         self.t += 1
         # 3. the mean over the clients that took part, exact for any number of hosts
         count = cohort(len(self.data.sizes), self._work.program.participation)
         G = self._sum(reply.total for reply in replies).div_(count).to(self.theta)
         # 4. the method's update, lane by lane
         theta = torch.empty_like(self.theta)
-        for group, state in zip(self._groups, self._states, strict=True):
-            lanes = group.lanes
-            theta[lanes] = group.method.step(self.t, self.theta[lanes], G[lanes], state, group.hypers)
+        updated = self._by_group(
+            lambda group, state: group.method.step(self.t, self.theta[group.lanes], G[group.lanes], state, group.hypers)
+        )
+        for group, weights in zip(self._groups, updated, strict=True):
+            theta[group.lanes] = self.theta[group.lanes] if weights is None else weights
         self.theta = theta
         if diagnose:
             diagnostics = [reply.diagnostics for reply in replies if reply.diagnostics is not None]
@@ -188,6 +200,7 @@ class Server:
             self._measure("clipped_share", 100 * self._sum(d.clipped for d in diagnostics) / count)
             self._measure("signal_norm", (self._sum(d.signal for d in diagnostics) / count).norm(dim=1))
             self._measure("noise_norm", (self._sum(d.noise for d in diagnostics) / count).norm(dim=1))
+        self._drop_failed_lanes()
 
     def _centre(self) -> None:
         """Compute the private mean of the features, which hosts subtract from now on."""
@@ -202,13 +215,15 @@ class Server:
             return
         prepared = self._sum(self.hosts.prepare(self._work)).div_(len(self.data.sizes)).to(self.theta)
         which = torch.from_numpy(self._work.distinct_noises()[1]).to(self.device)
-        for group, state in zip(self._groups, self._states, strict=True):
-            group.method.receive(prepared, which[group.lanes], state, group.hypers)
+        self._by_group(lambda group, state: group.method.receive(prepared, which[group.lanes], state, group.hypers))
+        self._drop_failed_lanes()
 
     def _broadcast(self) -> Broadcast:
-        pairs = zip(self._groups, self._states, strict=True)
-        parts = [group.method.broadcast(state, group.hypers) for group, state in pairs]
-        return {"theta": self.theta, **{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}
+        parts = self._by_group(lambda group, state: group.method.broadcast(state, group.hypers))
+        self._drop_failed_lanes()
+        sent = [part for part in parts if part is not None]
+        names = sent[0] if sent else ()
+        return {"theta": self.theta, **{name: torch.cat([part[name] for part in sent]) for name in names}}
 
     def _sum(self, parts: Iterable[torch.Tensor]) -> torch.Tensor:
         return from_grid(torch.stack([part.to(self.device) for part in parts]).sum(0))
@@ -230,7 +245,8 @@ class Server:
 
     def _evaluate(self, last: bool) -> None:
         shard = self._evaluation_shard()
-        loss, correct = self.data.model.evaluate(shard, self.theta)
+        with self._errors_of_model():
+            loss, correct = self.data.model.evaluate(shard, self.theta)
         self._measure("loss", loss)
         if self.data.truth is not None:
             truth = torch.from_numpy(self.data.truth).to(self.device).flatten()
@@ -275,13 +291,53 @@ class Server:
             self._evaluation = (wanted, Shard.build([rows], self.device))
         return self._evaluation[1]
 
+    # ---- exceptions in methods and models
+
+    def _by_group(self, call: Callable[[LaneGroup, State], Any]) -> list[Any]:
+        """Call every group's method. If one raises an exception, its lanes fail, and its entry is None."""
+        results = []
+        for group, state in zip(self._groups, self._states, strict=True):
+            members = self.trials[group.lanes]
+            try:
+                with plugin_errors(f"method {members[0].method}", retry_environment=True):
+                    results.append(call(group, state))
+            except PluginError as error:
+                self._fail(members, error)
+                results.append(None)
+        return results
+
+    def _errors_of_model(self) -> contextlib.AbstractContextManager[None]:
+        return plugin_errors(f"model {self.trials[0].problem.model}", retry_environment=True)
+
+    @contextlib.contextmanager
+    def _failing_all_lanes(self) -> Iterator[None]:
+        """An exception that all methods of the pack would meet: in the model, or in the program that clients run."""
+        try:
+            yield
+        except PluginError as error:
+            self._fail(self.trials, error)
+            self._drop_failed_lanes()
+
+    def _fail(self, trials: Sequence[TrialSpec], error: PluginError) -> None:
+        self._any_failed = True
+        for trial in trials:
+            self._results[trial.key].state, self._results[trial.key].reason = "failed", str(error)
+
+    def _drop_failed_lanes(self) -> None:
+        """Called in every round: fast if no lane has failed."""
+        if self._any_failed:
+            self._any_failed = False
+            running = [i for i, trial in enumerate(self.trials) if self._results[trial.key].state == "running"]
+            self._measured = {name: values[running] for name, values in self._measured.items()}
+            self._drop_ended_lanes()
+
     # ---- lanes that end
 
     def _retire(self, last: bool) -> None:
         for trial in self.trials if last else ():
             if self._results[trial.key].state == "running":
                 self._results[trial.key].state = "done"
-        if last and len(self._results) == 1:
+        if last and self.trials and len(self._results) == 1:
             self._final = self.weights().cpu().numpy()
         self._drop_ended_lanes()
 

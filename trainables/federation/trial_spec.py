@@ -21,7 +21,7 @@ class DataSpec(Spec):
     fingerprint: str
     validation_fraction: float = 0.1
     validation_seed: int = 42
-    validation_by: ValidationBy = "row"
+    validation_by: ValidationBy = Field(default="row", exclude_if=lambda by: by == "row")
     stratified: bool = Field(default=True, exclude_if=bool)
     """Whether every class has its share of the validation rows. Not where results may be published: such a split would
     reveal labels."""
@@ -36,13 +36,6 @@ class ProblemSpec(Spec):
     """`train` removes the validation rows from the clients' rows; `all` keeps every train row."""
     evaluate_on: EvaluateOn
     model: str = "softmax"
-
-    @cached_property
-    def key(self) -> str:
-        content = self.model_dump(mode="json")
-        if self.data.validation_by == "row":  # the default is no part of the hash
-            del content["data"]["validation_by"]
-        return content_key(json.dumps(content, sort_keys=True, separators=(",", ":")))
 
 
 class Preprocess(BaseModel):

@@ -14,6 +14,7 @@ from trainables.models.head import defined_in
 from trainables.models.mlp import MLPHead
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
+from trainables.plugin_errors import plugin_errors
 
 FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson")
 
@@ -87,5 +88,6 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind not in HEADS:
         plugins.load_all()
     if kind in HEADS:
-        return HEADS[kind](parameter, features, classes)
+        with plugin_errors(f"model {kind!r}"):
+            return HEADS[kind](parameter, features, classes)
     raise UserError(f"model = {text!r} is unknown; choose one of: {', '.join([*FORMS, *HEADS])}")

@@ -8,12 +8,13 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from trainables.federation.batch_round import Diagnostics
 from trainables.federation.client_host import Broadcast, HostReply
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork
+from trainables.plugin_errors import PluginError
 from trainables.ray_actors import timeouts
 from trainables.ray_actors.errors import ActorLostError, HungError
 
@@ -65,6 +66,10 @@ class RemoteHosts(Hosts):
             replies = ray.get(answers)
         except RayActorError as error:
             raise ActorLostError.of(error) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, PluginError):  # as it was raised, without Ray's text around it
+                raise error.cause from None
+            raise
         self._slowest = max(self._slowest, time.monotonic() - began)
         return replies
 

@@ -50,6 +50,8 @@ class SweepRun:
 
     def changed(self, scheduler: Scheduler) -> None:
         self.location.notify_recorded(len(scheduler.sweep.outcomes) + scheduler.stall_changes)
+        while scheduler.announcements:
+            self.view.say(scheduler.announcements.pop(0))
         self.view.changed(scheduler)
 
 

@@ -91,3 +91,16 @@ def requested(bundles: Sequence[dict[str, float]], strategy: str) -> Iterator[No
         yield
     finally:
         remove_placement_group(group)
+
+
+def reserved_for_children() -> dict[str, float] | None:
+    """If this process runs in a placement group, such as a Tune trial: the resources that the group has besides those
+    of the process itself. Its actors can use nothing else. None outside of a placement group."""
+    group = ray.util.get_current_placement_group() if ray.is_initialized() else None
+    if group is None:
+        return None
+    resources: dict[str, float] = {}
+    for bundle in group.bundle_specs[1:]:  # the first belongs to the process
+        for name, amount in bundle.items():
+            resources[name] = resources.get(name, 0.0) + amount
+    return resources
