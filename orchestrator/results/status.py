@@ -214,8 +214,8 @@ def _failures_text(failed: dict[str, str]) -> list[str]:
     lines = []
     for reason, keys in by_reason.items():
         sentence, *trace = reason.splitlines() or [""]
-        trials = f"trial {keys[0]}" if len(keys) == 1 else f"{len(keys)} trials (the first: {keys[0]})"
-        lines += [f"failed: {trials}: {sentence}", *(f"    {line}" for line in trace)]
+        others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        lines += [f"failed: trial {keys[0]}{others}: {sentence}", *(f"    {line}" for line in trace)]
     return lines
 
 
