@@ -121,7 +121,7 @@ def build(
     fixed: Mapping[str, HyperValue],
 ) -> SearchSpace:
     """A search space with every value checked by its hyperparameter."""
-    searchable = _searchable(method)
+    searchable = hyperparameters_of(method)
     if set(coarse) != set(fine):
         name = min(set(coarse) ^ set(fine))
         raise UserError(f"{method}: axis {name!r} is in only one of the coarse and the fine grid")
@@ -144,7 +144,7 @@ def build(
     return SearchSpace(method, checked(coarse), checked(fine), scales, fixed_values)
 
 
-def _searchable(method: str) -> dict[str, Hyperparameter]:
+def hyperparameters_of(method: str) -> dict[str, Hyperparameter]:
     """Everything that can be an axis."""
     return {h.name: h for h in (*methods.get(method).hyperparameters, *RUN_AXES)}
 
@@ -164,7 +164,7 @@ def refine(space: SearchSpace, rule: str, winner: Configuration) -> list[Configu
     """The fine grid. `table`: the fine axes of the space. `zoom`: around the winner of the coarse grid."""
     if rule == "table":
         return space.grid(space.fine)
-    searchable, steps = _searchable(space.method), _zoom_steps(space)
+    searchable, steps = hyperparameters_of(space.method), _zoom_steps(space)
     return space.grid(
         {
             name: zoom(searchable[name], axis, space.scale[name], winner[name], steps) if is_numeric(axis) else axis
@@ -201,7 +201,7 @@ def refine_again(
 ) -> list[Configuration]:
     """New configurations around a winner on the given axes; the other axes keep its values. On each axis: half way to
     the neighbours that were tried, and on an edge half a step and a whole step beyond."""
-    searchable, refined = _searchable(space.method), set(axes)
+    searchable, refined = hyperparameters_of(space.method), set(axes)
     grid = {
         name: _closer(searchable[name], tried[name], space.scale[name], value) if name in refined else (value,)
         for name, value in ((name, winner[name]) for name in space.coarse)

@@ -104,6 +104,19 @@ WRONG_PROPOSALS = {
     ),
     "no mapping": ('Proposal("mine", [1.0])', r"strategy mine proposed 1\.0, which is not a dictionary"),
     "seeds": ('Proposal("mine", RATES, seeds=[1, 2, 3])', "strategy mine proposed seeds; only the study sets seeds"),
+    "text as a number": (
+        'Proposal("mine", [{"learning_rate": "0.1"}])',
+        "strategy mine proposed {'learning_rate': '0.1'}: learning_rate = '0.1' is text instead of a float",
+    ),
+    "text as rounds": (
+        'Proposal("mine", [{"learning_rate": 0.1, "rounds": "many"}])',
+        "strategy mine proposed {.*}: rounds = 'many' is not a number",
+    ),
+    "no values": ('Proposal("mine", [{}])', "strategy mine proposed {}: 'learning_rate' is missing"),
+    "a generator": (
+        'Proposal("mine", (rate for rate in RATES))',
+        r"plug-in .*my_search\.py:9: strategy mine proposed a generator instead of a list of configurations",
+    ),
 }
 
 
@@ -117,6 +130,79 @@ def test_a_wrong_first_proposal_is_one_sentence_before_anything_starts(sweeps, n
     assert "Traceback" not in err
     code, _, err = sweeps.run()
     assert code == 0, f"the folder can still be used: {err}"
+
+
+HOOK = "    def expected"
+WRONG_VALUES = {
+    "expected: a number": (('{"mine": 3}', "3"), 12, "`expected` returned 3, which is not"),
+    "expected: text": (('{"mine": 3}', '{"mine": "3"}'), 12, "`expected` returned {'mine': '3'}, which is not"),
+    "expected: nothing": (('{"mine": 3}', "{}"), 12, "`expected` returned {}, which is not"),
+    "expected: another stage": (('{"mine": 3}', '{"yours": 3}'), 12, "`expected` returned stage 'yours', which its"),
+    "planned_rounds": (
+        (HOOK, f"    def planned_rounds(self, stage, rounds):\n        pass\n\n{HOOK}"),
+        12,
+        "`planned_rounds` returned None, which is not a number of rounds",
+    ),
+    "last_round": (
+        (HOOK, f"    def last_round(self, stage, planned, settings):\n        return planned + 1\n\n{HOOK}"),
+        12,
+        "`last_round` returned 2, which is not a number of rounds from 1 to 1",
+    ),
+    "competing": (
+        (HOOK, f"    def competing(self, stages):\n        return 'mine'\n\n{HOOK}"),
+        12,
+        "`competing` returned 'mine', which is not a tuple of stages",
+    ),
+    "competing: another stage": (
+        (HOOK, f"    def competing(self, stages):\n        return ('yours',)\n\n{HOOK}"),
+        12,
+        "`competing` returned stage 'yours', which is not among",
+    ),
+    "check_space": (
+        (HOOK, f"    def check_space(self, space):\n        return 1\n\n{HOOK}"),
+        12,
+        "`check_space` returned 1, which is not text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_wrong_value_of_a_method_is_one_sentence_with_its_line(sweeps, name):
+    change, line, sentence = WRONG_VALUES[name]
+    contest = STUDY.replace("contest: []", "contest: [2]")
+    code, out, err = sweeps.run(change, study=contest)
+    assert (code, out, len(said(err))) == (2, "", 1), err
+    assert f"plug-in {sweeps.plugin}:{line}: strategy mine: {sentence}" in err
+    assert "Traceback" not in err
+
+
+WRONG_SIGNATURES = {
+    "propose": (("(self, task, history)", "(self, task)"), 9, "`propose(self, task)` must take (self, task, history)"),
+    "last_round": (
+        (HOOK, f"    def last_round(self, stage, planned):\n        return planned\n\n{HOOK}"),
+        12,
+        "`last_round(self, stage, planned)` must take (self, stage, planned, settings)",
+    ),
+    "no method": ((HOOK, f"    competing = ()\n\n{HOOK}"), 5, "`competing` is not a method"),
+    "__init__": (
+        (HOOK, f"    def __init__(self, rate):\n        pass\n\n{HOOK}"),
+        12,
+        "`__init__(self, rate)` must take (self)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SIGNATURES)
+def test_a_wrong_signature_is_refused_when_the_plug_in_is_loaded(sweeps, name):
+    change, line, sentence = WRONG_SIGNATURES[name]
+    code, out, err = sweeps.run(change)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert f"plug-in {sweeps.plugin}:{line}: strategy Mine: {sentence}" in err
+
+
+def test_no_answer_about_a_search_space_means_no_problem(sweeps):
+    code, _, err = sweeps.run((HOOK, f"    def check_space(self, space):\n        pass\n\n{HOOK}"))
+    assert code == 0, err
 
 
 def test_a_stage_that_is_proposed_again_must_be_declared(sweeps):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from orchestrator.search.candidates import Outcomes
 from orchestrator.search.expected_trials import trials_to_come
 from orchestrator.search.history import History
-from orchestrator.search.plugin_checks import check_proposal
+from orchestrator.search.plugin_checks import check_configuration, check_proposal, place
 from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.base import Proposal
@@ -121,13 +121,15 @@ class CellSearch:
         stage, strategy, trials = proposal.stage, self.variant.strategy, []
         for number, configuration in enumerate(proposal.configurations):
             try:
+                check_configuration(configuration, self.cell.space)
                 if proposal.seeds is None:
                     trials += self.trials(stage, [configuration])
                 else:
                     seed, key = proposal.seeds[number], noise_key(self.task.secret)
                     trials.append(self.cell.private_trial(configuration, seed, "validation", key))
             except UserError as error:
-                raise UserError(f"strategy {strategy.name} proposed {configuration}: {error}") from None
+                where = place(type(strategy), "propose")
+                raise UserError(f"{where}: strategy {strategy.name} proposed {configuration}: {error}") from None
         firsts = trials[:: self.seed_count(stage)]
         is_new = stage not in self.stages or any(trial.key not in self.configurations for trial in firsts)
         self._repeats = 0 if is_new else self._repeats + 1

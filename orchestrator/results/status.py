@@ -179,15 +179,18 @@ def as_text(found: dict[str, Any]) -> str:
     lines += [f"{best}: {text}" for text in best_texts(found)]
     shown = [stage for stage in found["stages"] if any(stage in cell["stages"] for cell in found["cells"])]
     width = max((len(cell["name"]) for cell in found["cells"]), default=4)
+    rows = [[_count(cell["stages"].get(stage)) for stage in shown] for cell in found["cells"]]
+    column = max(8, *(len(text) for row in [shown, *rows] for text in row)) + 2 if shown else 0
     lines.append(
-        f"{'cell':<{width}}  " + "".join(f"{stage:>10}" for stage in shown) + f"  best validation {objective.short}"
+        f"{'cell':<{width}}  "
+        + "".join(f"{stage:>{column}}" for stage in shown)
+        + f"  best validation {objective.short}"
     )
-    for cell in found["cells"]:
-        counts = [cell["stages"].get(stage) for stage in shown]
+    for cell, counts in zip(found["cells"], rows, strict=True):
         best = cell[f"best_validation_{objective.metric}"]
         lines.append(
             f"{cell['name']:<{width}}  "
-            + "".join(f"{_count(c):>10}" for c in counts)
+            + "".join(f"{count:>{column}}" for count in counts)
             + (f"  {objective.format(best)}" if best is not None else "  ·")
         )
     if found["computed_on"]:

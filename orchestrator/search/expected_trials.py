@@ -13,7 +13,7 @@ def expected_trials(
     variant: SearchVariant, task: SearchTask, finalists: int, opened: Mapping[str, int]
 ) -> dict[str, int]:
     """Trials of every stage: as many as were opened, else as many as are expected. `opened`: their number, by stage."""
-    configurations = variant.strategy.expected(task)
+    configurations = dict(variant.strategy.expected(task))
     if variant.has_contest:
         competing = variant.strategy.competing(configurations)
         configurations["contest"] = min(finalists, sum(configurations[stage] for stage in competing))

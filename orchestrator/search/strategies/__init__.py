@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from types import ModuleType
 
-from orchestrator.search.plugin_checks import check_class
+from orchestrator.search.plugin_checks import check_class, with_checks
 from orchestrator.search.strategies.base import Strategy
 from trainables import plugins
 from trainables.errors import UserError
@@ -36,7 +36,7 @@ def add_all(module: ModuleType) -> None:
             if stage in taken or stage in ("contest", "confirm"):
                 owner = taken.get(stage, "every strategy")
                 raise UserError(f"plug-in {module.__name__}: stage {stage!r} of {value.name!r} belongs to {owner}")
-        STRATEGIES[value.name] = value()
+        STRATEGIES[value.name] = value() if module.__name__.startswith(f"{__name__}.") else with_checks(value())
 
 
 for _module in pkgutil.iter_modules(__path__):
