@@ -293,6 +293,6 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Address, "normal", normal)
         patch.setattr(Address, "generator", generator)
-        patch.setattr(client_host, "BatchRound", Watched)
+        patch.setattr(client_host.ClientHost, "round_view", Watched)
         patch.setattr(dp_fednew, "clipped_hessian_sum", lambda rows, *rest: rows.hessian(hessian_sum, *rest))
         yield

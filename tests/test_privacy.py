@@ -339,7 +339,7 @@ def test_a_curious_client_and_mu_as_the_page_says():
     """docs/privacy.md: one of n clients takes its own noise off the sum; and what mu = 1 is."""
     text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
     seen = {n: epsilon_of(mu_of(1, 1e-5) * math.sqrt(n / (n - 1)), 1e-5) for n in (2, 20)}
-    assert f"a claimed 1 is {seen[2]:.2f} with 2 clients and {seen[20]:.2f} with 20" in text
+    assert f"a claimed ε of 1 is then {seen[2]:.2f} with 2 clients and {seen[20]:.2f} with 20" in text
     assert f"({epsilon_of(1.0, 1e-5):.2f} for μ = 1 at 1e-5)" in text
 
 
@@ -357,8 +357,9 @@ def test_what_the_page_says_of_samples_users_and_fednew():
     some, all_of_them = users(0.1), users(1.0)
     less = max(some.noise_std.values()) / max(all_of_them.noise_std.values())
     unsampled = some.unsampled["secure-aggregation"]
-    assert f"ε = 1 ({unsampled:.1f} unsampled) and zero-out the noise for q = 0.1 is {less:.3f} of that" in text
-    assert f"over q n it is {10 * less:.2f} times" in text
+    assert f"ε = 1 ({unsampled:.1f} unsampled) and zero-out" in text
+    assert f"the noise of the sum is {less:.3f} times that of full participation" in text
+    assert f"the noise of the mean is {10 * less:.2f} times as large" in text
     for clip, sentence in ((1.0, "at most {:.0f} (with"), (2.0, "(with C₂ = 2: {:.1f})")):
         hypers = {"as_released": True, "alpha": 0.1, "rho": 1.0, "hessian_clip": 1.0, "sum_clip": clip}
         seen = {"release": "secure-aggregation", "clip": 1.0, "epsilon": 1.0}

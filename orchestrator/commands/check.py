@@ -17,7 +17,7 @@ def check(
         bool, typer.Option("--repair", help="Forget damaged trials, so that `fedsweep resume` runs them again.")
     ] = False,
 ) -> None:
-    """Check every recorded trial of a results folder against its checksum. Exits with 1 if one is damaged."""
+    """Verify the checksums of all recorded trials. Exits with 1 if one is damaged."""
     from orchestrator.results.forgetting import damaged_trials, forget_damaged
 
     damaged = damaged_trials(folder)

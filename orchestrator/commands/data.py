@@ -14,7 +14,7 @@ from orchestrator.commands.data_import import import_
 from orchestrator.commands.options import Json
 from orchestrator.console import show, stderr
 
-data = typer.Typer(help="Import tables, download published data and make feature files.", no_args_is_help=True)
+data = typer.Typer(help="Import tables and prepare published data.", no_args_is_help=True)
 data.command(name="import")(import_)
 
 From = Annotated[

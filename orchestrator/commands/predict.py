@@ -25,8 +25,8 @@ def predict(
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
     json: Json = False,
 ) -> None:
-    """Predict the classes of the test rows of a feature file, or of all rows of a table. Prints the accuracy if there
-    are labels."""
+    """Predict classes with a saved model. Of the test rows of a feature file, or of all rows of a table; prints the
+    accuracy if there are labels."""
     import csv
     import io
 
