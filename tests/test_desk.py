@@ -100,8 +100,8 @@ def test_a_slot_on_a_blocked_or_leaving_node_is_sent_away_at_once():
         await desk.exchange([], [], ["node"])
         assert await desk.take("b", ["other", "node"], 0) == "leave"
         assert await desk.take("b", ["other"], 0) == FIRST
-        assert not await desk.alive("b", ["other"])
-        assert await desk.alive("a", ["node"])
+        assert await desk.alive("b", ["other"]) == ""
+        assert await desk.alive("a", ["node"]) == "hand back"
         assert kinds(await desk.exchange([]))[-2:] == [("b", 0, "alive"), ("a", 0, "alive")]
         assert await desk.take("a", ["node"], 0) is None, "the node gets packs again, but there is none"
 
@@ -114,6 +114,23 @@ def test_a_pack_that_was_handed_back_is_not_lost():
         await desk.exchange([FIRST])
         await desk.take("a", ["node"], 0)
         await desk.report(Report("a", 1, "handed back"))
+        assert await desk.take("a", ["node"], 0) is None
+        assert "lost" not in {report.kind for report in await desk.exchange([])}
+
+    asyncio.run(play())
+
+
+def test_a_pack_that_another_slot_has_ended_is_dropped():
+    """By the slot that runs it, or at the desk if no slot has taken it."""
+
+    async def play():
+        desk = PackDesk()
+        await desk.exchange([FIRST, SECOND])
+        assert await desk.take("a", ["node"], 0) == FIRST
+        await desk.exchange([], superseded=[1, 2])
+        assert await desk.alive("a", ["node"]) == "drop"
+        await desk.report(Report("a", 1, "dropped"))
+        assert await desk.alive("a", ["node"]) == ""
         assert await desk.take("a", ["node"], 0) is None
         assert "lost" not in {report.kind for report in await desk.exchange([])}
 

@@ -1,6 +1,7 @@
 """`fedsweep forget --node`: its trials run again, and stages that were opened because of them are decided again."""
 
 import math
+import os
 import sqlite3
 import sys
 from dataclasses import replace
@@ -199,3 +200,23 @@ def test_rows_with_numbers_that_sqlite_stores_differently_match_their_checksums(
     with Ledger.write(tmp_path) as ledger:
         ledger.add(unusual)
         assert ledger.damaged_rows() == []
+
+
+# ---- folders that cannot be written
+
+
+def test_commands_that_read_a_folder_which_they_cannot_write(tmp_path, fedsweep, monkeypatch):
+    """`best` answers, and writes nothing; `report` and `export` say how to choose another place."""
+    drive(tmp_path, study(methods=[GD]), near(0.3))
+    before = sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        code, out, err = fedsweep("best", tmp_path)
+    assert (code, "learning_rate=0.3" in out) == (0, True), err
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "file").touch()
+    for command, option in (("report", "--output"), ("export", "--out")):
+        code, _, err = fedsweep(command, tmp_path, option, tmp_path / "file" / "below")
+        assert code == 2
+        assert err.endswith(f"; choose another place with {option}.\n")
+        assert f"{tmp_path}/file" in err

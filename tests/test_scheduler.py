@@ -684,6 +684,78 @@ def test_parts_of_a_pack_resume_from_their_own_checkpoints(tmp_path):
     }
 
 
+# ---- slow nodes
+
+
+class Simulation:
+    """Slots of different speeds on a simulated clock. A pack takes `PACK_S` on a slot of speed 1."""
+
+    PACK_S = 100.0
+
+    def __init__(self, cluster: Cluster, speeds: list[float], monkeypatch) -> None:
+        self.now, self.cluster, self.busy = 1000.0, cluster, {}
+        self.speeds = {f"slot {n}": speed for n, speed in enumerate(speeds)}
+        monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: self.now)
+
+    def run(self) -> float:
+        """The time until all trials have ended."""
+        began, scheduler = self.now, self.cluster.scheduler
+        while not scheduler.sweep.finished:
+            self.cluster.offer()
+            gone, scheduler.superseded = set(scheduler.superseded), []
+            self.busy = {slot: run for slot, run in self.busy.items() if run[0] not in gone}
+            for slot in sorted(self.speeds.keys() - self.busy.keys(), key=lambda slot: self.speeds[slot]):
+                if found := self.cluster.take(slot, slot):
+                    self.busy[slot] = (*found, self.now)
+            self.now += 1.0
+            for slot, (number, trials, started) in list(self.busy.items()):
+                share = (self.now - started) * self.speeds[slot] / self.PACK_S
+                if share >= 1:
+                    del self.busy[slot]
+                    self.cluster.complete(number, trials, near(0.02))
+                else:
+                    round_ = int(share * trials[0].last_round)
+                    self.cluster.report(number, "progress", slot, round=round_, running=len(trials))
+        return self.now - began
+
+
+def test_a_slow_node_does_not_delay_the_sweep(tmp_path, monkeypatch):
+    """One of four nodes is ten times slower: idle slots compute copies of its packs, and the first answer wins. The
+    sweep takes at most 1.3 times as long as without that node, and gives the same stages."""
+    of = slots.study(8, 3)
+    took, stages = {}, {}
+    for name, speeds in (("three", [1, 1, 1]), ("four", [1, 1, 1, 0.1])):
+        with Cluster(tmp_path / name, of, lanes=1, federations=len(speeds)) as cluster:
+            took[name] = Simulation(cluster, speeds, monkeypatch).run()
+            stages[name] = cluster.ledger.stages()
+            assert not cluster.scheduler.in_flight
+            assert not cluster.scheduler.offered
+    assert took["four"] <= 1.3 * took["three"], took
+    assert stages["four"] == stages["three"]
+
+
+def test_a_copy_and_its_original_are_one_pack(tmp_path):
+    """If one of them fails, the other remains; the answer of the slower one is ignored."""
+    with Cluster(tmp_path, study(methods=[GD]), federations=2) as cluster:
+        cluster.scheduler.queue.pace = 1e-9
+        number, pack = cluster.take("slow", "slow")
+        cluster.scheduler.in_flight[number].began -= 1000
+        copy, same = cluster.take("fast", "fast")
+        assert same == pack
+        assert cluster.take("third", "third") is None, "one copy of each pack"
+        cluster.scheduler.slot_failed("slow", Failure("died"))
+        assert list(cluster.scheduler.in_flight) == [copy]
+        assert cluster.scheduler.queue.packs == []
+        cluster.scheduler.in_flight[copy].began -= 1000
+        again, same = cluster.take("slow", "slow")
+        assert same == pack
+        cluster.complete(again, pack, near(0.3))
+        assert cluster.scheduler.superseded == [copy]
+        before = cluster.ledger.outcomes()
+        cluster.complete(copy, pack, near(0.9))
+        assert cluster.ledger.outcomes() == before
+
+
 # ---- packs without progress
 
 

@@ -185,7 +185,7 @@ def repeated_rounds(log: str) -> int:
 def idle_seconds(log: str) -> float:
     """From the moment a pack leaves its slot until a slot has it again."""
     left = [line for line in log.splitlines() if re.search(r"is handed back|is retried", line)]
-    again = [line for line in log.splitlines() if "starts again" in line]
+    again = [line for line in log.splitlines() if "is started again" in line]
     assert len(left) == len(again)
     return sum(at(back) - at(gone) for gone, back in zip(left, again, strict=True))
 
@@ -217,7 +217,9 @@ def test_a_node_is_taken_back(folder, calm, notice, tally):
             finished(driver, calm)
     log = chaos.log(folder)
     idle = (
-        idle_seconds(log) if notice else max(at(line) for line in log.splitlines() if "starts again" in line) - killed
+        idle_seconds(log)
+        if notice
+        else max(at(line) for line in log.splitlines() if "is started again" in line) - killed
     )
     print(json.dumps({"notice": notice, "repeated_rounds": repeated_rounds(log), "idle_slot_seconds": round(idle, 1)}))
     assert (repeated_rounds(log) <= 1) == notice

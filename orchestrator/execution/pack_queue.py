@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +14,8 @@ from trainables.federation.pack import PackGroup, pack_group
 from trainables.federation.trial_spec import TrialSpec
 from trainables.models.lanes import SHAPES
 
+NO_ROUND_YET_S = 30.0  # at least, before a pack without a round is thought to hang: it may load other rows first
+RECENT_PACKS = 7  # measure the pace
 WORTH_SPLITTING_S = 1.0  # a shorter pack is not split for an idle slot
 WELL_BALANCED = 1.1  # times the shortest time in which all slots could end together
 
@@ -32,12 +36,19 @@ class Pack:
     lost_with_nodes: int = 0
     """Times in a row that its node died, without a newer checkpoint in between."""
 
+    is_copied: bool = False
+    """Another attempt at the same trials runs or is offered: the first answer wins."""
+
     # while a slot runs it
     slot: str = ""
     node: str = ""
     began: float = 0.0
     progressed: float = 0.0
     """The time of its last report."""
+    first_round: int = 0
+    """The round that this attempt started from."""
+    reached_round: int = 0
+    """The round that this attempt has reached."""
     round: int = 0
     running: int = 0
     computing_s: float = 0.0
@@ -69,7 +80,8 @@ class PackQueue:
         self.capacity = capacity
         self.packs: list[Pack] = []
         self.pace: float | None = None
-        """Seconds that a slot takes for a unit of work, measured on the last pack that ended."""
+        """Seconds that a slot takes for a unit of work: the median of the last packs that ended."""
+        self._paces: deque[float] = deque(maxlen=RECENT_PACKS)
         self._rows_of = rows_of
         self.memory_limits: dict[PackGroup, int] = {}
         """Lanes that fit into memory, for pack groups in which larger packs did not."""
@@ -99,9 +111,22 @@ class PackQueue:
         self.packs = [pack for pack in self.packs if not pack.is_new]
         self.add(trials)
 
+    def measure(self, pack: Pack, seconds: float) -> None:
+        """A pack took this long."""
+        self._paces.append(seconds / pack.work)
+        self.pace = statistics.median(self._paces)
+
     def seconds(self, pack: Pack) -> float:
         """Estimated from the last packs that ended."""
         return pack.work * self.pace if self.pace is not None else float("inf")
+
+    def seconds_left(self, pack: Pack) -> float:
+        """Of a pack in flight, estimated from its own progress; infinite if it should have ended long ago and has not
+        computed a round."""
+        elapsed, done = time.monotonic() - pack.began, pack.reached_round - pack.first_round
+        if done > 0:
+            return elapsed / done * (pack.trials[0].last_round - pack.reached_round)
+        return float("inf") if elapsed > 2 * self.seconds(pack) + NO_ROUND_YET_S else self.seconds(pack)
 
     # ---- splitting
 

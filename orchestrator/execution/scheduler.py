@@ -26,6 +26,7 @@ from trainables.federation.trial_spec import TrialSpec
 PACK_RETRIES = 2  # of a failed pack, before it is split
 GIVE_UP_AFTER = 3  # single trials failed without any success: the environment is at fault
 LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no further: it is treated as failed
+COPY_TIMES = 1.5  # a pack in flight is copied if it needs this many times as long as a new attempt
 STALLED_AFTER_S = 60.0  # at least, without progress of a pack
 STALLED_TIMES = 5.0  # the longest time between two reports so far
 SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones can still be split until then
@@ -54,6 +55,8 @@ class Scheduler:
         self.retries = 0
         self.repeated_rounds = 0
         """Rounds of packs that were computed, lost and must be computed again."""
+        self.superseded: list[int] = []
+        """Attempts whose trials another attempt has ended; their slots should drop them."""
         self.stopping = False
         self.moving_to_gpus = False
         """The packs in flight end here; the other packs run on GPUs that have joined the cluster."""
@@ -118,7 +121,43 @@ class Scheduler:
             self._number += 1
             self.offered[self._number] = pack
             orders.append(Order(self._number, pack.trials, pack.resume_from))
+        if not packs and len(self.offered) < idle:
+            orders += self._copies(idle - len(self.offered))
         return orders
+
+    def _copies(self, count: int) -> list[Order]:
+        """For idle slots: packs in flight that would end much sooner elsewhere. Results are pure functions of the
+        trials' keys, so it does not matter which slot answers first."""
+
+        def gain(pack: Pack) -> float:
+            return self.queue.seconds_left(pack) - COPY_TIMES * self.queue.seconds(pack) - SHORT_S
+
+        slow = [pack for pack in self.in_flight.values() if not pack.is_copied and gain(pack) > 0]
+        orders = []
+        for pack in sorted(slow, key=gain, reverse=True)[:count]:
+            log.info("pack of %d trials is slow on node %s: a copy is offered", len(pack), self.health.name(pack.node))
+            copy = self.queue.pack(pack.trials, pack.checkpoint or pack.resume_from)
+            copy.origin, copy.nodes, copy.checkpoint_round = pack.origin, set(pack.nodes), pack.checkpoint_round
+            copy.is_copied = pack.is_copied = True
+            self._number += 1
+            self.offered[self._number] = copy
+            orders.append(Order(self._number, copy.trials, copy.resume_from))
+        return orders
+
+    def _supersede(self, pack: Pack) -> None:
+        """The trials of this pack have ended: no other attempt at them is needed."""
+        for attempts in (self.in_flight, self.offered):
+            for number in [number for number, other in attempts.items() if other.keys == pack.keys]:
+                del attempts[number]
+                self.superseded.append(number)
+
+    def _drop_copy(self, pack: Pack) -> bool:
+        """This attempt has failed or was given back. Whether a copy of it remains, so that nothing is to be done."""
+        others = [other for other in (*self.in_flight.values(), *self.offered.values()) if other is not pack]
+        twin = next((other for other in others if pack.is_copied and other.keys == pack.keys), None)
+        if twin is not None:
+            twin.is_copied = False
+        return twin is not None
 
     def withdraw(self, numbers: Iterable[int]) -> None:
         """These offers were taken back before a slot took them."""
@@ -161,6 +200,9 @@ class Scheduler:
         if report.kind == "started":
             self._start(report, pack)
             return
+        if report.kind in ("lost", "handed back", "too large") and self._drop_copy(pack):
+            del self.in_flight[report.number]
+            return
         if report.kind == "lost":
             log.warning("pack of %d trials was handed to a process that had died; it is queued again", len(pack))
             self.queue.packs.insert(0, self.in_flight.pop(report.number))
@@ -190,10 +232,13 @@ class Scheduler:
         if pack.round or not pack.resume_from:  # a resumed pack starts at its checkpoint's round, which is unknown here
             self.lane_rounds += max(0, report.round - pack.round) * pack.running
         self.computing_s += max(0.0, report.computing_s - pack.computing_s)
+        pack.reached_round = report.round
         pack.round, pack.running, pack.computing_s = report.round, report.running, report.computing_s
         if report.kind == "ended":
             del self.in_flight[report.number]
             self._end(pack, measure=all(lane.state != "failed" for lane in report.lanes))
+            if pack.is_copied:
+                self._supersede(pack)
 
     def _start(self, report: Report, pack: Pack) -> None:
         self.in_flight[report.number] = self.offered.pop(report.number)
@@ -201,6 +246,7 @@ class Scheduler:
         pack.origin = pack.origin or report.number
         pack.slot, pack.node = report.slot, report.nodes[0]
         pack.nodes |= set(report.nodes)
+        pack.first_round = pack.reached_round = pack.checkpoint_round if pack.resume_from else 0
         pack.progressed = time.monotonic()
         pack.running = len(pack)
         self.health.slot_started(pack.node)
@@ -208,7 +254,7 @@ class Scheduler:
             first = pack.trials[0]
             log.info("pack of %d trials starts: %s at %d rounds", len(pack), first.method, first.last_round)
         else:
-            log.info("pack of %d trials starts again, from round %d", len(pack), pack.checkpoint_round)
+            log.info("pack of %d trials is started again, from round %d", len(pack), pack.checkpoint_round)
 
     def _end(self, pack: Pack, *, measure: bool) -> None:
         """`measure`: the time that it took says how long others will take."""
@@ -217,7 +263,7 @@ class Scheduler:
         self._release_checkpoints(pack)
         seconds = time.monotonic() - pack.began
         if measure and not pack.failed_on and not pack.resume_from:
-            self.queue.pace = seconds / pack.work
+            self.queue.measure(pack, seconds)
         log.info("pack of %d trials ended after %.2f s, %.2f s in rounds", len(pack), seconds, pack.computing_s)
 
     def _shrink(self, pack: Pack, fits: int) -> None:
@@ -242,6 +288,8 @@ class Scheduler:
             return
         pack = self.in_flight.pop(number)
         self.sweep.ledger.add_failure(pack.keys, failure.reason)
+        if self._drop_copy(pack):
+            return
         pack.resume_from = pack.checkpoint or pack.resume_from
         self.repeated_rounds += max(0, pack.round - pack.checkpoint_round)
         node = failure.node or pack.node

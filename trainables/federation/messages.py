@@ -26,8 +26,9 @@ class Report:
 
     slot: str
     number: int
-    kind: Literal["alive", "started", "progress", "ended", "too large", "handed back", "lost"]
-    """alive: a heartbeat, about no pack. handed back: its node is about to leave the cluster. lost: reported by the
+    kind: Literal["alive", "started", "progress", "ended", "too large", "handed back", "dropped", "lost"]
+    """alive: a heartbeat, about no pack. handed back: its node is about to leave the cluster. dropped: another slot was
+    faster. lost: reported by the
     desk, about a pack whose slot died before it received the pack."""
     round: int = 0
     running: int = 0

@@ -78,6 +78,11 @@ class PackRunner:
             return None
         return self._end("handed back", round=self.t)
 
+    def drop(self) -> Report:
+        """Another slot has ended these trials."""
+        self._writer.end_pack()
+        return self._end("dropped")
+
     def _open(self, order: Order) -> None:
         """A checkpoint that cannot be used costs time, but is no reason to fail."""
         checkpoint = self._load(order.resume_from) if order.resume_from else None

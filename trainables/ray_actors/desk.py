@@ -26,6 +26,8 @@ class PackDesk:
         """The pack of every slot that has one."""
         self._requests: dict[str, int] = {}
         """How often every slot has asked for a pack."""
+        self._superseded: set[int] = set()
+        """Packs that need no answer any more."""
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -67,24 +69,35 @@ class PackDesk:
             self._reports.append(Report(slot, order.number, "started", nodes=tuple(nodes)))
             return order
 
-    async def alive(self, slot: str, nodes: Sequence[str]) -> bool:
-        """A heartbeat of a slot; whether it should hand back its pack, because one of its nodes is about to leave."""
+    async def alive(self, slot: str, nodes: Sequence[str]) -> Literal["hand back", "drop", ""]:
+        """A heartbeat of a slot; what it should do with its pack: hand it back because one of its nodes is about to
+        leave, or drop it because another slot was faster."""
         self._reports.append(Report(slot, 0, "alive"))
-        return not self._leaving_nodes.isdisjoint(nodes)
+        if self._packs.get(slot) in self._superseded:
+            return "drop"
+        return "" if self._leaving_nodes.isdisjoint(nodes) else "hand back"
 
     async def report(self, report: Report) -> None:
         self._reports.append(report)
-        if report.kind in ("ended", "too large", "handed back") and self._packs.get(report.slot) == report.number:
+        if (
+            report.kind in ("ended", "too large", "handed back", "dropped")
+            and self._packs.get(report.slot) == report.number
+        ):
             del self._packs[report.slot]
 
     # ---- called by the driver
 
     async def exchange(
-        self, orders: Sequence[Order], blocked_nodes: Iterable[str] = (), leaving_nodes: Iterable[str] = ()
+        self,
+        orders: Sequence[Order],
+        blocked_nodes: Iterable[str] = (),
+        leaving_nodes: Iterable[str] = (),
+        superseded: Iterable[int] = (),
     ) -> list[Report]:
         """Leave packs, and take all reports since the last call, in order."""
         async with self._changed:
-            self._orders.extend(orders)
+            self._superseded.update(superseded)
+            self._orders = deque(order for order in (*self._orders, *orders) if order.number not in self._superseded)
             self._blocked_nodes, self._leaving_nodes = set(blocked_nodes), set(leaving_nodes)
             self._changed.notify_all()
         reports, self._reports = self._reports, []

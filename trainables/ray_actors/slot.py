@@ -45,7 +45,9 @@ class PackSlot(tune.Trainable):
         self._start_error: Exception | None = None
         """Raised by the first step: of an error in the constructor of an actor, Ray keeps the text only."""
         self._closed = threading.Event()
-        self._should_leave = self._cannot_hand_back = False
+        self._advice: tuple[int, str] = (0, "")
+        """The pack that ran at the last heartbeat, and what the desk said to do with it."""
+        self._cannot_hand_back = False
         try:
             if code is not None:
                 code_identity.check(code, code_identity.package_identity(), self._node)
@@ -73,7 +75,9 @@ class PackSlot(tune.Trainable):
         """Also while a round takes long. A process that is stopped sends none."""
         while not self._closed.wait(HEARTBEAT_S):
             with contextlib.suppress(Exception):  # the driver notices that the desk is lost
-                self._should_leave = ray.get(self._desk.alive.remote(self._slot, self._nodes), timeout=60)
+                order = self.runner.order
+                advice = ray.get(self._desk.alive.remote(self._slot, self._nodes), timeout=60)
+                self._advice = (order.number if order else 0, advice)
 
     def step(self) -> dict[str, Any]:
         """Run packs for about a second."""
@@ -88,7 +92,11 @@ class PackSlot(tune.Trainable):
                 if order == "leave":
                     raise NodeExcludedError
                 self.runner.start(replace(order, trials=pickle.loads(order.trials)))
-            if self._should_leave and not self._cannot_hand_back:
+            assert self.runner.order is not None
+            pack, advice = self._advice
+            if advice == "drop" and pack == self.runner.order.number:
+                ray.get(self._desk.report.remote(self.runner.drop()))
+            elif advice == "hand back" and not self._cannot_hand_back:
                 self._hand_back()
             else:
                 self._advance()

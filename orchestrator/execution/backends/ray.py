@@ -314,7 +314,9 @@ class SweepCallback(_NotPickled, tune.Callback):
             for order in self.scheduler.next_orders()
         ]
         health = self.scheduler.health
-        reports = self._get(self._desk.exchange.remote(orders, tuple(health.blocked), tuple(health.leaving)))
+        superseded, self.scheduler.superseded = tuple(self.scheduler.superseded), []
+        nodes = tuple(health.blocked), tuple(health.leaving)
+        reports = self._get(self._desk.exchange.remote(orders, *nodes, superseded))
         now = time.monotonic()
         self._last_heard.update((report.slot, now) for report in reports)
         unpickled = [replace(report, lanes=pickle.loads(report.lanes) if report.lanes else ()) for report in reports]
