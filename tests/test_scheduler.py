@@ -734,6 +734,24 @@ def test_a_slow_node_does_not_delay_the_sweep(tmp_path, monkeypatch):
     assert stages["four"] == stages["three"]
 
 
+def test_a_copy_that_no_slot_has_taken_is_withdrawn(tmp_path):
+    """It is not queued: the original still runs, or has ended meanwhile."""
+    for ended in (False, True):
+        with Cluster(tmp_path / str(ended), study(methods=[GD]), federations=2) as cluster:
+            cluster.scheduler.queue.pace = 1e-9
+            number, pack = cluster.take("slow", "slow")
+            cluster.scheduler.in_flight[number].began -= 1000
+            cluster.offer()
+            (copy,) = cluster.desk
+            if ended:
+                cluster.complete(number, pack, near(0.3))
+            cluster.scheduler.stopping = True
+            waiting = list(cluster.scheduler.queue.packs)
+            cluster.scheduler.withdraw([copy.number])
+            assert cluster.scheduler.queue.packs == waiting
+            assert not cluster.scheduler.offered
+
+
 def test_a_copy_and_its_original_are_one_pack(tmp_path):
     """If one of them fails, the other remains; the answer of the slower one is ignored."""
     with Cluster(tmp_path, study(methods=[GD]), federations=2) as cluster:

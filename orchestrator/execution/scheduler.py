@@ -161,7 +161,8 @@ class Scheduler:
 
     def withdraw(self, numbers: Iterable[int]) -> None:
         """These offers were taken back before a slot took them."""
-        self.queue.packs[:0] = [self.offered.pop(number) for number in numbers]
+        withdrawn = [self.offered.pop(number) for number in numbers if number in self.offered]
+        self.queue.packs[:0] = [pack for pack in withdrawn if not self._drop_copy(pack)]
 
     # ---- reports
 
