@@ -458,7 +458,13 @@ def test_what_a_trial_has_beside_hyperparameters_is_known_here():
     """A new field must be asked whether the account hangs on it."""
     asked = {"problem", "method", "hyperparameters", "privacy", "rounds", "aggregate", "preprocess", "seed"}
     asked |= {"noise_key"}  # tests/test_published.py
-    of_no_release = {"evaluate_every", "stop_after", "code", "metrics", "precision"}  # the last: tests/test_precision.py
+    of_no_release = {
+        "evaluate_every",
+        "stop_after",
+        "code",
+        "metrics",
+        "precision",
+    }  # the last: tests/test_precision.py
     assert set(TrialSpec.model_fields) <= asked | of_no_release, set(TrialSpec.model_fields) - asked - of_no_release
 
 

@@ -36,7 +36,12 @@ from orchestrator.execution.cluster import head, nodes
 from orchestrator.execution.cluster.connect import connected, local_resources
 from orchestrator.execution.cluster.failures import failure_of
 from orchestrator.execution.cluster.metrics import Metrics
-from orchestrator.execution.cluster.ray_internals import actor_of, reuse_prestarted_workers, session_folder
+from orchestrator.execution.cluster.ray_internals import (
+    actor_of,
+    reuse_prestarted_workers,
+    session_folder,
+    without_error_messages,
+)
 from orchestrator.execution.host_memory import within_memory
 from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.packing import Capacity, cluster_capacity, smallest_federation
@@ -439,7 +444,8 @@ def quiet() -> Iterator[None]:
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers, logger.propagate = [logging.NullHandler()], False
     try:
-        yield
+        with without_error_messages():
+            yield
     finally:
         level, logger.propagate, logger.handlers = before
         logger.setLevel(level)

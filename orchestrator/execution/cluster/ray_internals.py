@@ -36,6 +36,7 @@ __all__ = [
     "reuse_prestarted_workers",
     "session_folder",
     "tokens",
+    "without_error_messages",
 ]
 
 
@@ -124,6 +125,12 @@ def minimal_local_ray() -> Iterator[None]:
         patched(services, "start_api_server", lambda *arguments, **options: (None, None)),
     ):
         yield
+
+
+def without_error_messages() -> contextlib.AbstractContextManager[None]:
+    """Ray prints what its processes report about failures, including pages of their logs. The slots' failures are
+    reported in our own words."""
+    return patched(worker, "print_to_stdstream", lambda *arguments, **options: None)
 
 
 def reuse_prestarted_workers() -> contextlib.AbstractContextManager[None]:
