@@ -179,7 +179,7 @@ def test_too_little_damping_is_refused():
     with pytest.raises(UserError) as caught:
         plan(hypers, sizes=[300, 33])
     assert str(caught.value) == (
-        "alpha = 0.01 and rho = 0.02 must add up to more than hessian_clip / |D_i| = 0.030303; "
+        "method dp-fednew: alpha = 0.01 and rho = 0.02 must add up to more than hessian_clip / |D_i| = 0.030303; "
         "the smallest client has 33 rows"
     )
     with pytest.raises(UserError, match=r"the smallest client has 4 rows$"):

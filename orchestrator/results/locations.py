@@ -259,7 +259,7 @@ class RemoteLocation(ResultsLocation):
                 self._keeping_unsent_rows(),
                 as_user_error(
                     f"the results could not be uploaded to {self.url}; they are in {self.folder}, and "
-                    f"`{plugins.command('resume', str(self.folder))}` continues there"
+                    f"'{plugins.command('resume', str(self.folder))}' continues there"
                 ),
             ):
                 self._upload_ledger()

@@ -165,8 +165,9 @@ class FedNewMethod(Method):
         clip, gamma, smallest = run.privacy.clip, alpha + rho, min(run.sizes)
         if gamma <= hessian_clip / smallest:
             raise UserError(
-                f"alpha = {alpha:g} and rho = {rho:g} must add up to more than hessian_clip / |D_i| = "
-                f"{hessian_clip / smallest:g}; the smallest client has {smallest} rows"
+                f"method {self.name}: alpha = {alpha:g} and rho = {rho:g} must add up to more than "
+                f"hessian_clip / |D_i| = {hessian_clip / smallest:g}; the smallest client has "
+                f"{smallest} row{'s' if smallest > 1 else ''}"
             )
         if run.hypers["as_released"] and clip > sum_clip:
             raise UserError(f"sum_clip = {sum_clip:g} is below clip = {clip:g}: lemma 4 then has no solution")
