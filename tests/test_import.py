@@ -72,6 +72,9 @@ def test_from_a_csv_to_predictions(fedsweep, visits, no_ray):
     assert f"accuracy: {accuracy:.2f}%" in out
     assert accuracy > 75
     assert fedsweep("predict", "model.npz", "visits.npz", "--output", "of-test-rows.csv")[0] == 0
+    with np.load("model.npz") as saved:
+        assert "healthy" in str(saved["about"])
+        assert "clinic" not in str(saved["about"]), "names of clients stay in the feature file"
     model = face.load_model("model.npz")
     assert set(model.predict(data.x_test)) == {"healthy", "ill"}
 
