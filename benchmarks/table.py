@@ -30,6 +30,7 @@ def rows(reports: list[dict]) -> list[tuple[str, list[str]]]:
             for count in lanes
         ),
         ("time of saturated lanes relative to regular ones", of("saturated_ratio", ".2f")),
+        ("time of centred lanes with 20 centres relative to plain ones", of("centred_ratio", ".2f")),
         ("evaluation every 10 rounds, % of a run", of("evaluation_share", ".1f", 100)),
         ("speed-up of a pack of 32 over one trial at a time", of("packed_speedup", ".1f")),
         ("speed-up of the closed form over per-example gradients in memory", of("per_example_speedup", ".1f")),

@@ -188,13 +188,8 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             yield
             self._unseen -= 1
 
-        @property
-        def shard(self):
-            return self._shard if self._unseen else WatchedRows(self._shard, self)
-
-        @shard.setter
-        def shard(self, value):
-            self._shard = value
+        def rows_by_centre(self):
+            return ((lanes, WatchedRows(rows, self)) for lanes, rows in super().rows_by_centre())
 
         @property
         def model(self):
@@ -251,10 +246,6 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
         def __init__(self, shard, client):
             self._shard, self._client = shard, client
 
-        @property
-        def x(self):
-            return OnlyShape(self._shard.x)
-
         def feature_sum(self, bound):
             return self._client.looked("features", bound, self._shard.feature_sum(bound))
 
@@ -284,10 +275,6 @@ def _watching(record: Record, noise: Vectors, sums: Vectors) -> Iterator[None]:
             if name in ("blocks", "dimension", "rows", "columns"):
                 return getattr(self._model, name)
             raise AssertionError(f"model.{name}: the contract of the account does not cover this access to records")
-
-    class OnlyShape:
-        def __init__(self, tensor):
-            self.shape, self.device, self.dtype = tensor.shape, tensor.device, tensor.dtype
 
     hessian_sum = dp_fednew.clipped_hessian_sum
     with pytest.MonkeyPatch.context() as patch:

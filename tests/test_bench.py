@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from orchestrator.bench import kernel_speed, workload
+from orchestrator.bench import kernel_speed, pack_speed, workload
 from trainables.federation.federation_size import FederationSize
+from trainables.federation.pack import pack_group
 
 
 @pytest.fixture
@@ -25,6 +26,17 @@ def test_the_closed_form_is_compared_with_per_example_gradients(lab):
     assert report["per_example_ms"] > 0
     assert report["per_example_speedup"] > 0
     assert len(messages) == 1
+
+
+def test_centred_packs_are_compared_with_plain_ones():
+    opened, seconds = [], iter([2.0, 3.0])
+    started = SimpleNamespace(open=opened.append, round_seconds=lambda rounds: next(seconds))
+    report = pack_speed.centred(quick(print), workload.Workload("synthetic-frozen:400,100,6,3", clients=4), started)
+    assert report == {"centred_ratio": 1.5}
+    plain, centred = opened
+    assert len({trial.key for trial in (*plain, *centred)}) == 2 * len(plain)
+    assert len({pack_group(trial) for trial in centred}) == 1
+    assert len({(trial.seed, trial.privacy.epsilon) for trial in centred}) == 20
 
 
 def test_disagreement_is_an_error(lab, monkeypatch):

@@ -14,7 +14,7 @@ from trainables.errors import UserError
 from trainables.federation.pack import check, pack_group, plan_of
 from trainables.federation.trial_spec import Preprocess
 from trainables.methods import METHODS
-from trainables.models.centring import centred, for_raw_features
+from trainables.models.centres import Centres
 from trainables.models.shard import Shard
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import LEVELS, PrivacySettings
@@ -62,7 +62,7 @@ def test_users():
         )
         for i, rows in enumerate(of.partition.rows)
     ]
-    np.testing.assert_allclose(server._work.centre, twin.centred(clients, 3.0)[1], rtol=1e-5)
+    np.testing.assert_allclose(server._work.centre[0], twin.centred(clients, 3.0)[1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dp-fedgd", "dp-scaffold", "dp-fedfc"])
@@ -72,13 +72,15 @@ def test_the_same_bits_whatever_the_hosts(name):
     small.assert_same_bits([better(name, h) for h in hypers], small.problem())
 
 
-def test_what_is_centred_alike_shares_a_pack():
+def test_centred_trials_share_a_pack_across_seeds_and_budgets():
     trial = better("dp-fedgd")
-    other = {"learning_rate": 3.0}
-    assert pack_group(trial) == pack_group(trial.model_copy(update={"hyperparameters": other}))
-    for change in ({"seed": 1}, {"aggregate": "uniform"}, {"privacy": PrivacySettings(epsilon=1.0)}):
-        assert pack_group(trial) != pack_group(trial.model_copy(update=change))
-        assert trial.key != trial.model_copy(update=change).key
+    share = Preprocess(center=0.2, bound=3.0)
+    alike = ({"seed": 1}, {"privacy": PrivacySettings(epsilon=1.0)}, {"preprocess": share})
+    apart = ({"aggregate": "uniform"}, {"preprocess": Preprocess(center=0.1, bound=4.0)}, {"preprocess": Preprocess()})
+    for change in (*alike, *apart):
+        other = trial.model_copy(update=change)
+        assert (pack_group(trial) == pack_group(other)) == (change in alike)
+        assert trial.key != other.key
 
 
 # ---- the account
@@ -135,8 +137,8 @@ def test_weights_for_features_as_they_came(model):
     rng = np.random.default_rng(0)
     theta = torch.from_numpy(rng.normal(size=(4, of.model.dimension)).astype(np.float32))
     centre = rng.normal(size=of.data.features).astype(np.float32)
-    moved = Shard.build([(centred(of.x_eval, centre), of.y_eval)])
-    raw = for_raw_features(theta, centre, of.model.blocks[0])
+    moved = Shard.build([(of.x_eval - centre, of.y_eval)])
+    raw = Centres.of(np.tile(centre, (4, 1)), "cpu").for_raw_features(theta, of.model.blocks[0])
     there, back = of.model.evaluate(moved, theta)[0], of.model.evaluate(Shard.build([(of.x_eval, of.y_eval)]), raw)[0]
     torch.testing.assert_close(there, back, rtol=1e-4, atol=1e-4)
 

@@ -24,6 +24,14 @@ from trainables.lazy import torch
 from trainables.models import kernels
 
 CLIENTS = 20
+PACKS = (
+    pack_speed.lanes,
+    pack_speed.saturated,
+    pack_speed.centred,
+    pack_speed.evaluation,
+    pack_speed.one_at_a_time,
+)
+"""Measured with one federation."""
 
 
 def bench(quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
@@ -41,7 +49,7 @@ def bench(quick: bool, log: Callable[[str], None]) -> dict[str, Any]:
             }
             log(f"{report['device']}, {size.hosts} client host(s), kernel: {report['kernel']}")
             log(f"start-up to first round: {report['startup_s']:.1f} s")
-            for measure in (pack_speed.lanes, pack_speed.saturated, pack_speed.evaluation, pack_speed.one_at_a_time):
+            for measure in PACKS:
                 report |= measure(measurement, workload, started)
         report |= kernel_speed.per_example(measurement, workload)
         report |= kernel_speed.noise(measurement)

@@ -17,6 +17,7 @@ from orchestrator.bench.workload import (
 )
 from orchestrator.execution.packing import AUTO_LANES
 from trainables.federation.lane_result import LaneResult
+from trainables.federation.trial_spec import Preprocess
 
 
 def lanes(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
@@ -47,6 +48,22 @@ def saturated(measurement: Measurement, workload: Workload, started: MeasuredFed
     ratio = seconds[1000.0] / seconds[0.01]
     measurement.log(f"32 saturated lanes take {ratio:.2f} times as long as 32 regular ones")
     return {"saturated_ratio": ratio}
+
+
+def centred(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:
+    """Time of centred trials relative to plain ones, in packs of five seeds and four budgets, so of 20 centres."""
+    plain = []
+    for number, trial in enumerate(workload.trials(AUTO_LANES[measurement.size.device])):
+        privacy = trial.privacy.model_copy(update={"epsilon": 1.0 + number % 4})
+        plain.append(trial.model_copy(update={"seed": 42 + number % 5, "privacy": privacy}))
+    packs = plain, [trial.model_copy(update={"preprocess": Preprocess(center=0.02)}) for trial in plain]
+    seconds = [math.inf, math.inf]
+    for which in (0, 1) * measurement.repeated(3):  # alternate: the load of a shared machine varies
+        started.open(packs[which])
+        seconds[which] = min(seconds[which], started.round_seconds(measurement.rounds))
+    ratio = seconds[1] / seconds[0]
+    measurement.log(f"{len(plain)} centred lanes with 20 centres take {ratio:.2f} times as long as plain ones")
+    return {"centred_ratio": ratio}
 
 
 def evaluation(measurement: Measurement, workload: Workload, started: MeasuredFederation) -> dict[str, Any]:

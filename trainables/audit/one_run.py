@@ -32,7 +32,8 @@ from trainables.federation.pack import ClientWork, check, program_of
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
-from trainables.models.centring import centred
+from trainables.models import centring
+from trainables.models.centres import Centres
 from trainables.models.shard import Shard
 from trainables.privacy.gaussian import mu_of
 from trainables.privacy.plan import PrivacyPlan
@@ -195,10 +196,12 @@ class Canaries:
         return (present - self._gradients(-1, work, theta)) / 2 if self.replaced else present / 2
 
     def _gradients(self, sign: int, work: ClientWork, theta: torch.Tensor) -> NDArray[np.float64]:
-        x = centred(sign * self.x, work.centre)
+        x, clip, model = sign * self.x, torch.from_numpy(work.clip), self.problem.model
         shard = Shard.build([(x[i : i + 1], self.y[i : i + 1]) for i in range(len(self.y))])
+        if work.centre is not None:
+            shard = shard.with_centres(Centres.of(work.centre, "cpu"))
         options = {"automatic": True} if work.automatic else {}
-        gradients, _ = self.problem.model.clipped_gradient_sum(shard, theta, torch.from_numpy(work.clip), **options)
+        gradients, _ = centring.clipped_gradient_sum(model, shard, theta, clip, **options)
         return gradients[:, 0].numpy()
 
 

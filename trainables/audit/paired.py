@@ -254,9 +254,8 @@ def releases(
     """All releases of a run, one row per repetition. `sizes`: the public sizes."""
     data: ProblemData = replace(ProblemData.of(problem), model=from_zero(problem.model), sizes=sizes)
     rows = []
-    lanes = 1 if trial.preprocess.center else LANES  # the centre, and so the features, depend on the seed
-    for start in range(0, repetitions, lanes):
-        seeds = range(trial.seed + start, trial.seed + min(start + lanes, repetitions))
+    for start in range(0, repetitions, LANES):
+        seeds = range(trial.seed + start, trial.seed + min(start + LANES, repetitions))
         hosts = RecordingHosts(noise_factor)
         server = Server(hosts)
         server.open([trial.model_copy(update={"seed": seed}) for seed in seeds], data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from trainables.federation.exact_sum import to_grid_
 from trainables.federation.lane_vectors import LaneVectors
 from trainables.federation.pack import CENTRE, ClientWork
 from trainables.methods.base import Parts, Sample, State
-from trainables.models import Model
+from trainables.models import Model, centring
 from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
 from trainables.privacy.noise import Address, keyed
@@ -34,10 +36,10 @@ class Batch:
     @classmethod
     def load(cls, clients: tuple[int, ...], shard: Shard, model: Model) -> Batch:
         def gradient_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
-            return model.clipped_gradient_sum(shard, theta, clip)[0]
+            return centring.clipped_gradient_sum(model, shard, theta, clip)[0]
 
         def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
-            return model.clipped_gradient_sum(shard, theta, clip, automatic=True)[0]
+            return centring.clipped_gradient_sum(model, shard, theta, clip, automatic=True)[0]
 
         if shard.x.is_cuda:
             return cls(clients, shard, Recordings(gradient_sum), Recordings(automatic_sum))
@@ -74,7 +76,7 @@ class BatchRound:
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.t, self.rounds, self._program, self._level = t, work.rounds, work.program, work.level
-        self.model, self.shard, self.size = work.data.model, batch.shard, batch.shard.size
+        self.model, self._shard, self.size = work.data.model, batch.shard, batch.shard.size
         self.clip = lanes.clip.unsqueeze(1)
         self.hypers: Mapping[str, torch.Tensor] = lanes.hypers
         self.broadcast: Mapping[str, torch.Tensor] = broadcast or {}
@@ -83,6 +85,7 @@ class BatchRound:
         self._weights, self._all_alike = client_weights, work.all_alike
         self._all_rows: Parts = [(slice(None), batch.shard)]
         self._secret, self._secret_kept = work.secret_participation, False
+        self._bound = math.inf if work.bound is None else work.bound
         self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
         # diagnostics cover the first local step, at theta itself, and the noise that belongs to it
         self._diagnose_gradient, self._diagnose_noise, self._noise_divisor = diagnostics, diagnostics, self.size
@@ -114,11 +117,15 @@ class BatchRound:
         self._diagnose_gradient, self._noise_divisor = None, divisor
         if diagnostics is None and parts is self._all_rows:
             return self._sums[automatic](theta, clip)
-        options = {"automatic": True} if automatic else {}  # a plug-in's model may support plain clipping only
+        options: dict[str, Any] = (
+            {"automatic": True} if automatic else {}
+        )  # a plug-in's model may support plain clipping only
         sums = []
         for lanes, shard in parts:
-            part, measured = self.model.clipped_gradient_sum(
-                shard, theta[..., lanes, :], clip[lanes], diagnose=diagnostics is not None, **options
+            part, measured = centring.clipped_gradient_sum(
+                *(self.model, shard.for_lanes(lanes), theta[..., lanes, :], clip[lanes]),
+                diagnose=diagnostics is not None,
+                **options,
             )
             sums.append(part)
             if diagnostics is not None and measured is not None:
@@ -152,7 +159,7 @@ class BatchRound:
                 np.flatnonzero(Address(int(seed), client, self.t, step, purpose).generator().random(size) < rate)
                 for client, size in zip(self._clients, sizes, strict=True)
             ]
-            parts.append((lanes, self.shard.sample(rows)))
+            parts.append((lanes, self._shard.sample(rows)))
         return Sample(parts, rate)
 
     def noise(
@@ -195,9 +202,19 @@ class BatchRound:
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
         return self._lanes.distinct_noise(self._clients, self.t, purpose, size)
 
-    def noisy_feature_mean(self, bound: float) -> torch.Tensor:
-        """The mean of the features, every row clipped to `bound`, (clients, distinct noises, features). At record level
-        noise is added to the sum, at user level to the mean."""
-        total = self.shard.feature_sum(bound).unsqueeze(1)
+    def rows_by_centre(self) -> Iterator[tuple[slice | torch.Tensor, Shard]]:
+        return self._shard.by_centre()
+
+    def for_distinct_noises(self, function: Callable[[Shard], torch.Tensor]) -> torch.Tensor:
+        values, of_lane = [], torch.zeros(self._lanes.shape[0], dtype=torch.int64, device=self._lanes.device)
+        for number, (lanes, rows) in enumerate(self.rows_by_centre()):
+            of_lane[lanes] = number
+            values.append(function(rows))
+        return torch.stack(values, dim=1)[:, of_lane[self._lanes.distinct]]
+
+    def noisy_feature_mean(self) -> torch.Tensor:
+        """The mean of the features, every row clipped to its bound, (clients, distinct noises, features). At record
+        level noise is added to the sum, at user level to the mean."""
+        total = self.for_distinct_noises(lambda rows: rows.feature_sum(self._bound))
         noise = self.distinct_noise(CENTRE, total.shape[2])
         return total / self.size + noise if self._level == "user" else (total + noise) / self.size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from trainables.federation.lane_vectors import LaneVectors
 from trainables.federation.pack import ClientWork
 from trainables.federation.staging import Staging
 from trainables.methods.base import State
-from trainables.models.centring import centred
+from trainables.models.centres import Centres
 from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
 from trainables.plugin_errors import plugin_errors
@@ -73,8 +72,12 @@ class ClientHost:
         self.index = index
         self.device = device
         self._loaded: str | None = None
-        """Identifies the data, clients and preprocessing of `_batches`."""
+        """Identifies the data and the clients of `_raw_batches`."""
+        self._raw_batches: list[Batch] = []
         self._batches: list[Batch] = []
+        """The same, or with the centres of the lanes."""
+        self._centre: NDArray[np.float32] | None = None
+        """Of the lanes of `_batches`."""
         self._states: tuple[tuple[str, ...], int, list[State]] | None = None
         """The lanes, the round, and the state of every batch, (clients, lanes, ...)."""
         self._lane_vectors: tuple[ClientWork, LaneVectors] | None = None
@@ -92,9 +95,9 @@ class ClientHost:
             for batch in self._batches:
                 ones = torch.ones(len(batch.clients), len(work.lanes), 1, device=self.device)
                 view = self.round_view(batch, 0, work, lanes, ones)
-                if work.bound is not None and work.centre is None:
+                if work.needs_centre:
                     weighting: Aggregate = "size" if work.level == "record" else "uniform"
-                    part = view.noisy_feature_mean(work.bound) * _weights(batch, work, weighting)
+                    part = view.noisy_feature_mean() * _weights(batch, work, weighting)
                 else:
                     with _errors_of_program():
                         part = work.program.prepare(view)
@@ -172,23 +175,32 @@ class ClientHost:
         self._states = (states.lanes, states.t, by_batch)
 
     def _load(self, work: ClientWork) -> None:
-        """Load the clients' rows, unless they are loaded already."""
+        """Load the clients' rows and centre them, unless this is done already."""
         clients, sizes = work.assignment[self.index], work.data.sizes
         # one by one: sampled batches vary in size, and clients that do not take part must not be computed
         apart = work.program.samples or work.program.participation < 1
-        centre = "" if work.centre is None else hashlib.sha256(work.centre.tobytes()).hexdigest()
-        wanted = f"{work.data.key}:{clients}:{apart}:{centre}:{work.precision}"
-        if self._loaded == wanted:
-            return
-        self._batches, self._states = [], None
-        x, y, rows = (work.data.load(name) for name in ("x", "y", "rows"))
-        features_of = _reader(x, {client: rows[client] for client in clients})
-        for batch, length in SHAPES[self.device].batches(clients, sizes, apart):
-            parts = [(centred(features_of(client), work.centre), y[rows[client]]) for client in batch]
-            public_sizes = [sizes[client] for client in batch]
-            shard = Shard.build(parts, self.device, rows=length, sizes=public_sizes, precision=work.precision)
-            self._batches.append(Batch.load(batch, shard, work.data.model))
-        self._loaded = wanted
+        # rows that will be centred are rounded afterwards
+        precision = work.precision if work.bound is None else "float32"
+        wanted = f"{work.data.key}:{clients}:{apart}:{precision}"
+        if self._loaded != wanted:
+            self._loaded, self._states, self._raw_batches = None, None, []
+            self._batches, self._centre = self._raw_batches, None
+            x, y, rows = (work.data.load(name) for name in ("x", "y", "rows"))
+            features_of = _reader(x, {client: rows[client] for client in clients})
+            for batch, length in SHAPES[self.device].batches(clients, sizes, apart):
+                parts = [(features_of(client), y[rows[client]]) for client in batch]
+                public_sizes = [sizes[client] for client in batch]
+                shard = Shard.build(parts, self.device, rows=length, sizes=public_sizes, precision=precision)
+                self._raw_batches.append(Batch.load(batch, shard, work.data.model))
+            self._loaded = wanted
+        if self._centre is not work.centre:
+            self._batches, self._centre = self._raw_batches, work.centre
+            if work.centre is not None:
+                centres = Centres.of(work.centre, self.device)
+                self._batches = [
+                    Batch.load(batch.clients, batch.shard.with_centres(centres, work.precision), work.data.model)
+                    for batch in self._raw_batches
+                ]
 
 
 def _errors_of_program() -> contextlib.AbstractContextManager[None]:

@@ -18,10 +18,11 @@ from trainables.models.lanes import MAX_CLIENTS, SHAPES
 ALWAYS = 1 << 30  # libraries, their workspaces, the evaluation
 PER_CELL = 60  # bytes for every row, class and lane of a chunk
 PER_WEIGHT = 120  # bytes for every client, lane and weight
+PER_CENTRED_WEIGHT = 24  # more of them if features are centred: weights for raw features, and sums before centring
 SHARE = 0.8  # of the free memory: the allocator cannot use all of it
 
 
-def lanes_that_fit(model: Model, sizes: Sequence[int], stateful: bool, free: float) -> int:
+def lanes_that_fit(model: Model, sizes: Sequence[int], stateful: bool, free: float, centred: bool = False) -> int:
     """`sizes`: rows of the clients of one host. `free`: bytes of free memory."""
     shape = SHAPES["cuda"]
     together = min(len(sizes), MAX_CLIENTS)
@@ -29,7 +30,10 @@ def lanes_that_fit(model: Model, sizes: Sequence[int], stateful: bool, free: flo
     cells = clients * min(max(sizes), step) * model.width * shape.lanes
     available = SHARE * free - ALWAYS - PER_CELL * cells
     state = 4 * model.dimension * len(sizes) if stateful else 0
-    return max(0, int(available // (PER_WEIGHT * together * model.dimension + state)))
+    weights = PER_WEIGHT * together * model.dimension
+    if centred:  # at worst every lane has its own centre, and so its own norms of all rows
+        weights += PER_CENTRED_WEIGHT * together * model.dimension + 4 * sum(sizes)
+    return max(0, int(available // (weights + state)))
 
 
 def free_bytes(share: float) -> float:

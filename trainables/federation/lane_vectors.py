@@ -29,7 +29,8 @@ class LaneVectors:
         self._seed_index_on_device = torch.from_numpy(self._seed_index).to(device)
         by_seed = torch.from_numpy(np.argsort(self._seed_index, kind="stable")).to(device)
         self.lanes_of_seed = by_seed.split(count.tolist())
-        self._distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
+        self.distinct = torch.from_numpy(work.distinct_noises()[0]).to(device)
+        """One lane for every distinct noise."""
         self._noise_addresses: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         """Clients and seeds on the device, for noise that is generated there."""
         self._ones: dict[int, torch.Tensor] = {}
@@ -67,7 +68,7 @@ class LaneVectors:
     def distinct_noise(self, clients: Sequence[int], t: int, purpose: str, size: int) -> torch.Tensor:
         """One noise for every distinct pair of seed and scale, instead of one per lane."""
         normals = self._normals(clients, t, 0, purpose, size)
-        return normals[:, self._seed_index_on_device[self._distinct]] * self.std[purpose][self._distinct]
+        return normals[:, self._seed_index_on_device[self.distinct]] * self.std[purpose][self.distinct]
 
     def _normals(self, clients: Sequence[int], t: int, step: int, purpose: str, size: int) -> torch.Tensor:
         """Standard normals, (clients, seeds, size)."""

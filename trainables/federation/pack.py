@@ -28,13 +28,12 @@ PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials of one group can share a pack: data, client program, rounds, clipping, participation, noise, features.
-    Centred features differ between seeds and budgets, because the mean is noisy."""
+    """Trials of one group can share a pack: data, client program, rounds, clipping, participation, noise, and the bound
+    on a row in the private mean if features are centred."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
-        privacy = trial.privacy.model_dump(exclude={"clip"})
-        features = f"{features}:{trial.preprocess!r}:{privacy}:{trial.seed}"
+        features = f"{features}:{trial.privacy.level}:{trial.preprocess.bound}"
     features += ",".join(("", *trial.metrics))
     rounds = trial.rounds, trial.last_round, trial.evaluate_every
     return trial.problem.key, program_of(trial).name, *rounds, features
@@ -185,7 +184,7 @@ class ClientWork:
     bound: float | None = None
     """l2 bound on a row in the private mean of the features; None: features are not centred."""
     centre: NDArray[np.float32] | None = None
-    """The private mean, once it is known."""
+    """The private means, (lanes, features), once they are known."""
     clipping: Clipping = "plain"
     secret_participation: float = 1.0
     precision: Precision = "float32"
@@ -254,8 +253,6 @@ def client_work(trials: Sequence[TrialSpec], data: ProblemData, hosts: int) -> C
     plans = [plan_of(trial, data.sizes) for trial in trials]
     purposes = {event.purpose for plan in plans for event in plan.events}
     program, first = program_of(trials[0]), trials[0]
-    if CENTRE in purposes and len({plan.noise_std[CENTRE] for plan in plans}) > 1:
-        raise ValueError("trials whose features are centred by different means cannot share a pack")
     return ClientWork(
         data=data,
         program=program,
@@ -291,6 +288,7 @@ def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
         noise_std={purpose: std[index] for purpose, std in work.noise_std.items()},
         hypers={name: values[index] for name, values in work.hypers.items()},
         lanes=tuple(work.lanes[i] for i in keep),
+        centre=None if work.centre is None else work.centre[index],
     )
 
 

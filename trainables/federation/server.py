@@ -37,8 +37,8 @@ from trainables.federation.problem import ProblemData
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import State
 from trainables.metrics.base import Predictions
-from trainables.models import kernels
-from trainables.models.centring import centred, for_raw_features
+from trainables.models import centring, kernels
+from trainables.models.centres import Centres
 from trainables.models.kernels import Kernel
 from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
@@ -53,8 +53,9 @@ class Server:
             kernels.choose(kernel, device)
         self.hosts = hosts
         self.device = device
-        self._evaluation: tuple[str, Shard] | None = None
-        self._rows_to_score: tuple[str, torch.Tensor] | None = None
+        self._evaluation_rows: tuple[str, Shard] | None = None
+        self._evaluation: tuple[np.ndarray, Shard] | None = None
+        """The lanes' centres, and the rows for them."""
         if device == "cpu":
             torch.set_num_threads(1)
 
@@ -164,7 +165,8 @@ class Server:
         busiest = max(hosts, key=lambda clients: sum(data.sizes[client] for client in clients))
         sizes = [data.sizes[client] for client in busiest]
         stateful = program_of(trials[0]).stateful
-        fits = gpu_memory.lanes_that_fit(data.model, sizes, stateful, gpu_memory.free_bytes(share))
+        centred, free = trials[0].preprocess.center > 0, gpu_memory.free_bytes(share)
+        fits = gpu_memory.lanes_that_fit(data.model, sizes, stateful, free, centred)
         # at least one block of lanes, which is always computed whole: whether it fits is found out by trying
         return max(SHAPES["cuda"].lanes, fits)
 
@@ -203,11 +205,10 @@ class Server:
         self._drop_failed_lanes()
 
     def _centre(self) -> None:
-        """Compute the private mean of the features, which hosts subtract from now on."""
+        """Compute the private means of the features, which hosts subtract from now on."""
         if self._work.needs_centre:
-            mean = self._sum(self.hosts.prepare(self._work)).div_(len(self.data.sizes))
-            # all lanes share one noise: trials with other means are in other packs
-            self._work = replace(self._work, centre=mean[0].to(self.theta).cpu().numpy())
+            means = self._sum(self.hosts.prepare(self._work)).div_(len(self.data.sizes)).to(self.theta).cpu().numpy()
+            self._work = replace(self._work, centre=means[self._work.distinct_noises()[1]])
 
     def _prepare(self) -> None:
         """Collect what the clients release once."""
@@ -246,7 +247,7 @@ class Server:
     def _evaluate(self, last: bool) -> None:
         shard = self._evaluation_shard()
         with self._errors_of_model():
-            loss, correct = self.data.model.evaluate(shard, self.theta)
+            loss, correct = centring.evaluate(self.data.model, shard, self.theta)
         self._measure("loss", loss)
         if self.data.truth is not None:
             truth = torch.from_numpy(self.data.truth).to(self.device).flatten()
@@ -266,14 +267,11 @@ class Server:
         wanted = [metrics.get(name) for name in self.trials[0].metrics]
         if not wanted:
             return
-        if self._rows_to_score is None or self._rows_to_score[0] != self.data.key:
-            rows = self.data.load("x_eval"), self.data.load("y_eval")
-            self._rows_to_score = (self.data.key, Shard.build([rows], self.device).x[0])
         clients = self.data.clients_eval
         of_rows = None if clients is None else torch.from_numpy(clients).to(self.device)
-        values = []
+        rows, values = self._raw_evaluation_rows().x[0], []
         for weights in self.weights():
-            scores = self.data.model.scores(self._rows_to_score[1], weights).double()
+            scores = self.data.model.scores(rows, weights).double()
             predictions = Predictions(scores, labels, of_rows)
             values.append(torch.stack([metric.compute(predictions).double() for metric in wanted]))
         for metric, by_lane in zip(wanted, torch.stack(values).T, strict=True):
@@ -281,15 +279,25 @@ class Server:
 
     def weights(self) -> torch.Tensor:
         """The lanes' weights, for features without preprocessing."""
-        return for_raw_features(self.theta, self._work.centre, self.data.model.blocks[0])
+        centre = self._work.centre
+        if centre is None:
+            return self.theta
+        return Centres.of(centre, self.device).for_raw_features(self.theta, self.data.model.blocks[0])
 
     def _evaluation_shard(self) -> Shard:
-        centre = self._work.centre
-        wanted = f"{self.data.key}:{b'' if centre is None else centre.tobytes()!r}"
-        if self._evaluation is None or self._evaluation[0] != wanted:
-            rows = centred(self.data.load("x_eval"), centre), self.data.load("y_eval")
-            self._evaluation = (wanted, Shard.build([rows], self.device))
+        """For the centres of the lanes."""
+        centre, shard = self._work.centre, self._raw_evaluation_rows()
+        if centre is None:
+            return shard
+        if self._evaluation is None or self._evaluation[0] is not centre or self._evaluation[1].x is not shard.x:
+            self._evaluation = (centre, shard.with_centres(Centres.of(centre, self.device)))
         return self._evaluation[1]
+
+    def _raw_evaluation_rows(self) -> Shard:
+        if self._evaluation_rows is None or self._evaluation_rows[0] != self.data.key:
+            rows = self.data.load("x_eval"), self.data.load("y_eval")
+            self._evaluation_rows = (self.data.key, Shard.build([rows], self.device))
+        return self._evaluation_rows[1]
 
     # ---- exceptions in methods and models
 
@@ -419,7 +427,7 @@ class Server:
         self.t = saved["t"]
         self.theta = saved["theta"][index].to(self.device)
         if saved["centre"] is not None:
-            self._work = replace(self._work, centre=saved["centre"].numpy())
+            self._work = replace(self._work, centre=saved["centre"][index].numpy())
         self._states = []
         for group in self._groups:  # lanes of one group were in one group of the checkpoint, too
             old = bisect.bisect_right(starts, index[group.start]) - 1

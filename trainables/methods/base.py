@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -171,8 +171,14 @@ class ClientRound(Protocol):
     """The client's state, kept from round to round. It leaves the host only in checkpoints."""
     model: Model
     """The model that is trained."""
-    shard: Shard
-    """The clients' rows, for computations other than gradients."""
+
+    def rows_by_centre(self) -> Iterator[tuple[slice | torch.Tensor, Shard]]:
+        """The clients' rows, for computations other than gradients: lanes whose features have the same centre, and
+        their rows with this centre subtracted. If features are not centred, all lanes and the rows."""
+
+    def for_distinct_noises(self, function: Callable[[Shard], torch.Tensor]) -> torch.Tensor:
+        """For `prepare`: a function of the rows, (clients, ...), with one entry for every distinct noise among the
+        lanes, (clients, noises, ...)."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """sum_x g_x min(1, C / ||g_x||), with g_x the gradient of row x, over all rows or those of a sample.

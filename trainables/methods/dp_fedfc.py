@@ -60,8 +60,8 @@ class CovarianceThenGradient(ClientProgram):
         return f"covariance of features clipped to {self.feature_clip!r}, then noisy gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
-        gram = client.shard.gram(self.feature_clip)
-        return (gram.unsqueeze(1) + client.distinct_noise("covariance", gram.shape[1])) / client.size
+        gram = client.for_distinct_noises(lambda rows: rows.gram(self.feature_clip))
+        return (gram + client.distinct_noise("covariance", gram.shape[2])) / client.size
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         return self.noisy_gradient(client, theta)
@@ -73,8 +73,8 @@ class ReleasedCovariance(CovarianceThenGradient):
         return "covariance as released, then noisy gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
-        gram = client.shard.gram(math.inf)
-        return gram.unsqueeze(1) / client.size + client.distinct_noise("covariance", gram.shape[1])
+        gram = client.for_distinct_noises(lambda rows: rows.gram(math.inf))
+        return gram / client.size + client.distinct_noise("covariance", gram.shape[2])
 
 
 class UserCovariance(CovarianceThenGradient):
@@ -85,8 +85,9 @@ class UserCovariance(CovarianceThenGradient):
         return f"covariance of a user's features clipped to {self.feature_clip!r}, then preconditioned gradient"
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
-        gram = client.shard.gram(self.feature_clip) / client.size.squeeze(2)  # Frobenius norm <= feature_clip^2
-        return gram.unsqueeze(1) + client.distinct_noise("covariance", gram.shape[1])
+        gram = client.for_distinct_noises(lambda rows: rows.gram(self.feature_clip))
+        # the mean's Frobenius norm is at most feature_clip^2
+        return gram / client.size + client.distinct_noise("covariance", gram.shape[2])
 
     def round(self, client: ClientRound, theta: torch.Tensor) -> torch.Tensor:
         values, vectors = client.broadcast["values"], client.broadcast["vectors"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from trainables.lazy import torch
 from trainables.methods.base import ClientRound
 from trainables.methods.fednew import FedNewMethod, PrimalUpdate
 from trainables.models.curvature import by_class, by_row, clipped_hessian_sum
+from trainables.models.softmax import SoftmaxHead
 from trainables.privacy.plan import Level
 
 
@@ -15,14 +18,15 @@ class HessianUpdate(PrimalUpdate):
     def solve(self, client: ClientRound, theta: torch.Tensor, right: torch.Tensor, bound: float) -> torch.Tensor:
         """One lane at a time: a lane does not depend on the others, and memory holds one Hessian."""
         solutions = torch.empty_like(right)
-        classes = right.shape[-1] // client.shard.x.shape[2]
+        classes = right.shape[-1] // cast(SoftmaxHead, client.model).rows
         gamma = (client.hypers["alpha"] + client.hypers["rho"]).double()
-        for lane, weights in enumerate(theta):
-            hessian = (clipped_hessian_sum(client.shard, weights, bound) / client.size).double()
-            hessian.diagonal(dim1=1, dim2=2).add_(gamma[lane])
-            factor, _ = torch.linalg.cholesky_ex(hessian)  # does not raise if a lane has diverged
-            solution = torch.cholesky_solve(by_class(right[:, lane], classes).double().unsqueeze(2), factor)
-            solutions[:, lane] = by_row(solution.squeeze(2), classes)
+        for lanes, rows in client.rows_by_centre():
+            for lane in torch.arange(len(theta))[lanes].tolist():
+                hessian = (clipped_hessian_sum(rows, theta[lane], bound) / client.size).double()
+                hessian.diagonal(dim1=1, dim2=2).add_(gamma[lane])
+                factor, _ = torch.linalg.cholesky_ex(hessian)  # does not raise if a lane has diverged
+                solution = torch.cholesky_solve(by_class(right[:, lane], classes).double().unsqueeze(2), factor)
+                solutions[:, lane] = by_row(solution.squeeze(2), classes)
         return solutions
 
 

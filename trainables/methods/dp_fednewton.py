@@ -42,7 +42,9 @@ class FedAvgThenNewton(FedAvgStart):
         g = self.noisy_gradient(client, theta)
         side = theta.shape[-1]
         bound = client.hypers["hessian_clip"].squeeze(1)
-        total = cast(GLM, client.model).clipped_hessian_sum(client.shard, theta, bound)
+        model, total = cast(GLM, client.model), torch.empty(*g.shape, side, dtype=torch.float64, device=g.device)
+        for lanes, rows in client.rows_by_centre():
+            total[:, lanes] = model.clipped_hessian_sum(rows, theta[..., lanes, :], bound[lanes])
         noise = client.noise("hessian", size=side * side).unflatten(-1, (side, side))
         H = ((total + noise) / client.size.unsqueeze(-1)).to(theta)
         return -solve(H, g, client.hypers["smallest_eigenvalue"])

@@ -1,22 +1,104 @@
-"""Centred features x - m, with a public centre m. A model of x - m is a model of x with another constant term."""
+"""Gradient sums and evaluations of lanes whose features are centred (see `centres`).
+
+Lanes are computed together from the raw rows if their model can do so. Otherwise, and for long centres, the centre is
+subtracted from the rows, and its lanes are computed apart.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import Any
+
+from trainables.lazy import torch
+from trainables.models import Model
+from trainables.models.centres import Centres, Sharing, sharing_of
+from trainables.models.compiled import LastCall
+from trainables.models.shard import Diagnostics, Shard
 
 
-def centred(x: NDArray[np.float32], centre: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    return x if centre is None else x.astype(np.float32) - centre
+def clipped_gradient_sum(
+    model: Model, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False, **options: Any
+) -> tuple[torch.Tensor, Diagnostics | None]:
+    """`Model.clipped_gradient_sum` of the centred rows."""
+    if shard.centres is None:
+        return model.clipped_gradient_sum(shard, theta, clip, diagnose=diagnose, **options)
+    sharing = sharing_of(model, shard, theta, **options)
+    apart = _computed_apart(shard.centres, sharing)
+    if not apart:
+        return _shared_sum(model, shard, theta, clip, sharing, diagnose, options)
+    total = torch.empty(shard.clients, *theta.shape[-2:], dtype=torch.float64, device=theta.device)
+    measured = torch.zeros(2, *total.shape[:2], device=theta.device)
+    for lanes, rows in _parts(shard, apart):
+        some = theta[..., lanes, :], clip[lanes]
+        total[:, lanes], seen = _shared_sum(model, rows, *some, sharing, diagnose, options)
+        if seen is not None:
+            measured[:, :, lanes] = torch.stack([seen.loss, seen.clipped]).to(measured)
+    return total, Diagnostics(*measured) if diagnose else None
 
 
-def for_raw_features(theta: torch.Tensor, centre: NDArray[np.float32] | None, first_layer: int) -> torch.Tensor:
-    """Weights (lanes, d) for centred features converted to weights for raw features: the constant (the last row) of the
-    first layer changes by -m^T W."""
-    if centre is None:
-        return theta
-    moved = theta.clone()
-    layer = moved[:, :first_layer].unflatten(1, (len(centre) + 1, -1))
-    layer[:, -1] -= torch.einsum("f,lfk->lk", torch.from_numpy(centre).to(theta), layer[:, :-1])
-    return moved
+def evaluate(model: Model, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`Model.evaluate` of the centred rows."""
+    if shard.centres is None:
+        return model.evaluate(shard, theta)
+    sharing = sharing_of(model, shard, theta)
+    apart = _computed_apart(shard.centres, sharing)
+    if not apart:
+        return _shared_evaluation(model, shard, theta, sharing)
+    losses = torch.empty(theta.shape[0], dtype=torch.float64, device=theta.device)
+    correct = torch.empty(theta.shape[0], shard.rows, dtype=torch.bool, device=theta.device)
+    right: torch.Tensor | None = None
+    for lanes, rows in _parts(shard, apart):
+        loss, right = _shared_evaluation(model, rows, theta[lanes], sharing)
+        losses[lanes] = loss.double()
+        if right is not None:
+            correct[lanes] = right
+    return losses, None if right is None else correct
+
+
+def _computed_apart(centres: Centres, sharing: Sharing) -> list[int]:
+    """The centres whose lanes are computed apart."""
+    if sharing == "kernel":
+        return []
+    return [centre for centre in centres.lanes if sharing == "no" or centre in centres.far]
+
+
+def _parts(shard: Shard, apart: list[int]) -> list[tuple[torch.Tensor, Shard]]:
+    """Lanes that are computed together, and their rows: raw ones with centres, or ones with the centre subtracted."""
+    assert shard.centres is not None
+    parts = [(shard.centres.lanes[centre], shard.centred(centre)) for centre in apart]
+    others = [lanes for centre, lanes in shard.centres.lanes.items() if centre not in apart]
+    if others:
+        parts.append((torch.cat(others), shard.for_lanes(torch.cat(others))))
+    return parts
+
+
+def _shared_sum(
+    model: Model,
+    shard: Shard,
+    theta: torch.Tensor,
+    clip: torch.Tensor,
+    sharing: Sharing,
+    diagnose: bool,
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, Diagnostics | None]:
+    centres = shard.centres
+    if centres is None or sharing == "kernel":
+        return model.clipped_gradient_sum(shard, theta, clip, diagnose=diagnose, **options)
+    raw = _last_raw.of(theta, centres, model.blocks[0])
+    total, seen = model.clipped_gradient_sum(shard, raw, clip, diagnose=diagnose, **options)
+    centres.centre_gradient_(total, model.blocks[0])
+    return total, seen
+
+
+def _shared_evaluation(
+    model: Model, shard: Shard, theta: torch.Tensor, sharing: Sharing
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if shard.centres is None or sharing == "kernel":
+        return model.evaluate(shard, theta)
+    return model.evaluate(shard.without_centres(), shard.centres.for_raw_features(theta, model.blocks[0]))
+
+
+def _raw_weights(theta: torch.Tensor, centres: Centres, first_layer: int) -> torch.Tensor:
+    return centres.for_raw_features(theta, first_layer)
+
+
+_last_raw = LastCall(_raw_weights)

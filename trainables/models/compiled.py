@@ -64,6 +64,9 @@ class Layout:
     def clips(self, clip: torch.Tensor) -> torch.Tensor:
         return vector_to_blocks(clip[self.lanes], self.block_lanes)
 
+    def norm_columns(self, shard: Shard, lanes: int) -> torch.Tensor:
+        return vector_to_blocks(shard.norm_columns(lanes)[self.lanes], self.block_lanes, padding=0)
+
     def diagnostics(self, blocks: int, clients: int) -> torch.Tensor:
         """Memory for losses and numbers of clipped rows."""
         return torch.empty(2, blocks, clients, self.block_lanes, dtype=torch.float64)
@@ -98,13 +101,15 @@ def check_all(shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, cla
     """`theta` is (lanes, d), or (clients or 1, lanes, d)."""
     clients, most = shard.clients, shard.rows
     check("x", shard.x, torch.float32, (clients, most, q))
-    check("norm", shard.norm, torch.float32, (clients, most, 1))
+    check("norm", shard.norm, torch.float32, (clients, most, 1 if shard.centres is None else len(shard.centres.means)))
     check("y", shard.y, torch.int64, (clients, most))
     check("real_rows", shard.real_rows, torch.int64, (clients,))
     whose = [1 if theta.shape[0] == 1 else clients] * (theta.dim() - 2)
     check("theta", theta, torch.float32, (*whose, *theta.shape[-2:]))
     check("clip", clip, torch.float32, theta.shape[-2:-1])
     check_labels(shard, classes)
+    if shard.centres is not None and int(shard.centres.of_lane.max()) >= shard.norm.shape[2]:
+        raise ValueError(f"a lane has a centre that is not one of {shard.norm.shape[2]}")
 
 
 def check_evaluation(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> None:

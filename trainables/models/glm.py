@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainables.lazy import torch
+from trainables.models.centres import FLOAT32_ROWS, Sharing, for_any_centres
 from trainables.models.clipping import factors_, scaled_norm
-from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.models.lanes import SHAPES, add_tile_products, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
 
 LARGEST_LOG_MEAN = 30.0  # avoids overflow at exp(88): such a Poisson gradient is clipped anyway, in the same direction
@@ -28,7 +29,7 @@ class Chunk:
     x: torch.Tensor
     """(clients, rows, q)"""
     norm: torch.Tensor
-    """(clients, rows, 1); infinite for padding rows."""
+    """(clients, rows, 1 or lanes); infinite for padding rows."""
     y: torch.Tensor
     """(clients, rows, 1, 1)"""
     eta: torch.Tensor
@@ -88,6 +89,7 @@ class GLM(ABC):
     def initial(self, seed: int) -> torch.Tensor:
         return torch.zeros(self.dimension)
 
+    @for_any_centres
     def clipped_gradient_sum(
         self,
         shard: Shard,
@@ -99,14 +101,19 @@ class GLM(ABC):
     ) -> tuple[torch.Tensor, Diagnostics | None]:
         lanes, count = SHAPES[theta.device.type].lanes, theta.shape[-2]
         weights, clips = self._blocks(shard, theta), vector_to_blocks(clip, lanes)
+        norm_columns = vector_to_blocks(shard.norm_columns(count), lanes, padding=0)
         total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
         for block, W in enumerate(weights):
-            for chunk in self._chunks(shard, W, self.columns):
+            for chunk in self._chunks(shard, W, self.columns, norm_columns[block]):
                 residual = self.residual(chunk.eta, chunk.y)
                 factor = chunk.factor(clips[block], chunk.norm * scaled_norm(residual, 2), automatic)
-                total[block] += torch.bmm(chunk.x.mT, (residual * factor.unsqueeze(2)).flatten(2))
+                clipped_residual = (residual * factor.unsqueeze(2)).flatten(2)
+                if shard.centres is None:
+                    total[block] += torch.bmm(chunk.x.mT, clipped_residual)
+                else:
+                    add_tile_products(total[block], chunk.x, clipped_residual, FLOAT32_ROWS)
                 if diagnose:
                     real = torch.isfinite(chunk.norm)
                     losses[block] += self.loss(chunk.eta, chunk.y).where(real, 0).sum(1)
@@ -116,6 +123,10 @@ class GLM(ABC):
             return gradient, None
         loss, cut = (part.movedim(0, 1).flatten(1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss, cut)
+
+    def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
+        """How lanes with different centres share rows."""
+        return "no" if theta.is_cuda else "constant"
 
     def clipped_hessian_sum(self, shard: Shard, theta: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
         """For every client and lane, the sum over rows of per-example Hessians clipped to Frobenius norm `bound`,
@@ -161,14 +172,17 @@ class GLM(ABC):
         lanes = SHAPES[theta.device.type].lanes
         return to_blocks(per_client, self.rows, self.columns, lanes).expand(-1, shard.clients, -1, -1)
 
-    def _chunks(self, shard: Shard, W: torch.Tensor, width: int) -> Iterator[Chunk]:
-        """`width`: intermediate numbers per row and lane."""
+    def _chunks(
+        self, shard: Shard, W: torch.Tensor, width: int, norm_columns: torch.Tensor | None = None
+    ) -> Iterator[Chunk]:
+        """`width`: intermediate numbers per row and lane. `norm_columns`: of the lanes, if they may differ."""
         step = SHAPES[W.device.type].rows(width, shard.clients)
         for start in range(0, shard.rows, step):
             rows = slice(start, start + step)
             x = shard.x[:, rows]
             eta = torch.bmm(x, W).unflatten(2, (self.columns, -1))
-            yield Chunk(x, shard.norm[:, rows], shard.y[:, rows, None, None], eta)
+            norm = shard.norm[:, rows] if norm_columns is None else shard.block_norms(slice(None), rows, norm_columns)
+            yield Chunk(x, norm, shard.y[:, rows, None, None], eta)
 
 
 @dataclass(frozen=True)

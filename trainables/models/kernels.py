@@ -91,14 +91,21 @@ def library() -> ctypes.CDLL | None:
 def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
     place, number = ctypes.c_void_p, ctypes.c_int64
     found.vector_width.restype = number
-    found.gradient_sums.argtypes = [*[place] * 4, *[number] * 4, place, *[number] * 3, place, number, *[place] * 4]
+    found.gradient_sums.argtypes = [
+        *[place] * 4,
+        *[number] * 5,
+        place,
+        *[number] * 3,
+        *(place, place, number),
+        *[place] * 4,
+    ]
     found.evaluation.argtypes = [*[place] * 2, *[number] * 3, place, *[number] * 2, *[place] * 3]
     found.mlp_gradient_sums.argtypes = [
         *[place] * 4,
-        *[number] * 5,
+        *[number] * 6,
         *[place] * 3,
         *[number] * 3,
-        *(place, number),
+        *(place, place, number),
         *[place] * 5,
     ]
     found.mlp_evaluation.argtypes = [*[place] * 2, *[number] * 4, *[place] * 2, *[number] * 2, *[place] * 3]

@@ -100,6 +100,17 @@ def add_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> 
         total += torch.bmm(x[:, rows].mT, values[:, rows])
 
 
+def add_tile_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor, tile: int) -> None:
+    """The same with fewer rows in float32; one call multiplies all tiles."""
+    whole = x.shape[1] // tile * tile
+    if whole:
+        left, right = (part[:, :whole].unflatten(1, (-1, tile)) for part in (x, values))
+        for product in (left.mT @ right).unbind(1):
+            total += product
+    if whole < x.shape[1]:
+        total += torch.bmm(x[:, whole:].mT, values[:, whole:])
+
+
 def in_fixed_blocks(function: Callable[..., torch.Tensor], *laned: torch.Tensor) -> torch.Tensor:
     """Apply a function of (lanes, ...) that multiplies matrices lane by lane. On a GPU the rounding can depend on the
     number of lanes, so it is called with a fixed number; the last block is padded with copies of its first lane."""
@@ -114,9 +125,9 @@ def in_fixed_blocks(function: Callable[..., torch.Tensor], *laned: torch.Tensor)
     return torch.cat(parts)
 
 
-def vector_to_blocks(values: torch.Tensor, lanes: int) -> torch.Tensor:
-    """One number per lane as (block, lane), padded with ones."""
+def vector_to_blocks(values: torch.Tensor, lanes: int, padding: int = 1) -> torch.Tensor:
+    """One number per lane as (block, lane)."""
     count = -(-values.shape[0] // lanes)
-    padded = torch.ones(count * lanes, dtype=values.dtype, device=values.device)
+    padded = torch.full((count * lanes,), padding, dtype=values.dtype, device=values.device)
     padded[: values.shape[0]] = values
     return padded.view(count, lanes)

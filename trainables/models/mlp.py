@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from trainables.lazy import torch
 from trainables.models import kernels, mlp_compiled
+from trainables.models.centres import Sharing, for_any_centres
 from trainables.models.clipping import factors_
 from trainables.models.lanes import SHAPES, vector_to_blocks
 from trainables.models.shard import Diagnostics, Shard
@@ -53,6 +54,7 @@ class MLPHead:
         scores = torch.tanh(x @ W1) @ W2[:-1] + W2[-1]
         return torch.nn.functional.cross_entropy(scores, y)
 
+    @for_any_centres
     def clipped_gradient_sum(
         self,
         shard: Shard,
@@ -110,6 +112,10 @@ class MLPHead:
             return gradient, None
         loss, cut = (part.movedim(0, 1).flatten(1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss, cut)
+
+    def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
+        """How lanes with different centres share rows."""
+        return "constant" if self._kernel(theta) == "compiled" else "no"
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         W1, W2 = self._layers(weights)

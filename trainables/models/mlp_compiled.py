@@ -87,18 +87,19 @@ def clipped_gradient_sum(
     parts: list[Part] = []
     for weights in _last_layout.of(theta, size):
         units, clips, scratch = weights.units, weights.units.clips(clip), weights.scratch()
+        norms = units.norm_columns(shard, theta.shape[-2])
         first = torch.zeros(weights.blocks, shard.clients, *weights.first.shape[2:], dtype=torch.float64)
         second = torch.zeros(weights.blocks, shard.clients, *weights.second.shape[2:], dtype=torch.float64)
         diagnostics = units.diagnostics(weights.blocks, shard.clients) if diagnose else None
         library().mlp_gradient_sums(
             *(pointer(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
-            *(shard.clients, shard.rows, size.q, size.units, size.classes),
+            *(shard.norm.shape[2], shard.clients, shard.rows, size.q, size.units, size.classes),
             *(
                 pointer(weights.first),
                 pointer(weights.second),
                 None if weights.transposed is None else pointer(weights.transposed),
             ),
-            *(per_client(theta), weights.blocks, units.wide, pointer(clips), automatic),
+            *(per_client(theta), weights.blocks, units.wide, pointer(clips), pointer(norms), automatic),
             *(pointer(first), pointer(second), *pointers(diagnostics), pointer(scratch)),
         )
         of_units = units.gradient(first).unflatten(2, (size.q, size.units))[..., : size.hidden].flatten(2)

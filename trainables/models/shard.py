@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainables.choices import Precision
 from trainables.lazy import torch
+from trainables.models.centres import Centres
 from trainables.models.lanes import add_products
 from trainables.models.products import Products
 
@@ -34,7 +36,7 @@ class Shard:
     x: torch.Tensor
     """(clients, rows, features + 1)"""
     norm: torch.Tensor
-    """(clients, rows, 1)"""
+    """(clients, rows, 1); with centres, (clients, rows, centres): the norm with each centre subtracted."""
     y: torch.Tensor
     """(clients, rows)"""
     size: torch.Tensor
@@ -42,6 +44,8 @@ class Shard:
     precision: Precision = "float32"
     """Of the matrix products of gradients. With bf16 the features are stored in bf16 too: half the memory, and the
     rounded features are the client's data."""
+    centres: Centres | None = None
+    """The centres of the lanes; `x` has the raw features. None: `x` has the features that all lanes use."""
 
     @classmethod
     def build(
@@ -66,11 +70,68 @@ class Shard:
         if precision == "bf16":
             placed = Products(precision).rounded(placed)
         placed = placed[..., : features + 1]
-        norm = torch.linalg.vector_norm(placed, dim=2, keepdim=True, dtype=dtype)
+        norm = _norms(placed, dtype)
         norm[norm == 0] = math.inf
         public = sizes or [len(y) for _, y in parts]
         size = torch.tensor(public, dtype=dtype, device=device).view(-1, 1, 1)
         return cls(placed, norm, torch.from_numpy(labels).to(device), size, precision)
+
+    def with_centres(self, centres: Centres, precision: Precision = "float32") -> Shard:
+        """For lanes with these centres. `self` has raw features in float32."""
+        shard = replace(self, centres=centres, precision=precision)
+        norms = [shard.centred(centre).norm for centre in range(len(centres.means))]
+        return self._same_rows(centres=centres, precision=precision, norm=torch.cat(norms, dim=2))
+
+    def centred(self, centre: int) -> Shard:
+        """The rows with a centre subtracted."""
+        assert self.centres is not None
+        raw, mean = self.padded, self.centres.means[centre].to(self.x)
+        real = torch.isfinite(self.norm[..., :1])
+        x = raw - torch.nn.functional.pad(mean, (0, raw.shape[2] - len(mean)))
+        if self.precision == "bf16":
+            x = Products(self.precision).rounded(x)
+        x = x.masked_fill_(~real, 0)[..., : self.x.shape[2]]
+        norm = _norms(x, self.norm.dtype).masked_fill_(~real, math.inf)
+        rows = replace(self, x=x, norm=norm, centres=None)
+        vars(rows)["_spectra"] = self._spectra_by_centre.setdefault(centre, {})
+        return rows
+
+    def by_centre(self) -> Iterator[tuple[slice | torch.Tensor, Shard]]:
+        """Lanes with the same centre, and their rows with the centre subtracted; without centres, all lanes."""
+        if self.centres is None:
+            yield slice(None), self
+        else:
+            yield from ((lanes, self.centred(centre)) for centre, lanes in self.centres.lanes.items())
+
+    def for_lanes(self, lanes: slice | torch.Tensor) -> Shard:
+        """The same rows for some of the lanes."""
+        return self if self.centres is None else self._same_rows(centres=self.centres.select(lanes))
+
+    def without_centres(self) -> Shard:
+        """The raw rows, for `evaluate`."""
+        return self._same_rows(centres=None)
+
+    def _same_rows(self, **changes: Any) -> Shard:
+        shard = replace(self, **changes)
+        vars(shard)["_aligned"] = self._aligned
+        return shard
+
+    def norm_columns(self, lanes: int) -> torch.Tensor:
+        """(lanes,): the column of `norm` that each lane uses."""
+        centres = self.centres_for(lanes)
+        return torch.zeros(lanes, dtype=torch.int64, device=self.x.device) if centres is None else centres.of_lane
+
+    def centres_for(self, lanes: int) -> Centres | None:
+        """The centres, which must be those of so many lanes."""
+        if self.centres is not None and len(self.centres.of_lane) != lanes:
+            raise ValueError(f"the rows have centres for {len(self.centres.of_lane)} lanes, not for {lanes}")
+        return self.centres
+
+    def block_norms(self, clients: slice, rows: slice, lanes: torch.Tensor) -> torch.Tensor:
+        """Norms of some rows for a block of lanes, given by their columns: (clients, rows, lanes), or (clients, rows,
+        1) if they are the same for all lanes."""
+        norm = self.norm[clients, rows]
+        return norm if self.centres is None else norm[..., lanes]
 
     def sample(self, chosen: Sequence[NDArray[np.int64]]) -> Shard:
         """The chosen rows of every client; `size` does not change."""
@@ -113,6 +174,10 @@ class Shard:
     def _spectra(self) -> dict[float, tuple[torch.Tensor, torch.Tensor]]:
         return {}
 
+    @cached_property
+    def _spectra_by_centre(self) -> dict[int, dict[float, tuple[torch.Tensor, torch.Tensor]]]:
+        return {}
+
     @property
     def padded(self) -> torch.Tensor:
         """`x` including the padding between its rows: products whose sizes are multiples of 16 are two or three times
@@ -136,7 +201,7 @@ class Shard:
     @cached_property
     def real_rows(self) -> torch.Tensor:
         """(clients,): number of rows without padding."""
-        return torch.isfinite(self.norm).sum((1, 2))
+        return torch.isfinite(self.norm[..., 0]).sum(1)
 
     @cached_property
     def largest_label(self) -> int:
@@ -149,6 +214,10 @@ class Shard:
     @property
     def rows(self) -> int:
         return self.x.shape[1]
+
+
+def _norms(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=2, keepdim=True, dtype=dtype)
 
 
 @dataclass(frozen=True)

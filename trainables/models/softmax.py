@@ -18,8 +18,9 @@ from functools import partial
 
 from trainables.lazy import torch
 from trainables.models import kernels, residuals, softmax_compiled
+from trainables.models.centres import FLOAT32_ROWS, Sharing, for_any_centres
 from trainables.models.compiled import LOG2E
-from trainables.models.lanes import SHAPES, from_blocks, to_blocks, vector_to_blocks
+from trainables.models.lanes import SHAPES, add_tile_products, from_blocks, to_blocks, vector_to_blocks
 from trainables.models.products import Products
 from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
@@ -57,6 +58,7 @@ class SoftmaxHead:
         scale = 0.5 * math.sqrt(2.0 / (self.rows + self.classes))
         return torch.from_numpy(Address(seed, SERVER, 0, 0, "initial weights").normal(self.dimension)) * scale
 
+    @for_any_centres
     def clipped_gradient_sum(
         self,
         shard: Shard,
@@ -95,6 +97,7 @@ class SoftmaxHead:
         weights = torch.nn.functional.pad(weights, (0, 0, 0, whole.shape[2] - self.rows))
         weights = weights.expand(-1, shard.clients, -1, -1)
         clips = vector_to_blocks(clip, lanes)
+        norm_columns = vector_to_blocks(shard.norm_columns(theta.shape[-2]), lanes, padding=0)
         total = torch.zeros(weights.shape, dtype=torch.float64, device=theta.device)
         losses = torch.zeros(weights.shape[0], shard.clients, lanes, dtype=theta.dtype, device=theta.device)
         clipped = torch.zeros_like(losses)
@@ -109,18 +112,31 @@ class SoftmaxHead:
                 flat = products.of(x, factors, logits[: len(x), :n])
                 diagnostics = clip_residuals(
                     flat.view(-1, n, c, lanes),
-                    *(shard.y[some, rows], shard.norm[some, rows], clips[block], diagnose),
+                    *(shard.y[some, rows], shard.block_norms(some, rows, norm_columns[block]), clips[block], diagnose),
                 )
                 if diagnostics is not None:
                     losses[block, some] += diagnostics.loss.sum(1)
                     clipped[block, some] += diagnostics.clipped.sum(1)
-                total[block, some] += products.of(x.mT, products.rounded(flat))
+                if shard.centres is None:
+                    total[block, some] += products.of(x.mT, products.rounded(flat))
+                else:
+                    add_tile_products(total[block, some], x, flat, FLOAT32_ROWS)
         count = theta.shape[-2]
         gradient = from_blocks(total[:, :, : self.rows], c, lanes, count)
         if not diagnose:
             return gradient, None
         loss, cut = (part.movedim(0, 1).reshape(shard.clients, -1)[:, :count] for part in (losses, clipped))
         return gradient, Diagnostics(loss * math.log(2), cut)
+
+    def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
+        """How lanes with different centres share rows."""
+        kernel = self._kernel(theta)
+        if kernel == "triton" and not automatic:
+            from trainables.models import softmax_triton
+
+            if softmax_triton.fits(self.features, self.classes, shard.precision):
+                return "kernel"
+        return "no" if kernel == "triton" or theta.is_cuda or shard.precision != "float32" else "constant"
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return x @ weights.view(self.rows, self.classes)

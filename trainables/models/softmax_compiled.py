@@ -37,13 +37,14 @@ def clipped_gradient_sum(
     check_all(shard, theta, clip, q, classes)
     parts: list[Part] = []
     for layout, weights in _last_layout.of(theta, q, classes):
-        clips, scratch = layout.clips(clip), _scratch(layout)
+        clips, scratch, norms = layout.clips(clip), _scratch(layout), layout.norm_columns(shard, theta.shape[-2])
         total = torch.zeros(len(weights), shard.clients, q, layout.columns, dtype=torch.float64)
         diagnostics = layout.diagnostics(len(weights), shard.clients) if diagnose else None
         library().gradient_sums(
             *(pointer(part) for part in (shard.x, shard.norm, shard.y, shard.real_rows)),
-            *(shard.clients, shard.rows, q, classes),
-            *(pointer(weights), per_client(theta), len(weights), layout.wide, pointer(clips), automatic),
+            *(shard.norm.shape[2], shard.clients, shard.rows, q, classes),
+            *(pointer(weights), per_client(theta), len(weights), layout.wide),
+            *(pointer(clips), pointer(norms), automatic),
             *(pointer(total), *pointers(diagnostics), pointer(scratch)),
         )
         parts.append(Part(layout.gradient(total), None if diagnostics is None else layout.by_lane(diagnostics)))

@@ -6,8 +6,9 @@
 
 How rows are split depends only on the client, and the columns of a product are independent, so a lane's result does not
 depend on other lanes. Padding rows are skipped. Products use three tf32 products (tf32x3), which has the accuracy of
-float32. Heads with many classes or features do not fit the registers: then torch computes the products, and `_between`
-the clipped residuals.
+float32. If features are centred, the lanes of a program have the same centre, which it subtracts from the rows as it
+loads them. Heads with many classes or features do not fit the registers: then torch computes the products, and
+`_between` the clipped residuals.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import triton.language as tl
 
 from trainables.choices import Precision
 from trainables.models import residuals
+from trainables.models.centres import Groups
 from trainables.models.residuals import RowDiagnostics
 from trainables.models.shard import Diagnostics, Shard
 
@@ -34,7 +36,7 @@ LOG2E = math.log2(math.e)
 LEAST = tl.constexpr(residuals.LEAST)
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 # without this Triton recompiles (a second or more) when one of these becomes a multiple of 16
-SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width"]
+SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width", "centres"]
 
 
 class Tile(NamedTuple):
@@ -98,11 +100,13 @@ def _weights(theta, lane, feature, label, used, features, count, wanted, classes
 
 @triton.jit(do_not_specialize=SIZES)
 def _gradient_parts(
-    X, Y, NORM, ROWS, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count,
+    X, Y, NORM, ROWS, MEANS, CENTRE, THETA, CLIP, SUMS, LOSS, CLIPPED, most, parts, of_client, first, count, centres,
     features: tl.constexpr, classes: tl.constexpr, D: tl.constexpr, C: tl.constexpr, L: tl.constexpr,
     TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr, DIAGNOSE: tl.constexpr, PRODUCTS: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """One part of one client, for L of the `count` lanes, starting from `first`."""
+    """One part of one client, for L of the `count` lanes, starting from `first`. CENTRE: the lanes' centre, for every L
+    lanes; MEANS and NORM have one row or column for each of the `centres`."""
     client, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     rows = tl.load(ROWS + client)
     if part * PART >= rows:
@@ -120,12 +124,18 @@ def _gradient_parts(
     losses = tl.zeros((L,), tl.float32)
     cut = tl.zeros((L,), tl.float32)
     begin = client.to(tl.int64) * most
+    centre = 0
+    if CENTRED:
+        centre = tl.load(CENTRE + first // L + tl.program_id(0))
+        mean = tl.load(MEANS + centre * D + feature)
     for start in range(part * PART, tl.minimum(rows, (part + 1) * PART), TILE):
         row = start + tl.arange(0, TILE)
         real = row < rows
         x = tl.load(X + (begin + row)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
+        if CENTRED:
+            x = x - mean[None, :]  # padding rows have no residual
         y = tl.load(Y + begin + row, mask=real, other=0)
-        norm = tl.load(NORM + begin + row, mask=real, other=1.0)
+        norm = tl.load(NORM + (begin + row) * centres + centre, mask=real, other=1.0)
         z = tl.reshape(tl.dot(x, w, input_precision=PRODUCTS) + b[None, :], (TILE, L, C))
         residual, loss, clipped = _residuals(z, real, y, norm, clip, label, DIAGNOSE)
         flat = tl.reshape(residual, (TILE, L * C))
@@ -160,8 +170,9 @@ def _add_parts(SUMS, ROWS, TOTAL, parts, lanes, first, count, width, BLOCK: tl.c
 
 @triton.jit(do_not_specialize=SIZES)
 def _evaluate(
-    X, Y, THETA, LOSS, RIGHT, rows, count, features: tl.constexpr, classes: tl.constexpr,
+    X, Y, MEANS, CENTRE, THETA, LOSS, RIGHT, rows, count, features: tl.constexpr, classes: tl.constexpr,
     D: tl.constexpr, C: tl.constexpr, L: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr, LOG2E: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(1)
     feature, column, label = tl.arange(0, D), tl.arange(0, L * C), tl.arange(0, C)
@@ -170,10 +181,14 @@ def _evaluate(
     w, b = _weights(THETA, lane, feature, of_column, used, features, count, LOG2E, classes)
     mine = tl.program_id(0) * L + tl.arange(0, L)
     losses = tl.zeros((L,), tl.float32)
+    if CENTRED:
+        mean = tl.load(MEANS + tl.load(CENTRE + tl.program_id(0)) * D + feature)
     for start in range(part * PART, tl.minimum(rows, (part + 1) * PART), TILE):
         row = start + tl.arange(0, TILE)
         real = row < rows
         x = tl.load(X + row.to(tl.int64)[:, None] * D + feature[None, :], mask=real[:, None], other=0.0)
+        if CENTRED:
+            x = x - mean[None, :]
         y = tl.load(Y + row, mask=real, other=0)
         z = tl.reshape(tl.dot(x, w, input_precision="tf32x3") + b[None, :], (TILE, L, C))
         is_label = label[None, None, :] == y[:, None, None]
@@ -236,24 +251,52 @@ def _between(
         tl.store(CLIPPED + at * lanes + lane, tl.where(real & (factor < 1.0), 1.0, 0.0), mask=known)
 
 
+class _Centres(NamedTuple):
+    """The centres of lanes for a kernel, in groups of lanes with the same one."""
+
+    means: torch.Tensor
+    """(centres, D)"""
+    of_group: torch.Tensor
+    centred: bool
+
+    @classmethod
+    def of(cls, groups: Groups | None, D: int, device: torch.device) -> _Centres:
+        if groups is None:
+            return cls(torch.empty(1, device=device), torch.empty(1, dtype=torch.int64, device=device), False)
+        return cls(torch.nn.functional.pad(groups.means, (0, D - groups.means.shape[1])), groups.centre, True)
+
+
 def clipped_gradient_sum(
     shard: Shard, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     """`theta` is (clients or 1, lanes, d). The sum is (clients, lanes, d), in float64."""
+    centres = shard.centres_for(theta.shape[1])
+    if centres is None:
+        return _gradient_sum(shard, None, theta, clip, classes, diagnose)
+    groups = centres.in_groups(Tile.of(shard.x.shape[2] - 1, classes).lanes)
+    total, seen = _gradient_sum(shard, groups, theta[:, groups.lane], clip[groups.lane], classes, diagnose)
+    of_lane = groups.position
+    return total[:, of_lane], seen and Diagnostics(seen.loss[:, of_lane], seen.clipped[:, of_lane])
+
+
+def _gradient_sum(
+    shard: Shard, groups: Groups | None, theta: torch.Tensor, clip: torch.Tensor, classes: int, diagnose: bool
+) -> tuple[torch.Tensor, Diagnostics | None]:
     clients, most, q = shard.x.shape
     count, width = theta.shape[1:]
     D, C, L, TILE = Tile.of(q - 1, classes)
     parts = triton.cdiv(most, PART)
-    theta = theta.contiguous()
+    theta, centres = theta.contiguous(), _Centres.of(groups, D, theta.device)
     total = torch.empty(clients, count, width, dtype=torch.float64, device=theta.device)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     for first, lanes in _groups(count, L, clients * parts * width * 4):
         sums = torch.empty(clients * parts, lanes, width, device=theta.device)
         diagnostics = torch.zeros(2, clients, parts, lanes, device=theta.device) if diagnose else sums.new_empty(2, 0)
         _gradient_parts[(lanes // L, clients * parts)](
-            shard.aligned(D), shard.y, shard.norm, shard.real_rows, theta, clip, sums, *diagnostics,
-            most, parts, 0 if theta.shape[0] == 1 else count * width, first, count, q - 1, classes,
-            D, C, L, TILE, PART, LOG2E, diagnose, PRODUCTS[shard.precision], num_warps=WARPS, num_stages=STAGES,
+            shard.aligned(D), shard.y, shard.norm, shard.real_rows, centres.means, centres.of_group, theta, clip, sums,
+            *diagnostics, most, parts, 0 if theta.shape[0] == 1 else count * width, first, count, shard.norm.shape[2],
+            q - 1, classes, D, C, L, TILE, PART, LOG2E, diagnose, PRODUCTS[shard.precision], centres.centred,
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         _add_parts[(triton.cdiv(lanes * width, 1024), clients)](
             sums, shard.real_rows, total, parts, lanes, first, count, width, 1024, PART
@@ -269,16 +312,20 @@ def clipped_gradient_sum(
 
 def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses per lane, and whether each row is classified correctly."""
-    rows, q, count = shard.rows, shard.x.shape[2], theta.shape[0]
+    rows, q = shard.rows, shard.x.shape[2]
     D, C, L, TILE = Tile.of(q - 1, classes)
-    parts = triton.cdiv(rows, PART)
+    of_lanes = shard.centres_for(theta.shape[0])
+    groups = None if of_lanes is None else of_lanes.in_groups(L)
+    theta = theta if groups is None else theta[groups.lane]
+    parts, count, centres = triton.cdiv(rows, PART), theta.shape[0], _Centres.of(groups, D, theta.device)
     loss = torch.empty(parts, count, device=theta.device)
     right = torch.empty(count, rows, dtype=torch.bool, device=theta.device)
     _evaluate[(triton.cdiv(count, L), parts)](
-        shard.aligned(D), shard.y, theta.contiguous(), loss, right, rows, count, q - 1, classes,
-        D, C, L, TILE, PART, LOG2E, num_warps=WARPS, num_stages=STAGES,
+        shard.aligned(D), shard.y, centres.means, centres.of_group, theta.contiguous(), loss, right, rows, count, q - 1,
+        classes, D, C, L, TILE, PART, LOG2E, centres.centred, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    return loss.double().sum(0) * math.log(2), right
+    losses = loss.double().sum(0) * math.log(2)
+    return (losses, right) if groups is None else (losses[groups.position], right[groups.position])
 
 
 def clip_residuals(

@@ -52,12 +52,12 @@ static void forward(const float *x, int64_t rows, int64_t q, int64_t units, int6
         logits_of(in.h, across, rows, units, w2, columns_of(classes, wide), in.z);
 }
 
-/* Sums of squares of LANES columns of numbers, each multiplied by its row's `scale` (step 1: LANES different rows). */
-INLINE void squares_of(const float *values, int64_t numbers, const float *scale, const int step, float *sum) {
+/* Sums of squares of LANES columns of numbers, each multiplied by its `scale`. */
+INLINE void squares_of(const float *values, int64_t numbers, const float *scale, float *sum) {
     vector acc[VECTORS], by[VECTORS];
     EACH {
         acc[v] = all(0);
-        by[v] = step ? load(scale + WIDTH * v) : all(*scale);
+        by[v] = load(scale + WIDTH * v);
     }
     for (int64_t j = 0; j < numbers; j++) EACH {
         vector value = load(values + j * LANES + WIDTH * v) * by[v];
@@ -81,10 +81,10 @@ INLINE void factors_of(const float *back, const float *h, const float *length, c
 
 /* Clipped residuals of both layers. `w2_transposed`: W2^T, for the narrow layout. */
 static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide, const float *w2,
-                     const float *w2_transposed, const float *norm, const float *clip, int64_t automatic, buffers in) {
+                     const float *w2_transposed, row_norms of_rows, const float *clip, int64_t automatic, buffers in) {
     int64_t across = columns_of(units, wide), classes_across = columns_of(classes, wide);
     const float one[LANES] = {[0 ... LANES - 1] = 1};
-    float of_back[LANES], of_h[LANES];
+    float of_back[LANES], of_h[LANES], norms[LANES];
     if (wide)
         back_of_lanes(in.z, rows, units, w2, classes, in.back);
     else
@@ -96,8 +96,9 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
     if (wide)
         for (int64_t i = 0; i < rows; i++) {
             float *back = in.back + i * across, *residual = in.z + i * classes_across, *factor = in.factor + i * LANES;
-            squares_of(back, units, norm + i, 0, of_back);
-            squares_of(in.h + i * across, units, one, 0, of_h);
+            select_norms(from_row(of_rows, i), 1, 1, norms);
+            squares_of(back, units, norms, of_back);
+            squares_of(in.h + i * across, units, one, of_h);
             factors_of(of_back, of_h, in.length + i * LANES, 0, clip, automatic, factor);
             for (int64_t j = 0; j < across; j += LANES)
                 EACH store(back + j + WIDTH * v, load(back + j + WIDTH * v) * load(factor + WIDTH * v));
@@ -107,12 +108,11 @@ static void backward(int64_t rows, int64_t units, int64_t classes, int64_t wide,
     else
         for (int64_t i = 0; i < rows; i += LANES) {
             int64_t some = rows - i < LANES ? rows - i : LANES;
-            float norms[LANES];
-            for (int64_t l = 0; l < LANES; l++) norms[l] = l < some ? norm[i + l] : 1;
+            select_norms(from_row(of_rows, i), 0, some, norms);
             transpose(in.back + i * across, some, units, across, in.transposed);
-            squares_of(in.transposed, units, norms, 1, of_back);
+            squares_of(in.transposed, units, norms, of_back);
             transpose(in.h + i * across, some, units, across, in.transposed);
-            squares_of(in.transposed, units, one, 1, of_h);
+            squares_of(in.transposed, units, one, of_h);
             factors_of(of_back, of_h, in.length + i, 1, clip, automatic, in.factor + i);
             for (int64_t l = i; l < i + some; l++) {
                 for (int64_t j = 0; j < across; j++) in.back[l * across + j] *= in.factor[l];
@@ -128,11 +128,11 @@ the classes), for logits in base 2; `w2_transposed` (blocks, clients or 1, class
 `total1` and `total2`: shaped like the weights of every client, initially zero.
 `scratch`: TILE rows of twice the units' columns, the classes' columns and 2 LANES; LANES of the units or classes. */
 
-void mlp_gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes, int64_t clients,
-                       int64_t most, int64_t q, int64_t units, int64_t classes, const float *w1, const float *w2,
-                       const float *w2_transposed, int64_t of_client, int64_t blocks, int64_t wide, const float *clip,
-                       int64_t automatic, double *total1, double *total2, double *loss, double *clipped,
-                       float *scratch) {
+void mlp_gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes,
+                       int64_t norm_columns, int64_t clients, int64_t most, int64_t q, int64_t units, int64_t classes,
+                       const float *w1, const float *w2, const float *w2_transposed, int64_t of_client, int64_t blocks,
+                       int64_t wide, const float *clip, const int64_t *norm_of_lane, int64_t automatic, double *total1,
+                       double *total2, double *loss, double *clipped, float *scratch) {
     int64_t across = columns_of(units, wide), classes_across = columns_of(classes, wide), lanes = wide ? LANES : 1;
     buffers in = split_scratch(scratch, across, classes_across);
     float no_bound[LANES];
@@ -146,13 +146,13 @@ void mlp_gradient_sums(const float *x, const float *norm, const int64_t *label, 
             lane_sums totals = {0};
             for (int64_t first = 0; first < sizes[client]; first += TILE) {
                 int64_t row = client * most + first, left = sizes[client] - first, rows = left < TILE ? left : TILE;
+                row_norms norms = {norm + row * norm_columns, norm_columns, norm_of_lane + block * lanes};
                 tile_sums of[LANES];
                 reset(of);
                 forward(x + row * q, rows, q, units, classes, wide, first_layer, second, in);
                 residuals_of_tile(in.z, rows, classes, classes_across, wide, label + row, 0, no_bound, 0, in.transposed,
                                   in.length, loss ? of : 0);
-                backward(rows, units, classes, wide, second, transposed, norm + row, clip + block * lanes, automatic,
-                         in);
+                backward(rows, units, classes, wide, second, transposed, norms, clip + block * lanes, automatic, in);
                 add_gradient(x + row * q, q, rows, q, in.back, across, into1);
                 if (wide)
                     add_gradient_of_lanes(in.h, rows, units, in.z, classes, into2);

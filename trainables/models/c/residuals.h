@@ -51,7 +51,27 @@ INLINE vector clip_factor(vector bound, vector length, int64_t automatic) {
     return automatic ? factor : where(factor > 1.0f, all(1.0f), factor);
 }
 
-/* `z` (classes, LANES): logits in base 2, replaced by the clipped residuals. `automatic`: automatic clipping. */
+/* Norms of rows, (rows, columns), and the column that each lane uses: lanes may have different centres. */
+typedef struct {
+    const float *norm;
+    int64_t columns;
+    const int64_t *of_lane;
+} row_norms;
+
+/* From this row on. */
+INLINE row_norms from_row(row_norms of, int64_t row) {
+    of.norm += row * of.columns;
+    return of;
+}
+
+/* The norms of LANES softmaxes: of LANES lanes of one row (wide), or of up to LANES rows of one lane, 1 for others. */
+INLINE void select_norms(row_norms of, int64_t wide, int64_t rows, float *norms) {
+    for (int64_t l = 0; l < LANES; l++)
+        norms[l] = wide ? of.norm[of.of_lane[l]] : l < rows ? of.norm[l * of.columns + *of.of_lane] : 1;
+}
+
+/* `z` (classes, LANES): logits in base 2, replaced by the clipped residuals. `row_norm`: LANES norms. `automatic`:
+automatic clipping. */
 INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, const int step, const float *row_norm,
                               const float *clip, int64_t automatic, row_stats *stats) {
     vector top[VECTORS], of_label[VECTORS], others[VECTORS], squares[VECTORS], scale[VECTORS];
@@ -76,9 +96,8 @@ INLINE void clipped_residuals(float *z, int64_t classes, const int64_t *label, c
         vector sum = power_of_two(of_label[v]) + others[v], norm = multiply_add(others[v], others[v], squares[v]);
         for (int l = 0; l < WIDTH; l++) norm[l] = sqrtf(norm[l]);
         scale[v] = 1.0f / sum;
-        vector of_row = step ? load(row_norm + WIDTH * v) : all(*row_norm);
         vector bound = step ? all(*clip) : load(clip + WIDTH * v);
-        vector length = norm * scale[v] * of_row, factor = clip_factor(bound, length, automatic);
+        vector length = norm * scale[v] * load(row_norm + WIDTH * v), factor = clip_factor(bound, length, automatic);
         scale[v] *= factor;
         store(stats->sum + WIDTH * v, sum);
         store(stats->label + WIDTH * v, of_label[v]);
@@ -153,26 +172,25 @@ INLINE void transpose_back(const float *transposed, int64_t rows, int64_t classe
         for (int64_t k = 0; k < classes; k++) z[l * columns + k] = transposed[k * LANES + l];
 }
 
-/* LANES labels and norms; those of missing rows are 0 and 1. */
-INLINE void pad_rows(const int64_t *label, const float *norm, int64_t rows, int64_t *labels, float *norms) {
-    for (int64_t l = 0; l < LANES; l++) {
-        labels[l] = l < rows ? label[l] : 0;
-        norms[l] = norm && l < rows ? norm[l] : 1;
-    }
+/* LANES labels; those of missing rows are 0. */
+INLINE void pad_labels(const int64_t *label, int64_t rows, int64_t *labels) {
+    for (int64_t l = 0; l < LANES; l++) labels[l] = l < rows ? label[l] : 0;
 }
 
-/* Clipped residuals of a tile's logits `z` (rows, columns), in place, wide or narrow. `norm`: the rows' norms, or null
-for 1. `length` (rows, LANES or 1), or null: norms of the residuals before clipping, times the rows'. `of`, or null: the
+/* Clipped residuals of a tile's logits `z` (rows, columns), in place, wide or narrow. `of_rows`: the rows' norms, or
+null for 1. `length` (rows, LANES or 1), or null: norms of the residuals before clipping, times the rows'. `of`, or null: the
 lanes' lane_sums. */
 INLINE void residuals_of_tile(float *z, int64_t rows, int64_t classes, int64_t columns, int64_t wide,
-                              const int64_t *label, const float *norm, const float *clip, int64_t automatic,
+                              const int64_t *label, const row_norms *of_rows, const float *clip, int64_t automatic,
                               float *transposed, float *length, tile_sums *of) {
     const int64_t at_once = rows_of_product(classes);
-    const float one = 1;
+    float norms[LANES];
+    for (int l = 0; l < LANES; l++) norms[l] = 1;
     row_stats stats;
     if (wide)
         for (int64_t i = 0; i < rows; i++) {
-            clipped_residuals(z + i * columns, classes, label + i, 0, norm ? norm + i : &one, clip, automatic, &stats);
+            if (of_rows) select_norms(from_row(*of_rows, i), 1, 1, norms);
+            clipped_residuals(z + i * columns, classes, label + i, 0, norms, clip, automatic, &stats);
             if (length) memcpy(length + i * LANES, stats.length, sizeof stats.length);
             if (of)
                 for (int l = 0; l < LANES; l++) {
@@ -184,8 +202,8 @@ INLINE void residuals_of_tile(float *z, int64_t rows, int64_t classes, int64_t c
     else
         for (int64_t i = 0; i < rows; i += LANES) {
             int64_t some = rows - i < LANES ? rows - i : LANES, labels[LANES];
-            float norms[LANES];
-            pad_rows(label + i, norm ? norm + i : 0, some, labels, norms);
+            pad_labels(label + i, some, labels);
+            if (of_rows) select_norms(from_row(*of_rows, i), 0, some, norms);
             transpose(z + i * columns, some, classes, columns, transposed);
             clipped_residuals(transposed, classes, labels, 1, norms, clip, automatic, &stats);
             transpose_back(transposed, some, classes, columns, z + i * columns);
@@ -218,8 +236,7 @@ INLINE void evaluate_tile(float *z, int64_t rows, int64_t classes, int64_t colum
     else
         for (int64_t i = 0; i < rows; i += LANES) {
             int64_t some = rows - i < LANES ? rows - i : LANES, labels[LANES];
-            float norms[LANES];
-            pad_rows(label + i, 0, some, labels, norms);
+            pad_labels(label + i, some, labels);
             transpose(z + i * columns, some, classes, columns, transposed);
             evaluate_rows(transposed, classes, labels, 1, &stats, yes);
             for (int l = 0; l < some; l++) add_row(of, &stats, l);

@@ -10,7 +10,8 @@ the rows of a tile, tiles are added in double precision, and the elementwise par
 
 /* ---- exported functions
 
-`x` (clients, most, q), `norm` and `label` (clients, most), `sizes` (clients): rows without padding.
+`x` (clients, most, q), `label` (clients, most), `sizes` (clients): rows without padding.
+`norm` (clients, most, norm_columns); `norm_of_lane` (blocks, LANES or 1): the column of `norm` that a lane uses.
 `w` (blocks, clients or 1, q, columns), for logits in base 2; `of_client`: whether clients have different weights.
 `wide`: columns are (classes, LANES) and `clip` is (blocks, LANES); else columns are classes, padded with zeros to whole
 vectors, and `clip` is (blocks). `automatic`: automatic clipping.
@@ -19,10 +20,10 @@ vectors, and `clip` is (blocks). `automatic`: automatic clipping.
 
 int64_t vector_width(void) { return WIDTH; }
 
-void gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes, int64_t clients,
-                   int64_t most, int64_t q, int64_t classes, const float *w, int64_t of_client, int64_t blocks,
-                   int64_t wide, const float *clip, int64_t automatic, double *total, double *loss, double *clipped,
-                   float *scratch) {
+void gradient_sums(const float *x, const float *norm, const int64_t *label, const int64_t *sizes, int64_t norm_columns,
+                   int64_t clients, int64_t most, int64_t q, int64_t classes, const float *w, int64_t of_client,
+                   int64_t blocks, int64_t wide, const float *clip, const int64_t *norm_of_lane, int64_t automatic,
+                   double *total, double *loss, double *clipped, float *scratch) {
     int64_t columns = columns_of(classes, wide), lanes = wide ? LANES : 1;
     float *z = scratch, *transposed = scratch + TILE * columns;
     for (int64_t block = 0; block < blocks; block++)
@@ -32,11 +33,12 @@ void gradient_sums(const float *x, const float *norm, const int64_t *label, cons
             lane_sums totals = {0};
             for (int64_t first = 0; first < sizes[client]; first += TILE) {
                 int64_t row = client * most + first, left = sizes[client] - first, rows = left < TILE ? left : TILE;
+                row_norms norms = {norm + row * norm_columns, norm_columns, norm_of_lane + block * lanes};
                 tile_sums of[LANES];
                 reset(of);
                 logits_of(x + row * q, q, rows, q, weights, columns, z);
-                residuals_of_tile(z, rows, classes, columns, wide, label + row, norm + row, clip + block * lanes,
-                                  automatic, transposed, 0, loss ? of : 0);
+                residuals_of_tile(z, rows, classes, columns, wide, label + row, &norms, clip + block * lanes, automatic,
+                                  transposed, 0, loss ? of : 0);
                 add_gradient(x + row * q, q, rows, q, z, columns, total + which * q * columns);
                 add_tile(&totals, of);
             }
