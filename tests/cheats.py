@@ -30,6 +30,12 @@ class Honest(Method):
         return theta - hypers["learning_rate"] * G[:, : theta.shape[1]]
 
 
+def rows_of(client):
+    """The rows of the clients, whose features are not centred here."""
+    ((_, rows),) = client.rows_by_centre()
+    return rows
+
+
 def noised(client, total, theta, noise):
     return ((total + noise) / client.size).to(theta.dtype)
 
@@ -78,7 +84,7 @@ def noise_on_the_first_coordinates(client, theta):
 
 def true_row_count(client, theta):
     total = gradients(client, theta) + client.noise("gradient")
-    return (total / client.shard.real_rows.view(-1, 1, 1)).to(theta.dtype)
+    return (total / rows_of(client).real_rows.view(-1, 1, 1)).to(theta.dtype)
 
 
 def half_noise(client, theta):
@@ -96,8 +102,8 @@ def noise_scaled_by_data(client, theta):
 
 def one_class_unclipped(client, theta):
     total = gradients(client, theta)
-    rows = [np.flatnonzero((labels == 2).numpy()) for labels in client.shard.y]
-    part, huge = client.shard.sample(rows), torch.full_like(client.clip.squeeze(1), 1e9)
+    rows = [np.flatnonzero((labels == 2).numpy()) for labels in rows_of(client).y]
+    part, huge = rows_of(client).sample(rows), torch.full_like(client.clip.squeeze(1), 1e9)
     bounded, _ = client.model.clipped_gradient_sum(part, theta, client.clip.squeeze(1))
     unbounded, _ = client.model.clipped_gradient_sum(part, theta, huge)
     return noised(client, total - bounded + unbounded, theta, client.noise("gradient"))
@@ -164,12 +170,12 @@ def loss_appended(client, theta):
 
 def size_leaked(client, theta):
     release = noised(client, gradients(client, theta), theta, client.noise("gradient"))
-    return release * (client.shard.real_rows.view(-1, 1, 1) / client.size).to(theta.dtype)
+    return release * (rows_of(client).real_rows.view(-1, 1, 1) / client.size).to(theta.dtype)
 
 
 def class_weights(client, theta):
     release = noised(client, gradients(client, theta), theta, client.noise("gradient"))
-    return release * (1 + (client.shard.y == 0).sum(1).view(-1, 1, 1) / 1000)
+    return release * (1 + (rows_of(client).y == 0).sum(1).view(-1, 1, 1) / 1000)
 
 
 def half_the_noise_twice(client, theta):
@@ -193,7 +199,7 @@ def absolute_noise(client, theta):
 
 
 def scaled_by_one_label(client, theta):
-    flag = (client.shard.y[:, 0] % 2).view(-1, 1, 1)
+    flag = (rows_of(client).y[:, 0] % 2).view(-1, 1, 1)
     return noised(client, gradients(client, theta), theta, client.noise("gradient") * (1 - 1e-3 * flag))
 
 
@@ -215,7 +221,7 @@ def user_without_clip(client, theta):
 
 def user_row_count(client, theta):
     mean = client.gradient_mean(theta)
-    return (clip_norm(mean, client.clip) + client.noise("gradient")) * (client.shard.real_rows.view(-1, 1, 1) / 20)
+    return (clip_norm(mean, client.clip) + client.noise("gradient")) * (rows_of(client).real_rows.view(-1, 1, 1) / 20)
 
 
 class OneEvent(Honest):
@@ -279,7 +285,7 @@ class BareCovariance(Honest):
             prepares = True
 
             def prepare(self, client):
-                gram = client.shard.gram(1.0).unsqueeze(1)
+                gram = rows_of(client).gram(1.0).unsqueeze(1)
                 return (gram + 0 * client.distinct_noise("gradient", gram.shape[-1])) / client.size
 
         return Prepares()

@@ -24,6 +24,7 @@ import torch
 from trainables import models
 from trainables.data import features, partition
 from trainables.data.features import FeatureSet
+from trainables.federation.trial_spec import Preprocess
 from trainables.methods import METHODS
 from trainables.methods.base import Method
 from trainables.models.shard import Shard
@@ -88,6 +89,11 @@ def close() -> Iterator[tuple[str, float, float]]:
             trial = small.trial(of, method.name, rounds=ROUNDS + 1, every=ROUNDS + 1, clip=1.0, level=level)
             weights, _ = small.weights_after(ROUNDS, [trial], of)
             yield f"{method.name}, {level} level", *_projected(weights)
+    for name in ("dp-fedgd", "dp-ls", "dp-fednew-fc"):
+        of, centre = next(_problems()), Preprocess(center=0.1, bound=3.0)
+        trials = [small.trial(of, name, rounds=ROUNDS + 1, every=ROUNDS + 1, clip=1.0, seed=seed) for seed in (42, 7)]
+        centred = [trial.model_copy(update={"preprocess": centre, "aggregate": "size"}) for trial in trials]
+        yield f"{name}, centred", *_projected(small.weights_after(ROUNDS, centred, of)[0])
 
 
 def _problems():

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-ENGINE_VERSION = 5
+ENGINE_VERSION = 6
 """Part of every key. Raise it when a change of the code changes results, so that older results are not reused."""
 
 HyperValue = float | int | bool | str
