@@ -49,14 +49,17 @@ class Head(ABC):
 
     @property
     def blocks(self) -> tuple[int, ...]:
+        """Number of weights of each array, in the order of `shapes`."""
         return tuple(math.prod(shape) for shape in self.shapes().values())
 
     @property
     def dimension(self) -> int:
+        """Number of weights."""
         return sum(self.blocks)
 
     @property
     def width(self) -> int:
+        """Numbers per row and lane that a gradient needs, for the size of chunks."""
         return self.dimension
 
     def arrays(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
