@@ -540,7 +540,7 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
     with Driver.run(folder, POISONED, poison=poisoned_key(), victim=victim) as driver:
         assert driver.end() == 1, driver.said
         tally.add(f"poison, kills its {victim}", "coarse")
-        assert f"1 trials failed; for the reasons: fedsweep status {folder}" in driver.said
+        assert f"1 trial failed; for the reasons: fedsweep status {folder}" in driver.said
         assert driver.left_behind() == []
     rows, _ = chaos.ledger(folder)
     states = {row.trial.hyperparameters["learning_rate"]: row.state for row in rows.values() if row.trial.rounds == 10}

@@ -352,10 +352,10 @@ def test_bad_schemas_name_the_line(tmp_path, name):
 
 def test_options_must_agree_with_the_schema(fedsweep, visits):
     for options, sentence in (
-        (("--label", "sex"), "--label sex: the schema visits.schema.yaml names 'outcome'"),
+        (("--label", "sex"), "--label sex: the schema visits.schema.yaml says label: outcome"),
         (("--split", "site", "--test-fraction", 0.3), "the column 'site' names the test rows"),
         (("--test-fraction", 2), "test_fraction = 2"),
-        (("--to", "x.csv"), "the name of a feature file ends in .npz"),
+        (("--to", "x.csv"), "the name of a feature file must end in .npz"),
         (("--to", "nowhere/x.npz"), "there is no folder"),
     ):
         code, _, err = fedsweep("data", "import", "visits.csv", *options)

@@ -20,8 +20,8 @@ from trainables.privacy.noise import Address
 
 
 def gemm_rate(size: FederationSize) -> float:
-    """Floating-point operations per second of the kernel's two matrix products, on as many cores as there are hosts at
-    once, or on the GPU."""
+    """Floating-point operations per second of the kernel's two matrix products: on the GPU, or on one core per
+    host, all at the same time."""
 
     def measure(device: str) -> float:
         torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def per_example(measurement: Measurement, workload: Workload) -> dict[str, Any]:
         raise DisagreementError("per-example gradients and the closed form give different sums")
     seconds = best_seconds(lambda: [plain(shard) for shard in shards], device)
     speedup = seconds / best_seconds(lambda: [closed(shard) for shard in shards], device) * lanes
-    measurement.log(f"the closed form in 32 lanes is {speedup:.1f}x as fast as per-example gradients in memory")
+    measurement.log(f"the closed form in {lanes} lanes is {speedup:.1f}x as fast as per-example gradients in memory")
     return {"per_example_ms": 1e3 * seconds, "per_example_speedup": speedup}
 
 
@@ -83,8 +83,8 @@ def noise(measurement: Measurement) -> dict[str, Any]:
         if kernels.chosen(device) == "triton":
             from trainables.privacy import noise_triton
 
-            here, seeds = torch.arange(clients, device=device), torch.tensor([42], device=device)
-            noise_triton.normals(here, seeds, 1, 0, "gradient", size)
+            numbers, seeds = torch.arange(clients, device=device), torch.tensor([42], device=device)
+            noise_triton.normals(numbers, seeds, 1, 0, "gradient", size)
         else:
             for client in range(clients):
                 Address(42, client, 1, 0, "gradient").normal(size)
@@ -106,6 +106,7 @@ def wide(measurement: Measurement) -> dict[str, Any]:
 
 
 def _wide_round(precision: Precision) -> dict[str, float]:
+    """The time of the round, and the share of it that its matrix products alone would take."""
     clients, rows, features, classes = 20, 64_000, 1024, 1000
     head, shape = SoftmaxHead(features, classes), lane_shapes.SHAPES["cuda"]
     products = Products(precision)

@@ -28,7 +28,7 @@ def check_method(
     ] = 4_000,
     json: Json = False,
 ) -> None:
-    """Run the contract tests of a method. Lanes, hosts, restarts, account, noise, audit; exits with 1 on failure."""
+    """Run the contract tests of a method: lanes, hosts, restarts, account, noise and audit. Exits with 1 on failure."""
     from trainables import methods
     from trainables.audit import contract
 
@@ -38,7 +38,13 @@ def check_method(
             raise UserError(f"{method} is not a class derived from Method")
         examined = methods.METHODS.get(getattr(cls, "name", ""))
         if not isinstance(examined, cls):
-            raise UserError(f"{method} is abstract, has no name, or was not found in its module")
+            if not getattr(cls, "name", ""):
+                problem = "has no `name`"
+            elif missing := sorted(getattr(cls, "__abstractmethods__", ())):
+                problem = f"does not define `{missing[0]}`"
+            else:
+                problem = "is not defined in this module"
+            raise UserError(f"{method} {problem}")
     else:
         examined = methods.get(method)
     reference = _load(twin) if twin else None
@@ -69,7 +75,7 @@ def _load(text: str) -> Any:
 
     module, _, name = text.rpartition(":")
     if not module or not name:
-        raise UserError(f"{text!r} is not MODULE:NAME")
+        raise UserError(f"{text!r} is not of the form MODULE:NAME")
     plugins.use(module)
     loaded = getattr(importlib.import_module(plugins.module_name(module)), name, None)
     if loaded is None:

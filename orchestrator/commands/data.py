@@ -29,7 +29,7 @@ Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 
 @data.command(name="list")
 def list_(json: Json = False) -> None:
-    """List the data sets that can be prepared, their sources, and which of them exist."""
+    """List the data sets that can be prepared, with their sources, and mark those that exist."""
     from trainables.data.sources import catalogue, fetching
 
     folder = fetching.data_folder()
@@ -46,7 +46,7 @@ def list_(json: Json = False) -> None:
     weights = [{"backbone": name, **vars(file)} for name, file in catalogue.WEIGHTS.items()]
     lines = [
         f"{'*' if row['exists'] else ' '} {row['name']:<24} {row['about']}"
-        + (f", through {row['backbone']}" if row["backbone"] else "")
+        + (f", features of {row['backbone']}" if row["backbone"] else "")
         for row in rows
     ]
     lines.append(f"\n* exists in {folder}. Make one with `fedsweep data prepare NAME`.")
@@ -133,7 +133,7 @@ def pretrain(
     on: Annotated[str, typer.Option(metavar="SOURCE", help="Image set to train on.")] = "cifar100",
     epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 200,
     batch: Annotated[int, typer.Option(help="Images per step.")] = 256,
-    learning_rate: Annotated[float, typer.Option(help="Initial learning rate; it decays along a cosine.")] = 0.1,
+    learning_rate: Annotated[float, typer.Option(help="Initial learning rate, with cosine decay.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of images.")] = 42,
     given: From = None,
     device: Device = "auto",

@@ -45,7 +45,7 @@ def import_(
     to: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Output file.  [default: NAME.npz in the current folder]")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the summary and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the summary and write no feature file.")] = False,
     json: Json = False,
 ) -> None:
     """Turn a table into a feature file. Nothing is fitted to the data: ranges and categories are those of a schema."""
@@ -94,11 +94,11 @@ def _schema(
     for name, value in options.items():
         stated = getattr(settings, name)
         if value is not None and stated and stated != value:
-            raise UserError(f"--{name} {value}: the schema {file} names {stated!r}")
+            raise UserError(f"--{name} {value}: the schema {file} says {name}: {stated}")
     if test_fraction is not None:
         if split or settings.split:
             raise UserError(
-                f"test-fraction = {test_fraction:g}: the column {split or settings.split!r} names the test rows"
+                f"--test-fraction {test_fraction:g}: the column {split or settings.split!r} names the test rows"
             )
         in_range(0, 1, "()", test_fraction=test_fraction)
         options["test_fraction"] = test_fraction
@@ -127,7 +127,7 @@ def _write_draft(source: str, settings: Schema, given: str | None) -> None:
 
 def _check_target(target: Path) -> None:
     if target.suffix != ".npz":
-        raise UserError(f"--to {target}: the name of a feature file ends in .npz")
+        raise UserError(f"--to {target}: the name of a feature file must end in .npz")
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} already exists; choose another name with --to")
     if not target.resolve().parent.is_dir():
@@ -178,7 +178,7 @@ def _as_text(summary: dict[str, Any]) -> str:
     lines = [
         f"rows      {rows['train']} train, {rows['test']} test",
         f"features  {summary['features']}",
-        f"classes   {len(classes)}, with train rows: {', '.join(classes[:SHOWN_CLASSES])}{more}",
+        f"classes   {len(classes)}; train rows of each: {', '.join(classes[:SHOWN_CLASSES])}{more}",
     ]
     if clients:
         lines.append(

@@ -7,7 +7,7 @@ from orchestrator.commands.options import Folder, RunOptions, run_options
 
 @run_options
 def resume(folder: Folder, *, options: RunOptions) -> None:
-    """Continue the study of a results folder, also after a crash."""
+    """Continue the study of a results folder, even after a crash."""
     from orchestrator.commands import sweep
     from orchestrator.execution.study_run import recorded_study
 

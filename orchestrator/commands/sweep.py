@@ -46,7 +46,7 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
         stderr.print(f"tables: {folder}/tables; winning configurations: {folder}/best.yaml")
         stderr.print(f"for an HTML report: {plugins.command('report', folder)}")
     if finished.failed:
-        stderr.print(f"{finished.failed} trials failed; for the reasons: {plugins.command('status', folder)}")
+        stderr.print(f"{finished.failed} trial{'s' if finished.failed > 1 else ''} failed; for the reasons: {plugins.command('status', folder)}")
     if not finished.complete:
         command = plugins.command("resume", folder)
         stderr.print(f"stopped before the end; finished trials are saved. To continue: {command}")
@@ -57,7 +57,7 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
 
 @contextlib.contextmanager
 def output_errors(option: str) -> Iterator[None]:
-    """Errors of a file that cannot be written become one sentence; `option` chooses another place."""
+    """Report a file that cannot be written in one sentence. `option`: the option that names another place."""
     try:
         yield
     except OSError as error:

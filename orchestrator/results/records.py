@@ -23,6 +23,6 @@ def same_records(tags: Sequence[Iterable[str]]) -> list[int]:
 
 
 def records_of(study: Study, fingerprints: Mapping[str, str]) -> dict[str, int]:
-    """By data set, the number of its records: the same for data sets that share a name of records, or their content."""
+    """By data set, the group of records it belongs to: data sets with the same `records` name or content share one."""
     tags = [filter(None, (data.records or data.id, fingerprints.get(data.id))) for data in study.data]
     return dict(zip([data.id for data in study.data], same_records([list(own) for own in tags]), strict=True))

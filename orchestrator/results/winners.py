@@ -160,7 +160,7 @@ class Results:
     states: Counter[str]
     """How the trials of these cells have ended."""
     records: Mapping[str, int]
-    """By data set, the number of its records: data sets with the same number are about the same records."""
+    """By data set, the group of records it belongs to: data sets of one group are about the same records."""
     client_rows: Mapping[SettingId, ClientRows]
     """Of the settings whose test rows have clients."""
 

@@ -80,7 +80,7 @@ class NoRoomError(RestartError):
 
 
 class GPUsAvailableError(RestartError):
-    """GPUs have joined the cluster, and the packs in flight on CPUs have ended."""
+    """GPUs have joined the cluster, and all packs on CPUs have ended: the sweep restarts on GPUs."""
 
 
 class DeskLostError(RestartError):
@@ -88,7 +88,7 @@ class DeskLostError(RestartError):
 
 
 class RayBackend:
-    """`address`: of a cluster to join; default: a local Ray, started for the run."""
+    """Runs a sweep on Ray. `address`: of a cluster to join; by default a local Ray is started for the run."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
@@ -98,7 +98,7 @@ class RayBackend:
             cluster_capacity(local_resources(), resources, clients)
 
     def run(self, run: SweepRun) -> None:
-        """Where nodes are lost and federations no longer fit, smaller ones are started."""
+        """Run the sweep. If nodes are lost and federations no longer fit, start again with smaller ones."""
         elastic = self._address is not None  # nodes may still join
         prepared, health = run.sweep.prepared, NodeHealth()
         files.refuse_link(run.location.folder / SCRATCH)
@@ -138,7 +138,7 @@ def _free_capacity(
 def _wait_for_capacity(missing: UserError, resources: ResourceSettings, clients: int, view: View) -> Capacity:
     """Request a node that is large enough, and wait for it."""
     began, reported = time.monotonic(), -math.inf
-    with nodes.requested(smallest_federation(resources).bundles, nodes.STRATEGY[resources.placement]):
+    with nodes.requested(smallest_federation(resources).bundles, nodes.PLACEMENT[resources.placement]):
         while True:
             if time.monotonic() - reported > REPORT_WAITING_EVERY_S:
                 reported = time.monotonic()
@@ -333,7 +333,7 @@ class SweepCallback(_NotPickled, tune.Callback):
         try:
             return ray.get(answer, timeout=DESK_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
-            log.warning("the desk is lost; the packs in flight restart from their checkpoints")
+            log.warning("the desk was lost; packs in flight will restart from their checkpoints")
             raise DeskLostError from error
 
     def _kill_hung_slots(self, now: float, running: list) -> None:
@@ -392,7 +392,7 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def _report_busy(self, now: float) -> None:
         free = nodes.free_resources(self.scheduler.health.excluded)
-        if self.scheduler.capacity.federations_on(free) or nodes.slots_are_starting():
+        if self.scheduler.capacity.federations_on(free) or nodes.has_slots():
             return
         self._reported_busy = now
         self._say(f"the cluster is busy: no node has room for a federation, {nodes.other_jobs()}; waiting")
@@ -405,7 +405,7 @@ def slot_resources(capacity: Capacity, without: Collection[str] = ()) -> tune.Pl
         selector = {NODE_LABEL: f"!in({','.join(sorted(without))})"}
         options["bundle_label_selector"] = [selector] * len(capacity.size.bundles)
     # STRICT_PACK: "PACK" would spread a federation where a node has room for a part of it
-    strategy = nodes.STRATEGY[capacity.placement]
+    strategy = nodes.PLACEMENT[capacity.placement]
     return tune.PlacementGroupFactory([{}, *capacity.size.bundles], strategy=strategy, **options)
 
 

@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from orchestrator.execution.cluster import ray_internals
 from trainables.ray_actors.desk import PackDesk
 
-STRATEGY = {"pack": "STRICT_PACK", "spread": "SPREAD"}
+PLACEMENT = {"pack": "STRICT_PACK", "spread": "SPREAD"}
 """Ray's names for the placement of a federation's hosts."""
 
 
@@ -66,7 +66,7 @@ def other_jobs() -> str:
         return "and Ray lists no other job"
     commands = {job["JobID"]: job.get("Entrypoint") or "a driver" for job in ray_internals.jobs()}
     return "; ".join(
-        f"{_amounts(amounts)} held by {commands.get(job, 'a driver')!r}"
+        f"{_amounts(amounts)} held by {commands.get(job, 'a driver')}"
         for job, amounts in sorted(reserved.items(), key=lambda item: -item[1]["CPU"])
     )
 
@@ -76,8 +76,8 @@ def _amounts(reserved: Counter[str]) -> str:
     return " and ".join([*parts, f"{reserved['actors']} actor{'s' if reserved['actors'] != 1 else ''}"])
 
 
-def slots_are_starting() -> bool:
-    """Whether processes of this driver are starting in resources that it was granted."""
+def has_slots() -> bool:
+    """Whether this driver has slots or federations, starting or running."""
     own_job = ray.get_runtime_context().get_job_id()
     own = [a for a in ray_internals.actors().values() if a["JobID"] == own_job and a["State"] != "DEAD"]
     return any(actor["ActorClassName"] != PackDesk.__name__ for actor in own)
