@@ -146,9 +146,10 @@ def _load_plugins(names: list[str]) -> None:
 
 
 def _fail(sentence: str, code: int = 2) -> None:
+    from orchestrator.console import printable
     from trainables.urls import shown
 
-    sentence, newline, trace = shown(sentence).partition("\n")  # of an exception in a plug-in
+    sentence, newline, trace = printable(shown(sentence)).partition("\n")  # of an exception in a plug-in
     sys.stderr.write(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n{trace}{newline}")
     sys.exit(code)
 

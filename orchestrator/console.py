@@ -15,9 +15,19 @@ from rich.console import Console
 from trainables.urls import shown
 
 
+def printable(text: str) -> str:
+    """Without control characters, which a terminal would follow: names may come from anyone."""
+    return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
+
+
+def echo(text: object, **options: Any) -> None:
+    """Print to standard output."""
+    typer.echo(printable(str(text)), **options)
+
+
 class _Messages(Console):
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(shown(each) if isinstance(each, str) else each for each in objects), **options)
+        super().print(*(printable(shown(each)) if isinstance(each, str) else each for each in objects), **options)
 
 
 # printed commands can be copied: lines are not wrapped, and brackets in paths are not markup
@@ -36,7 +46,7 @@ def show(data: Any, json: bool, lines: Iterable[str]) -> None:
         emit_json(data)
     else:
         for line in lines:
-            typer.echo(line)
+            echo(line)
 
 
 def _plain(value: Any) -> Any:

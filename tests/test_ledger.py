@@ -49,8 +49,9 @@ OTHER = CELL._replace(epsilon=1.0)
 
 @pytest.fixture(autouse=True)
 def short_keys(monkeypatch):
-    """Trials are called a, b, c here."""
+    """Trials are called a, b, c here, and have no specification."""
     monkeypatch.setattr(checks, "KEY", re.compile(".+"))
+    monkeypatch.setattr(checks, "spec", checks.text)
 
 
 def row(key: str, **changes) -> Row:
@@ -97,10 +98,10 @@ def test_sessions_record_the_time_and_size_of_batches(tmp_path, monkeypatch):
 def test_more_rows_than_fit_one_query(tmp_path):
     keys = [f"{number:04}" for number in range(2 * ledgers.KEYS_PER_QUERY + 3)]
     with Ledger.write(tmp_path) as ledger:
-        ledger.add(row(key, accuracy=float(key)) for key in keys)
+        ledger.add(row(key, accuracy=float(key) / 100) for key in keys)
         rows = ledger.rows(reversed(keys))
     assert list(rows) == keys[::-1]
-    assert all(rows[key].accuracy == float(key) for key in keys)
+    assert all(rows[key].accuracy == float(key) / 100 for key in keys)
 
 
 def test_rows_are_read_back_unchanged(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json
+from orchestrator.console import echo, emit_json
 
 if TYPE_CHECKING:
     from orchestrator.results.account import Account, RecordsAccount
@@ -43,18 +43,18 @@ def account(
         emit_json(_as_json(found))
         return
     for records in found.records:
-        typer.echo(f"records    {records.name}")
-        typer.echo(f"data       {', '.join(records.data)}")
+        echo(f"records    {records.name}")
+        echo(f"data       {', '.join(records.data)}")
         for (place, what), epsilon in records.by_place.items():
-            typer.echo(f"published  {place}\n           {what}\n           eps {_shown(epsilon)} alone")
-        typer.echo(f"total      {_total(records)}\n")
+            echo(f"published  {place}\n           {what}\n           eps {_shown(epsilon)} alone")
+        echo(f"total      {_total(records)}\n")
     if not found.records:
-        typer.echo("Nothing here is meant for publication.\n")
+        echo("Nothing here is meant for publication.\n")
     for item in found.for_analyst:
-        typer.echo(f"analyst    {item.place}\n           {item.what}; not for publication")
+        echo(f"analyst    {item.place}\n           {item.what}; not for publication")
     if found.for_analyst:
-        typer.echo("")
-    typer.echo(ASSUMPTIONS)
+        echo("")
+    echo(ASSUMPTIONS)
 
 
 def _total(records: RecordsAccount) -> str:

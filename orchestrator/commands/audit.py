@@ -16,7 +16,7 @@ from orchestrator.commands.options import (
     refuse_options,
     training_options,
 )
-from orchestrator.console import emit_json, number
+from orchestrator.console import echo, emit_json, number
 from orchestrator.execution.training_options import TrainingOptions
 from trainables.errors import UserError
 
@@ -105,22 +105,20 @@ def audit(
         )
     else:
         scope = f"{privacy.release}, {privacy.adjacency}, {privacy.level} level, delta {privacy.delta:g}"
-        typer.echo(
-            f"claimed    eps {number(privacy.epsilon)} (mu {number(result.claimed_mu)}); {scope}, {rounds} rounds"
-        )
-        typer.echo(f"actual     eps {number(actual)}, by the privacy account")
+        echo(f"claimed    eps {number(privacy.epsilon)} (mu {number(result.claimed_mu)}); {scope}, {rounds} rounds")
+        echo(f"actual     eps {number(actual)}, by the privacy account")
         if result.sampled:
-            typer.echo(f"measured   eps at least {number(result.plain_epsilon)}; mu is not defined for secret samples")
+            echo(f"measured   eps at least {number(result.plain_epsilon)}; mu is not defined for secret samples")
         else:
-            typer.echo(f"measured   eps at least {number(result.epsilon)} (mu at least {number(result.mu)})")
-            typer.echo(f"           eps at least {number(result.plain_epsilon)} without assuming Gaussian noise")
-        typer.echo(f"           with {paired.CONFIDENCE:.0%} confidence, from 2 x {repetitions} runs")
-        typer.echo(
+            echo(f"measured   eps at least {number(result.epsilon)} (mu at least {number(result.mu)})")
+            echo(f"           eps at least {number(result.plain_epsilon)} without assuming Gaussian noise")
+        echo(f"           with {paired.CONFIDENCE:.0%} confidence, from 2 x {repetitions} runs")
+        echo(
             f"power      detects eps {number(power.epsilon)} or more, or {power.noise:.2f} of the noise or less, "
             f"{paired.CONFIDENCE:.0%} of the time"
         )
         exceeds = actual > privacy.epsilon * 1.001 and not result.caught
-        typer.echo(_verdict(result.caught) + (", although the account exceeds it" if exceeds else ""))
+        echo(_verdict(result.caught) + (", although the account exceeds it" if exceeds else ""))
     if result.caught:
         raise typer.Exit(1)
 
@@ -162,14 +160,14 @@ def _audit_winner(
         )
     else:
         scope = f"{privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}, {training.trial.rounds} rounds"
-        typer.echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
-        typer.echo(f"actual     eps {number(actual)}, by the privacy account")
-        typer.echo(
+        echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
+        echo(f"actual     eps {number(actual)}, by the privacy account")
+        echo(
             f"measured   eps at least {number(result.epsilon)} with {one_run.CONFIDENCE:.0%} confidence: "
             f"{result.correct} of {result.guesses} guesses are correct, for {result.canaries} canaries in one run"
         )
-        typer.echo(f"power      {_power(result.noise, result.max_epsilon, privacy.epsilon)}")
-        typer.echo(_verdict(result.caught))
+        echo(f"power      {_power(result.noise, result.max_epsilon, privacy.epsilon)}")
+        echo(_verdict(result.caught))
     if result.caught:
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Folder
-from orchestrator.console import stderr
+from orchestrator.console import echo, stderr
 from trainables import plugins
 
 
@@ -22,7 +22,7 @@ def check(
 
     damaged = damaged_trials(folder)
     for key in damaged:
-        typer.echo(f"damaged: trial {key!r:.50}")
+        echo(f"damaged: trial {key!r:.50}")
     if damaged and repair:
         forgotten = forget_damaged(folder)
         stderr.print(
@@ -33,4 +33,4 @@ def check(
         stderr.print(f"to run them again: fedsweep check {folder} --repair, then fedsweep resume {folder}")
         raise typer.Exit(1)
     else:
-        typer.echo("every recorded trial matches its checksum")
+        echo("every recorded trial matches its checksum")

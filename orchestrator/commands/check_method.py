@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.commands.options import Hyperparameters, Json, key_values
-from orchestrator.console import emit_json
+from orchestrator.console import echo, emit_json
 from trainables.errors import UserError
 
 
@@ -59,14 +59,14 @@ def check_method(
     if json:
         emit_json({"method": examined.name, "checks": [vars(result) for result in results]})
     else:
-        typer.echo(f"{examined.name}: {len(results) - len(failed)} of {len(results)} checks passed")
+        echo(f"{examined.name}: {len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)
 
 
 def _print(text: str, json: bool) -> None:
     """Print without a line break; to standard error if standard output is JSON."""
-    typer.echo(text, nl=False, err=json)
+    echo(text, nl=False, err=json)
 
 
 def _load(text: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json
+from orchestrator.console import echo, emit_json
 
 
 def check_model(
@@ -18,13 +18,13 @@ def check_model(
     from trainables.audit import model_contract
 
     results = []
-    for result in model_contract.run_checks(model, lambda check: typer.echo(f"{check}: ", nl=False, err=json)):
+    for result in model_contract.run_checks(model, lambda check: echo(f"{check}: ", nl=False, err=json)):
         results.append(result)
-        typer.echo(f"FAILED: {result.failure}" if result.failure else "passed", err=json)
+        echo(f"FAILED: {result.failure}" if result.failure else "passed", err=json)
     failed = [result for result in results if result.failure]
     if json:
         emit_json({"model": model, "checks": [vars(result) for result in results]})
     else:
-        typer.echo(f"{model}: {len(results) - len(failed)} of {len(results)} checks passed")
+        echo(f"{model}: {len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)

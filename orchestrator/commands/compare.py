@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.console import echo
+
 
 def compare(
     folders: Annotated[
@@ -22,4 +24,4 @@ def compare(
     from orchestrator.reproduction import write_comparison
 
     for path in write_comparison(folders, to or folders[0] / "compare", page, made):
-        typer.echo(path)
+        echo(path)

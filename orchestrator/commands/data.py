@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 from orchestrator.commands.data_import import import_
 from orchestrator.commands.options import Json
-from orchestrator.console import show, stderr
+from orchestrator.console import echo, show, stderr
 
 data = typer.Typer(help="Import tables and prepare published data.", no_args_is_help=True)
 data.command(name="import")(import_)
@@ -74,7 +74,7 @@ def prepare(
         with _progress(DownloadColumn()) as download, _progress(MofNCompleteColumn()) as extraction:
             options = preparing.Options(tuple(given or ()), to, device, batch, weights, download, extraction)
             path = preparing.prepare(name, options)
-        typer.echo(path)
+        echo(path)
 
 
 @contextlib.contextmanager
@@ -155,4 +155,4 @@ def pretrain(
         stderr.print(f"epoch {epoch.number} of {epochs}: loss {epoch.loss:.4f}, test accuracy {epoch.accuracy:.2f}%")
 
     train(backbone, raw.arrays, to, schedule, device, on_epoch)
-    typer.echo(to)
+    echo(to)

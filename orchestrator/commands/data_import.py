@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.commands.options import Json
-from orchestrator.console import emit_json, stderr
+from orchestrator.console import echo, emit_json, stderr
 from trainables.errors import UserError
 from trainables.files import replacing
 
@@ -64,7 +64,7 @@ def import_(
     converted = convert_file(source, settings)
     summary = _summary(source, converted)
     if not json:
-        typer.echo(_as_text(summary))
+        echo(_as_text(summary))
     if not dry_run:
         _write(converted, target)
     if json:
@@ -118,7 +118,7 @@ def _write_draft(source: str, settings: Schema, given: str | None) -> None:
     text = draft.draft(source, table, settings)
     with target.open("x", encoding="utf-8") as file:
         file.write(text)
-    typer.echo(target)
+    echo(target)
     stderr.print(
         "Check every line of it: a schema must be public knowledge, and this draft was written from the data. "
         f"Then: fedsweep data import {shlex.quote(source)}"
@@ -192,7 +192,7 @@ def _as_text(summary: dict[str, Any]) -> str:
 
 def _show_next_steps(target: Path, converted: Converted) -> None:
     path = shlex.quote(str(target))
-    typer.echo(f"written to {target}")
+    echo(f"written to {target}")
     own = " --partition explicit --clients auto" if "client_train" in converted.arrays else ""
     stderr.print(f"to see its clients: fedsweep partition --data {path}{own}")
     stderr.print(f"to train a model: fedsweep train --data {path}{own} --epsilon 3 --save model.npz")

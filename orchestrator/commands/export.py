@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.commands.options import Folder
 from orchestrator.commands.sweep import output_errors, warn_if_unfinished
+from orchestrator.console import echo
 from trainables.errors import UserError
 from trainables.files import subfolder
 
@@ -44,9 +45,9 @@ def export(
     if to is Format.PARQUET:
         with output_errors("--out"):
             for path in write_export(Path(folder), out or subfolder(Path(folder), "export")):
-                typer.echo(path)
+                echo(path)
         return
     warn_if_unfinished(folder)
     with output_errors("--out"), results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
         for written in write(ledger, to.value, out or subfolder(Path(folder), "export", to.value)):
-            typer.echo(written)
+            echo(written)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
 from orchestrator.commands.options import Folder
 from orchestrator.commands.sweep import warn_if_unfinished
+from orchestrator.console import echo
 
 
 def figures(folder: Folder) -> None:
@@ -14,4 +13,4 @@ def figures(folder: Folder) -> None:
 
     warn_if_unfinished(folder)
     for path in draw_figures(folder):
-        typer.echo(path)
+        echo(path)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.commands.options import Json, key_values
-from orchestrator.console import emit_json
+from orchestrator.console import echo, emit_json
 from trainables.errors import UserError
 
 
@@ -48,9 +48,9 @@ def lookup(
     for entry in runs[:best]:
         values = ", ".join(f"{name}={value}" for name, value in entry["configuration"].items())
         by_round = "  ".join(f"{t}: {value:.2f}" for t, value in entry[task.metric].items())
-        typer.echo(f"{values}\n    {by_round}")
+        echo(f"{values}\n    {by_round}")
     if len(runs) > best:
-        typer.echo(f"and {len(runs) - best} more")
+        echo(f"and {len(runs) - best} more")
 
 
 def _last(curve: dict[int, float]) -> float:

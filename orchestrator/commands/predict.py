@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +34,7 @@ def predict(
     from trainables.federation.saved_model import SavedModel
 
     saved = SavedModel.load(model)
+    epsilon, delta = _budget(saved.provenance, model)
     if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
     rows, labels = features.rows_to_predict(str(data), saved.schema)
@@ -43,10 +44,16 @@ def predict(
     with replacing(output) as file:
         file.write(text.getvalue().encode())
     accuracy = None if labels is None else 100 * float((predicted.astype(str) == labels.astype(str)).mean())
-    epsilon = saved.provenance["epsilon"]["claimed"]
     lines = [
         f"{len(predicted)} predictions written to {output}",
         *([] if accuracy is None else [f"accuracy: {accuracy:.2f}%"]),
-        f"the model was trained at epsilon {number(float(epsilon))}, delta {saved.provenance['delta']:g}",
+        f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]
     show({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance}, json, lines)
+
+
+def _budget(provenance: dict[str, Any], model: Path) -> tuple[float, float]:
+    try:
+        return float(provenance["epsilon"]["claimed"]), float(provenance["delta"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{model} states no epsilon and delta: it is not a model that fedsweep saved") from None

@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.commands.options import Folder
 from orchestrator.commands.sweep import output_errors
+from orchestrator.console import echo
 
 
 def report(
@@ -24,4 +25,4 @@ def report(
     from orchestrator.report.html import write_report
 
     with output_errors("--output"):
-        typer.echo(write_report([folder] if other is None else [folder, other], output))
+        echo(write_report([folder] if other is None else [folder, other], output))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.commands.options import Folder
+from orchestrator.console import echo
 
 
 def serve(
@@ -18,7 +19,7 @@ def serve(
     from orchestrator.report.html import serving
 
     with serving.server(folder, port) as http:
-        typer.echo(http.address)
+        echo(http.address)
         stderr.print("press Ctrl-C to stop; the sweep is not affected")
         try:
             http.serve_forever()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.commands.options import RunOptions, seconds_of, shard_of
-from orchestrator.console import emit_json, stderr
+from orchestrator.console import echo, emit_json, stderr
 from trainables import plugins
 from trainables.errors import UserError
 
@@ -42,7 +42,7 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
         event = "finished" if finished.complete else "stopped"
         emit_json({"event": event, "folder": folder, "failed": finished.failed, "tables": finished.tables})
     elif finished.complete:
-        typer.echo(finished.page)
+        echo(finished.page)
         stderr.print(f"tables: {folder}/tables; winning configurations: {folder}/best.yaml")
         stderr.print(f"for an HTML report: {plugins.command('report', folder)}")
     if finished.failed:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
 from orchestrator.commands.options import Folder
 from orchestrator.commands.sweep import warn_if_unfinished
+from orchestrator.console import echo
 
 
 def tables(folder: Folder) -> None:
@@ -14,4 +13,4 @@ def tables(folder: Folder) -> None:
 
     warn_if_unfinished(folder)
     for path in rebuild_tables(folder):
-        typer.echo(path)
+        echo(path)

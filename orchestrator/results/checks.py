@@ -14,7 +14,9 @@ from typing import Any
 
 KEY = re.compile(r"[0-9a-f]{24}")  # as `content_key` computes it
 LONGEST_NAME = 100
-MOST_ROUNDS = 10**9
+MOST_ROUNDS = 10**6  # as in a study
+MOST_ROWS = 10**12
+HYPERPARAMETER = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 STATES = ("done", "diverged", "failed")
 
 
@@ -39,6 +41,60 @@ def text(value: Any) -> str:
     return value
 
 
+def line(value: Any) -> str:
+    """Text on one line: a terminal would follow control characters."""
+    return "".join(character if character.isprintable() else " " for character in text(value))
+
+
+def content(value: Any) -> Any:
+    """JSON."""
+    try:
+        return json.loads(text(value))
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of a thousand digits
+        raise sqlite3.DataError(f"{value!r:.50} cannot be read: {error}") from None
+
+
+def names(value: Any) -> list[str]:
+    """A list of names, as JSON."""
+    found = content(value)
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise _refused(value, "a list of names")
+    return [line(each) for each in found]
+
+
+def counts(value: Any) -> list[list[int]]:
+    """Rows of each class at each client, as JSON."""
+    found = content(value)
+    if not isinstance(found, list) or not all(isinstance(client, list) for client in found):
+        raise _refused(value, "a table of counts")
+    return [[count(each) for each in client] for client in found]
+
+
+def count(value: Any, least: int = 0) -> int:
+    if not isinstance(value, int) or not least <= value <= MOST_ROWS:
+        raise _refused(value, "a number of rows")
+    return value
+
+
+def accuracy(value: Any) -> float | None:
+    if value is not None and not 0 <= number(value) <= 100:
+        raise _refused(value, "an accuracy")
+    return value
+
+
+def spec(value: Any) -> str:
+    """A trial specification as JSON. Pydantic checks the rest where a trial is built from it."""
+    found = content(value)
+    if not isinstance(found, dict) or not isinstance(found.get("hyperparameters"), dict) or "seed" not in found:
+        raise _refused(value, "a trial")
+    rounds(found.get("rounds"))
+    for hyperparameter, chosen in found["hyperparameters"].items():
+        scalar = chosen is None or isinstance(chosen, int | float) or (isinstance(chosen, str) and chosen.isprintable())
+        if not HYPERPARAMETER.fullmatch(hyperparameter) or not scalar:
+            raise _refused({hyperparameter: chosen}, "a hyperparameter")
+    return value
+
+
 def number(value: Any) -> Any:
     if not isinstance(value, int | float):
         raise _refused(value, "a number")
@@ -53,30 +109,29 @@ def rounds(value: Any) -> int:
 
 def row(values: Sequence[Any]) -> tuple[Any, ...]:
     """The columns of `trials` in their order, with the metrics read from JSON."""
-    trial, spec, state, reason, last, accuracy, loss, metrics, *account, seconds, correct = values
+    trial, specification, state, reason, last, share, loss, metrics, *account, seconds, correct = values
     if state not in STATES:
         raise _refused(state, "the state of a trial")
     if not isinstance(correct, bytes):
         raise _refused(correct, "packed bits")
-    for score in (accuracy, loss):
-        if score is not None:
-            number(score)
-    parsed = _metrics(text(metrics))
+    if loss is not None:
+        number(loss)
+    parsed = _metrics(metrics)
     accounts = [number(epsilon) for epsilon in account]
     return (
-        *(key(trial), text(spec), state, text(reason), rounds(last), accuracy, loss, parsed),
+        *(key(trial), spec(specification), state, line(reason), rounds(last), accuracy(share), loss, parsed),
         *(*accounts, number(seconds), correct),
     )
 
 
-def _metrics(content: str) -> dict[str, dict[int, Any]]:
+def _metrics(value: Any) -> dict[str, dict[int, Any]]:
+    by_name = content(value)
     try:
-        by_name = json.loads(content)
         return {
             metric: {rounds(int(t)): value if value is None else number(value) for t, value in by_round.items()}
             for metric, by_round in by_name.items()
         }
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         raise sqlite3.DataError(f"metrics cannot be read: {error}") from None
 
 

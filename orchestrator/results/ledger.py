@@ -294,7 +294,7 @@ class Ledger:
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
 
     def plugins(self) -> list[str]:
-        return json.loads(self._meta("plugins") or "[]")
+        return checks.names(self._meta("plugins") or "[]")
 
     def plugin_code(self) -> dict[str, str]:
         return json.loads(self._meta("plugin_code") or "{}")
@@ -323,7 +323,8 @@ class Ledger:
     def settings(self) -> dict[SettingId, SettingFacts]:
         rows = self._db.execute("SELECT data, partition, validation_rows, test_rows, protected FROM settings")
         return {
-            SettingId(data, partition): SettingFacts(*map(checks.number, facts)) for data, partition, *facts in rows
+            SettingId(data, partition): SettingFacts(*map(checks.count, facts, (0, 0, 1)))
+            for data, partition, *facts in rows
         }
 
     def add_partitions(self, counts: Mapping[tuple[SettingId, int], list[list[int]]]) -> None:
@@ -339,7 +340,7 @@ class Ledger:
 
     def partitions(self) -> dict[tuple[SettingId, int], list[list[int]]]:
         rows = self._db.execute("SELECT data, partition, seed, counts FROM partitions ORDER BY data, partition, seed")
-        return {(SettingId(data, partition), seed): json.loads(counts) for data, partition, seed, counts in rows}
+        return {(SettingId(data, partition), seed): checks.counts(counts) for data, partition, seed, counts in rows}
 
     def add_test_clients(self, clients: Mapping[str, Sequence[int]]) -> None:
         """The client of every test row, by data set."""
@@ -349,7 +350,7 @@ class Ledger:
 
     def test_clients(self) -> dict[str, list[int]]:
         rows = self._db.execute("SELECT data, clients FROM test_clients ORDER BY data")
-        return {data: [int(number) for number in json.loads(clients)] for data, clients in rows}
+        return {data: [checks.count(number) for number in checks.content(clients)] for data, clients in rows}
 
     # ---- trials
 
@@ -405,14 +406,16 @@ class Ledger:
         indices = {number: index for index, (number,) in enumerate(self._db.execute("SELECT number FROM sessions"))}
         rows = self._db.execute("SELECT key, session, nodes FROM origins")
         return {
-            checks.key(key): (indices[session], _names(nodes)) for key, session, nodes in rows if session in indices
+            checks.key(key): (indices[session], checks.names(nodes))
+            for key, session, nodes in rows
+            if session in indices
         }
 
     def trials_by_node(self) -> dict[str, int]:
         """The number of trials that each node has computed, or a part of them."""
         counts: Counter[str] = Counter()
         for nodes, count in self._db.execute("SELECT nodes, count(*) FROM origins GROUP BY nodes"):
-            for node in _names(nodes):
+            for node in checks.names(nodes):
                 counts[node] += count
         return dict(sorted(counts.items()))
 
@@ -446,7 +449,8 @@ class Ledger:
         """State, score by this metric and loss of every trial that has ended. Cheap if the metric has a column."""
         if metric in ("accuracy", "loss"):
             outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials")
-            return {checks.key(key): (state, score, loss) for key, state, score, loss in outcomes}
+            checked = checks.accuracy if metric == "accuracy" else lambda score: score
+            return {checks.key(key): (state, checked(score), loss) for key, state, score, loss in outcomes}
         rows = (Row.from_values(values) for values in self._db.execute(f"SELECT {COLUMNS} FROM trials"))
         return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
@@ -532,7 +536,7 @@ class Ledger:
         """Oldest first."""
         environments: dict[int, dict[str, str]] = defaultdict(dict)
         for number, name, value in self._db.execute("SELECT session, name, value FROM environments"):
-            environments[number][name] = value
+            environments[number][checks.line(name)] = checks.line(value)
         computed = dict(self._db.execute("SELECT session, count(*) FROM origins GROUP BY session"))
         sessions = {
             number: Session(checks.number(began), [], environments[number], computed.get(number, 0))
@@ -554,7 +558,8 @@ class Ledger:
 
     def failures(self) -> list[tuple[int, str, str]]:
         """Packs that failed, oldest first: number of trials, key of the first one, reason."""
-        return self._db.execute("SELECT trials, first_key, reason FROM failures ORDER BY number").fetchall()
+        rows = self._db.execute("SELECT trials, first_key, reason FROM failures ORDER BY number")
+        return [(checks.number(trials), checks.line(key), checks.line(reason)) for trials, key, reason in rows]
 
     def set_memory_limits(self, device: str, limits: Mapping[PackGroup, int]) -> None:
         """Lanes that fit into the memory of a kind of device, by pack group."""
@@ -573,7 +578,7 @@ class Ledger:
 
     def stalls(self) -> list[Stall]:
         rows = self._db.execute("SELECT node, trials, since FROM stalls ORDER BY number")
-        return [Stall(checks.text(node), checks.number(trials), checks.number(since)) for node, trials, since in rows]
+        return [Stall(checks.line(node), checks.number(trials), checks.number(since)) for node, trials, since in rows]
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -599,13 +604,6 @@ def _checksum(values: Sequence[Any]) -> int:
         if isinstance(value, int | float):
             stored[position] = None if math.isnan(value) else float(value)
     return zlib.crc32(repr(stored).encode(errors="replace"))
-
-
-def _names(text: Any) -> list[str]:
-    names = json.loads(checks.text(text))
-    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
-        raise sqlite3.DataError(f"{text!r:.50} is not a list of names")
-    return names
 
 
 def _connect(uri: str, folder: Path) -> sqlite3.Connection:

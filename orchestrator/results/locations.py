@@ -312,7 +312,8 @@ class RemoteLocation(ResultsLocation):
     # ---- the lock
 
     def lock_holder(self) -> str | None:
-        holder = self.lock.holder()
+        with as_user_error(f"the lock at {self.url} cannot be read"):
+            holder = self.lock.holder()
         return holder.name if holder and holder.is_valid else None
 
     def _release_lock(self) -> None:

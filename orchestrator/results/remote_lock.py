@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from trainables.errors import UserError
 
+TOKEN = re.compile(r"[0-9a-f]{16}")
 EXPIRES_S = 120.0  # several heartbeats
 LOCK = "remote.lock"
 
@@ -42,8 +44,12 @@ class Holder(NamedTuple):
 
     @classmethod
     def parse(cls, content: bytes) -> Holder:
+        """Tokens become parts of paths."""
         fields = json.loads(content)
-        return cls(str(fields["holder"]), str(fields["token"]), float(fields["alive"]))
+        name, token, alive = str(fields["holder"]), str(fields["token"]), float(fields["alive"])
+        if not TOKEN.fullmatch(token) or not name.isprintable():
+            raise ValueError(f"{token!r:.50} is not a token, or {name!r:.50} is not a name")
+        return cls(name, token, alive)
 
 
 class RemoteLock:
@@ -59,8 +65,11 @@ class RemoteLock:
 
     def holder(self) -> Holder | None:
         """Who holds the lock, or held it last and did not release it."""
-        holder = self._read(self._path)
+        holder, seen = self._read(self._path), set[str]()
         while holder is not None and (successor := self._read(f"{self._path}.{holder.token}")) is not None:
+            if holder.token in seen:
+                raise ValueError(f"{self._path} has no last holder")
+            seen.add(holder.token)
             holder = successor
         return holder
 

@@ -37,6 +37,17 @@ READ_ERRORS = (
 )
 
 
+EXPANDS_FROM_BYTES = 1 << 30
+MOST_EXPANSION = 200  # features compress far less, a file of zeros a thousand times
+
+
+def _check_expansion(path: str, name: str, info: zipfile.ZipInfo) -> None:
+    if info.file_size > max(EXPANDS_FROM_BYTES, MOST_EXPANSION * info.compress_size):
+        raise UserError(
+            f"data file {path}: {name} expands to {info.file_size:,} bytes, more than {MOST_EXPANSION} times its size"
+        )
+
+
 def sha256(path: str) -> str:
     try:
         with open_file(path) as file:
@@ -65,9 +76,10 @@ def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] =
             assert file.zip is not None  # None once closed
             arrays: dict[str, Any] = {}
             for name in (*needs, *(name for name in optional if name in file)):
-                streamed = (
-                    stream_if_large(path, content, file.zip.getinfo(f"{name}.npy")) if name == "x_train" else None
-                )
+                member = name if name in file.zip.NameToInfo else f"{name}.npy"  # a member without ending is no array
+                info = file.zip.getinfo(member)
+                _check_expansion(path, name, info)
+                streamed = stream_if_large(path, content, info) if name == "x_train" else None
                 arrays[name] = file[name] if streamed is None else streamed
                 if not isinstance(arrays[name], np.ndarray | StoredRows):
                     raise UserError(f"data file {path}: {name} is not an array")

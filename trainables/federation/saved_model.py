@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class SavedModel:
         """Read and check a file that `save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as content:
+                if any(info.compress_type != zipfile.ZIP_STORED for info in content.zip.infolist()):
+                    raise ValueError("it is compressed")  # a small file could expand to any size
                 weights, about = content["weights"], json.loads(str(content["about"]))
             names = tuple(about["class_names"])
             model = cls(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow.parquet
 
 from orchestrator.report.benchmark.columns import COLUMNS, HYPER
 from trainables.errors import UserError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import optuna
 
 METRICS = ("accuracy", "loss")
+
+MOST_VALUES = 10**9
+"""A small file can expand to any number of equal rows."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,12 @@ class Task:
 
 def read(file: Path | str) -> pd.DataFrame:
     try:
-        found = pd.read_parquet(file)
-    except (OSError, ValueError) as error:
+        with Path(file).open("rb") as content:
+            about = pyarrow.parquet.read_metadata(content)
+            if about.num_rows * about.num_columns > MOST_VALUES:
+                raise UserError(f"{file} holds more than {MOST_VALUES} values")
+            found = pd.read_parquet(content)
+    except (OSError, ValueError, MemoryError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as Parquet: {error}".replace("\n", " ")) from None
     missing = [name for name in COLUMNS if name not in found]
     if missing:

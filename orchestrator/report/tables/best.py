@@ -12,6 +12,7 @@ from orchestrator.report.tables.render import one_line
 from orchestrator.results.locations import read_text
 from orchestrator.results.winners import CellResult, Results
 from orchestrator.search.variant import SECRET
+from orchestrator.study.reading import read_yaml
 from trainables import plugins
 from trainables.data import partition
 from trainables.data.partition import PartitionSpec
@@ -38,8 +39,8 @@ def page(results: Results) -> str:
 def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
     """The chosen configurations by cell name."""
     try:
-        content = yaml.safe_load(read_text(file))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content, _ = read_yaml(read_text(file), str(file))
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read: {error}".replace("\n", " ")) from None
     if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
         raise UserError(f"{file} is not a best.yaml: it has no mapping of cells")

@@ -155,7 +155,7 @@ def to_csv(table: Table) -> str:
 
 
 def frame_to_csv(data: pd.DataFrame) -> str:
-    return data.map(_csv_cell).to_csv(index=False, lineterminator="\n", float_format="%.10g")
+    return data.map(_csv_cell).rename(columns=_csv_cell).to_csv(index=False, lineterminator="\n", float_format="%.10g")
 
 
 def _csv_cell(value: object) -> object:

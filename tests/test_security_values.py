@@ -1,0 +1,257 @@
+"""Attacks with the content of files: terminal escapes, formulas, huge numbers, deep nesting, files that expand."""
+
+import io
+import json
+import shutil
+import sqlite3
+import zipfile
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import reported
+
+from orchestrator.report.benchmark import lookup
+from orchestrator.report.tables.best import read_best
+from orchestrator.report.tables.render import frame_to_csv
+from trainables.data import feature_file, features
+from trainables.errors import UserError
+from trainables.federation.saved_model import SavedModel
+
+ESCAPE = "\x1b]0;owned\x07\x1b[31m\u202e"
+DEEP = "[" * 100_000
+BIG = "9" * 5000
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written") / "results"
+    reported.write(folder)
+    return folder
+
+
+@pytest.fixture
+def results(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "results")
+
+
+def change(folder, statement, *values):
+    connection = sqlite3.connect(folder / "ledger.sqlite")
+    connection.execute(statement, values)
+    connection.commit()
+    connection.close()
+
+
+def change_json(folder, table, column, edit):
+    connection = sqlite3.connect(folder / "ledger.sqlite")
+    for row, text in connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
+        content = json.loads(text)
+        edit(content)
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (json.dumps(content), row))
+    connection.commit()
+    connection.close()
+
+
+# ---- the terminal
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        ("UPDATE trials SET state = 'failed', reason = ?", (ESCAPE,)),
+        ("INSERT INTO failures (trials, first_key, reason, at) VALUES (1, ?, ?, 1)", (ESCAPE, ESCAPE)),
+        ("INSERT OR REPLACE INTO environments SELECT number, 'device', ? FROM sessions", (ESCAPE,)),
+        ("INSERT OR REPLACE INTO environments SELECT number, 'logs', ? FROM sessions", (ESCAPE,)),
+        ("INSERT OR REPLACE INTO meta VALUES ('plugins', ?)", (json.dumps([ESCAPE]),)),
+    ],
+)
+def test_a_ledger_sends_nothing_to_the_terminal(statement, values, results, fedsweep):
+    change(results, statement, *values)
+    for command in ("status", "best", "tables"):
+        _, out, err = fedsweep(command, results)
+        assert "Traceback" not in err
+        assert not {"\x1b", "\x07", "\u202e"} & set(out + err)
+
+
+@pytest.mark.parametrize("place", ["data", "methods"])
+def test_labels_send_nothing_to_the_terminal(place, results, fedsweep):
+    change_json(results, "studies", "study", lambda study: study[place][0].update(label=ESCAPE))
+    for command in ("status", "best"):
+        code, out, err = fedsweep(command, results)
+        assert code == 0, err
+        assert not {"\x1b", "\x07", "\u202e"} & set(out + err)
+
+
+# ---- values
+
+SPECS = {
+    "nested without end": DEEP,
+    "too many digits": f'{{"seed": {BIG}}}',
+    "no mapping": "[]",
+    "no hyperparameters": "{}",
+    "a formula": {"=cmd|' /C calc'!A0": 1},
+    "an escape": {"learning_rate": ESCAPE},
+    "a mapping": {"learning_rate": {"a": 1}},
+    "a path": {"../../x": 1},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_specification_that_is_none_is_damage(name, results, fedsweep):
+    value = SPECS[name]
+    if isinstance(value, str):
+        change(results, "UPDATE trials SET spec = ?", value)
+    else:
+        change_json(results, "trials", "spec", lambda spec: spec["hyperparameters"].update(value))
+    for command in ("status", "tables", "report"):
+        code, _, err = fedsweep(command, results)
+        assert code == 2
+        assert "is damaged" in err
+        assert err.count("\n") == 1
+
+
+def test_a_huge_number_of_rounds_takes_no_memory(results, fedsweep):
+    change_json(results, "trials", "spec", lambda spec: spec.update(rounds=10**15))
+    code, _, err = fedsweep("tables", results)
+    assert code == 2
+    assert "is damaged" in err
+
+
+DAMAGE = {
+    "plug-ins are nested": ("INSERT OR REPLACE INTO meta VALUES ('plugins', ?)", DEEP),
+    "plug-ins are numbers": ("INSERT OR REPLACE INTO meta VALUES ('plugins', ?)", "[5]"),
+    "plug-ins are a mapping": ("INSERT OR REPLACE INTO meta VALUES ('plugins', ?)", '{"a": 5}'),
+    "partitions are nested": ("UPDATE partitions SET counts = ?", DEEP),
+    "partitions are a mapping": ("UPDATE partitions SET counts = ?", '{"a": 1}'),
+    "partitions are text": ("UPDATE partitions SET counts = ?", '[[1, "x"]]'),
+    "nobody is protected": ("UPDATE settings SET protected = ?", 0),
+    "negative rows": ("UPDATE settings SET test_rows = ?", -5),
+    "more than all rows": ("UPDATE settings SET test_rows = ?", 2**62),
+    "accuracy is infinite": ("UPDATE trials SET accuracy = ?", float("inf")),
+    "accuracy above 100": ("UPDATE trials SET accuracy = ?", 1e300),
+    "reasons are bytes": ("INSERT INTO failures (trials, first_key, reason, at) VALUES (1, 'a', ?, 1)", b"x"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_values_that_no_ledger_has_are_damage(name, results, fedsweep):
+    change(results, *DAMAGE[name])
+    code, _, err = fedsweep("report", results)
+    assert code == 2
+    assert "is damaged" in err
+    assert err.count("\n") == 1
+
+
+def test_headers_of_csv_files_are_no_formulas():
+    import pandas as pd
+
+    text = frame_to_csv(pd.DataFrame({"=1+1": [1], "@x": ["=2"], "a": ["b"]}))
+    assert text.splitlines() == ["'=1+1,'@x,a", "1,'=2,b"]
+
+
+# ---- other files
+
+
+@pytest.mark.parametrize("text", [DEEP, "a: &a [x]\n" + "".join(f"b{n}: &b{n} [{'*a, ' * 9}*a]\n" for n in range(3)) +
+                                  "cells: *b2", f"cells: {{a: {{delta: {BIG}}}}}", "cells: &c {a: *c}",
+                                  "cells: !!python/object/apply:os.system [id]"])  # fmt: skip
+def test_best_yaml_is_read_with_limits(text, tmp_path, fedsweep):
+    (tmp_path / "best.yaml").write_text(text)
+    code, _, err = fedsweep("train", "--from", tmp_path / "best.yaml")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def archive(path, name, array, compression=zipfile.ZIP_DEFLATED, **others):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for each, content in {name: array, **others}.items():
+            buffer = io.BytesIO()
+            np.save(buffer, content)
+            file.writestr(f"{each}.npy", buffer.getvalue())
+
+
+def test_a_model_that_expands_is_refused(tmp_path):
+    """`save` does not compress, so a model is as large as its file."""
+    archive(tmp_path / "m.npz", "weights", np.zeros(5_000_000, np.float32), about=np.array("{}"))
+    assert (tmp_path / "m.npz").stat().st_size < 100_000
+    with pytest.raises(UserError, match="is compressed"):
+        SavedModel.load(tmp_path / "m.npz")
+
+
+def test_a_feature_file_that_expands_without_measure_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_file, "EXPANDS_FROM_BYTES", 1 << 20)
+    zeros = np.zeros((100_000, 50), np.float32)
+    labels = np.arange(100_000) % 2
+    others = {"y_train": labels, "x_test": zeros[:10], "y_test": labels[:10]}
+    archive(tmp_path / "f.npz", "x_train", zeros, **others)
+    with pytest.raises(UserError, match="x_train expands to 20,000,128 bytes"):
+        features.load(str(tmp_path / "f.npz"))
+    archive(tmp_path / "f.npz", "x_train", np.random.default_rng(0).random((1000, 50), np.float32),
+            **{**others, "y_train": labels[:1000]})  # fmt: skip
+    assert len(features.load(str(tmp_path / "f.npz")).x_train) == 1000
+
+
+PROVENANCES = ({}, {"epsilon": 5}, {"epsilon": {"claimed": "x"}, "delta": 1e-5},
+               {"epsilon": {"claimed": 1.0}, "delta": ESCAPE})  # fmt: skip
+
+
+@pytest.mark.parametrize("provenance", PROVENANCES)
+def test_a_model_with_other_provenance_is_one_sentence(provenance, tmp_path, fedsweep):
+    model = SavedModel(np.zeros(10, np.float32), "softmax", 4, 2, provenance)
+    model.save(tmp_path / "m.npz")
+    command = ("predict", tmp_path / "m.npz", "synthetic-frozen:60,20,4,2", "--output", tmp_path / "out.csv")
+    code, _, err = fedsweep(*command)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "m.npz" in err
+
+
+def test_a_table_with_too_many_rows_is_refused(tmp_path, monkeypatch):
+    pyarrow.parquet.write_table(pyarrow.table({"a": pyarrow.array([0] * 100_000)}), tmp_path / "t.parquet")
+    monkeypatch.setattr(lookup, "MOST_VALUES", 10_000)
+    with pytest.raises(UserError, match="holds more than 10000 values"):
+        lookup.read(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("file", ["s3://bucket/t.parquet", "reference://x::https://host.example/r.json"])
+def test_a_table_is_a_local_file(file):
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        lookup.read(file)
+
+
+TOKEN = "0123456789abcdef"
+LOCKS = ([], 5, "x", {}, {"holder": 5}, {"holder": ESCAPE, "alive": 0, "token": TOKEN},
+         {"holder": "a", "alive": "now", "token": TOKEN}, {"holder": "a", "alive": 0, "token": "/../../victim"},
+         {"holder": "a", "alive": 0, "token": "../victim"}, {"holder": "a", "alive": 0, "token": ""})  # fmt: skip
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_hostile_lock_names_no_path(lock, written, tmp_path, fedsweep):
+    """A token becomes part of the name of a file."""
+    results = shutil.copytree(written, tmp_path / "results")
+    (results / "remote.lock").write_text(json.dumps(lock))
+    (results / "remote.lock.").mkdir()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command in (("status",), ("resume", "--backend", "local")):
+        _, out, err = fedsweep(command[0], f"file://{results}", *command[1:])
+        assert "Traceback" not in err
+        assert "\x1b" not in out + err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_locks_that_follow_each_other_in_a_circle_end(written, tmp_path, fedsweep):
+    results = shutil.copytree(written, tmp_path / "results")
+    lock = json.dumps({"holder": "a", "alive": 0, "token": TOKEN})
+    for name in ("remote.lock", f"remote.lock.{TOKEN}"):
+        (results / name).write_text(lock)
+    code, _, err = fedsweep("resume", f"file://{results}", "--backend", "local")
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def test_read_best_accepts_what_is_written(written):
+    from handmade_ledgers import build
+
+    build(written)
+    assert read_best(written / "best.yaml")
