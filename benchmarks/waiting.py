@@ -51,4 +51,6 @@ def _result(trial: Any) -> Any:
     score = int(trial.key[:4], 16) / 655.36
     last = trial.last_round
     metrics = {"accuracy": {last: score}, "loss": {last: 1.0}}
-    return SimpleNamespace(key=trial.key, state="done", rounds=last, metrics=metrics, seconds=0.1, correct=b"")
+    return SimpleNamespace(
+        key=trial.key, state="done", rounds=last, metrics=metrics, seconds=0.1, correct=b"", reason=""
+    )

@@ -113,7 +113,7 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
     rmtree = shutil.rmtree
 
     def removed(folder, **more):
-        if Path(folder).name == SCRATCH:
+        if Path(folder).name == SCRATCH and Path(folder).exists():
             written.append(sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()))
         rmtree(folder, **more)
 
