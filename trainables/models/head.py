@@ -49,29 +49,17 @@ class Head(ABC):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-<<<<<<< HEAD
         """Number of weights of each array, in the order of `shapes`."""
-=======
-        """Number of weights of each array."""
->>>>>>> 7609203 (Measured speed of centred trials on an H200; stub federation has a reason; texts of Head's properties)
         return tuple(math.prod(shape) for shape in self.shapes().values())
 
     @property
     def dimension(self) -> int:
-<<<<<<< HEAD
         """Number of weights."""
-=======
-        """Number of all weights."""
->>>>>>> 7609203 (Measured speed of centred trials on an H200; stub federation has a reason; texts of Head's properties)
         return sum(self.blocks)
 
     @property
     def width(self) -> int:
-<<<<<<< HEAD
         """Numbers per row and lane that a gradient needs, for the size of chunks."""
-=======
-        """Intermediate numbers per row: its gradient."""
->>>>>>> 7609203 (Measured speed of centred trials on an H200; stub federation has a reason; texts of Head's properties)
         return self.dimension
 
     def arrays(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
