@@ -316,7 +316,8 @@ def test_a_local_ray_that_has_died_is_detected(monkeypatch, capfd):
 def test_a_process_of_the_local_ray_is_killed(name, folder, undisturbed, tally):
     with Driver.run(folder, chaos.study()) as driver:
         driver.wait_until(lambda: "starts" in chaos.log(folder), "a pack has started")
-        (victim,) = [pid for pid, title in session(driver.process.pid).items() if f"/{name}/{name} " in f"{title} "]
+        processes = session(driver.process.pid).items()
+        (victim,) = [pid for pid, title in processes if title.partition(" ")[0].endswith(f"/{name}")]
         os.kill(victim, signal.SIGKILL)
         tally.add(f"local Ray, {name}", chaos.current_stage(folder))
         assert driver.end() == 2, driver.said

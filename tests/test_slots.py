@@ -126,7 +126,7 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
         seen.mkdir(parents=True)
         start = functools.partial(WaitingFederation, 0.0, 1, str(seen))
         swept(folder, 2, start, study(methods=[method]), lanes=128)
-    few, many = written
+    few, many = filter(None, written)  # the folder is also removed before a study starts
     assert many < 1.5 * few
 
 

@@ -46,7 +46,8 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
         stderr.print(f"tables: {folder}/tables; winning configurations: {folder}/best.yaml")
         stderr.print(f"for an HTML report: {plugins.command('report', folder)}")
     if finished.failed:
-        stderr.print(f"{finished.failed} trial{'s' if finished.failed > 1 else ''} failed; for the reasons: {plugins.command('status', folder)}")
+        trials = "trials" if finished.failed > 1 else "trial"
+        stderr.print(f"{finished.failed} {trials} failed; for the reasons: {plugins.command('status', folder)}")
     if not finished.complete:
         command = plugins.command("resume", folder)
         stderr.print(f"stopped before the end; finished trials are saved. To continue: {command}")
