@@ -9,6 +9,7 @@
 #   make nodes      tests on clusters of several nodes on this machine, and on S3
 #   make sums       repeat the tests against oracles with other kernels and summation orders
 #   make audits     privacy audits of every method under every option
+#   make audit-examples  audit an Opacus script and a Flower app, honest and with planted faults
 #   make data       download the papers' data and extract features
 #   make table3     reproduce table 3 of the main paper
 #   make reproduce  run the papers' studies and compare with the papers (about an hour on a large GPU)
@@ -18,7 +19,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test fuzz mutants goldens chaos nodes sums audits data table3 reproduce peers check install lock docs dist clean
+.PHONY: run test fuzz mutants goldens chaos nodes sums audits audit-examples data table3 reproduce peers check install lock docs dist clean
 
 run: .venv/.runs
 	$(BIN)/fedsweep run quickstart --results results/quickstart
@@ -59,6 +60,17 @@ sums: install
 
 audits: install
 	$(BIN)/python -m pytest -n 2 -m "audits"
+
+audit-examples: install .venv-opacus/.installed .venv-flower-audit/.installed
+	examples/audit/check.sh $(BIN)/fedsweep .venv-opacus/bin/python examples/audit/opacus_program.py --adjacency zero-out
+	examples/audit/check.sh $(BIN)/fedsweep .venv-flower-audit/bin/python examples/audit/flower_program.py
+
+.venv-opacus/.installed: examples/audit/opacus.txt
+.venv-flower-audit/.installed: examples/audit/flower.txt
+.venv-opacus/.installed .venv-flower-audit/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 data: install
 	$(BIN)/fedsweep data prepare cifar10-resnet20 cifar10-vgg16 pathmnist-resnet20 pathmnist-vgg16 adult-a9a heart-disease \

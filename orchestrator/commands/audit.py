@@ -22,6 +22,7 @@ from trainables.errors import UserError
 
 WITH_FOLDER = ("target", "cell", "canaries", "noise_factor", "seed", "json")
 """Options that may be combined with a results folder; the cell fixes all others."""
+WITH_PROGRAM = ("program", "data", "epsilon", "mu", "delta", "adjacency", "canaries", "seed", "json")
 
 
 @training_options(
@@ -34,15 +35,27 @@ WITH_FOLDER = ("target", "cell", "canaries", "noise_factor", "seed", "json")
 def audit(
     context: typer.Context,
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="METHOD|DIR",
             help="Method (see `fedsweep methods`), or a results folder, whose winner is audited in one training run: "
             "only --cell, --canaries, --noise-factor, --seed and --json apply then.",
         ),
-    ],
+    ] = None,
+    *,
     options: TrainingOptions,
     hyperparameters: Hyperparameters = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD",
+            help="Audit this program in one run instead: it is called with a feature file and an output folder, and "
+            "writes weights.npy (see the documentation).",
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="With --program: the data that canaries are planted in.")
+    ] = "synthetic-frozen:2000,200,20,4",
     defaults: Annotated[
         bool, typer.Option("--defaults", help="Audit the method's defaults, not the settings that reveal most.")
     ] = False,
@@ -64,6 +77,12 @@ def audit(
     The attack guesses from the releases whether a planted record took part in the training. Exits with 1 if they reveal
     more than is claimed. With --release local one client is simulated.
     """
+    if program is not None:
+        refuse_options(context, WITH_PROGRAM, "--program: it trains as it likes")
+        _audit_program(program, data, options, canaries, json)
+        return
+    if target is None:
+        raise UserError("nothing to audit: name a method or a results folder, or give --program")
     if is_folder(target):
         refuse_options(context, WITH_FOLDER, "a results folder: the cell is audited as the sweep trained it")
         _audit_winner(target, cell, canaries, noise_factor, options.seed, json)
@@ -136,7 +155,7 @@ def _audit_winner(
     """Train the winner of a cell once more, with canaries among its rows."""
     from orchestrator.execution.study_run import chosen_cells
     from orchestrator.execution.training import from_cells
-    from trainables.audit import one_run
+    from trainables.audit import coin_bounds, one_run
 
     training = from_cells(chosen_cells(folder), folder, cell, seed, None)
     result = one_run.one_run_audit(
@@ -152,14 +171,17 @@ def _audit_winner(
                 "canaries": result.canaries,
                 "guesses": result.guesses,
                 "correct": result.correct,
-                "confidence": one_run.CONFIDENCE,
+                "confidence": coin_bounds.CONFIDENCE,
                 "epsilon": {"claimed": privacy.epsilon, "actual": actual, "at_least": result.epsilon},
-                "power": {"epsilon": result.max_epsilon, "noise": result.noise},
+                "fdp_epsilon_at_least": result.fdp_epsilon,
+                "plain_epsilon_at_least": result.plain_epsilon,
+                "power": {"noise": result.noise},
                 "caught": result.caught,
             }
         )
     else:
         scope = f"{privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}, {training.trial.rounds} rounds"
+<<<<<<< HEAD
         echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
         echo(f"actual     eps {number(actual)}, by the privacy account")
         echo(
@@ -168,17 +190,71 @@ def _audit_winner(
         )
         echo(f"power      {_power(result.noise, result.max_epsilon, privacy.epsilon)}")
         echo(_verdict(result.caught))
+=======
+        typer.echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
+        typer.echo(f"actual     eps {number(actual)}, by the privacy account")
+        typer.echo(
+            f"measured   eps at least {number(result.epsilon)} with {coin_bounds.CONFIDENCE:.0%} confidence, for "
+            f"Gaussian noise: scores of {result.canaries} canaries in one run"
+        )
+        typer.echo(
+            f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP run, "
+            f"{number(result.plain_epsilon)} for any run: {result.correct} of {result.guesses} guesses are correct"
+        )
+        typer.echo(
+            f"power      detects {result.noise:.2f} of the noise or less, {coin_bounds.CONFIDENCE:.0%} of the time"
+        )
+        typer.echo(_verdict(result.caught))
+    if result.caught:
+        raise typer.Exit(1)
+
+
+def _audit_program(program: str, data: str, options: TrainingOptions, canaries: int | None, json: bool) -> None:
+    """Run somebody else's program once, with canaries among its rows."""
+    import tempfile
+
+    from trainables.audit import program as programs
+    from trainables.data import features
+    from trainables.privacy.gaussian import budget
+
+    claimed = budget(options.epsilon, options.mu, options.delta)
+    with tempfile.TemporaryDirectory(prefix="fedsweep-audit-") as folder:
+        result = programs.audit_program(
+            program,
+            features.load(data),
+            claimed,
+            options.delta,
+            adjacency=options.adjacency,
+            canaries=500 if canaries is None else canaries,
+            folder=Path(folder),
+            seed=options.seed,
+        )
+    if json:
+        emit_json(
+            {
+                "program": program,
+                "canaries": result.canaries,
+                "guesses": result.guesses,
+                "correct": result.correct,
+                "confidence": programs.CONFIDENCE,
+                "epsilon": {"claimed": claimed, "at_least": result.epsilon},
+                "mu": {"at_least": result.mu, "estimate": result.mu_estimate},
+                "fdp_epsilon_at_least": result.fdp_epsilon,
+                "caught": result.caught,
+            }
+        )
+    else:
+        typer.echo(f"claimed    eps {number(claimed)}; {options.adjacency}, delta {options.delta:g}")
+        typer.echo(
+            f"measured   eps at least {number(result.epsilon)} with {programs.CONFIDENCE:.0%} confidence, for "
+            f"Gaussian noise: scores of {result.canaries} canaries in one run (mu about {number(result.mu_estimate)})"
+        )
+        typer.echo(f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP program")
+        typer.echo(_verdict(result.caught))
+>>>>>>> dbee019 (One-run audit with f-DP and Gaussian bounds; audit of other people's programs)
     if result.caught:
         raise typer.Exit(1)
 
 
 def _verdict(caught: bool) -> str:
     return f"verdict    {'FAILED: the releases reveal more than is claimed' if caught else 'consistent with the claim'}"
-
-
-def _power(noise: float, most: float, claimed: float) -> str:
-    if most <= claimed:
-        return f"none: this many guesses can show eps {number(most)} at most; use more --canaries"
-    if noise == 0:
-        return "none: no smaller noise that was tried would be detected; use more --canaries"
-    return f"detects {noise:g} of the noise, tested on the same data; can show eps {number(most)} at most"

@@ -2,28 +2,31 @@
 
 Canaries replace some of the clients' rows. A fair coin decides for each which of two records is used: the canary or its
 opposite (with zero-out adjacency: the canary or no record). The run is trained once, as the study trained it. An
-adversary who sees all releases and knows every other row then guesses the coins. If an (eps, delta)-DP run has m
-canaries, r guesses are correct at most as often as r coins that each fall right with probability e^eps / (e^eps + 1),
-plus a term in delta. Many correct guesses therefore bound eps from below, and a bound above the claimed eps means that
-the run adds too little noise.
+adversary who sees all releases and knows every other row subtracts the noiseless release of the known rows, and
+regresses the remainder on the canaries' clipped gradients. How much this says about the coins bounds eps from below
+(`coin_bounds`), and a bound above the claimed eps means that the run adds too little noise.
 
-The guess subtracts the noiseless release of the known rows and regresses the remainder on the canaries' clipped
-gradients (ridge regression for all canaries together, since their gradients are not orthogonal). The bound holds for
-any guesses; worse guesses only make it weaker.
+Trials that differ only in their seed are audited together, one lane each, with the same coins.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit
-from scipy.stats import binom
 
-from trainables.audit.paired import CONFIDENCE
+from trainables.audit.coin_bounds import (
+    CoinScores,
+    best_guess_count,
+    detectable_ratio,
+    epsilon_lower_bound,
+    fdp_mu_bound,
+)
 from trainables.errors import UserError, in_range
 from trainables.federation.client_host import Broadcast, ClientStates, HostReply
 from trainables.federation.exact_sum import from_grid
@@ -35,44 +38,74 @@ from trainables.federation.trial_spec import TrialSpec
 from trainables.models import centring
 from trainables.models.centres import Centres
 from trainables.models.shard import Shard
-from trainables.privacy.gaussian import mu_of
+from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import PrivacyPlan
 
 LENGTH = 4.0  # norm of a canary's features in clips: its gradient is clipped unless the canary is memorised
 MAX_FRACTION = 0.5  # of a client's rows that canaries may replace
 MAX_DEFAULT_CANARIES = 1000
-FACTORS = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)  # of the noise, tried for the audit's power
-POWER_RUNS = 400  # simulated audits, to choose the number of guesses
-GUESSED_FRACTIONS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02)  # of the canaries: those with the largest scores
 
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """The claim, and a lower bound on eps from one run. The bound holds with probability `CONFIDENCE`."""
+    """The claim, and lower bounds on eps from one run. Each holds with probability `CONFIDENCE`."""
 
     trial: TrialSpec
     plan: PrivacyPlan
     canaries: int
     guesses: int
     correct: int
-    epsilon: float
-    """The lower bound."""
-    max_epsilon: float
-    """The bound if all guesses were correct: the most that this number of canaries can show."""
-    noise: float
-    """The largest tried fraction of the planned noise that would have been detected; 0 for none."""
+    mu: float
+    """Lower bound on mu if releases are known up to the coins and Gaussian noise of any scale."""
+    visible_mu: float
+    """mu of the most visible canary with noise as planned."""
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The lower bound for Gaussian noise."""
+        return epsilon_of(self.mu, self.trial.privacy.delta)
+
+    @cached_property
+    def fdp_epsilon(self) -> float:
+        """Lower bound for any mu-GDP mechanism, from the guesses."""
+        return epsilon_of(fdp_mu_bound(self.correct, self.guesses, self.canaries), self.trial.privacy.delta)
+
+    @cached_property
+    def plain_epsilon(self) -> float:
+        """Lower bound for any (eps, delta)-DP mechanism, from the guesses."""
+        return epsilon_lower_bound(self.canaries, self.guesses, self.correct, self.trial.privacy.delta)
 
     @property
     def caught(self) -> bool:
         """Whether the releases reveal more than the claim allows."""
         return self.epsilon > self.trial.privacy.epsilon
 
+    @property
+    def noise(self) -> float:
+        """The fraction of the planned noise that is detected with probability `CONFIDENCE`."""
+        claimed = mu_of(self.trial.privacy.epsilon, self.trial.privacy.delta)
+        return self.visible_mu / claimed * detectable_ratio(self.canaries)
+
 
 def one_run_audit(
     trial: TrialSpec, problem: Problem, *, canaries: int | None = None, noise_factor: float = 1.0, seed: int = 0
 ) -> OneRunAudit:
-    """Train once with canaries among the rows and guess their coins; then with less and less noise, to find the power.
+    """Train once with canaries among the rows and bound eps from what the releases say about their coins.
     `noise_factor` scales the planned noise, to test the audit itself."""
+    (found,) = audit_lanes([trial], problem, canaries=canaries, noise_factor=noise_factor, seed=seed)
+    return found
+
+
+def audit_lanes(
+    trials: Sequence[TrialSpec],
+    problem: Problem,
+    *,
+    canaries: int | None = None,
+    noise_factor: float = 1.0,
+    seed: int = 0,
+) -> list[OneRunAudit]:
+    """The same for several trials that differ in their seed, in one pack."""
+    trial = trials[0]
     plan, privacy = check(trial, problem), trial.privacy
     in_range(0, 100, "(]", noise_factor=noise_factor)
     in_range(0, 2**40, seed=seed)
@@ -91,18 +124,22 @@ def one_run_audit(
     room = _room(problem)
     if count > room:
         raise UserError(f"canaries = {count}, but the clients' rows have room for {room}")
-    guesses = best_guess_count(privacy.epsilon, privacy.delta, count)
-    correct = _correct_guesses(trial, problem, plan, count, guesses, noise_factor, seed)
-    return OneRunAudit(
-        trial,
-        plan,
-        count,
-        guesses,
-        correct,
-        epsilon_lower_bound(count, guesses, correct, privacy.delta),
-        epsilon_lower_bound(count, guesses, guesses, privacy.delta),
-        _detectable_noise(trial, problem, plan, count, guesses, seed),
-    )
+    planted = Canaries.plant(problem, trial, count, seed)
+    hosts = AuditedHosts(planted, plan, noise_factor, len(trials))
+    server = Server(hosts)
+    server.open(trials, planted.data(planted.coins))
+    server.advance(trial.rounds)
+    guesses = best_guess_count(plan.mu(privacy.release), count)
+    return [_result(each, plan, hosts.scores(lane), guesses) for lane, each in enumerate(trials)]
+
+
+def _result(trial: TrialSpec, plan: PrivacyPlan, scores: CoinScores, guesses: int) -> OneRunAudit:
+    if not (np.isfinite(scores.gram).all() and np.isfinite(scores.projections).all()):
+        raise UserError(f"{trial.method} diverges with canaries among its rows, so there is nothing to guess from")
+    guessed = scores.guesses()
+    largest = np.argsort(-np.abs(guessed), kind="stable")[:guesses]
+    correct = int((np.sign(guessed) == scores.coins)[largest].sum())
+    return OneRunAudit(trial, plan, len(guessed), guesses, correct, scores.gaussian_mu_bound(), scores.mu)
 
 
 def default_canaries(trial: TrialSpec, problem: Problem) -> int:
@@ -113,34 +150,6 @@ def default_canaries(trial: TrialSpec, problem: Problem) -> int:
 
 def _room(problem: Problem) -> int:
     return sum(int(MAX_FRACTION * size) for size in problem.partition.sizes)
-
-
-def _correct_guesses(
-    trial: TrialSpec, problem: Problem, plan: PrivacyPlan, canaries: int, guesses: int, factor: float, seed: int
-) -> int:
-    """Train once and guess the canaries with the largest scores: how many guesses are correct."""
-    planted = Canaries.plant(problem, trial, canaries, seed)
-    hosts = AuditedHosts(planted, plan, factor)
-    server = Server(hosts)
-    server.open([trial], planted.data(planted.coins))
-    server.advance(trial.rounds)
-    scores = hosts.scores()
-    if not np.isfinite(scores).all():
-        raise UserError(f"{trial.method} diverges with canaries among its rows, so there is nothing to guess from")
-    largest = np.argsort(-np.abs(scores), kind="stable")[:guesses]
-    return int((np.sign(scores) == planted.coins)[largest].sum())
-
-
-def _detectable_noise(
-    trial: TrialSpec, problem: Problem, plan: PrivacyPlan, canaries: int, guesses: int, seed: int
-) -> float:
-    """The largest of `FACTORS` whose correct guesses refute the claim with a margin for chance; 0 if none does."""
-    needed = guesses_needed(trial.privacy.epsilon, trial.privacy.delta, canaries, guesses)
-    for factor in FACTORS if needed <= guesses else ():
-        correct = _correct_guesses(trial, problem, plan, canaries, guesses, factor, seed + 1)
-        if binom.ppf(1 - CONFIDENCE, guesses, correct / guesses) >= needed:
-            return factor
-    return 0.0
 
 
 # ---- canaries among the rows
@@ -191,7 +200,7 @@ class Canaries:
         return tuple(rows[~np.isin(rows, absent)] for rows in self.problem.partition.rows)
 
     def effects(self, work: ClientWork, theta: torch.Tensor) -> NDArray[np.float64]:
-        """For every canary, half the difference that its coin makes to its client's sum of clipped gradients."""
+        """For every canary and lane, half the difference that its coin makes to its client's sum of gradients."""
         present = self._gradients(1, work, theta)
         return (present - self._gradients(-1, work, theta)) / 2 if self.replaced else present / 2
 
@@ -202,7 +211,7 @@ class Canaries:
             shard = shard.with_centres(Centres.of(work.centre, "cpu"))
         options = {"automatic": True} if work.automatic else {}
         gradients, _ = centring.clipped_gradient_sum(model, shard, theta, clip, **options)
-        return gradients[:, 0].numpy()
+        return gradients.numpy()
 
 
 class AuditedHosts(Hosts):
@@ -210,18 +219,20 @@ class AuditedHosts(Hosts):
     with all coins at 1, the other with all coins at -1. Their mean release is what the known rows contribute, and the
     difference gives the scale of a canary's effect."""
 
-    def __init__(self, canaries: Canaries, plan: PrivacyPlan, noise_factor: float) -> None:
+    def __init__(self, canaries: Canaries, plan: PrivacyPlan, noise_factor: float, lanes: int) -> None:
         clients = len(canaries.problem.partition.rows)
         super().__init__(clients)
         self._canaries, self._factor = canaries, noise_factor
         self._references = [(Hosts(clients), canaries.data(sign * np.ones_like(canaries.coins))) for sign in (1, -1)]
         self._std = plan.noise_std[plan.events[0].purpose]
         count = len(canaries.coins)
-        self._gram, self._projections = np.zeros((count, count)), np.zeros(count)  # the normal equations of the coins
+        # the normal equations of the coins, for every lane
+        self._gram, self._projections = np.zeros((lanes, count, count)), np.zeros((lanes, count))
 
-    def scores(self) -> NDArray[np.float64]:
-        """One for every canary: positive if its coin was probably 1."""
-        return np.linalg.solve(self._gram + np.eye(len(self._gram)), self._projections).astype(np.float64)
+    def scores(self, lane: int) -> CoinScores:
+        clients = self._canaries.clients
+        groups = clients if self._canaries.trial.privacy.release == "local" else np.zeros_like(clients)
+        return CoinScores(self._gram[lane], self._projections[lane], self._canaries.coins, groups)
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         return super().prepare(_scaled(work, self._factor))
@@ -234,101 +245,43 @@ class AuditedHosts(Hosts):
             references.append(hosts.round(replace(without_noise, data=data), t, sent, diagnose=False))
         replies = super().round(_scaled(work, self._factor), t, sent, diagnose)
         effects = self._canaries.effects(work, sent["theta"])
+        seen = [[from_grid(part.total).numpy() for part in parts] for parts in (replies, *references)]
+        for lane in range(effects.shape[1]):
+            self._observe_lane(work, lane, effects[:, lane], [[part[lane] for part in parts] for parts in seen])
+        return replies
+
+    def _observe_lane(
+        self, work: ClientWork, lane: int, effects: NDArray[np.float64], seen: list[list[NDArray[np.float64]]]
+    ) -> None:
+        """`seen`: the releases of all clients, and those of the reference hosts."""
         local = self._canaries.trial.privacy.release == "local"
         total, variance = np.zeros(effects.shape[1]), 0.0
-        for (client,), reply, high, low in zip(work.assignment, replies, *references, strict=True):
-            own = self._canaries.clients == client
-            released, above, below = (from_grid(part.total)[0].numpy() for part in (reply, high, low))
+        for (client,), released, above, below in zip(work.assignment, *seen, strict=True):
+            own = np.flatnonzero(self._canaries.clients == client)
             direction = effects[own].sum(0)
             # how the release scales the sum of gradients: 1 / |D_i|, times the step size if it is a step
             scale = float((above - below) @ direction) / max(2 * float(direction @ direction), 1e-300)
             effects[own] *= scale
             unexplained = released - (above + below) / 2
-            if local and own.any() and scale:
-                self._observe(own, unexplained, effects[own], (scale * self._std) ** 2)
+            if local and own.size and scale:
+                self._observe(lane, own, unexplained, effects[own], (scale * self._std) ** 2)
             total += unexplained
             variance += (scale * self._std) ** 2
         if not local and variance:
-            self._observe(np.full(len(effects), True), total, effects, variance)
-        return replies
+            self._observe(lane, np.arange(len(effects)), total, effects, variance)
 
     def _observe(
-        self, own: NDArray[np.bool_], release: NDArray[np.float64], effects: NDArray[np.float64], variance: float
+        self,
+        lane: int,
+        own: NDArray[np.int64],
+        release: NDArray[np.float64],
+        effects: NDArray[np.float64],
+        variance: float,
     ) -> None:
         """Add one release with noise of this variance to the normal equations of its canaries."""
-        self._gram[np.ix_(own, own)] += effects @ effects.T / variance
-        self._projections[own] += effects @ release / variance
+        self._gram[lane][np.ix_(own, own)] += effects @ effects.T / variance
+        self._projections[lane, own] += effects @ release / variance
 
 
 def _scaled(work: ClientWork, factor: float) -> ClientWork:
     return replace(work, noise_std={name: (std * factor).astype(np.float32) for name, std in work.noise_std.items()})
-
-
-# ---- bounds from correct guesses
-
-
-def tail_probability(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability of this many correct guesses or more in an (eps, delta)-DP run (theorem 5.2)."""
-    coin = float(expit(epsilon))
-    below = binom.pmf(
-        np.arange(correct - 1, -1, -1), guesses, coin
-    ).cumsum()  # correct - i to correct - 1, i = 1, 2, ...
-    alpha = float((below / np.arange(1, correct + 1)).max(initial=0.0))
-    return min(1.0, float(binom.sf(correct - 1, guesses, coin)) + alpha * delta * 2 * canaries)
-
-
-def epsilon_lower_bound(canaries: int, guesses: int, correct: int, delta: float) -> float:
-    """The largest eps that these guesses refute."""
-    level = 1 - CONFIDENCE
-    if tail_probability(canaries, guesses, correct, 0.0, delta) > level:
-        return 0.0
-    low, high = 0.0, 1.0
-    while tail_probability(canaries, guesses, correct, high, delta) <= level:
-        low, high = high, 2 * high
-        if high > 1e3:
-            return low
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if tail_probability(canaries, guesses, correct, middle, delta) <= level else (low, middle)
-        )
-    return low
-
-
-def guesses_needed(epsilon: float, delta: float, canaries: int, guesses: int) -> int:
-    """The number of correct guesses that refutes eps; guesses + 1 if no number does."""
-    low, high = guesses // 2, guesses + 1
-    while low < high:
-        middle = (low + high) // 2
-        refuted = middle <= guesses and tail_probability(canaries, guesses, middle, epsilon, delta) <= 1 - CONFIDENCE
-        low, high = (low, middle) if refuted else (middle + 1, high)
-    return low
-
-
-def smallest_detectable_mu(epsilon: float, delta: float, canaries: int, guesses: int) -> float:
-    """The smallest mu of the canaries for which an audit of this size refutes eps with probability `CONFIDENCE`;
-    simulated with a fixed seed, for coins observed in Gaussian noise."""
-    noise = np.random.default_rng(0).standard_normal((POWER_RUNS, canaries))
-    needed = guesses_needed(epsilon, delta, canaries, guesses)
-    if needed > guesses:
-        return math.inf
-
-    def is_detected(mu: float) -> bool:
-        scores = noise + mu / 2  # all coins are 1: a guess is correct if the score is positive
-        largest = np.argpartition(-np.abs(scores), guesses - 1, axis=1)[:, :guesses]
-        correct = (np.take_along_axis(scores, largest, axis=1) > 0).sum(1)
-        return float((correct >= needed).mean()) >= CONFIDENCE
-
-    low, high = 0.0, mu_of(epsilon, delta)
-    while not is_detected(high):
-        low, high = high, 2 * high
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_detected(middle) else (middle, high)
-    return high
-
-
-def best_guess_count(epsilon: float, delta: float, canaries: int) -> int:
-    """The number of guesses with the greatest power. It does not depend on the data."""
-    counts = sorted({max(1, round(fraction * canaries)) for fraction in GUESSED_FRACTIONS})
-    return min(counts, key=lambda count: (smallest_detectable_mu(epsilon, delta, canaries, count), -count))

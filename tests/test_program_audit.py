@@ -1,0 +1,55 @@
+"""`fedsweep audit --program`: a tiny program in NumPy, honest and with planted faults."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import assert_one_sentence, last_json
+
+from trainables.audit.coin_bounds import ratio_bound
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "audit" / "numpy_program.py"
+DATA = "synthetic-frozen:1000,50,10,3"
+
+
+def program(fault, seed=1):
+    return f"{sys.executable} {EXAMPLE} --fault {fault} --seed {seed}"
+
+
+def test_an_honest_program_passes(fedsweep):
+    code, out, _ = fedsweep("audit", "--program", program("none"), "--data", DATA, "--epsilon", 2, "--json")
+    found = last_json(out)
+    assert code == 0
+    assert 0.5 < found["epsilon"]["at_least"] < 2
+    assert found["mu"]["estimate"] == pytest.approx(0.5016, abs=0.2)
+
+
+@pytest.mark.parametrize("fault", ["divisor", "steps", "clip-after-mean"])
+def test_a_fault_is_caught(fedsweep, fault):
+    code, out, _ = fedsweep("audit", "--program", program(fault), "--data", DATA, "--epsilon", 2)
+    assert code == 1
+    assert "FAILED" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (["--program", "no-such-program", "--epsilon", "2"], "cannot be started"),
+        (["--program", "false", "--epsilon", "2"], "exit code 1"),
+        (["--program", "true", "--epsilon", "2"], "wrote neither weights.npy nor release-*.npy"),
+        (["--program", "true"], "the budget is missing"),
+        (["--program", "true", "--epsilon", "2", "--rounds", "3"], "--rounds"),
+        ([], "nothing to audit"),
+    ],
+)
+def test_bad_input(fedsweep, arguments, culprit):
+    assert_one_sentence(fedsweep("audit", *arguments), culprit)
+
+
+def test_the_ratio_bound_holds_as_often_as_stated():
+    rng = np.random.default_rng(0)
+    coins = 2.0 * rng.integers(0, 2, 200) - 1
+    bounds = [ratio_bound(3 + 0.5 * coins + rng.standard_normal(200), coins)[0] for _ in range(1000)]
+    assert 0.005 < np.mean(np.array(bounds) > 0.5) < 0.045
+    assert np.mean(bounds) > 0.3
