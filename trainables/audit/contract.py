@@ -238,12 +238,12 @@ def _check_leak(method: Method, base: Mapping[str, HyperValue], level: Level, re
 
 def _check_power(method: Method, base: Mapping[str, HyperValue], level: Level, repetitions: int) -> str:
     claim, model = CLAIM.model_copy(update={"level": level}), _small_model(method)
-    result = paired.audit(method.name, claim, {}, model=model, repetitions=repetitions, noise_factor=0.5)
+    result = paired.audit(method.name, claim, {}, model=model, repetitions=4 * repetitions, noise_factor=0.5)
     if result.caught or result.sampled:
         return ""
     return (
-        f"with half the noise only eps {result.epsilon:.3g} was measured in {repetitions} repetitions: the method adds "
-        "noise that its account does not use, or needs more repetitions"
+        f"with half the noise only eps {result.epsilon:.3g} was measured in {4 * repetitions} repetitions: the method "
+        "adds noise that its account does not use, or needs more repetitions"
     )
 
 
