@@ -181,30 +181,18 @@ def _audit_winner(
         )
     else:
         scope = f"{privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}, {training.trial.rounds} rounds"
-<<<<<<< HEAD
         echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
         echo(f"actual     eps {number(actual)}, by the privacy account")
         echo(
-            f"measured   eps at least {number(result.epsilon)} with {one_run.CONFIDENCE:.0%} confidence: "
-            f"{result.correct} of {result.guesses} guesses are correct, for {result.canaries} canaries in one run"
-        )
-        echo(f"power      {_power(result.noise, result.max_epsilon, privacy.epsilon)}")
-        echo(_verdict(result.caught))
-=======
-        typer.echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
-        typer.echo(f"actual     eps {number(actual)}, by the privacy account")
-        typer.echo(
             f"measured   eps at least {number(result.epsilon)} with {coin_bounds.CONFIDENCE:.0%} confidence, for "
             f"Gaussian noise: scores of {result.canaries} canaries in one run"
         )
-        typer.echo(
+        echo(
             f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP run, "
             f"{number(result.plain_epsilon)} for any run: {result.correct} of {result.guesses} guesses are correct"
         )
-        typer.echo(
-            f"power      detects {result.noise:.2f} of the noise or less, {coin_bounds.CONFIDENCE:.0%} of the time"
-        )
-        typer.echo(_verdict(result.caught))
+        echo(f"power      detects {result.noise:.2f} of the noise or less, {coin_bounds.CONFIDENCE:.0%} of the time")
+        echo(_verdict(result.caught))
     if result.caught:
         raise typer.Exit(1)
 
@@ -244,14 +232,13 @@ def _audit_program(program: str, data: str, options: TrainingOptions, canaries: 
             }
         )
     else:
-        typer.echo(f"claimed    eps {number(claimed)}; {options.adjacency}, delta {options.delta:g}")
-        typer.echo(
+        echo(f"claimed    eps {number(claimed)}; {options.adjacency}, delta {options.delta:g}")
+        echo(
             f"measured   eps at least {number(result.epsilon)} with {programs.CONFIDENCE:.0%} confidence, for "
             f"Gaussian noise: scores of {result.canaries} canaries in one run (mu about {number(result.mu_estimate)})"
         )
-        typer.echo(f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP program")
-        typer.echo(_verdict(result.caught))
->>>>>>> dbee019 (One-run audit with f-DP and Gaussian bounds; audit of other people's programs)
+        echo(f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP program")
+        echo(_verdict(result.caught))
     if result.caught:
         raise typer.Exit(1)
 
