@@ -9,7 +9,7 @@ from trainables import methods
 from trainables.audit import contract, noise_shift, shift_checks
 from trainables.audit.neighbouring_data import pairs, problem_for
 from trainables.audit.paired import from_zero, most_visible
-from trainables.federation.trial_spec import TrialSpec
+from trainables.federation.trial_spec import Preprocess, TrialSpec
 from trainables.methods import METHODS
 from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
 
@@ -69,6 +69,32 @@ def test_the_shift_is_as_long_as_the_account_says(name, adjacency, release):
 def test_local_steps_are_followed_one_by_one():
     shift = shift_of("dp-fedavg", "record", "replace-one", "local", local_steps=3)
     assert shift.mu == pytest.approx(shift.plan.mu("local"), rel=1e-2)
+
+
+def test_a_first_step_of_adam_has_noise():
+    """With one local step only the sign of a noisy gradient is released."""
+    assert shift_of("dp-localadamw", "record", "replace-one", "local").mu > 0
+
+
+def test_hessians_are_followed():
+    assert shift_of("dp-fednewton", "record", "zero-out", "local").cost["hessian"] > 0
+
+
+def test_samples_of_centred_features_are_followed():
+    problem = problem_for(METHODS["dp-fedsam"])
+    pair = next(pairs(problem, "record", "replace-one"))
+    trial = TrialSpec(
+        problem=problem.spec,
+        method="dp-fedsam",
+        hyperparameters=METHODS["dp-fedsam"].check({"local_steps": 2, "sampling_rate": 0.5, "participation": 1.0}),
+        privacy=PrivacySettings(epsilon=2.0, clip=1.0),
+        rounds=2,
+        evaluate_every=2,
+        preprocess=Preprocess(center=0.2, bound=1.0),
+    )
+    shift = noise_shift.find_shift(trial, pair.data, pair.other, pair.client)
+    assert shift.cost["centre"] > 0
+    assert shift.cost["gradient"] > 0
 
 
 def test_a_user_is_hidden():

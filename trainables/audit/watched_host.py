@@ -4,6 +4,7 @@ A round can be played again from the same state, with some of the noise shifted.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,6 @@ from trainables.federation.client_host import Broadcast, ClientHost
 from trainables.federation.exact_sum import from_grid
 from trainables.federation.pack import ClientWork
 from trainables.methods.base import Sample
-from trainables.models import Model
 
 Address = tuple[int, int, str]
 """Where a client's noise comes from: round, step, purpose."""
@@ -120,7 +120,7 @@ class _WatchedRound(BatchRound):
     def __init__(self, tape: Tape, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._tape = tape
-        self.model: Any = _WatchedModel(self.model, tape)
+        self.model = _watched_model(self.model, tape)
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         return self._tape.summed(super().clipped_gradient_sum(theta, sample), sample)
@@ -147,15 +147,16 @@ class _WatchedRound(BatchRound):
         return float(self._lanes.std[purpose].flatten()[0])
 
 
-class _WatchedModel:
-    """The model, with sums of Hessians observed."""
+def _watched_model(model: Any, tape: Tape) -> Any:
+    """The model, with sums of Hessians observed. The engine looks at its class, so it is an instance of a subclass."""
+    kind = type(model)
+    if not hasattr(kind, "clipped_hessian_sum"):
+        return model
 
-    def __init__(self, model: Model, tape: Tape) -> None:
-        self._model, self._tape = model, tape
+    def clipped_hessian_sum(self: Any, *arguments: Any) -> torch.Tensor:
+        return tape.summed(kind.clipped_hessian_sum(self, *arguments), None)
 
-    def clipped_hessian_sum(self, *arguments: Any) -> torch.Tensor:
-        model: Any = self._model
-        return self._tape.summed(model.clipped_hessian_sum(*arguments), None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    watched = copy.copy(model)
+    watched_kind = type(f"Watched{kind.__name__}", (kind,), {"clipped_hessian_sum": clipped_hessian_sum})
+    object.__setattr__(watched, "__class__", watched_kind)
+    return watched
