@@ -327,7 +327,7 @@ def test_a_configuration_is_ranked_by_its_mean_over_seeds(tmp_path):
 def test_finalists_are_compared_on_fresh_seeds(tmp_path):
     """A bonus on the search seeds puts 0.1 first. The contest has as many rounds as confirm, uses validation rows and
     ranks 0.5 first."""
-    bonus = {(0.1, seed): 20.0 for seed in SEEDS["search"]}
+    bonus = {(0.1, seed): 16.0 for seed in SEEDS["search"]}
     of = study(methods=[GD], seeds=SEEDS, search={"finalists": 3})
     ran = drive(tmp_path, of, near_with_bonus(0.5, bonus))
     contest = ran.of("DP-FedGD", "contest")

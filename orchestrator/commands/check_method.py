@@ -28,7 +28,8 @@ def check_method(
     ] = 4_000,
     json: Json = False,
 ) -> None:
-    """Run the contract tests of a method: lanes, hosts, restarts, account, noise and audit. Exits with 1 on failure."""
+    """Run the contract tests of a method. They cover lanes, hosts, restarts, account, noise and audit; exits with 1 on
+    failure."""
     from trainables import methods
     from trainables.audit import contract
 
