@@ -1,14 +1,20 @@
-"""A federation that only waits, to measure a sweep without its computation. Imports nothing heavy."""
+"""A federation that only waits, to measure a sweep without its computation."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from ray import cloudpickle
+
+# Ray's workers cannot import this module: the package does not install it, and they do not search the working directory.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class WaitingFederation:

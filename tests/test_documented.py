@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {  # a word of the command: where it is tested, and why
     "--address": "tests/test_nodes.py: needs a cluster",
     "gpus_per_host=0.5": "`make reproduce`: needs a GPU",
     "as_released=true": "tests/test_audit.py: slow",
+    "--program": "tests/test_program_audit.py: slow",
     "beyond-cifar10": "`make reproduce`: needs the paper's features",
     "precision-cifar10-resnet20": "tests/test_precision.py reads it: takes minutes and needs the paper's features",
 }
