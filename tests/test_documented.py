@@ -28,6 +28,7 @@ TESTED_ELSEWHERE = {  # a word of the command: where it is tested, and why
     "cancel": "tests/test_locations.py: needs a running sweep",
     "forget": "tests/test_forgetting.py: needs a node of a cluster",
     "prepare": "tests/test_sources.py: downloads",
+    "import": "tests/test_import.py: needs the tables of the page",
     "bench": "tests/test_bench.py and test_search.py: parts of it; takes minutes",
     "--address": "tests/test_nodes.py: needs a cluster",
     "gpus_per_host=0.5": "`make reproduce`: needs a GPU",
