@@ -212,7 +212,7 @@ def refine_again(
 def _closer(hyper: Hyperparameter, tried: Axis, scale: str, winner: HyperValue) -> Axis:
     values = sorted(float(value) for value in tried)
     scale = usable_scale(scale, values)
-    points = [_forward(scale, value) for value in values]
+    points = [forward(scale, value) for value in values]
     position, step = values.index(float(winner)), max(b - a for a, b in itertools.pairwise(points))
     point = points[position]
     below = [(point + points[position - 1]) / 2] if position > 0 else [point - step, point - step / 2]
@@ -242,8 +242,8 @@ def zoom(hyper: Hyperparameter, axis: Axis, scale: str, winner: HyperValue, step
         return axis
     scale = usable_scale(scale, values)
     position = values.index(float(winner))
-    middle = _forward(scale, values[position])
-    gaps = [_forward(scale, b) - _forward(scale, a) for a, b in itertools.pairwise(values)]
+    middle = forward(scale, values[position])
+    gaps = [forward(scale, b) - forward(scale, a) for a, b in itertools.pairwise(values)]
     down = gaps[position - 1] if position > 0 else gaps[0]
     up = gaps[position] if position < len(gaps) else gaps[-1]
     points = []
@@ -262,6 +262,31 @@ def usable_scale(scale: str, values: Sequence[float]) -> str:
     return "linear" if outside else scale
 
 
+def densified(space: SearchSpace, name: str, least: int) -> Axis:
+    """The values of both grids on an axis, in order; a numeric axis gets values in its widest gaps until it has `least`
+    of them, as far as the hyperparameter has more."""
+    values = tuple(dict.fromkeys([*space.coarse[name], *space.fine[name]]))
+    if not is_numeric(values) or len(values) < 2:
+        return values
+    hyper = hyperparameters_of(space.method)[name]
+    points: dict[float, HyperValue] = {}
+    for value in values:
+        points.setdefault(float(value), value)
+    scale = usable_scale(space.scale[name], list(points))
+    closed: set[float] = set()  # starts of gaps without a value between
+    while len(points) < least:
+        gaps = [(forward(scale, b) - forward(scale, a), a, b) for a, b in itertools.pairwise(sorted(points))]
+        open_gaps = [(round(gap, 9), -a, a, b) for gap, a, b in gaps if a not in closed]
+        if not open_gaps:
+            break
+        _, _, low, high = max(open_gaps)
+        middle = _significant(_backward(scale, (forward(scale, low) + forward(scale, high)) / 2), 3)
+        new = [value for value in _valid(hyper, [middle]) if low < float(value) < high]
+        closed |= set() if new else {low}
+        points.update((float(value), value) for value in new)
+    return tuple(points[point] for point in sorted(points))
+
+
 def on_edge(axis: Axis, value: HyperValue) -> bool:
     """Whether a value is the lowest or highest of a numeric axis with at least two values."""
     if not is_numeric(axis) or len(axis) < 2:
@@ -270,7 +295,7 @@ def on_edge(axis: Axis, value: HyperValue) -> bool:
     return float(value) in (min(numbers), max(numbers))
 
 
-def _forward(scale: str, value: float) -> float:
+def forward(scale: str, value: float) -> float:
     if scale == "log":
         return math.log(value)
     return -math.log1p(-value) if scale == "complement" else value

@@ -6,7 +6,8 @@ stage opens when every trial of the one before it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from orchestrator.search.candidates import Outcomes
@@ -37,11 +38,18 @@ WAITING = NextStage("contest", [])
 
 class CellSearch:
     def __init__(
-        self, cell: Cell, variant: SearchVariant, outcomes: Outcomes, validation_rows: int, secret: bytes = b""
+        self,
+        cell: Cell,
+        variant: SearchVariant,
+        outcomes: Outcomes,
+        validation_rows: int,
+        noise: Callable[[int], float],
+        secret: bytes = b"",
     ) -> None:
-        """`outcomes`: of all trials of the sweep; grows while it runs."""
+        """`outcomes`: of all trials of the sweep; grows while it runs. `noise`: see `SearchTask.noise`."""
         self.cell, self.variant = cell, variant
-        self.task = cell.study.search_task(cell.method, cell.epsilon, variant, validation_rows, secret)
+        task = cell.study.search_task(cell.method, cell.epsilon, variant, validation_rows, secret)
+        self.task = replace(task, noise=noise)
         self.configurations: dict[str, Configuration] = {}
         self.trial_seeds: dict[str, int] = {}
         self.history = History(
@@ -55,6 +63,8 @@ class CellSearch:
         self.best = RunningBest(cell.study.objective_spec, restarting)
         self.neighbours: list[CellSearch] = []
         """The searches of the next smaller and next larger budget, whose winners join the contest (warm start)."""
+        self.together: list[CellSearch] = [self]
+        """The searches that propose at the same time: one, or those of all budgets of a method and setting."""
         self.search_over = False
         self._repeats = 0
         """Proposals in a row without a new configuration."""
@@ -82,7 +92,7 @@ class CellSearch:
             configuration = self.cell.space.configuration(trial.hyperparameters, clip=clip, rounds=rounds)
             self.configurations[trial.key] = configuration
         opened.extend(trial.key for trial in trials)
-        if self.variant.strategy.publishes_only_winner:
+        if self.variant.strategy.publishes_only_winner or self.variant.strategy.chooses_seeds:
             self.trial_seeds.update((trial.key, trial.seed) for trial in trials)
 
     def next_stage(self) -> NextStage:
@@ -111,7 +121,7 @@ class CellSearch:
 
     def finalists(self) -> list[Configuration]:
         """The configurations that meet in the contest."""
-        guests = [c for other in self.neighbours for c in best_configurations(other.variant, other.history)[:1]]
+        guests = [c for other in self.neighbours for c in best_configurations(other.variant, other.history, 1)]
         return finalists(self.variant, self.history, self.cell.study.search.finalists, guests)
 
     def winner(self) -> Choice | None:
@@ -124,6 +134,8 @@ class CellSearch:
                 check_configuration(configuration, self.cell.space)
                 if proposal.seeds is None:
                     trials += self.trials(stage, [configuration])
+                elif strategy.chooses_seeds:
+                    trials += self.trials(stage, [configuration], [self._search_seed(proposal.seeds[number])])
                 else:
                     seed, key = proposal.seeds[number], noise_key(self.task.secret)
                     trials.append(self.cell.private_trial(configuration, seed, "validation", key))
@@ -139,9 +151,16 @@ class CellSearch:
             )
         return trials
 
-    def trials(self, stage: str, configurations: Sequence[Configuration]) -> list[TrialSpec]:
-        """Every configuration with every seed of the stage, by configuration, then by seed."""
-        seeds, trials = self.variant.seeds(stage), []
+    def _search_seed(self, seed: int) -> int:
+        if seed not in self.task.seeds:
+            raise UserError(f"seed {seed!r} is not one of seeds.search = {list(self.task.seeds)}")
+        return seed
+
+    def trials(
+        self, stage: str, configurations: Sequence[Configuration], seeds: Sequence[int] | None = None
+    ) -> list[TrialSpec]:
+        """Every configuration with every seed of the stage (or with `seeds`), by configuration, then by seed."""
+        seeds, trials = seeds or self.variant.seeds(stage), []
         for configuration in configurations:
             rounds = int(configuration.get("rounds", self.variant.planned_rounds(stage, self.task.rounds)))
             last = self.variant.last_round(stage, rounds)

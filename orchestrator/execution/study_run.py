@@ -70,10 +70,9 @@ def run(
 
     `backend`: "ray" or "local" (in this process). `address`: of a Ray cluster. `resources`: override the study's.
     `stop_after_s`: stop after this time, as after one Ctrl-C. `shard`: (k, n) runs every n-th cell from the k-th on."""
-    if shard[1] > 1 and study.search.warm_start:
-        raise UserError(
-            f"shard = {shard[0]}/{shard[1]}: with search.warm_start cells need their neighbouring budgets; run it whole"
-        )
+    if shard[1] > 1 and study.budgets_depend:
+        why = "search.warm_start" if study.search.warm_start else "a strategy that searches all budgets together"
+        raise UserError(f"shard = {shard[0]}/{shard[1]}: with {why} cells need other budgets; run it whole")
     deadline = math.inf if stop_after_s is None else time.monotonic() + stop_after_s
     resources = resources or study.resources
     chosen = backends.get(backend, address)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from orchestrator.execution.cell_search import WAITING, CellSearch
+from orchestrator.execution.cell_search import WAITING, CellSearch, NextStage
 from orchestrator.results.ledger import Ledger, StageKey
 from orchestrator.search.candidates import Outcome
 from orchestrator.search.variant import SearchVariant
@@ -41,6 +42,7 @@ class Sweep:
                 variant,
                 self.outcomes,
                 prepared.validation_rows(cell.setting),
+                prepared.noise(cell),
                 ledger.secret(cell.id) if variant.strategy.publishes_only_winner else b"",
             )
             for cell in prepared.cells
@@ -48,17 +50,24 @@ class Sweep:
         ]
         self._delayed: list[CellSearch] = []
         """Searches that wait for their neighbours, not for their own trials."""
-        if study.search.warm_start:
-            self._connect_neighbours()
+        self._connect_budgets()
         self._advance_all(self.searches)
 
-    def _connect_neighbours(self) -> None:
-        """Link each search with those of the next smaller and next larger budget."""
+    def _connect_budgets(self) -> None:
+        """Link the searches of all budgets where they propose together, and those of neighbouring budgets where the
+        winners of one join the contest of the other."""
         families: dict[tuple[CellId, str], list[CellSearch]] = defaultdict(list)
         for search in self.searches:
             families[search.cell.id._replace(epsilon=0), search.variant.name].append(search)
         for family in families.values():
-            family.sort(key=lambda search: search.cell.epsilon)
+            if family[0].variant.strategy.searches_budgets_together:
+                memo: dict[str, Any] = {}
+                for search in family:
+                    search.together = family
+                    search.history.budgets, search.history.memo = [each.history for each in family], memo
+            if not self.prepared.study.search.warm_start:
+                continue
+            family = sorted(family, key=lambda search: search.cell.epsilon)
             for below, above in itertools.pairwise(family):
                 below.neighbours.append(above)
                 above.neighbours.append(below)
@@ -91,38 +100,54 @@ class Sweep:
             return self._advance_all(completed)
 
     def _advance_all(self, searches: list[CellSearch]) -> list[TrialSpec]:
-        new = [trial for search in searches for trial in self._advance(search)]
+        """Open what follows the completed stages of these searches; the new trials."""
+        groups = {id(search) if search.search_over else id(search.together): search for search in searches}
+        new = [trial for search in groups.values() for trial in self._advance(search)]
         delayed, self._delayed = self._delayed, []
         return new + [trial for search in delayed for trial in self._advance(search)]
 
     def _advance(self, search: CellSearch) -> list[TrialSpec]:
-        """Open stages until one has trials to run; those that no other search waits for."""
+        """Open stages of a search, and of those that propose with it, until one has trials to run; the new trials."""
+        new: list[TrialSpec] = []
         while True:
-            stage, trials = following = search.next_stage()
-            if following is WAITING:
-                self._delayed.append(search)
-                return []
-            if not trials:
-                search.stages.setdefault("confirm", [])
-                return []
-            start, seeds = len(search.stages.get(stage, [])), search.seed_count(stage)
-            self._record(search, stage, trials, start)
-            search.open(stage, trials)
-            self.known.update(trial.key for trial in trials)
-            left: set[str] = set()
-            new: list[TrialSpec] = []
-            for position, trial in enumerate(trials, start):
-                if (outcome := self.outcomes.get(trial.key)) is not None:
-                    self._update_best(search, position // seeds, outcome)
-                elif trial.key not in left:
-                    left.add(trial.key)
-                    if trial.key not in self.waiting:
-                        self.waiting[trial.key] = trial
-                        new.append(trial)
-                    self._open[trial.key] = (*self._open.get(trial.key, ()), (search, position // seeds))
-            if left:
-                self._left[id(search)] = len(left)
-                return new
+            group = [search] if search.search_over else [each for each in search.together if not each.search_over]
+            if any(self.left(each) for each in group):
+                break
+            # all proposals come before any stage opens, so that they depend on the completed stages alone
+            following = [each.next_stage() for each in group]
+            opened = [self._open_stage(each, stage, new) for each, stage in zip(group, following, strict=True)]
+            for other in group:
+                if other is not search and (other.search_over or search.search_over):  # contests do not wait
+                    new += self._advance(other)
+            if not any(opened):
+                break
+        return new
+
+    def _open_stage(self, search: CellSearch, following: NextStage, new: list[TrialSpec]) -> bool:
+        """Open a stage, and add to `new` the trials that no other search waits for. False if none opens."""
+        stage, trials = following
+        if following is WAITING:
+            self._delayed.append(search)
+            return False
+        if not trials:
+            search.stages.setdefault("confirm", [])
+            return False
+        start, seeds = len(search.stages.get(stage, [])), search.seed_count(stage)
+        self._record(search, stage, trials, start)
+        search.open(stage, trials)
+        self.known.update(trial.key for trial in trials)
+        left: set[str] = set()
+        for position, trial in enumerate(trials, start):
+            if (outcome := self.outcomes.get(trial.key)) is not None:
+                self._update_best(search, position // seeds, outcome)
+            elif trial.key not in left:
+                left.add(trial.key)
+                if trial.key not in self.waiting:
+                    self.waiting[trial.key] = trial
+                    new.append(trial)
+                self._open[trial.key] = (*self._open.get(trial.key, ()), (search, position // seeds))
+        self._left[id(search)] = len(left)
+        return True
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:
         stage = next(reversed(search.stages))

@@ -84,16 +84,32 @@ def dependent_stages(
         if first is None or variant is None or stage not in variant.stages:
             continue
         if variant.strategy.extends_stages and stage in variant.strategy.stages and first + 1 < len(members):
-            dependent[cell, name, stage] = first + 1
+            dependent[cell, name, stage] = min(first + 1, dependent.get((cell, name, stage), first + 1))
         dependent |= dict.fromkeys(((cell, name, later) for later in _after(variant, stage)), 0)
         if stage in variant.strategy.stages:
             searches_changed.add(name)
+            if variant.strategy.searches_budgets_together:
+                for key, position in _of_other_budgets(stages, (cell, name, stage), first, variant).items():
+                    dependent[key] = min(position, dependent.get(key, position))
     for cell, name, stage in stages:
         if (
             warm_start and name in searches_changed and stage in ("contest", "confirm")
         ):  # winners of other cells take part
             dependent[cell, name, stage] = 0
     return {key: position for key, position in dependent.items() if key in stages}
+
+
+def _of_other_budgets(
+    stages: Mapping[StageKey, Sequence[str]], changed: StageKey, first: int, variant: SearchVariant
+) -> dict[StageKey, int]:
+    """What depends on a changed trial in the searches of the other budgets, whose batches have the same sizes."""
+    cell, name, stage = changed
+    dependent: dict[StageKey, int] = {}
+    for other, other_name, _ in stages:
+        if other_name == name and other != cell and other._replace(epsilon=cell.epsilon) == cell:
+            dependent[other, name, stage] = first + 1
+            dependent |= dict.fromkeys(((other, name, later) for later in _after(variant, stage)), 0)
+    return dependent
 
 
 def _after(variant: SearchVariant, stage: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ The sweep fills it while it runs; tables, status and the report fill it from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,12 @@ class History:
     """By the key of a candidate's first trial."""
     trial_seeds: Mapping[str, int] = field(default_factory=dict)
     """Seeds of the trials, by key, where each has its own."""
+    budgets: Sequence[History] = ()
+    """For strategies that search budgets together: the histories of all cells with the same method and setting, this
+    one included, in the order of the study's budgets."""
     memo: dict[str, Any] = field(default_factory=dict)
-    """A cache for the strategy, of values that follow from the other fields. It may be empty at any call."""
+    """A cache for the strategy, of values that follow from the other fields. It may be empty at any call. Searches of
+    budgets that are searched together share it."""
 
     def configuration(self, candidate: Candidate) -> Configuration:
         """The hyperparameters of a candidate."""

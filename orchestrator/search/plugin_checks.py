@@ -126,6 +126,12 @@ def _check_space(strategy: Strategy, returned: object, *_: object) -> str:
     return "" if returned is None or isinstance(returned, str) else f"{returned!r}, which is not text"
 
 
+def _finalists(strategy: Strategy, returned: object, *_: object) -> str:
+    if returned is None or (isinstance(returned, list) and all(isinstance(each, Mapping) for each in returned)):
+        return ""
+    return f"{returned!r}, which is not a list of configurations"
+
+
 _CHECKS: dict[str, Callable[..., str]] = {
     "expected": _expected,
     "already_run": _counts,
@@ -133,6 +139,7 @@ _CHECKS: dict[str, Callable[..., str]] = {
     "planned_rounds": _planned_rounds,
     "last_round": _last_round,
     "check_space": _check_space,
+    "finalists": _finalists,
 }
 
 
@@ -161,8 +168,10 @@ def _problem_of(strategy: Strategy, proposal: Proposal | None, opened: dict[str,
     for configuration in configurations:
         if not isinstance(configuration, Mapping):
             return f"proposed {configuration!r}, which is not a dictionary of hyperparameters"
-    if seeds is not None and not strategy.publishes_only_winner:
-        return "proposed seeds; only the study sets seeds, except for a private search"
+    if seeds is not None and not (strategy.publishes_only_winner or strategy.chooses_seeds):
+        return "proposed seeds; a strategy that does so declares chooses_seeds = True"
+    if seeds is None and strategy.chooses_seeds:
+        return "proposed no seeds, although it declares chooses_seeds = True"
     if seeds is not None and len(seeds) != len(configurations):
         return f"proposed {len(configurations)} configurations and {len(seeds)} seeds"
     last = next(reversed(opened), "")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import search_spaces
 from orchestrator.search.objective import Objective
 from orchestrator.section import Section
 from search_spaces import SearchSpace
+
+
+def _unknown_noise(rounds: int) -> float:
+    raise NotImplementedError("the noise is known where the data are")
 
 
 class StageRounds(NamedTuple):
@@ -44,6 +49,11 @@ class SearchTask:
     """The cell's privacy budget."""
     delta: float
     """The study's delta."""
+    seeds: tuple[int, ...] = ()
+    """The search seeds."""
+    noise: Callable[[int], float] = field(default=_unknown_noise, compare=False)
+    """The noise multiplier of a run with so many rounds: the standard deviation of a round's noise, relative to the
+    sensitivity, for which the run has the cell's budget. 0 without privacy."""
     secret: bytes = b""
     """Random bytes of this cell, for strategies that publish only their winner."""
 

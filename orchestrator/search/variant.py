@@ -47,12 +47,14 @@ class SearchVariant:
         return (*self.strategy.stages, *contest, "confirm")
 
     def seeds(self, stage: str) -> list[int]:
-        """The seeds that each configuration of a stage runs with."""
+        """The seeds that each configuration of a stage runs with. If the strategy chooses one, the first stands for
+        it."""
         if self.strategy.publishes_only_winner:
             return [SECRET]
         if stage in ("contest", "confirm"):
             return list(self.all_seeds.contest if stage == "contest" else self.all_seeds.confirm)
-        return list(self.all_seeds.search[:1] if self.select == "single" else self.all_seeds.search)
+        one = self.select == "single" or self.strategy.chooses_seeds
+        return list(self.all_seeds.search[:1] if one else self.all_seeds.search)
 
     def planned_rounds(self, stage: str, rounds: StageRounds) -> int:
         """Rounds that the privacy budget of a trial of this stage is split over."""

@@ -36,9 +36,12 @@ def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | N
     return selection.choose(alone, outcomes, history.task.validation_rows, history.task.objective)
 
 
-def best_configurations(variant: SearchVariant, history: History) -> list[Configuration]:
+def best_configurations(variant: SearchVariant, history: History, count: int) -> list[Configuration]:
     """Of all competing stages, best first."""
-    return unique(map(history.configuration, history.ranked(*competing_stages(variant, history))))
+    chosen = variant.strategy.finalists(history.task, history, count)
+    if chosen is not None:
+        return chosen
+    return unique(map(history.configuration, history.ranked(*competing_stages(variant, history))))[:count]
 
 
 def finalists(
@@ -46,7 +49,7 @@ def finalists(
 ) -> list[Configuration]:
     """The configurations that meet in the contest: the best `count` of the search. `guests`, the winners of
     neighbouring budgets, take the last places."""
-    own = best_configurations(variant, history)[:count]
+    own = best_configurations(variant, history, count)
     if not own:
         return []
     invited = [guest for guest in unique(guests) if guest not in own][: count - 1]

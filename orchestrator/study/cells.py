@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from orchestrator.study.cell_id import CellId, SettingId
@@ -16,7 +16,7 @@ from search_spaces import RUN_NAMES, Configuration, SearchSpace
 from trainables import models
 from trainables.data import features, partition, simulated
 from trainables.errors import UserError
-from trainables.federation.pack import check, code_of
+from trainables.federation.pack import check, code_of, plan_of
 from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.methods import METHODS
@@ -160,6 +160,18 @@ class PreparedStudy:
 
     def test_rows(self, setting: Setting) -> int:
         return len(self.problems[next(iter(setting.confirm.values())).key].y_eval)
+
+    def noise(self, cell: Cell) -> Callable[[int], float]:
+        """The noise multiplier of a cell's runs, by their number of rounds; see `SearchTask.noise`."""
+        sizes = self.problems[next(iter(cell.setting.search.values())).key].partition.sizes
+        some = cell.space.grid(cell.space.coarse)[0]
+
+        @cache
+        def multiplier(rounds: int) -> float:
+            (trial,) = cell.trials({**some, "rounds": rounds}, cell.study.seeds.search[:1], rounds)
+            return math.sqrt(rounds) / plan_of(trial, sizes).mu(trial.privacy.release)
+
+        return multiplier
 
     @property
     def settings(self) -> list[Setting]:

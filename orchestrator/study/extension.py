@@ -18,9 +18,10 @@ def check_extension(old: Study, new: Study) -> None:
     resources may change; a data file may move, and its content is checked by its hash."""
     before, after = _identity(old), _identity(new)
     _check("", before, after)
-    if new.search.warm_start and before["epsilons"] != after["epsilons"]:
+    if old.budgets_depend and before["epsilons"] != after["epsilons"]:
+        why = "search.warm_start" if old.search.warm_start else "a strategy that searches all budgets together"
         raise UserError(
-            f"epsilons = {_short(after['epsilons'])}: with search.warm_start the folder's contests depend on "
+            f"epsilons = {_short(after['epsilons'])}: with {why} the folder's trials depend on "
             f"{_short(before['epsilons'])}; choose another folder"
         )
 

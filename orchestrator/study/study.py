@@ -136,6 +136,18 @@ class Study(Section):
         return self
 
     @model_validator(mode="after")
+    def _model_needs_a_contest(self) -> Study:
+        for name in self.search.strategies:
+            if STRATEGIES[name].chooses_seeds and ("single" in self.search.select or not self.seeds.contest):
+                raise invalid(
+                    f"strategy {name} runs one seed of a configuration; its winner needs a contest (search.select: "
+                    "contest, and seeds.contest)",
+                    "search",
+                    "strategies",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _metrics_are_known(self) -> Study:
         named: list[tuple[str, tuple[str | int, ...]]] = [(self.objective, ("objective",))]
         named += [(metric, ("metrics", number)) for number, metric in enumerate(self.metrics)]
@@ -252,6 +264,11 @@ class Study(Section):
         return len(self.variants) == 1 and self.variants[0].strategy.is_exact(self.search.refine)
 
     @property
+    def budgets_depend(self) -> bool:
+        """Whether the search of a cell depends on the results of other budgets."""
+        return self.search.warm_start or any(variant.strategy.searches_budgets_together for variant in self.variants)
+
+    @property
     def may_add_stages(self) -> bool:
         """Whether results may call for stages beyond the expected ones."""
         return any(variant.strategy.may_add_stages(self.search.refine) for variant in self.variants)
@@ -276,6 +293,7 @@ class Study(Section):
             settings=variant.settings,
             epsilon=epsilon,
             delta=self.privacy.delta,
+            seeds=tuple(self.seeds.search),
             secret=secret,
         )
 

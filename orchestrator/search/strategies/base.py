@@ -29,7 +29,8 @@ class Proposal(NamedTuple):
     configurations: Sequence[Configuration]
     """At least one."""
     seeds: Sequence[int] | None = None
-    """A seed for each configuration, instead of the study's seeds; only for the strategy `private`."""
+    """A seed for each configuration, instead of all search seeds; only for strategies with `chooses_seeds` and for the
+    strategy `private`."""
 
 
 class Strategy(ABC):
@@ -44,6 +45,11 @@ class Strategy(ABC):
     """Its own section of a study file, `search: {NAME: ...}`."""
     extends_stages: ClassVar[bool] = False
     """Whether it adds to a stage after results of that stage: the results it has seen are then final."""
+    searches_budgets_together: ClassVar[bool] = False
+    """Whether it proposes for all budgets of a method in a setting at the same time: it is asked when the trials of all
+    these cells have ended, and `history.budgets` holds the results of all of them."""
+    chooses_seeds: ClassVar[bool] = False
+    """Whether its proposals name one of the search seeds (`task.seeds`) for every configuration."""
     samples_ranges: ClassVar[bool] = True
     """Whether values are sampled from ranges; False: they lie on a grid."""
     publishes_only_winner: ClassVar[bool] = False
@@ -70,6 +76,11 @@ class Strategy(ABC):
     def last_round(self, stage: str, planned: int, settings: Section) -> int:
         """The round after which a trial of this stage stops, at most `planned`. `settings`: the strategy's section."""
         return planned
+
+    def finalists(self, task: SearchTask, history: History, count: int) -> list[Configuration] | None:
+        """The configurations that meet in the contest, best first, at most `count`. None: those with the best mean
+        score of the search."""
+        return None
 
     def adds_configurations(self, stage: str) -> bool:
         """Whether a stage may hold configurations that no earlier stage held."""

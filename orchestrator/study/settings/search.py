@@ -12,6 +12,7 @@ from orchestrator.search.strategies.halving import HalvingSettings
 from orchestrator.search.strategies.optuna import OptunaSettings
 from orchestrator.search.strategies.private import PrivateSettings
 from orchestrator.search.strategies.random import RandomSettings
+from orchestrator.search.strategies.surface import SurfaceSettings
 from orchestrator.search.variant import Select
 from orchestrator.section import Section
 from orchestrator.study.errors import invalid, message
@@ -24,7 +25,7 @@ class SearchSettings(Section):
     model_config = ConfigDict(extra="allow")  # for the sections of plug-ins' strategies; others are refused below
 
     strategies: list[str] = Field(default=["grid"], min_length=1)
-    """Search strategies: grid, optuna, random, halving, private, or a plug-in's. Each searches every cell. The tables
+    """Search strategies: grid, optuna, random, halving, surface, private, or a plug-in's. Each searches every cell. The tables
     of a private search may be published."""
     select: list[Select] = Field(default=["contest"], min_length=1)
     """How the winner is chosen. contest: configurations are ranked by their mean over the search seeds, and the best
@@ -37,11 +38,13 @@ class SearchSettings(Section):
     """The fine grid: as the search space lists it (table), or around the coarse winner (zoom)."""
     trials: int | None = Field(default=None, ge=1, le=LARGEST_GRID)
     """Configurations that Optuna or a random search tries; the number whose rounds halving may use; the mean number of
-    runs of a private search. By default the size of the coarse and the fine grid together."""
+    runs of a private search. By default the size of the coarse and the fine grid together. For surface: trials of the
+    search per cell, by default 16 per axis."""
     optuna: OptunaSettings = OptunaSettings()
     random: RandomSettings = RandomSettings()
     halving: HalvingSettings = HalvingSettings()
     private: PrivateSettings = PrivateSettings()
+    surface: SurfaceSettings = SurfaceSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,182 @@
+"""One model of the score for all budgets of a method: a Gaussian process over hyperparameters and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from orchestrator.search.history import History
+from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.task import SearchTask
+from orchestrator.section import Section
+from search_spaces import Configuration
+
+if TYPE_CHECKING:
+    from orchestrator.search.surface.batches import Candidates
+    from orchestrator.search.surface.lattice import Lattice
+    from orchestrator.search.surface.model import Surface
+
+TRIALS_PER_AXIS = 16
+
+
+class SurfaceSettings(Section):
+    """A model of the score over all budgets, which proposes batches of trials for all of them."""
+
+    batch: int = Field(default=4, ge=1)
+    """Trials per batch and budget."""
+    optimism: float = Field(default=1.5, ge=0)
+    """Standard deviations above the expected score by which trials are chosen: more explores more."""
+    values: int | None = Field(default=None, ge=1, le=1000)
+    """Least number of values of a numeric axis; default: 33 for one axis, fewer for more axes."""
+    seed: int = Field(default=42, ge=0, lt=2**32)
+    """Seed of the first trials, which fill the space evenly."""
+
+
+class SurfaceSearch(Strategy):
+    """Trials run with one seed each. The first ones fill the space evenly. Every further batch is chosen by the model of
+    all finished trials of all budgets. The model's best configurations meet in the contest."""
+
+    name = "surface"
+    stages = ("surface",)
+    Settings = SurfaceSettings
+    extends_stages = True
+    searches_budgets_together = True
+    chooses_seeds = True
+    caption = "The strategy surface runs each configuration of the search with one of the search seeds."
+
+    def propose(self, task: SearchTask, history: History) -> Proposal | None:
+        budgets = list(history.budgets) or [history]
+        done = tuple(len(each.stages.get("surface", [])) for each in budgets)
+        batches = history.memo.setdefault("surface batches", {})
+        if done not in batches:
+            batches[done] = _Search(budgets).batch()
+        own = next(number for number, each in enumerate(budgets) if each is history)
+        proposal: Proposal | None = batches[done][own]
+        return proposal
+
+    def expected(self, task: SearchTask) -> dict[str, int]:
+        return {"surface": trials_of(task)}
+
+    def finalists(self, task: SearchTask, history: History, count: int) -> list[Configuration]:
+        from orchestrator.search.surface.batches import best
+
+        budgets = list(history.budgets) or [history]
+        own = next(number for number, each in enumerate(budgets) if each is history)
+        search = _Search(budgets)
+        if not _finished(history):
+            return []
+        return [search.lattice.configurations[i] for i in best(search.surface, search.candidates(own), count)]
+
+
+def trials_of(task: SearchTask) -> int:
+    """Trials of a cell's search."""
+    axes = sum(len({*axis, *task.space.fine[name]}) > 1 for name, axis in task.space.coarse.items())
+    return task.trials or TRIALS_PER_AXIS * max(1, axes)
+
+
+def _finished(history: History) -> bool:
+    """Whether a trial of this budget finished."""
+    return history.best("surface") is not None
+
+
+class _Search:
+    """The searches of all budgets at a moment when all their trials have ended."""
+
+    def __init__(self, budgets: Sequence[History]) -> None:
+        self.budgets = budgets
+        self.task = budgets[0].task
+        assert isinstance(self.task.settings, SurfaceSettings)
+        self.settings = self.task.settings
+        memo: dict[str, Any] = budgets[0].memo
+        if "surface lattice" not in memo:
+            from orchestrator.search.surface.lattice import Lattice  # SciPy is slow to import
+
+            memo["surface lattice"] = Lattice(self.task.space, self.settings.values)
+        self.lattice: Lattice = memo["surface lattice"]
+
+    def batch(self) -> list[Proposal | None]:
+        """The next proposal for every budget; None for all when the search is over."""
+        total = trials_of(self.task)
+        tried = len(self.budgets[0].stages.get("surface", []))
+        if tried >= total:
+            return [None] * len(self.budgets)
+        if tried and not any(_finished(each) for each in self.budgets):
+            return [None] * len(self.budgets)
+        if not tried:
+            return self._design(min(total, self._first_trials(total)))
+        return self._chosen(min(self.settings.batch, total - tried))
+
+    def _first_trials(self, total: int) -> int:
+        """More for few budgets, because the model learns from all of them."""
+        return max(4, min(total // 3, max(8, 48 // len(self.budgets))))
+
+    def _design(self, count: int) -> list[Proposal | None]:
+        every = self.lattice.design(count * len(self.budgets), self.settings.seed)
+        return [
+            self._proposal(number, every[number :: len(self.budgets)]) for number in range(len(self.budgets))
+        ]
+
+    def _chosen(self, count: int) -> list[Proposal | None]:
+        from orchestrator.search.surface.batches import next_batch
+
+        candidates = [self.candidates(number) for number in range(len(self.budgets))]
+        if not any(own.available.any() for own in candidates):
+            return [None] * len(self.budgets)
+        batch = next_batch(self.surface, candidates, count, self.settings.optimism)
+        return [
+            self._proposal(number, [self.lattice.configurations[i] for owner, i in batch if owner == number])
+            for number in range(len(self.budgets))
+        ]
+
+    def _proposal(self, number: int, configurations: Sequence[Configuration]) -> Proposal | None:
+        """With seeds that take turns; a configuration that has run gets a seed that it has not run with."""
+        if not configurations:
+            return None
+        seeds, used, chosen = self.task.seeds, self._used_seeds(number), []
+        start = number + len(self.budgets[number].stages.get("surface", []))
+        for position, configuration in enumerate(configurations, start):
+            own = used.setdefault(self._identity(configuration), [])
+            turns = [seeds[(position + k) % len(seeds)] for k in range(len(seeds))]
+            chosen.append(next((seed for seed in turns if seed not in own), turns[0]))
+            own.append(chosen[-1])
+        return Proposal("surface", list(configurations), chosen)
+
+    def _identity(self, configuration: Configuration) -> tuple[object, ...]:
+        return tuple(configuration[name] for name in self.lattice.axes)
+
+    def _used_seeds(self, number: int) -> dict[tuple[object, ...], list[int]]:
+        history = self.budgets[number]
+        used: dict[tuple[object, ...], list[int]] = {}
+        for candidate in history.candidates("surface"):
+            own = used.setdefault(self._identity(history.configuration(candidate)), [])
+            own.append(history.trial_seeds[candidate.key])
+        return used
+
+    def candidates(self, number: int) -> Candidates:
+        import numpy as np
+
+        from orchestrator.search.surface.batches import Candidates
+        from orchestrator.search.surface.model import log_noise
+
+        task, configurations = self.budgets[number].task, self.lattice.configurations
+        rounds = [int(configuration.get("rounds", task.rounds.fine)) for configuration in configurations]
+        by_rounds = {count: log_noise(task.noise(count)) for count in dict.fromkeys(rounds)}
+        exhausted = {key for key, seeds in self._used_seeds(number).items() if len(set(seeds)) >= len(task.seeds)}
+        available = [self._identity(configuration) not in exhausted for configuration in configurations]
+        noise = np.array([by_rounds[count] for count in rounds])
+        return Candidates(number, self.lattice.points, noise, np.array(available))
+
+    @property
+    def surface(self) -> Surface:
+        """The model of all trials so far."""
+        from orchestrator.search.surface.observed import fitted
+
+        done = tuple(len(each.stages.get("surface", [])) for each in self.budgets)
+        models = self.budgets[0].memo.setdefault("surface models", {})
+        if done not in models:
+            models.clear()
+            models[done] = fitted(self.budgets, self.lattice)
+        model: Surface = models[done]
+        return model

@@ -1,0 +1,74 @@
+"""The next trials of a surface search, for all budgets: where the model expects the most or knows the least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.search.surface.model import Surface
+
+Array = NDArray[np.float64]
+KEPT = 200
+"""Candidates of a budget that take part in the choice of a batch."""
+DIGITS = 6
+"""Values are rounded before they are compared, so that processors whose arithmetic differs in the last bits agree."""
+
+
+class Candidates(NamedTuple):
+    """What a budget can run next."""
+
+    budget: int
+    points: Array
+    noise: Array
+    available: NDArray[np.bool_]
+
+
+def next_batch(
+    surface: Surface, budgets: Sequence[Candidates], count: int, optimism: float
+) -> list[tuple[int, int]]:
+    """`count` candidates of every budget, as (number of the budget, index of the candidate), in the order chosen.
+
+    Each choice maximises mean + optimism x standard deviation. The standard deviations assume that the earlier choices
+    have run, whatever their results, so a batch spreads over the space and the budgets."""
+    kept, inputs, labels, limits = [], [], [], [0]
+    for own in budgets:
+        mean, variance = surface.values(own.points, own.noise, own.budget)
+        upper = np.where(own.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
+        best = np.sort(np.argsort(-upper, kind="stable")[:KEPT])
+        best = best[own.available[best]]
+        kept.append(best)
+        inputs.append(surface.inputs(own.points[best], own.noise[best]))
+        labels.append(np.full(len(best), own.budget))
+        limits.append(limits[-1] + len(best))
+    every, label = np.concatenate(inputs), np.concatenate(labels)
+    mean, variance, whitened = surface.process.predict(every, label)
+    noise = surface.process.noise_variance(every[:, 0], np.clip(-mean / 10, 0, 1.5))
+    reductions: list[Array] = []
+    chosen: list[tuple[int, int]] = []
+    free = np.ones(len(every), dtype=bool)
+    for _ in range(count):
+        for number in range(len(budgets)):
+            own = slice(limits[number], limits[number + 1])
+            upper = np.where(free[own], np.round(mean[own] + optimism * np.sqrt(variance[own]), DIGITS), -math.inf)
+            if not len(upper) or upper.max() == -math.inf:
+                continue
+            at = limits[number] + int(upper.argmax())
+            chosen.append((number, int(kept[number][at - limits[number]])))
+            free[at] = False  # the same configuration with a second seed can follow in the next batch
+            covariance = surface.process.covariance(every, label, at) - whitened.T @ whitened[:, at]
+            for reduction in reductions:
+                covariance -= reduction * reduction[at]
+            reductions.append(covariance / math.sqrt(max(covariance[at], 1e-9) + noise[at]))
+            variance = np.maximum(variance - reductions[-1] ** 2, 1e-9)
+    return chosen
+
+
+def best(surface: Surface, candidates: Candidates, count: int, caution: float = 0.0) -> list[int]:
+    """The candidates with the highest means, less `caution` standard deviations, best first."""
+    mean, variance = surface.values(candidates.points, candidates.noise, candidates.budget)
+    order = np.argsort(-np.round(mean - caution * np.sqrt(variance), DIGITS), kind="stable")
+    return [int(index) for index in order[:count]]

@@ -1,0 +1,183 @@
+"""A Gaussian process for scores of trials, fitted by maximum a posteriori likelihood.
+
+The covariance of two trials at inputs x, y (noise and hyperparameters) is
+
+    (a^2 + s^2 [same seed]) k(|A x - A y|) + b^2 [same budget] + c^2
+
+with the Matern 5/2 function k and a lower triangular matrix A. A learns a length scale for every input and directions
+in which inputs compensate each other, such as a larger learning rate for less noise. Trials of a seed share their
+noise, so their scores deviate together. Each trial adds independent noise whose standard deviation depends on the
+region: n exp(p u + q g), with u the noise of the run and g how far its score lies below the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, lapack, solve_triangular
+from scipy.optimize import minimize
+
+Array = NDArray[np.float64]
+CONSTANT = 10.0**2
+"""Variance of the constant mean."""
+JITTER = 1e-4
+SCALARS = 6
+"""Parameters before those of A: log a, log n, p, q, log s, log b."""
+DIGITS = 2
+"""Fitted parameters are rounded, so that processors whose arithmetic differs in the last bits agree."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Trials: their inputs and scores."""
+
+    inputs: Array
+    """One row per trial."""
+    values: Array
+    noise: Array
+    """u of every trial."""
+    gaps: Array
+    """g of every trial."""
+    seeds: NDArray[np.int64]
+    budgets: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Independent normal distributions of all parameters."""
+
+    mean: Array
+    deviation: Array
+    off_diagonal: tuple[tuple[int, int], ...]
+    """Entries of A below the diagonal that may differ from 0, relative to the diagonal entry of their column."""
+
+    @classmethod
+    def of(cls, length_scales: Sequence[float], mixed: Sequence[bool]) -> Prior:
+        """`length_scales`: their medians. `mixed`: which inputs may be combined with others."""
+        count = len(length_scales)
+        entries = tuple((i, j) for i in range(count) for j in range(i) if mixed[i] and mixed[j])
+        scalars = [math.log(6.0), math.log(0.7), 0.4, 0.3, math.log(0.5), math.log(0.4)]
+        deviations = [0.5, 0.5, 0.4, 0.4, 0.5, 0.5]
+        return cls(
+            np.array([*scalars, *(-math.log(scale) for scale in length_scales), *[0.0] * len(entries)]),
+            np.array([*deviations, *[0.8] * count, *[0.7] * len(entries)]),
+            entries,
+        )
+
+    def matrix(self, parameters: Array) -> Array:
+        """A."""
+        count = len(parameters) - SCALARS - len(self.off_diagonal)
+        matrix = np.diag(np.exp(parameters[SCALARS : SCALARS + count]))
+        for (i, j), value in zip(self.off_diagonal, parameters[SCALARS + count :], strict=True):
+            matrix[i, j] = value * matrix[j, j]
+        return matrix
+
+
+def matern(x: Array, y: Array) -> tuple[Array, Array]:
+    """The Matern 5/2 function of the distances between rows, and its derivative by the squared distance."""
+    squared = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * x @ y.T
+    scaled = np.sqrt(5 * np.maximum(squared, 0))
+    decay = np.exp(-scaled)
+    return (1 + scaled + scaled * scaled / 3) * decay, -(5 / 6) * (1 + scaled) * decay
+
+
+class GaussianProcess:
+    """Fitted to trials."""
+
+    def __init__(self, data: Data, prior: Prior, parameters: Array) -> None:
+        self.data, self.prior, self.parameters = data, prior, parameters
+        self._matrix = prior.matrix(parameters)
+        self._mapped = data.inputs @ self._matrix.T
+        covariance, _, _ = _covariance(data, parameters, self._mapped)
+        self._factor = cholesky(covariance, lower=True, check_finite=False)
+        self._weights = cho_solve((self._factor, True), data.values, check_finite=False)
+        self._amplitude, self._budget = math.exp(2 * parameters[0]), math.exp(2 * parameters[5])
+
+    @classmethod
+    def fit(cls, data: Data, prior: Prior, iterations: int) -> GaussianProcess:
+        """With the parameters of the largest posterior density."""
+        found = minimize(
+            _loss,
+            prior.mean,
+            args=(data, prior),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=list(zip(prior.mean - 4 * prior.deviation, prior.mean + 4 * prior.deviation, strict=True)),
+            options={"maxiter": iterations, "maxcor": 20},
+        )
+        return cls(data, prior, np.round(found.x, DIGITS))
+
+    def covariances(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
+        """Of the mean scores at these inputs with the trials."""
+        k, _ = matern(inputs @ self._matrix.T, self._mapped)
+        return self._amplitude * k + self._budget * (budgets[:, None] == self.data.budgets) + CONSTANT
+
+    def covariance(self, inputs: Array, budgets: NDArray[np.int64], at: int) -> Array:
+        """Of the mean scores at these inputs with the one at `at`, before any trial."""
+        mapped = inputs @ self._matrix.T
+        k, _ = matern(mapped, mapped[at : at + 1])
+        return self._amplitude * k[:, 0] + self._budget * (budgets == budgets[at]) + CONSTANT
+
+    def mean(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
+        return self.covariances(inputs, budgets) @ self._weights
+
+    def predict(self, inputs: Array, budgets: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+        """Means, variances and whitened covariances with the trials (a column per input). Budget -1 is one without
+        trials."""
+        covariances = self.covariances(inputs, budgets)
+        whitened = solve_triangular(self._factor, covariances.T, lower=True, check_finite=False)
+        variance = self._amplitude + self._budget + CONSTANT - (whitened * whitened).sum(0)
+        return covariances @ self._weights, np.maximum(variance, 1e-9), whitened
+
+    def noise_variance(self, noise: Array, gaps: Array) -> Array:
+        return _noise_variance(self.parameters, noise, gaps)
+
+
+def _noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
+    return np.exp(2 * (parameters[1] + parameters[2] * noise + parameters[3] * gaps)) + JITTER
+
+
+def _covariance(data: Data, parameters: Array, mapped: Array) -> tuple[Array, Array, Array]:
+    """Of the trials; with the factor of k and the derivative of k."""
+    k, slope = matern(mapped, mapped)
+    factor = math.exp(2 * parameters[0]) + math.exp(2 * parameters[4]) * _same(data.seeds)
+    covariance = factor * k + math.exp(2 * parameters[5]) * _same(data.budgets) + CONSTANT
+    covariance[np.diag_indices(len(covariance))] += _noise_variance(parameters, data.noise, data.gaps)
+    return covariance, k, factor * slope
+
+
+def _same(labels: NDArray[np.int64]) -> Array:
+    return (labels[:, None] == labels[None]).astype(float)
+
+
+def _loss(parameters: Array, data: Data, prior: Prior) -> tuple[float, Array]:
+    """The negative logarithm of the posterior density, and its gradient."""
+    matrix = prior.matrix(parameters)
+    covariance, k, slope = _covariance(data, parameters, data.inputs @ matrix.T)
+    factor = cholesky(covariance, lower=True, check_finite=False)
+    weights = cho_solve((factor, True), data.values, check_finite=False)
+    distance = (parameters - prior.mean) / prior.deviation
+    value = 0.5 * data.values @ weights + np.log(np.diag(factor)).sum() + 0.5 * distance @ distance
+    inverse, _ = lapack.dpotri(factor, lower=1)
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    sensitivity = 0.5 * (inverse - np.outer(weights, weights))  # of the loss to every covariance
+    gradient = np.zeros_like(parameters)
+    of_k = sensitivity * k
+    gradient[0] = 2 * math.exp(2 * parameters[0]) * of_k.sum()
+    gradient[4] = 2 * math.exp(2 * parameters[4]) * (of_k * _same(data.seeds)).sum()
+    gradient[5] = 2 * math.exp(2 * parameters[5]) * (sensitivity * _same(data.budgets)).sum()
+    own = np.diag(sensitivity) * (_noise_variance(parameters, data.noise, data.gaps) - JITTER)
+    gradient[1:4] = 2 * own.sum(), 2 * (own * data.noise).sum(), 2 * (own * data.gaps).sum()
+    # the squared distance is |A (x - y)|^2: its gradient needs the weighted sum of (x - y)(x - y)^T
+    pairs, x = sensitivity * slope, data.inputs
+    of_matrix = 4 * matrix @ (x.T @ (pairs.sum(1)[:, None] * x) - x.T @ pairs @ x)
+    count = len(matrix)
+    gradient[SCALARS : SCALARS + count] = np.diag(of_matrix) * np.diag(matrix)
+    for number, (i, j) in enumerate(prior.off_diagonal, SCALARS + count):
+        gradient[number] = of_matrix[i, j] * matrix[j, j]
+        gradient[SCALARS + j] += of_matrix[i, j] * matrix[i, j]
+    return float(value), gradient + distance / prior.deviation

@@ -1,0 +1,155 @@
+"""The strategy `surface`: one model for all budgets of a method."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from simulated_search import DATA, drive, study
+
+import search_spaces
+from orchestrator.execution.sweep import Sweep
+from orchestrator.results.forgetting import dependent_stages
+from orchestrator.results.ledger import Ledger
+from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
+from orchestrator.search.surface.lattice import Lattice
+from orchestrator.search.surface.model import Surface, Trial, log_noise
+from orchestrator.study.cells import PreparedStudy
+from trainables.errors import UserError
+
+GD = {"name": "dp-fedgd", "coarse": {"learning_rate": [0.001, 0.1, 10]}, "fine": {"learning_rate": [0.1]}}
+BEST = {1.0: 0.1, 2.0: 0.2, 8.0: 0.8}
+"""The best learning rate by budget."""
+
+
+def surface_study(**changes):
+    return study(
+        methods=[GD],
+        epsilons=list(BEST),
+        seeds={"search": [1, 2, 3], "contest": [11, 12], "confirm": [42]},
+        **{**changes, "search": {"strategies": ["surface"], "trials": 14, **changes.get("search", {})}},
+    )
+
+
+def evaluate(trial):
+    """A parabola around the best learning rate, with a deviation of each seed; large steps diverge."""
+    rate = trial.hyperparameters["learning_rate"]
+    if rate > 8:
+        return "diverged", None, None
+    decades = math.log10(rate / BEST[trial.privacy.epsilon])
+    deviation = random.Random(f"{trial.seed} {rate}").gauss(0, 0.2)
+    return "done", 60 + 3 * math.log(trial.privacy.epsilon) - 9 * decades**2 + deviation, 1.0
+
+
+def test_finds_the_best_value_of_every_budget_with_one_seed_a_trial(tmp_path):
+    ran = drive(tmp_path, surface_study(), evaluate)
+    assert ran.finished
+    for epsilon, best in BEST.items():
+        searched = ran.of("DP-FedGD", "surface", "surface", epsilon)
+        assert len(searched) == 14
+        assert {trial.seed for trial in searched} == {1, 2, 3}
+        (confirmed,) = ran.of("DP-FedGD", "confirm", "surface", epsilon)
+        assert abs(math.log10(confirmed.hyperparameters["learning_rate"] / best)) < 0.25
+
+
+def test_trials_do_not_depend_on_the_order_of_results_or_on_interruptions(tmp_path):
+    reference = drive(tmp_path / "whole", surface_study(), evaluate, batch=1000).stages
+    drive(tmp_path / "other", surface_study(), evaluate, batch=3, stop_after=20)
+    assert drive(tmp_path / "other", surface_study(), evaluate, batch=7).stages == reference
+
+
+def test_a_batch_opens_when_the_trials_of_all_budgets_have_ended(tmp_path):
+    with Ledger.write(tmp_path) as ledger:
+        sweep = Sweep(PreparedStudy.prepare(surface_study()), ledger)
+        first = list(sweep.waiting.values())
+        assert len({trial.privacy.epsilon for trial in first}) == 3
+        assert sweep.ended({trial.key: evaluate(trial) for trial in first[:-1]}) == []
+        second = sweep.ended({first[-1].key: evaluate(first[-1])})
+        assert len({trial.privacy.epsilon for trial in second}) == 3
+
+
+def test_a_search_whose_trials_all_fail_or_diverge_ends_without_a_winner(tmp_path):
+    failed = drive(tmp_path / "failed", surface_study(), lambda trial: ("failed", None, None))
+    assert failed.finished
+    assert set(failed.choices.values()) == {None}
+    one = drive(
+        tmp_path / "one",
+        surface_study(),
+        lambda trial: ("diverged", None, None) if trial.privacy.epsilon == 1 else evaluate(trial),
+    )
+    assert [choice is None for choice in one.choices.values()] == [True, False, False]
+
+
+def test_forgetting_a_trial_forgets_what_depends_on_it_at_every_budget(tmp_path):
+    ran = drive(tmp_path, surface_study(), evaluate)
+    (cell, name, _), keys = next(item for item in ran.stages.items() if item[0][2] == "surface")
+    stages = dependent_stages(ran.stages, {keys[5]}, ran.study.variants, warm_start=False)
+    searches = {key: position for key, position in stages.items() if key[2] == "surface"}
+    assert len(searches) == 3
+    assert set(searches.values()) == {6}
+    assert {stage for _, _, stage in stages} == {"surface", "contest", "confirm"}
+
+
+def test_what_a_surface_search_cannot_do_is_an_error(tmp_path):
+    for rule, contest in (("single", [11]), ("contest", [])):
+        with pytest.raises(ValueError, match="surface runs one seed of a configuration; its winner needs a contest"):
+            study(search={"strategies": ["surface"], "select": rule}, seeds={"contest": contest})
+    drive(tmp_path, surface_study(), evaluate, stop_after=3)
+    with pytest.raises(UserError, match="a strategy that searches all budgets together"):
+        drive(tmp_path, surface_study(epsilons=[1, 2, 4, 8]), evaluate)
+
+
+def test_axes_of_every_kind():
+    space = search_spaces.load("dp-fedsofim").with_overrides(
+        fixed={},
+        coarse={"direction": ["momentum", "gradient"], "rounds": [10, 13], "clip": [1, 10], "beta": [0, 0.9]},
+        fine={"direction": ["momentum"], "rounds": [10], "clip": [1], "beta": [0]},
+    )
+    lattice = Lattice(space, values=6)
+    assert lattice.axes["rounds"] == (10, 11, 12, 13)
+    assert lattice.axes["direction"] == ("momentum", "gradient")
+    assert len(lattice.axes["clip"]) == 6
+    assert lattice.points.shape == (len(lattice.configurations), len(lattice.axes) + 1)
+    assert lattice.points.min() == 0
+    assert lattice.points.max() == 1
+    assert len(lattice.design(16, seed=1)) == 16
+
+
+def test_the_gradient_of_the_fit_is_that_of_its_loss():
+    random = np.random.default_rng(1)
+    data = Data(
+        random.random((9, 3)), random.normal(size=9), random.random(9), random.random(9),
+        random.integers(0, 2, 9), random.integers(0, 3, 9),
+    )  # fmt: skip
+    prior = Prior.of([1.0, 0.5, 0.5], [True, True, False])
+    at = prior.mean + 0.1 * random.normal(size=len(prior.mean))
+    _, gradient = _loss(at, data, prior)
+    for i in range(len(at)):
+        step = np.eye(len(at))[i] * 1e-6
+        slope = (_loss(at + step, data, prior)[0] - _loss(at - step, data, prior)[0]) / 2e-6
+        assert gradient[i] == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+def test_predictions_between_budgets_and_the_noise_of_a_budget():
+    """At noise 10^u the best coordinate is 0.5 - 0.2 u and the score there 60 - 10 u."""
+    random = np.random.default_rng(1)
+    trials = [
+        Trial([x], u, seed, budget, 60 - 10 * u - 40 * (x - 0.5 + 0.2 * u) ** 2 + 0.1 * random.normal())
+        for budget, u in enumerate((-0.5, 0.0, 0.5))
+        for seed, x in enumerate(np.linspace(0, 1, 9))
+    ]
+    surface, grid = Surface(trials, [True], unit=1.0), np.linspace(0, 1, 41)[:, None]
+    mean, deviation = surface.scores(grid, 0.25)
+    assert grid[mean.argmax(), 0] == pytest.approx(0.45, abs=0.06)
+    assert mean.max() == pytest.approx(57.5, abs=0.7)
+    assert 0 < deviation[mean.argmax()] < 2
+    assert log_noise(0) < log_noise(0.1) < log_noise(1)
+
+
+def test_the_task_knows_the_noise_of_a_budget():
+    """Local release: a round's noise multiplier is sqrt(rounds) / mu."""
+    prepared = PreparedStudy.prepare(study(data=[DATA], methods=[GD], epsilons=[1, 8, math.inf]))
+    small, large, none = (prepared.noise(cell) for cell in prepared.cells)
+    assert small(4) > large(4) > 0
+    assert small(16) == pytest.approx(2 * small(4), rel=1e-6)
+    assert none(4) == 0
