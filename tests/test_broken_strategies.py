@@ -103,7 +103,10 @@ WRONG_PROPOSALS = {
         r"strategy mine proposed {'learning_rate': \[1\]}: .*is not a number",
     ),
     "no mapping": ('Proposal("mine", [1.0])', r"strategy mine proposed 1\.0, which is not a dictionary"),
-    "seeds": ('Proposal("mine", RATES, seeds=[1, 2, 3])', "strategy mine proposed seeds; a strategy that does so declares"),
+    "seeds": (
+        'Proposal("mine", RATES, seeds=[1, 2, 3])',
+        "strategy mine proposed seeds; a strategy",
+    ),
     "text as a number": (
         'Proposal("mine", [{"learning_rate": "0.1"}])',
         "strategy mine proposed {'learning_rate': '0.1'}: learning_rate = '0.1' is text instead of a float",

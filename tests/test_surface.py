@@ -25,7 +25,7 @@ BEST = {1.0: 0.1, 2.0: 0.2, 8.0: 0.8}
 def surface_study(**changes):
     return study(
         methods=[GD],
-        epsilons=list(BEST),
+        epsilons=changes.pop("epsilons", list(BEST)),
         seeds={"search": [1, 2, 3], "contest": [11, 12], "confirm": [42]},
         **{**changes, "search": {"strategies": ["surface"], "trials": 14, **changes.get("search", {})}},
     )
@@ -82,7 +82,7 @@ def test_a_search_whose_trials_all_fail_or_diverge_ends_without_a_winner(tmp_pat
 
 def test_forgetting_a_trial_forgets_what_depends_on_it_at_every_budget(tmp_path):
     ran = drive(tmp_path, surface_study(), evaluate)
-    (cell, name, _), keys = next(item for item in ran.stages.items() if item[0][2] == "surface")
+    keys = next(keys for (_, _, stage), keys in ran.stages.items() if stage == "surface")
     stages = dependent_stages(ran.stages, {keys[5]}, ran.study.variants, warm_start=False)
     searches = {key: position for key, position in stages.items() if key[2] == "surface"}
     assert len(searches) == 3

@@ -35,8 +35,8 @@ class SurfaceSettings(Section):
 
 
 class SurfaceSearch(Strategy):
-    """Trials run with one seed each. The first ones fill the space evenly. Every further batch is chosen by the model of
-    all finished trials of all budgets. The model's best configurations meet in the contest."""
+    """Trials run with one seed each. The first ones fill the space evenly. Every further batch is chosen by the model
+    of all finished trials of all budgets. The model's best configurations meet in the contest."""
 
     name = "surface"
     stages = ("surface",)
@@ -114,9 +114,7 @@ class _Search:
 
     def _design(self, count: int) -> list[Proposal | None]:
         every = self.lattice.design(count * len(self.budgets), self.settings.seed)
-        return [
-            self._proposal(number, every[number :: len(self.budgets)]) for number in range(len(self.budgets))
-        ]
+        return [self._proposal(number, every[number :: len(self.budgets)]) for number in range(len(self.budgets))]
 
     def _chosen(self, count: int) -> list[Proposal | None]:
         from orchestrator.search.surface.batches import next_batch

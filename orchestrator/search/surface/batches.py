@@ -27,9 +27,7 @@ class Candidates(NamedTuple):
     available: NDArray[np.bool_]
 
 
-def next_batch(
-    surface: Surface, budgets: Sequence[Candidates], count: int, optimism: float
-) -> list[tuple[int, int]]:
+def next_batch(surface: Surface, budgets: Sequence[Candidates], count: int, optimism: float) -> list[tuple[int, int]]:
     """`count` candidates of every budget, as (number of the budget, index of the candidate), in the order chosen.
 
     Each choice maximises mean + optimism x standard deviation. The standard deviations assume that the earlier choices

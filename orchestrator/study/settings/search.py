@@ -25,8 +25,8 @@ class SearchSettings(Section):
     model_config = ConfigDict(extra="allow")  # for the sections of plug-ins' strategies; others are refused below
 
     strategies: list[str] = Field(default=["grid"], min_length=1)
-    """Search strategies: grid, optuna, random, halving, surface, private, or a plug-in's. Each searches every cell. The tables
-    of a private search may be published."""
+    """Search strategies: grid, optuna, random, halving, surface, private, or a plug-in's. Each searches every cell. The
+    tables of a private search may be published."""
     select: list[Select] = Field(default=["contest"], min_length=1)
     """How the winner is chosen. contest: configurations are ranked by their mean over the search seeds, and the best
     are compared again on fresh seeds. single: the best on the first search seed wins, as in the papers."""
