@@ -43,13 +43,14 @@ class CellSearch:
         variant: SearchVariant,
         outcomes: Outcomes,
         validation_rows: int,
-        noise: Callable[[int], float],
         secret: bytes = b"",
+        noise: Callable[[int], float] | None = None,
     ) -> None:
-        """`outcomes`: of all trials of the sweep; grows while it runs. `noise`: see `SearchTask.noise`."""
+        """`outcomes`: of all trials of the sweep; grows while it runs. `noise`: see `SearchTask.noise`; None if nothing
+        will be proposed from results."""
         self.cell, self.variant = cell, variant
         task = cell.study.search_task(cell.method, cell.epsilon, variant, validation_rows, secret)
-        self.task = replace(task, noise=noise)
+        self.task = task if noise is None else replace(task, noise=noise)
         self.configurations: dict[str, Configuration] = {}
         self.trial_seeds: dict[str, int] = {}
         self.history = History(

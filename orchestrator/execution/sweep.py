@@ -42,8 +42,8 @@ class Sweep:
                 variant,
                 self.outcomes,
                 prepared.validation_rows(cell.setting),
-                prepared.noise(cell),
                 ledger.secret(cell.id) if variant.strategy.publishes_only_winner else b"",
+                prepared.noise(cell),
             )
             for cell in prepared.cells
             for variant in study.variants
