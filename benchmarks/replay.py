@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.search.candidates import Outcome
+from orchestrator.search.candidates import Candidate, Outcome
 from orchestrator.search.history import History
 from orchestrator.search.objective import ACCURACY
+from orchestrator.search.selection import win_contest
 from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.strategies.base import Proposal
 from orchestrator.search.surface.batches import Candidates, best
 from orchestrator.search.surface.lattice import Lattice
-from orchestrator.search.surface.model import log_noise
+from orchestrator.search.surface.model import Surface, log_noise
 from orchestrator.search.surface.observed import fitted
 from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.search.variant import SearchVariant, StageSeeds
@@ -100,6 +101,7 @@ class Replay:
     budgets: Sequence[int]
     repetition: int
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _surface: Surface | None = None
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.repetition)
@@ -150,8 +152,7 @@ class Replay:
             own = self.variant.seeds(proposal.stage) if proposal.seeds is None else [proposal.seeds[position]]
             for seed in own:
                 key = f"{number}:{index}:{seed}:{'c' if proposal.stage == 'contest' else 's'}"
-                score = self.table.scores[self.budgets[number], seed, index]
-                self.outcomes[key] = ("diverged", None, None) if np.isnan(score) else ("done", float(score), 0.0)
+                self.outcomes[key] = self._outcome(self.budgets[number], index, seed)
                 history.configurations[key] = self.table.lattice.configurations[index]  # type: ignore[index]
                 history.trial_seeds[key] = seed  # type: ignore[index]
                 stage.append(key)
@@ -167,16 +168,33 @@ class Replay:
         assert all(chosen)
         return [int(choice.key.split(":")[1]) for choice in chosen if choice]
 
-    def predicted(self, budgets: Sequence[int]) -> Iterator[int]:
-        """The best configuration at budgets that were not searched, by the surface of all trials; strategies without a
-        surface use the winner of the next smaller budget."""
-        if self.strategy != "surface":
-            won = dict(zip(self.budgets, self.winners(), strict=True))
-            yield from (won[max(other for other in self.budgets if other < budget)] for budget in budgets)
-            return
-        surface = fitted(self.histories, self.table.lattice, ("surface", "contest"))
+    def predicted(self, budgets: Sequence[int], *, contest: bool) -> Iterator[int]:
+        """The best configuration at budgets that were not searched, by the surface of all trials; with a contest of
+        the best ones, or without any trial there. Strategies without a surface use the winners of the two neighbouring
+        budgets in the contest, or that of the next smaller one."""
         points = self.table.lattice.points
+        if self.strategy == "surface" and self._surface is None:
+            self._surface = fitted(self.histories, self.table.lattice, ("surface", "contest"))
         for budget in budgets:
-            noise = log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
-            every = Candidates(-1, points, np.full(len(points), noise), np.ones(len(points), dtype=bool))
-            yield best(surface, every, 1)[0]
+            if self._surface is None:
+                won = dict(zip(self.budgets, self.winners(), strict=True))
+                finalists = [won[budget - 1], won[budget + 1]]
+            else:
+                noise = log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
+                every = Candidates(-1, points, np.full(len(points), noise), np.ones(len(points), dtype=bool))
+                finalists = best(self._surface, every, FINALISTS if contest else 1)
+            yield self._contest(budget, finalists) if contest else finalists[0]
+
+    def _contest(self, budget: int, configurations: Sequence[int]) -> int:
+        """The winner of a contest at a budget without a search."""
+        candidates, outcomes = {}, {}
+        for index in configurations:
+            own = {f"{index}:{seed}": self._outcome(budget, index, seed) for seed in self.variant.seeds("contest")}
+            outcomes |= own
+            candidates[Candidate(tuple(own))] = index
+        choice = win_contest(list(candidates), outcomes)
+        return candidates[choice.candidate] if choice else configurations[0]
+
+    def _outcome(self, budget: int, index: int, seed: int) -> Outcome:
+        score = self.table.scores[budget, seed, index]
+        return ("diverged", None, None) if np.isnan(score) else ("done", float(score), 0.0)

@@ -30,6 +30,8 @@ TABLES = {
     "dense-fedsofim3-crc5": "dp-fedsofim",
 }
 """Files and their methods."""
+BUDGETS = ("searched", "contest only", "no trial")
+"""What runs at a budget: search and contest, a contest of predicted configurations, or nothing."""
 MEAN_BAR, P95_BAR = 0.3, 0.8
 
 
@@ -67,12 +69,14 @@ def measure(table: Dense, plan: Plan, repetitions: int) -> list[dict[str, Any]]:
     searched, between = list(every[::2]), list(every[1::2])
     between = [budget for budget in between if budget < searched[-1]]
     start, trials = time.process_time(), []
-    regrets: dict[str, list[float]] = {"searched": [], "not searched": []}
+    regrets: dict[str, list[float]] = {kind: [] for kind in BUDGETS}
     for repetition in range(repetitions):
         replay = Replay(table, plan.strategy, plan.trials, plan.settings, searched, repetition)
         replay.run()
         regrets["searched"] += [table.regret(b, w) for b, w in zip(searched, replay.winners(), strict=True)]
-        regrets["not searched"] += [table.regret(b, w) for b, w in zip(between, replay.predicted(between), strict=True)]
+        for kind, contest in zip(BUDGETS[1:], (True, False), strict=True):
+            chosen = replay.predicted(between, contest=contest)
+            regrets[kind] += [table.regret(b, w) for b, w in zip(between, chosen, strict=True)]
         trials += replay.search_trials
     seconds = time.process_time() - start
     contest = FINALISTS * len(replay.variant.seeds("contest"))
@@ -128,16 +132,17 @@ def write_page() -> None:
             f"**{name}**: {first['configurations']} configurations, {first['axes']} "
             f"ax{'is' if first['axes'] == 1 else 'es'}, {first['repetitions']} repetitions.",
             "",
-            "| strategy | search trials | of the grid's | trial-rounds | regret, searched ε | regret, other ε |",
-            "|---|---:|---:|---:|---:|---:|",
+            "| strategy | search trials | of the grid's | trial-rounds | searched ε | other ε, contest only | "
+            "other ε, no trial |",
+            "|---|---:|---:|---:|---:|---:|---:|",
         ]
         for (strategy, _), own in rows.groupby(["strategy", "settings"], sort=False):
-            of = {kind: own[own["budgets"] == kind].iloc[0] for kind in ("searched", "not searched")}
+            of = {kind: own[own["budgets"] == kind].iloc[0] for kind in BUDGETS}
             trials = of["searched"]["search_trials"]
             texts = [f"{of[kind]['mean']:.2f} / {of[kind]['p95']:.2f}" for kind in of]
             lines.append(
                 f"| {strategy} | {trials:.0f} | {trials / grid:.0%} | {of['searched']['trial_rounds'] / 1000:.1f}k | "
-                f"{texts[0]} | {texts[1]} |"
+                f"{' | '.join(texts)} |"
             )
     page.write("searches", [*lines, ""], page.DOCS / "benchmark.md")
     draw(report, names)

@@ -13,6 +13,8 @@ from search_spaces import SearchSpace
 
 
 def _unknown_noise(rounds: int) -> float:
+    """The noise multiplier of a run with so many rounds: the standard deviation of a round's noise, relative to the
+    sensitivity, for which the run has the cell's budget. 0 without privacy."""
     raise NotImplementedError("the noise is known where the data are")
 
 
@@ -52,8 +54,6 @@ class SearchTask:
     seeds: tuple[int, ...] = ()
     """The search seeds."""
     noise: Callable[[int], float] = field(default=_unknown_noise, compare=False)
-    """The noise multiplier of a run with so many rounds: the standard deviation of a round's noise, relative to the
-    sensitivity, for which the run has the cell's budget. 0 without privacy."""
     secret: bytes = b""
     """Random bytes of this cell, for strategies that publish only their winner."""
 
