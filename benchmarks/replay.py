@@ -22,7 +22,7 @@ from orchestrator.search.objective import ACCURACY
 from orchestrator.search.selection import win_contest
 from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.strategies.base import Proposal
-from orchestrator.search.surface.batches import Candidates, best
+from orchestrator.search.surface.batches import highest
 from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Surface, log_noise
 from orchestrator.search.surface.observed import fitted
@@ -101,6 +101,8 @@ class Replay:
     budgets: Sequence[int]
     repetition: int
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)
+    """Predicted minus true scores of the choices at budgets without a trial."""
     _surface: Surface | None = None
 
     def __post_init__(self) -> None:
@@ -180,10 +182,16 @@ class Replay:
                 won = dict(zip(self.budgets, self.winners(), strict=True))
                 finalists = [won[budget - 1], won[budget + 1]]
             else:
-                noise = log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
-                every = Candidates(-1, points, np.full(len(points), noise), np.ones(len(points), dtype=bool))
-                finalists = best(self._surface, every, FINALISTS if contest else 1)
+                searched = {number: self._noise(own) for number, own in enumerate(self.budgets)}
+                expected = self._surface.between(points, self._noise(budget), searched)
+                finalists = highest(expected.cautious, FINALISTS if contest else 1)
+                self.errors += (
+                    [] if contest else [expected.score[finalists[0]] - self.table.means[budget, finalists[0]]]
+                )
             yield self._contest(budget, finalists) if contest else finalists[0]
+
+    def _noise(self, budget: int) -> float:
+        return log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
 
     def _contest(self, budget: int, configurations: Sequence[int]) -> int:
         """The winner of a contest at a budget without a search."""

@@ -68,7 +68,7 @@ def measure(table: Dense, plan: Plan, repetitions: int) -> list[dict[str, Any]]:
     every = range(len(table.epsilons))
     searched, between = list(every[::2]), list(every[1::2])
     between = [budget for budget in between if budget < searched[-1]]
-    start, trials = time.process_time(), []
+    start, trials, errors = time.process_time(), [], []
     regrets: dict[str, list[float]] = {kind: [] for kind in BUDGETS}
     for repetition in range(repetitions):
         replay = Replay(table, plan.strategy, plan.trials, plan.settings, searched, repetition)
@@ -78,6 +78,7 @@ def measure(table: Dense, plan: Plan, repetitions: int) -> list[dict[str, Any]]:
             chosen = replay.predicted(between, contest=contest)
             regrets[kind] += [table.regret(b, w) for b, w in zip(between, chosen, strict=True)]
         trials += replay.search_trials
+        errors += replay.errors
     seconds = time.process_time() - start
     contest = FINALISTS * len(replay.variant.seeds("contest"))
     return [
@@ -95,6 +96,7 @@ def measure(table: Dense, plan: Plan, repetitions: int) -> list[dict[str, Any]]:
             "mean": round(float(np.mean(values)), 3),
             "p95": round(float(np.quantile(values, 0.95)), 3),
             "worst": round(max(values), 3),
+            "prediction_error": round(float(np.mean(np.abs(errors))), 3) if errors and kind == "no trial" else None,
             "cpu_s": round(seconds, 1),
         }
         for kind, values in regrets.items()

@@ -33,21 +33,21 @@ def next_batch(surface: Surface, budgets: Sequence[Candidates], count: int, opti
     Each choice maximises mean + optimism x standard deviation. The standard deviations assume that the earlier choices
     have run, whatever their results, so a batch spreads over the space and the budgets."""
     kept, inputs, labels, limits = [], [], [], [0]
-    for own in budgets:
-        mean, variance = surface.values(own.points, own.noise, own.budget)
-        upper = np.where(own.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
-        best = np.sort(np.argsort(-upper, kind="stable")[:KEPT])
-        best = best[own.available[best]]
-        kept.append(best)
-        inputs.append(surface.inputs(own.points[best], own.noise[best]))
-        labels.append(np.full(len(best), own.budget))
-        limits.append(limits[-1] + len(best))
-    every, label = np.concatenate(inputs), np.concatenate(labels)
-    mean, variance, whitened = surface.process.predict(every, label)
-    noise = surface.process.noise_variance(every[:, 0], np.clip(-mean / 10, 0, 1.5))
+    for every in budgets:
+        mean, variance = surface.values(every.points, every.noise, every.budget)
+        upper = np.where(every.available, np.round(mean + optimism * np.sqrt(variance), DIGITS), -math.inf)
+        top = np.sort(np.argsort(-upper, kind="stable")[:KEPT])
+        top = top[every.available[top]]
+        kept.append(top)
+        inputs.append(surface.inputs(every.points[top], every.noise[top]))
+        labels.append(np.full(len(top), every.budget))
+        limits.append(limits[-1] + len(top))
+    joined, label = np.concatenate(inputs), np.concatenate(labels)
+    mean, variance, whitened = surface.process.predict(joined, label)
+    noise = surface.process.noise_variance(joined[:, 0], np.clip(-mean / 10, 0, 1.5))
     reductions: list[Array] = []
     chosen: list[tuple[int, int]] = []
-    free = np.ones(len(every), dtype=bool)
+    free = np.ones(len(joined), dtype=bool)
     for _ in range(count):
         for number in range(len(budgets)):
             own = slice(limits[number], limits[number + 1])
@@ -57,7 +57,7 @@ def next_batch(surface: Surface, budgets: Sequence[Candidates], count: int, opti
             at = limits[number] + int(upper.argmax())
             chosen.append((number, int(kept[number][at - limits[number]])))
             free[at] = False  # the same configuration with a second seed can follow in the next batch
-            covariance = surface.process.covariance(every, label, at) - whitened.T @ whitened[:, at]
+            covariance = surface.process.covariance(joined, label, at) - whitened.T @ whitened[:, at]
             for reduction in reductions:
                 covariance -= reduction * reduction[at]
             reductions.append(covariance / math.sqrt(max(covariance[at], 1e-9) + noise[at]))
@@ -65,8 +65,12 @@ def next_batch(surface: Surface, budgets: Sequence[Candidates], count: int, opti
     return chosen
 
 
-def best(surface: Surface, candidates: Candidates, count: int, caution: float = 0.0) -> list[int]:
-    """The candidates with the highest means, less `caution` standard deviations, best first."""
-    mean, variance = surface.values(candidates.points, candidates.noise, candidates.budget)
-    order = np.argsort(-np.round(mean - caution * np.sqrt(variance), DIGITS), kind="stable")
-    return [int(index) for index in order[:count]]
+def best(surface: Surface, candidates: Candidates, count: int) -> list[int]:
+    """The candidates with the highest means, best first."""
+    mean, _ = surface.values(candidates.points, candidates.noise, candidates.budget)
+    return highest(mean, count)
+
+
+def highest(values: Array, count: int) -> list[int]:
+    """Indices of the largest values, largest first; ties in order."""
+    return [int(index) for index in np.argsort(-np.round(values, DIGITS), kind="stable")[:count]]

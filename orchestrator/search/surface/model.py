@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ NOISE_SCALE = 1.0
 AXIS_SCALE = 0.5
 """Median length scale of an axis, relative to its range."""
 ITERATIONS = 40
+DOUBT = 0.1
+"""Standard deviation half way between two budgets, relative to the difference of their scores."""
 FLOOR = 0.01
 """Noise multipliers far below this count as no noise."""
 
@@ -43,6 +46,15 @@ class Trial:
     """Number of the cell."""
     score: float | None
     """Larger is better. None: the trial diverged."""
+
+
+class Expected(NamedTuple):
+    """Scores of configurations at a noise that was not searched."""
+
+    score: Array
+    deviation: Array
+    cautious: Array
+    """To choose by: one standard deviation below a straight line between the neighbouring budgets."""
 
 
 class Surface:
@@ -125,6 +137,26 @@ class Surface:
         gap = _expanded(mean)
         slope = np.exp(np.maximum(gap, 0) / SATURATION)
         return self._level(at) - self.unit * gap, self.unit * slope * np.sqrt(variance)
+
+    def between(self, points: Array, noise: float, searched: Mapping[int, float]) -> Expected:
+        """At a noise between those of searched budgets (number and noise of each).
+
+        Scores are interpolated between the budgets, configuration by configuration. The process alone can be far off
+        there: a configuration that is the best at one budget may fail at the next one, and a steep decline has no
+        length scale. One that is good at both neighbours is safe, because its score falls with the noise."""
+        order = sorted(searched, key=searched.__getitem__)
+        where = np.array([searched[number] for number in order])
+        known = [self.scores(points, searched[number], number) for number in order]
+        if len(order) == 1:
+            return Expected(*known[0], known[0][0] - known[0][1])
+        above = int(np.clip(np.searchsorted(where, noise), 1, len(order) - 1))
+        share = float(np.clip((noise - where[above - 1]) / (where[above] - where[above - 1]), 0, 1))
+        (low, low_deviation), (high, high_deviation) = known[above - 1], known[above]
+        inside = min(share, 1 - share)  # 0 at a searched budget
+        deviation = np.hypot((1 - share) * low_deviation + share * high_deviation, 2 * inside * DOUBT * (low - high))
+        curve = PchipInterpolator(where, np.array([score for score, _ in known]), axis=0)
+        at = float(np.clip(noise, where[0], where[-1]))
+        return Expected(np.asarray(curve(at)), deviation, (1 - share) * low + share * high - deviation)
 
 
 def _compressed(gap: Array) -> Array:
