@@ -103,20 +103,20 @@ def measure(table: Dense, plan: Plan, repetitions: int) -> list[dict[str, Any]]:
     ]
 
 
-def run(folder: Path, names: list[str], labels: list[str]) -> None:
+def run(folder: Path, names: list[str], labels: list[str], report: Path) -> None:
     for name, method in TABLES.items():
         file = folder / f"{name}.csv.gz"
         if not file.exists() or (names and not any(part in name for part in names)):
             continue
         table = Dense.read(file, method)
         for plan in plans(len(table.axes)):
-            done = pd.read_csv(REPORT) if REPORT.exists() else pd.DataFrame(columns=["table", "strategy", "settings"])
+            done = pd.read_csv(report) if report.exists() else pd.DataFrame(columns=["table", "strategy", "settings"])
             settings = json.dumps({"trials": plan.trials, **plan.settings})
             known = (done["table"] == table.name) & (done["strategy"] == plan.label) & (done["settings"] == settings)
             if known.any() or (labels and plan.label not in labels):
                 continue
             lines = pd.DataFrame(measure(table, plan, REPETITIONS))
-            lines.to_csv(REPORT, mode="a", header=not REPORT.exists(), index=False)
+            lines.to_csv(report, mode="a", header=not report.exists(), index=False)
             shown = ["table", "strategy", "settings", "search_trials", "budgets", "mean", "p95", "cpu_s"]
             print(lines[shown].to_string(index=False, header=False), flush=True)
 
@@ -178,10 +178,11 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="folder with the dense tables")
     parser.add_argument("--tables", nargs="+", default=[], help="parts of their names")
     parser.add_argument("--strategies", nargs="+", default=[])
+    parser.add_argument("--report", type=Path, default=REPORT, help="file to add results to")
     parser.add_argument("--page", action="store_true", help="write docs/benchmark.md and its figure")
     options = parser.parse_args()
     if options.folder:
-        run(options.folder, options.tables, options.strategies)
+        run(options.folder, options.tables, options.strategies, options.report)
     if options.page:
         write_page()
 
