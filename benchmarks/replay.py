@@ -122,7 +122,7 @@ class Replay:
             epsilon = self.table.epsilons[budget]
             task = SearchTask(
                 space, StageRounds(ROUNDS, ROUNDS, ROUNDS), ACCURACY, 5000, self.trials, "zoom", section, epsilon,
-                DELTA, tuple(seeds.search), noise=lambda rounds, e=epsilon: rounds**0.5 / mu_of(e, DELTA),
+                DELTA, tuple(seeds.search), noise_by_rounds=lambda rounds, e=epsilon: rounds**0.5 / mu_of(e, DELTA),
             )  # fmt: skip
             history = History(task, self.variant.seeds, self.outcomes, configurations={}, trial_seeds={})
             self.histories.append(history)

@@ -12,12 +12,6 @@ from orchestrator.section import Section
 from search_spaces import SearchSpace
 
 
-def _unknown_noise(rounds: int) -> float:
-    """The noise multiplier of a run with so many rounds: the standard deviation of a round's noise, relative to the
-    sensitivity, for which the run has the cell's budget. 0 without privacy."""
-    raise NotImplementedError("the noise is known where the data are")
-
-
 class StageRounds(NamedTuple):
     """Federated rounds of a trial, as the study file sets them."""
 
@@ -53,7 +47,8 @@ class SearchTask:
     """The study's delta."""
     seeds: tuple[int, ...] = ()
     """The search seeds."""
-    noise: Callable[[int], float] = field(default=_unknown_noise, compare=False)
+    noise_by_rounds: Callable[[int], float] | None = field(default=None, compare=False)
+    """What `noise` returns; None where nothing is proposed."""
     secret: bytes = b""
     """Random bytes of this cell, for strategies that publish only their winner."""
 
@@ -62,3 +57,9 @@ class SearchTask:
         """Configurations to try: `search.trials`, or as many as the coarse and the fine grid have."""
         grids = self.space.size(self.space.coarse) + search_spaces.refined_size(self.space, self.refine)
         return self.trials or grids
+
+    def noise(self, rounds: int) -> float:
+        """The noise multiplier of a run with so many rounds: the standard deviation of a round's noise, relative to the
+        sensitivity, for which the run has the cell's budget. 0 without privacy."""
+        assert self.noise_by_rounds is not None
+        return self.noise_by_rounds(rounds)
