@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from trainables.choices import Release
 from trainables.errors import UserError
 from trainables.federation.saved_model import SavedModel
 from trainables.spec import HyperValue
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Model:
         """Save the model with its provenance and privacy account, as `fedsweep train --save` does. `load_model` and
         `fedsweep predict` read the file."""
         self._require_saved().save(Path(path))
+
+    def to_torch(self, backbone: str = "") -> torch.nn.Module:
+        """The model as a torch module: backbone and head, or only the head if the features came without a backbone.
+        `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
+        return self._require_saved().to_torch(backbone)
 
     def _require_saved(self) -> SavedModel:
         if self._saved is None:

@@ -152,7 +152,9 @@ def test_from_a_table_to_predictions(tmp_path, monkeypatch, fedsweep, no_ray):
     schema, study = blocks(DOCS / "bring-your-data.md", "yaml")
     smaller = "rounds: {coarse: 2, fine: 2, confirm: 2}\nseeds: {search: [1], contest: [], confirm: [42]}\n"
     (tmp_path / "visits.yaml").write_text(study + smaller)
-    table, *commands = blocks(DOCS / "bring-your-data.md")[:6]
+    shown = blocks(DOCS / "bring-your-data.md")
+    first = next(number for number, block in enumerate(shown) if block.startswith("patient,"))
+    table, *commands = shown[first : first + 6]
     assert table.splitlines()[0] == (tmp_path / "visits.csv").read_text().splitlines()[0]
     for line in "".join(commands).splitlines()[:-2]:  # without the last section's train
         if "new-visits" in line:

@@ -415,7 +415,7 @@ def test_the_list_has_the_weights_too(cache, fedsweep):
 def test_every_recipe_names_a_known_source_and_backbone():
     for each in catalogue.recipes():
         assert each.source in catalogue.SOURCES
-        assert each.backbone in ("", "pca100", *backbones.BACKBONES)
+        assert each.backbone in ("", "pca100", catalogue.EFFICIENTNET, *backbones.BACKBONES)
         assert all(file.checksum for file in catalogue.SOURCES[each.source].files) or each.source in (
             "adult",  # its content is checked
             "tcga-brca",  # its URL names a commit

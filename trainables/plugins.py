@@ -66,6 +66,18 @@ def use(name: str) -> None:
         _pass_on(FOLDERS, folder)
 
 
+def use_function(name: str) -> tuple[Callable[[], object], str]:
+    """Load a function that the user names, MODULE:FUNCTION or FILE.py:FUNCTION, and the hash of its code."""
+    module, _, function = name.rpartition(":")
+    if not module or not function:
+        raise UserError(f"{name!r} names no function; write MODULE:FUNCTION or FILE.py:FUNCTION")
+    use(module)
+    found = getattr(_loaded[module_name(module)], function, None)
+    if not callable(found):
+        raise UserError(f"plug-in {module} has no function {function!r}")
+    return found, code_hash(module_name(module))
+
+
 def load_all() -> None:
     """Load the installed plug-ins and those that FEDSWEEP_IMPORT names; repeated calls do nothing."""
     for entry in entry_points(group=GROUP):

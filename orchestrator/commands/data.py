@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from orchestrator.commands.data_import import import_
+from orchestrator.commands.data_prepare import Device, From, prepare
 from orchestrator.commands.options import Json
 from orchestrator.console import echo, show, stderr
 
 data = typer.Typer(help="Import tables and prepare published data.", no_args_is_help=True)
 data.command(name="import")(import_)
-
-From = Annotated[
-    list[Path] | None,
-    typer.Option("--from", metavar="PATH", help="Downloaded file of the source, or a folder of them; repeatable."),
-]
-To = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Output folder.  [default: $FEDSWEEP_DATA, or the user's cache]")
-]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
+data.command()(prepare)
 
 
 @data.command(name="list")
@@ -52,43 +42,6 @@ def list_(json: Json = False) -> None:
     lines.append(f"\n* exists in {folder}. Make one with `fedsweep data prepare NAME`.")
     lines.append(f"Other backbones for image sets: SOURCE-BACKBONE with {', '.join(catalogue.WEIGHTS)} or timm.MODEL")
     show({"folder": folder, "data": rows, "weights": weights}, json, lines)
-
-
-@data.command()
-def prepare(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See `fedsweep data list`.")],
-    given: From = None,
-    to: To = None,
-    device: Device = "auto",
-    batch: Annotated[int, typer.Option(help="Images per batch through the backbone.")] = 500,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="State dict of the backbone, instead of the published one.")
-    ] = None,
-) -> None:
-    """Download data, verify checksums and extract features. Existing feature files are kept."""
-    from trainables.data.sources import preparing
-
-    for name in names:  # refuse unknown names before any download
-        preparing.find_recipe(name)
-    for name in names:
-        with _progress(DownloadColumn()) as download, _progress(MofNCompleteColumn()) as extraction:
-            options = preparing.Options(tuple(given or ()), to, device, batch, weights, download, extraction)
-            path = preparing.prepare(name, options)
-        echo(path)
-
-
-@contextlib.contextmanager
-def _progress(amount: ProgressColumn) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A callback that shows one progress bar per name."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), amount, console=stderr, transient=True) as progress:
-        bars: dict[str, TaskID] = {}
-
-        def update(name: str, done: int, total: int | None) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name)
-            progress.update(bars[name], completed=done, total=total)
-
-        yield update
 
 
 @data.command()

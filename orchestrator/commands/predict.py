@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,11 @@ from orchestrator.console import number, show
 from trainables.errors import UserError
 from trainables.files import replacing
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from trainables.federation.saved_model import SavedModel
+
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL.npz", help="Model saved by `fedsweep train --save`.")],
@@ -19,14 +24,22 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Feature file with x_test and, optionally, y_test; or a table, if the model was trained on one.",
+            help="Feature file with x_test and, optionally, y_test; or a table, a folder of images or an image, if the "
+            "model was trained on one.",
         ),
     ],
     output: Annotated[Path, typer.Option(metavar="FILE.csv", help="Output file, one line per row.")],
+    backbone: Annotated[
+        str, typer.Option(metavar="MODULE:FUNCTION", help="Your function that returns the model's backbone.")
+    ] = "",
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="State dict of the backbone, if it was not the published one.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device of the backbone: auto, cpu or cuda.")] = "auto",
     json: Json = False,
 ) -> None:
-    """Predict classes with a saved model. Of the test rows of a feature file, or of all rows of a table; prints the
-    accuracy if there are labels."""
+    """Predict classes with a saved model. Of the test rows of a feature file, of all rows of a table, or of all images
+    in a folder; prints the accuracy if there are labels."""
     import csv
     import io
 
@@ -37,10 +50,16 @@ def predict(
     epsilon, delta = _budget(saved.provenance, model)
     if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
-    rows, labels = features.rows_to_predict(str(data), saved.schema)
-    predicted = saved.predict(rows)
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([["class"], *([name] for name in predicted.tolist())])
+    writer = csv.writer(text, lineterminator="\n")
+    if saved.backbone and not saved.schema and data.suffix != ".npz" and data.exists():
+        rows, names, labels = _through_backbone(saved, data, backbone, weights, device)
+        predicted = saved.predict(rows)
+        writer.writerows([["row", "class"], *zip(names, predicted.tolist(), strict=True)])
+    else:
+        rows, labels = features.rows_to_predict(str(data), saved.schema)
+        predicted = saved.predict(rows)
+        writer.writerows([["class"], *([name] for name in predicted.tolist())])
     with replacing(output) as file:
         file.write(text.getvalue().encode())
     accuracy = None if labels is None else 100 * float((predicted.astype(str) == labels.astype(str)).mean())
@@ -50,6 +69,36 @@ def predict(
         f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]
     show({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance}, json, lines)
+
+
+def _through_backbone(
+    saved: SavedModel, data: Path, named: str, weights: Path | None, device: str
+) -> tuple[NDArray, list[str], NDArray | None]:
+    """Features of images or texts, their names, and their classes if all of them are known."""
+    import tempfile
+
+    import numpy as np
+
+    from orchestrator.commands.data_prepare import progress_bars
+    from trainables.data.backbones.backbone import read_record
+    from trainables.data.backbones.extraction import extract_pieces
+    from trainables.data.sources.own import rows_to_predict
+    from trainables.federation.torch_model import backbone_of
+
+    backbone = backbone_of(saved.backbone, named=named, weights=weights)
+    items, names, classes = rows_to_predict(data, read_record(saved.backbone), backbone)
+    with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
+        pieces = extract_pieces(
+            *(items, backbone.network, backbone.to_input),
+            folder=Path(folder),
+            identity=backbone.identity,
+            device=device,
+            batch=backbone.batch,
+            progress=lambda done, total: update("rows", done, total),
+        )
+        rows = np.concatenate([np.load(piece, allow_pickle=False) for piece in pieces]).astype(np.float32)
+    known = set(classes) <= set(saved.class_names)
+    return rows, names, np.array(classes) if known else None
 
 
 def _budget(provenance: dict[str, Any], model: Path) -> tuple[float, float]:

@@ -277,6 +277,7 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
         *(trained.weights.reshape(-1), trial.problem.model, data.features, data.classes, provenance),
         class_names=data.class_names,
         schema=data.schema,
+        backbone=data.backbone,
     )
 
 

@@ -19,8 +19,9 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENT_COLUMN = "client_train"
 TEST_CLIENT_COLUMN = "client_test"
 OPTIONAL = (CLIENT_COLUMN, TEST_CLIENT_COLUMN)
-NAMES = ("class_names", "client_names", "schema")
-"""Optional: the original names of classes and clients, and the JSON text of the schema that the features follow."""
+NAMES = ("class_names", "client_names", "schema", "backbone")
+"""Optional: the original names of classes and clients, and JSON texts of the schema that the features follow and of the
+backbone that they come from."""
 
 # raised by NumPy and zipfile for a truncated or damaged file, or when the disk fails
 READ_ERRORS = (

@@ -68,6 +68,8 @@ class FeatureSet:
     """The original ids, by client; () if they were numbers from 0 without a gap."""
     schema: str = ""
     """JSON text of the schema by which rows of a table become features; "" if there was no table."""
+    backbone: str = ""
+    """JSON text about the backbone that the features come from; "" if the file does not say."""
 
     @cached_property
     def classes(self) -> int:
@@ -222,16 +224,22 @@ def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts
         class_names=class_names,
         client_names=client_names,
         schema=_schema(name, arrays),
+        backbone=_json_text(name, arrays, "backbone"),
     )
 
 
 def _schema(name: str, arrays: Mapping[str, Any]) -> str:
-    text = arrays.get("schema")
+    text = _json_text(name, arrays, "schema")
+    return schema_from_json(name, text).to_json() if text else ""
+
+
+def _json_text(name: str, arrays: Mapping[str, Any], key: str) -> str:
+    text = arrays.get(key)
     if text is None:
         return ""
     if text.ndim or text.dtype.kind != "U":
-        raise UserError(f"data {name}: schema must be a text, but is {text.dtype} of shape {text.shape}")
-    return schema_from_json(name, str(text)).to_json()
+        raise UserError(f"data {name}: {key} must be a text, but is {text.dtype} of shape {text.shape}")
+    return str(text)
 
 
 def _check_classes(name: str, y_train: NDArray[np.int64], y_test: NDArray[np.int64], names: Names) -> None:

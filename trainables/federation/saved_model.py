@@ -6,7 +6,7 @@ import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from trainables.data.feature_file import READ_ERRORS
 from trainables.errors import UserError
 from trainables.files import PRIVATE, PUBLIC, replacing
 from trainables.models.shard import Shard
+
+if TYPE_CHECKING:
+    from trainables.federation.torch_model import TorchModel
 
 FORMAT = 1
 LARGEST = 10**9  # features or classes
@@ -41,12 +44,15 @@ class SavedModel:
     schema: str = ""
     """JSON text of the schema by which rows of a table become features, which is public; "" if there was none."""
 
+    backbone: str = ""
+    """JSON text about the backbone that the features come from, which is public; "" if it is not known."""
+
     def save(self, path: Path) -> None:
         """Atomic; an existing file is not overwritten."""
         if path.exists():
             raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
-        about |= {"class_names": list(self.class_names), "schema": self.schema}
+        about |= {"class_names": list(self.class_names), "schema": self.schema, "backbone": self.backbone}
         with replacing(path, mode=PRIVATE if self.provenance.get("secret_noise") else PUBLIC) as file:
             np.savez(file, weights=self.weights, about=json.dumps({**about, "provenance": self.provenance}))
 
@@ -63,6 +69,7 @@ class SavedModel:
                 *(weights, about["model"], about["features"], about["classes"], about["provenance"]),
                 class_names=names,
                 schema=about["schema"],
+                backbone=about["backbone"],
             )
             model._check()
             _check_plugin(path, model.model)
@@ -86,8 +93,8 @@ class SavedModel:
                 raise ValueError(f"{name} = {count!r}")
         if self.class_names and (len(self.class_names) != self.classes or set(map(type, self.class_names)) != {str}):
             raise ValueError("its class names do not fit its classes")
-        if not isinstance(self.schema, str):
-            raise TypeError("its schema is not a text")
+        if not isinstance(self.schema, str) or not isinstance(self.backbone, str):
+            raise TypeError("its schema or its backbone is not a text")
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.str_]:
         """The most likely class of every row: its original name, or its number if the labels were numbers from 0."""
@@ -103,6 +110,15 @@ class SavedModel:
         rows = Shard.build([(x, np.zeros(len(x), dtype=np.int64))]).x[0]
         head = models.parse(self.model, features=self.features, classes=self.classes)
         return head.scores(rows, torch.tensor(self.weights)).numpy()
+
+    def to_torch(self, backbone: str = "") -> TorchModel:
+        """The model as a torch module, backbone and head; only the head, which takes features, if the model does not
+        know its backbone. `backbone`: MODULE:FUNCTION, if the backbone is a function of yours, which is then called."""
+        from trainables.federation.torch_model import TorchModel, backbone_of
+
+        head = models.parse(self.model, features=self.features, classes=self.classes)
+        found = backbone_of(self.backbone, named=backbone) if self.backbone else None
+        return TorchModel(found, head, torch.tensor(self.weights))
 
 
 class _MissingPluginError(Exception):

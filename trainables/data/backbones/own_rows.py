@@ -1,0 +1,110 @@
+"""Images and texts of the user: a folder with one subfolder per class, or a table with a column of paths or texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.importing.reading import Table
+from trainables.errors import UserError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Decoders that may run: other formats of Pillow call programs, such as Ghostscript."""
+FILE, LABEL, SPLIT = "file", "label", "split"
+PARTS = ("train", "test")
+
+
+class ImageFiles:
+    """Images that are decoded when they are needed."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        return map(read_image, self._paths[start:stop])
+
+    def content(self, start: int, stop: int) -> str:
+        """By name, size and time of change, so that resuming reads no finished image again."""
+        digest = hashlib.sha256()
+        for path in self._paths[start:stop]:
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise UserError(f"image {path} cannot be read: {error.strerror}") from None
+            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return digest.hexdigest()
+
+
+class Texts:
+    """A column of texts."""
+
+    def __init__(self, texts: NDArray) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def read(self, start: int, stop: int) -> list[str]:
+        return [str(text) for text in self._texts[start:stop]]
+
+    def content(self, start: int, stop: int) -> str:
+        return hashlib.sha256("\0".join(self.read(start, stop)).encode()).hexdigest()
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """(height, width, 3), turned as the camera was held."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return np.asarray((ImageOps.exif_transpose(image) or image).convert("RGB"))
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise UserError(f"image {path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All images in a folder and its subfolders, by name. Hidden files and other files are left out."""
+    found = (path for path in folder.rglob("*") if is_image(path) and path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def folder_table(folder: Path) -> Table:
+    """The images of FOLDER/CLASS, or of FOLDER/train/CLASS and FOLDER/test/CLASS, as a table."""
+    inside = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    split = inside == set(PARTS)
+    paths = images_in(folder)
+    parts = [path.relative_to(folder).parts for path in paths]
+    depth = 1 + split
+    for path, names in zip(paths, parts, strict=True):
+        if len(names) <= depth:
+            place = "FOLDER/train/CLASS" if split else "FOLDER/CLASS"
+            raise UserError(f"image {path} belongs to no class; images lie in {place}")
+    if not paths:
+        raise UserError(f"data {folder} has no images; their names end in {', '.join(ENDINGS)}")
+    table: Table = {
+        FILE: np.array([str(path) for path in paths]),
+        LABEL: np.array([names[depth - 1] for names in parts]),
+    }
+    return table | ({SPLIT: np.array([names[0] for names in parts])} if split else {})
+
+
+def column_of_files(source: str, values: NDArray) -> list[Path]:
+    """Paths in a table are relative to its folder."""
+    folder = Path(source).parent
+    paths = [folder / str(value) for value in values]
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise UserError(f"data {source} names the image {missing}, which does not exist")
+    return paths

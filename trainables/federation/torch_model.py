@@ -1,0 +1,83 @@
+"""A saved model as a torch module: the backbone, if the model records one, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainables import plugins
+from trainables.data.backbones import backbone as backbones
+from trainables.data.sources.preparing import Options, chosen_backbone
+from trainables.errors import UserError
+from trainables.models import Model
+from trainables.models.softmax import SoftmaxHead
+
+
+class TorchModel(torch.nn.Module):
+    """Scores of the classes, from the input of the backbone or, without a backbone, from features."""
+
+    def __init__(self, backbone: backbones.Backbone | None, head: Model, weights: Tensor) -> None:
+        super().__init__()
+        self.backbone = torch.nn.Identity() if backbone is None else _Penultimate(backbone.network)
+        self.head = _linear(head, weights) if isinstance(head, SoftmaxHead) else _Head(head, weights)
+        self._backbone = backbone
+
+    def preprocess(self, rows: Iterable[Any]) -> Any:
+        """The input for some images (PIL), or texts, of any size."""
+        if self._backbone is None:
+            raise UserError("the model does not know its backbone; it takes features")
+        return self._backbone.to_input(
+            row if isinstance(row, str) else np.asarray(row if isinstance(row, np.ndarray) else row.convert("RGB"))
+            for row in rows
+        )
+
+    def forward(self, x: Any) -> Tensor:
+        return self.head(self.backbone(x))
+
+
+class _Penultimate(torch.nn.Module):
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Tensor:
+        return getattr(self.network, "penultimate", self.network)(x)
+
+
+class _Head(torch.nn.Module):
+    def __init__(self, head: Model, weights: Tensor) -> None:
+        super().__init__()
+        self._head = head
+        self.weights = torch.nn.Parameter(weights)
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = features.float()
+        return self._head.scores(torch.cat([x, torch.ones_like(x[:, :1])], dim=1), self.weights)
+
+
+def _linear(head: SoftmaxHead, weights: Tensor) -> torch.nn.Linear:
+    matrix = weights.view(head.rows, head.classes)
+    layer = torch.nn.Linear(head.rows - 1, head.classes)
+    layer.load_state_dict({"weight": matrix[:-1].T, "bias": matrix[-1]})
+    return layer
+
+
+def backbone_of(record: str, *, named: str = "", weights: Path | None = None) -> backbones.Backbone:
+    """The backbone that a model records. One that is Python code of the user's must be `named` by the user."""
+    about = backbones.read_record(record)
+    name = about["name"]
+    if backbones.is_function(name) and not named:
+        raise UserError(
+            f"the model's backbone is {name!r}, Python code that runs only if you name it: "
+            f"--backbone {name}, or to_torch({name!r})"
+        )
+    function = plugins.use_function(named) if named else None
+    found = chosen_backbone(named or name, Options(weights=weights, function=function))
+    if found.details.get("weights") != about["details"].get("weights"):
+        raise UserError(f"backbone {named or name!r} has other weights than the one that the model was trained with")
+    return found.of_texts(about["rows"] == backbones.TEXTS)
