@@ -73,6 +73,7 @@ def _study(method: dict[str, Any], **settings: Any) -> Study:
     return Study.model_validate(
         {
             "name": "slots",
+            "defaults": "paper",
             "data": [{"source": "synthetic-frozen:400,100,6,3", "label": "none"}],
             "partitions": ["iid"],
             "clients": 4,

@@ -54,6 +54,7 @@ methods:
       coarse: {client_learning_rate: [0.05, 0.1, 0.5, 1]}
       fine: {client_learning_rate: [0.2, 0.3]}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 100, fine: 110, confirm: 120}
 seeds: {search: 42, contest: [], confirm: [42, 7]}

@@ -33,6 +33,7 @@ def study(**changes) -> Study:
             "partitions": ["iid"],
             "clients": 4,
             "methods": ["dp-fedgd", "dp-fedadam"],
+            "defaults": "paper",
             "epsilons": [1, 8],
             "rounds": {"coarse": 20, "fine": 20, "confirm": LAST},
             **changes,

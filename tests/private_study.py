@@ -21,6 +21,7 @@ methods:
       coarse: {learning_rate: [0.01, 0.1, 1, 10]}
       fine: {learning_rate: [0.1, 0.5]}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {confirm: 6}
 evaluate_every: 2

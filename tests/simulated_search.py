@@ -43,6 +43,7 @@ def study(**changes) -> Study:
             "partitions": ["iid"],
             "clients": 4,
             "methods": [GD, SOFIM],
+            "defaults": "paper",
             "epsilons": [8],
             "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
             "evaluate_every": 2,

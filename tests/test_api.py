@@ -25,6 +25,7 @@ STUDY = {
     "partitions": ["iid"],
     "clients": 5,
     "methods": [{"dp-fedgd": {"coarse": {"learning_rate": [0.5, 1, 2]}, "fine": {"learning_rate": [2, 4]}}}],
+    "defaults": "paper",
     "epsilons": [8],
     "rounds": {"coarse": 4, "fine": 4, "confirm": 6},
     "evaluate_every": 2,

@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
             "partitions": ["iid"],
             "clients": 4,
             "methods": ["dp-fedgd", "dp-fedsofim"],
+            "defaults": "paper",
             "epsilons": [1],
             "seeds": {"search": [1, 2], "contest": [], "confirm": [7]},
         }

@@ -340,6 +340,7 @@ def test_a_centred_study_has_as_many_packs_as_a_plain_one():
             "data": [small.SMALL],
             "clients": 5,
             "methods": [{"name": "dp-fedgd", **method}, {"name": "dp-fedsofim", **method}],
+            "defaults": "paper",
             "epsilons": [0.5, 1, 5, 10],
         }
         return plan(Study.model_validate(study), [{"CPU": 2.0, "memory": 2.0**33}]).packs

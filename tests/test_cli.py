@@ -148,7 +148,7 @@ def test_bad_studies(fedsweep, no_actors, tmp_path, command, name):
     study = tmp_path / "bad.yaml"
     study.write_text(
         f'name: bad\ndata: [{{source: "{TINY}"}}]\npartitions: [iid]\nclients: 5\n'
-        f"methods: [dp-fedgd, dp-ftrl, dp-fedfc]\nepsilons: [1]\n{line}\n"
+        f"methods: [dp-fedgd, dp-ftrl, dp-fedfc]\nepsilons: [1]\ndefaults: paper\n{line}\n"
     )
     folder = tmp_path / "results"
     where = ["--results", folder] if command == "run" else []

@@ -57,6 +57,7 @@ def make_study(name="paper-cifar10-resnet20", label="CIFAR-10"):
                 "dp-fedsofim",
                 {"dp-fedsofim": {"label": "DP-FedSOFIM (gradient direction)", "fixed": {"direction": "gradient"}}},
             ],
+            "defaults": "paper",
             "epsilons": [0.5, 1],
             "seeds": {"search": 42, "confirm": SEEDS},
             "search": {"select": "single", "refine": "table"},
@@ -311,6 +312,7 @@ def papers_own(tmp_path_factory):
         rows = [row for row in published("fedsofim-accuracy") if row.table == table]
         study = make_study(f"paper-{table}", rows[0].dataset).model_copy(
             update={
+                "defaults": "paper",
                 "epsilons": [0.5, 1.0, 5.0, 10.0],
                 "methods": [MethodSettings(name=f"dp-{n}") for n in names.split()],
             }
@@ -348,6 +350,7 @@ def test_what_the_test_rows_would_have_chosen(tmp_path):
     """Two configurations: the test rows prefer the second, the validation rows the first."""
     study = make_study("paper-cifar10-test-tuned").model_copy(
         update={
+            "defaults": "paper",
             "epsilons": [1.0],
             "methods": [
                 MethodSettings(name="dp-fedgd", label=f"grid of DP-FedGD (η {rate:g})", fixed={"learning_rate": rate})

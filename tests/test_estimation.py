@@ -41,6 +41,7 @@ methods:
       coarse: {client_learning_rate: [0.5]}
       fine: {client_learning_rate: [0.5]}
 epsilons: ["mu=4"]
+defaults: paper
 privacy: {clip: 1.8}
 rounds: {coarse: 6, fine: 6, confirm: 8}
 seeds: {search: 9, contest: [], confirm: [1, 2, 3]}

@@ -527,6 +527,7 @@ clients: 4
 partitions: [iid]
 methods: [{dp-fedgd: {coarse: {learning_rate: [0.01, 1, 3]}, fine: {learning_rate: [2]}}}]
 epsilons: [40]
+defaults: paper
 rounds: {coarse: 10, fine: 10, confirm: 10}
 seeds: {search: 42, contest: [], confirm: [42]}
 search: {refine: table}

@@ -112,6 +112,7 @@ methods:
   - dp-edited: {label: edited, coarse: {learning_rate: [0.1, 1]}, fine: {learning_rate: [0.3]}}
   - dp-fedgd: {coarse: {learning_rate: [0.1, 1]}, fine: {learning_rate: [0.3]}}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 3, fine: 3, confirm: 3}
 seeds: {search: 42, contest: [], confirm: [7]}

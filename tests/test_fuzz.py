@@ -57,6 +57,7 @@ STUDY = {
     "partitions": ["iid", "dirichlet:0.5"],
     "clients": 4,
     "methods": ["dp-fedgd", {"dp-fedadam": {"fixed": {"tau": 0.01}}}],
+    "defaults": "paper",
     "epsilons": [1, "mu=0.5"],
     "privacy": {"clip": 1.0, "delta": 1e-5},
     "rounds": {"coarse": 4, "fine": 4, "confirm": 6},

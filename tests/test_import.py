@@ -86,6 +86,7 @@ def test_a_study_names_the_table_itself(visits, tmp_path):
         "partitions": ["explicit"],
         "clients": "auto",
         "methods": [{"dp-fedgd": {"coarse": {"learning_rate": [1]}, "fine": {"learning_rate": [1]}}}],
+        "defaults": "paper",
         "epsilons": [5],
         "rounds": {"coarse": 2, "fine": 2, "confirm": 2},
         "seeds": {"search": [1], "contest": [], "confirm": [42]},

@@ -16,6 +16,7 @@ methods:
   - dp-fedgd: {coarse: {learning_rate: [0.01, 0.1, 1]}}
   - dp-fedsofim: {coarse: {learning_rate: [0.1, 1], rho: [1], beta: [0.9]}}
 epsilons: [1, 10]
+defaults: paper
 rounds: {coarse: 12, fine: 12, confirm: 16}
 evaluate_every: 4
 search: {refine: zoom}

@@ -31,6 +31,7 @@ methods:
   - dp-fedgd: {coarse: {learning_rate: [0.1, 0.3, 1, 3]}, fine: {learning_rate: [0.5]}}
   - dp-scaffold: {coarse: {server_learning_rate: [0.3, 1]}, fine: {server_learning_rate: [0.5]}}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 4, fine: 4, confirm: 6}
 seeds: {search: 42, contest: [], confirm: [42, 7]}

@@ -34,6 +34,7 @@ clients: 2
 methods:
   - dp-fedgd: {coarse: {learning_rate: [0.1, 0.3, 1]}, fine: {learning_rate: [0.2]}}
 epsilons: [40]
+defaults: paper
 rounds: {coarse: 4, fine: 4, confirm: 4}
 seeds: {search: 42, contest: [], confirm: [42]}
 search: {refine: table}

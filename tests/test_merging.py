@@ -70,6 +70,7 @@ partitions: [iid]
 clients: 4
 methods: [{dp-fedgd: {coarse: {learning_rate: [0.1, 0.5]}, fine: {learning_rate: [0.2]}}}]
 epsilons: [8, 4]
+defaults: paper
 rounds: {coarse: 4, fine: 4, confirm: 4}
 seeds: {search: 42, contest: [], confirm: [7]}
 search: {refine: table}

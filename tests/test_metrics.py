@@ -169,6 +169,7 @@ partitions: [explicit]
 clients: auto
 methods: [{dp-fedgd: {coarse: {learning_rate: [0.1, 1, 10]}, fine: {learning_rate: [1]}}}]
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 4, fine: 4, confirm: 6}
 seeds: {search: 42, contest: [], confirm: [42, 7]}

@@ -18,6 +18,7 @@ STUDY = {
     "data": [small.SMALL],
     "clients": 4,
     "methods": [{"dp-fedgd": {"coarse": {"learning_rate": [1]}, "fine": {"learning_rate": [1]}}}],
+    "defaults": "paper",
     "epsilons": [5],
     "rounds": {"coarse": 2, "fine": 2, "confirm": 2},
     "seeds": {"search": [1], "contest": [], "confirm": [42]},
@@ -50,7 +51,7 @@ def test_hints_can_be_pasted_into_a_shell(tmp_path, monkeypatch, fedsweep):
     monkeypatch.chdir(tmp_path)
     folder = "my results; $HOME"
     (tmp_path / "tiny.yaml").write_text(
-        "name: tiny\ndata: ['synthetic-frozen:600,100,12,4']\nclients: 4\nepsilons: [5]\n"
+        "name: tiny\ndata: ['synthetic-frozen:600,100,12,4']\nclients: 4\nepsilons: [5]\ndefaults: paper\n"
         "methods: [{dp-fedgd: {coarse: {learning_rate: [1]}, fine: {learning_rate: [1]}}}]\n"
         "rounds: {coarse: 2, fine: 2, confirm: 2}\nseeds: {search: [1], contest: [], confirm: [42]}\n"
     )

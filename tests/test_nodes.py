@@ -48,6 +48,7 @@ methods:
       coarse: {server_learning_rate: [0.3, 1]}
       fine: {server_learning_rate: [0.5]}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 200, fine: 30, confirm: 30}
 seeds: {search: 42, contest: [], confirm: [42, 7]}
@@ -330,6 +331,7 @@ clients: 4
 methods:
   - dp-fedgd: {coarse: {learning_rate: [0.1, 0.3, 1, 3]}, fine: {learning_rate: [0.2, 0.5]}}
 epsilons: [40, 10]
+defaults: paper
 rounds: {coarse: 60, fine: 20, confirm: 20}
 seeds: {search: 42, contest: [], confirm: [7]}
 search: {refine: table}
@@ -427,6 +429,7 @@ partitions: [iid]
 clients: 8
 methods: [dp-fedgd: {{coarse: {{learning_rate: [0.1, 1]}}, fine: {{learning_rate: [0.3]}}}}]
 epsilons: [40]
+defaults: paper
 privacy: {{clip: 10}}
 rounds: {{coarse: 3, fine: 3, confirm: 5}}
 seeds: {{search: 42, contest: [], confirm: [7]}}

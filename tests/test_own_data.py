@@ -17,6 +17,7 @@ SMALL_STUDY = {
     "partitions": ["explicit"],
     "clients": "auto",
     "methods": [{"dp-fedgd": {"coarse": {"learning_rate": [1]}, "fine": {"learning_rate": [1]}}}],
+    "defaults": "paper",
     "epsilons": [5],
     "rounds": {"coarse": 3, "fine": 3, "confirm": 3},
     "seeds": {"search": [1], "contest": [], "confirm": [42]},

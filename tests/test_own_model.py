@@ -25,6 +25,7 @@ clients: 4
 model: low-rank:2
 methods: [{METHOD: {coarse: {learning_rate: [0.3, 3]}, fine: {learning_rate: [1]}}}]
 epsilons: [.inf]
+defaults: paper
 rounds: {coarse: 4, fine: 4, confirm: 10}
 seeds: {search: 42, contest: [], confirm: [42]}
 search: {refine: table}

@@ -236,7 +236,8 @@ def test_lanes_of_a_large_model_fit_into_memory(monkeypatch):
 
 
 def test_a_plan_warns_if_memory_is_missing(tmp_path, monkeypatch):
-    text = "name: wide\ndata: ['synthetic-frozen:400,100,64,10']\nclients: 4\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    text = "name: wide\ndata: ['synthetic-frozen:400,100,64,10']\nclients: 4\nmethods: [dp-fedgd]\n"
+    text += "epsilons: [1]\ndefaults: paper\n"
     text += "model: mlp:99999\nresources: {hosts: 1, lanes_per_pack: LANES}\n"
     monkeypatch.setattr("orchestrator.execution.planning.machine_bytes", lambda: 23 * 2**30)
     monkeypatch.setattr(host_memory, "machine_bytes", lambda: 23 * 2**30)

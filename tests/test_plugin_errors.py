@@ -46,6 +46,7 @@ def study(**changes):
         "data": [small.SMALL],
         "clients": 4,
         "methods": [{"dp-fedgd": GRID}, {"dp-broken": GRID}],
+        "defaults": "paper",
         "epsilons": [1, 8],
         "rounds": {"coarse": 3, "fine": 3, "confirm": 3},
         "seeds": {"search": [1, 2], "contest": [], "confirm": [42]},

@@ -156,7 +156,8 @@ def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(fedsweep, tmp_path, nam
 
 def test_a_study_may_give_the_grid_of_a_method_that_has_none(example, tmp_path):
     grids = "{coarse: {learning_rate: [1, 2]}, fine: {learning_rate: [3]}}"
-    text = "name: own\ndata: ['two-moons:200']\npartitions: [iid]\nclients: 4\nepsilons: [1]\nmethods:\n  - "
+    text = "name: own\ndata: ['two-moons:200']\npartitions: [iid]\nclients: 4\n"
+    text += "epsilons: [1]\ndefaults: paper\nmethods:\n  - "
     study = parse(f"{text}dp-heavy-ball: {grids}\n", "own.yaml", tmp_path)
     assert study.methods[0].space().coarse == {"learning_rate": (1.0, 2.0)}
     alone = parse(f"{text}dp-heavy-ball: {{coarse: {{learning_rate: [1, 2]}}}}\n", "own.yaml", tmp_path)
@@ -174,7 +175,7 @@ def test_a_study_may_give_the_grid_of_a_method_that_has_none(example, tmp_path):
 def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path):
     (tmp_path / "dp_fedgd.yaml").write_text("coarse: {learning_rate: [7]}\nfine: {learning_rate: [8]}\n")
     (tmp_path / "study.yaml").write_text(
-        "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+        "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\ndefaults: paper\n"
     )
     study, _ = load(str(tmp_path / "study.yaml"))
     assert study.methods[0].space().coarse == {"learning_rate": (7.0,)}
@@ -192,7 +193,7 @@ def test_a_file_beside_the_study_replaces_the_packaged_space(tmp_path):
 def test_a_fault_in_a_file_beside_the_study_names_that_file(tmp_path, content, line, sentence):
     file = tmp_path / "dp_fedgd.yaml"
     file.write_text(content)
-    text = "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    text = "name: beside\ndata: ['synthetic-frozen:300,60,6,3']\nmethods: [dp-fedgd]\nepsilons: [1]\ndefaults: paper\n"
     with pytest.raises(UserError) as caught:
         parse(text, "study.yaml", tmp_path)
     assert str(caught.value).startswith(f"{file}:{line}: ")

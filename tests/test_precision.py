@@ -202,6 +202,7 @@ methods:
   - dp-fedgd: {label: mine, precision: tf32, coarse: {learning_rate: [0.1, 1]}}
   - dp-fedgd: {precision: float32, label: plain, coarse: {learning_rate: [0.1, 1]}}
 epsilons: [8]
+defaults: paper
 precision: bf16
 rounds: {coarse: 4, fine: 4, confirm: 4}
 seeds: {search: [42], contest: [], confirm: [42, 7]}
@@ -240,6 +241,12 @@ def test_the_packaged_study_can_be_read():
 def test_the_precision_is_part_of_the_label():
     methods = ["dp-fedgd", {"dp-fedgd": {"precision": "bf16"}}]
     study = Study.model_validate(
-        {"name": "a", "data": [{"source": "synthetic-frozen:200,20,4,3"}], "methods": methods, "epsilons": [1]}
+        {
+            "name": "a",
+            "data": [{"source": "synthetic-frozen:200,20,4,3"}],
+            "methods": methods,
+            "defaults": "paper",
+            "epsilons": [1],
+        }
     )
     assert [method.shown for method in study.methods] == ["DP-FedGD", "DP-FedGD, bf16"]

@@ -625,6 +625,7 @@ def test_the_best_of_neighbouring_budgets_enter_the_contest(tmp_path):
 
     settings = {
         "methods": [{**GD, "fine": {"learning_rate": [0.01, 0.1, 1]}}],
+        "defaults": "paper",
         "epsilons": [4, 1, 2],
         "seeds": {"search": [1], "contest": [11], "confirm": [21]},
     }
@@ -707,6 +708,7 @@ STRATEGIES = {
     "contest": {"methods": [GD], "seeds": {"search": [1, 2], "contest": [11, 12]}},
     "warm": {
         "methods": [GD],
+        "defaults": "paper",
         "epsilons": [1, 2, 4],
         "seeds": {"search": [1, 2], "contest": [11]},
         "search": {"warm_start": True, "finalists": 2},

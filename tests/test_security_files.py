@@ -26,6 +26,7 @@ partitions: [iid]
 clients: 2
 methods: [{dp-fedgd: {coarse: {learning_rate: [1]}, fine: {learning_rate: [1]}}}]
 epsilons: [8]
+defaults: paper
 rounds: {coarse: 2, fine: 2, confirm: 2}
 evaluate_every: 2
 seeds: {search: 1, contest: [], confirm: [1]}

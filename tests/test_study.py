@@ -98,7 +98,7 @@ def test_the_paper_s_study_has_the_paper_s_search_space():
 
 
 def test_defaults_match_the_paper():
-    study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
+    study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\ndefaults: paper\n")
     assert len(study.methods) == len(METHODS)
     assert (study.rounds.coarse, study.rounds.fine, study.rounds.confirm) == (50, 50, 70)
     assert (study.clients, study.partitions) == (20, ["dirichlet:0.5"])
@@ -110,7 +110,7 @@ def test_defaults_match_the_paper():
 
 def test_search_contest_and_confirm_seeds_are_disjoint():
     """This is the default. Studies that reproduce papers set the papers' own selection."""
-    study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\n")
+    study = read("name: x\ndata: [synthetic-frozen]\nmethods: all\nepsilons: [1]\ndefaults: paper\n")
     seeds = [*study.seeds.search, *study.seeds.contest, *study.seeds.confirm]
     assert (len(study.seeds.search), len(study.seeds.contest), len(study.seeds.confirm)) == (3, 5, 5)
     assert len(set(seeds)) == len(seeds)
@@ -651,7 +651,7 @@ def test_invalid_resources_are_named_in_the_error(text, sentence):
         changed_resources(ResourceSettings(), [text])
 
 
-FTRL = "name: x\ndata: [synthetic-frozen]\nepsilons: [1]\nmethods:\n  - dp-ftrl: "
+FTRL = "name: x\ndata: [synthetic-frozen]\nepsilons: [1]\ndefaults: paper\nmethods:\n  - dp-ftrl: "
 
 
 @pytest.mark.parametrize("given", ["true", '"true"'])
@@ -666,7 +666,7 @@ def test_as_released_cannot_be_searched():
 
 
 def test_a_study_with_a_missing_plug_in_is_not_reported_as_damaged():
-    text = "name: away\ndata: [synthetic-frozen]\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    text = "name: away\ndata: [synthetic-frozen]\nmethods: [dp-fedgd]\nepsilons: [1]\ndefaults: paper\n"
     recorded = parse(text, "away.yaml", Path()).model_dump_json()
     assert Study.recorded(recorded).methods[0].name == "dp-fedgd"
     with pytest.raises(UserError, match=r"cannot be read without its plug-ins: method 'dp-away' is unknown.*--import"):

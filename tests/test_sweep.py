@@ -40,6 +40,7 @@ methods:
       coarse: {learning_rate: [0.1, 1], rho: [0.1, 0.5, 1, 5, 10], beta: [0.9]}
       fine: {learning_rate: [0.3, 2], rho: [0.5], beta: [0.8, 0.9]}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 4, fine: 4, confirm: 6}
 seeds: {search: 42, contest: [], confirm: [42, 7]}

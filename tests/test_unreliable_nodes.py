@@ -157,6 +157,7 @@ clients: 4
 methods:
   - dp-fedgd: {coarse: {learning_rate: [0.03, 0.1, 0.3, 1, 3, 10, 20, 30]}, fine: {learning_rate: [0.5, 2]}}
 epsilons: [40]
+defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 1500, fine: 10, confirm: 10}
 seeds: {search: 42, contest: [], confirm: [7]}

@@ -142,6 +142,7 @@ def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) 
             "partitions": [options.partition],
             "clients": options.clients,
             "methods": [{"name": method, **options.space}],
+            "defaults": "paper",
             "epsilons": list(options.epsilons),
             "seeds": {
                 "search": [start + k for k in range(1, options.search_seeds + 1)],

@@ -20,6 +20,7 @@ data: [synthetic-frozen]
 partitions: [iid]
 methods: [dp-fedsofim]
 epsilons: [10]
+defaults: paper
 seeds: {search: 42, confirm: [42, 123, 7]}
 search: {select: single, refine: table}
 """

@@ -40,9 +40,12 @@ def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
         raise
     if options.json:
         event = "finished" if finished.complete else "stopped"
-        emit_json({"event": event, "folder": folder, "failed": finished.failed, "tables": finished.tables})
+        lists = {"tables": finished.tables, "notes": finished.doubts}
+        emit_json({"event": event, "folder": folder, "failed": finished.failed, **lists})
     elif finished.complete:
         echo(finished.page)
+        for sentence in finished.doubts:
+            stderr.print(f"note: {sentence}")
         stderr.print(f"tables: {folder}/tables; winning configurations: {folder}/best.yaml")
         stderr.print(f"for an HTML report: {plugins.command('report', folder)}")
     if finished.failed:

@@ -20,11 +20,13 @@ from orchestrator.execution import backends
 from orchestrator.execution.backends.base import SweepRun
 from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
+from orchestrator.report.html.diagnosis_text import diagnoses
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger, SettingFacts
 from orchestrator.results.locations import ResultsLocation, results_location
+from orchestrator.results.winners import Results
 from orchestrator.study.advice import advice
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.cells import PreparedStudy
@@ -52,6 +54,8 @@ class Finished:
     """Their paths or URLs."""
     page: str
     """The text of the tables' README."""
+    doubts: list[str]
+    """Why scores are low or uncertain, and what helps."""
 
 
 def run(
@@ -102,9 +106,11 @@ def run(
                 location.stop_requested()  # discard stale stop requests
                 chosen.run(SweepRun(sweep, resources, location, view, deadline))
             failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
-            tables = [location.address_of(path) for path in write_tables(ledger, folder)]
+            found = Results.read(ledger)
+            tables = [location.address_of(path) for path in write_tables(ledger, folder, found)]
             page = (folder / "tables" / "README.md").read_text(encoding="utf-8")
-            return Finished(sweep.finished, failed, tables, page)
+            doubts = diagnoses(found) if sweep.finished else []
+            return Finished(sweep.finished, failed, tables, page, doubts)
 
 
 def recorded_study(results: Path | str) -> tuple[Study, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -163,6 +163,8 @@ class Results:
     """By data set, the group of records it belongs to: data sets of one group are about the same records."""
     client_rows: Mapping[SettingId, ClientRows]
     """Of the settings whose test rows have clients."""
+    class_counts: Mapping[SettingId, Sequence[Sequence[int]]]
+    """Train rows of every class at every client; empty for a private search."""
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -198,7 +200,8 @@ class Results:
         reader = _Reader(ledger, study, known)
         cells = tuple(reader.cell(record) for record in search_records(ledger, study))
         records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
-        return cls(study, cells, Counter(reader.states.values()), records, clients)
+        counts = {} if study.private else {setting: table for (setting, _), table in ledger.partitions().items()}
+        return cls(study, cells, Counter(reader.states.values()), records, clients, counts)
 
 
 class _Reader:

@@ -21,6 +21,7 @@ from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.methods import METHODS
 from trainables.privacy.plan import PrivacySettings, large_delta
+from trainables.privacy.shares import shares
 
 ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per trial is a quarter of its memory
 
@@ -36,6 +37,11 @@ class Setting:
     """The problem of each search and contest seed. Simulated data without a seed are drawn again for each."""
     confirm: Mapping[int, ProblemSpec]
     """The problem of each confirm seed."""
+    sizes: tuple[int, ...]
+    """Rows per client in the search."""
+    features: int
+    can_be_centred: bool
+    """Whether the model allows it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,13 @@ class Cell:
     @cached_property
     def _preprocess(self) -> Preprocess:
         own = self.method.preprocess
-        return Preprocess(**(self.study.preprocess if own is None else own).model_dump())
+        given = (self.study.preprocess if own is None else own).model_dump()
+        open_ = [name for name in ("scale", "center") if given[name] == "auto"]
+        if open_:
+            allowed = self.setting.can_be_centred
+            chosen = shares(self._privacy, self.setting.sizes, self.setting.features)._asdict()
+            given |= {name: chosen[name] if allowed else 0.0 for name in open_}
+        return Preprocess(**given)
 
     def private_trial(
         self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"], noise_key: str = ""
@@ -251,7 +263,16 @@ def _setting(
         tested = by_role["search"][seed].model_copy(update={"evaluate_on": "test"})
         problems[tested.key] = Problem.prepare(draws[seed], tested)
     setting_id = SettingId(data.id, partition.to_text(partitioned))
-    return Setting(setting_id, study.settings[setting_id], **by_role)
+    model_of_first = problems[first.key].model
+    return Setting(
+        setting_id,
+        study.settings[setting_id],
+        by_role["search"],
+        by_role["confirm"],
+        sizes=tuple(problems[first.key].partition.sizes),
+        features=loaded.features,
+        can_be_centred=getattr(model_of_first, "linear_in_features", True),
+    )
 
 
 def _problem_of_seed(

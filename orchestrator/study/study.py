@@ -16,6 +16,7 @@ from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.search.variant import SECRET, SearchVariant, Select, StageSeeds
 from orchestrator.section import Section
+from orchestrator.study.adaptive_defaults import with_defaults
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.errors import invalid
 from orchestrator.study.settings.data import DataSettings
@@ -63,6 +64,10 @@ class Study(Section):
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
+    defaults: Literal["adaptive", "paper"] = Field(default="adaptive", exclude=True)
+    """What applies where `privacy.clip`, `preprocess` and `aggregate` are not given. adaptive: features are scaled and
+    centred privately, clients weigh in proportion to their rows (record level), and the clip is tuned; defaults.md
+    explains it. paper: the main paper's choices, which are the defaults of those keys."""
     privacy: PrivacyStudySettings = PrivacyStudySettings()
     preprocess: PreprocessSettings = PreprocessSettings()
     """Private centring of the features: {center: SHARE of mu squared, bound: l2 bound on a row}."""
@@ -89,6 +94,22 @@ class Study(Section):
         if self.precision != "float32":
             self.methods[:] = [
                 method if method.precision else method.model_copy(update={"precision": self.precision})
+                for method in self.methods
+            ]
+        return self
+
+    @model_validator(mode="after")
+    def _methods_carry_the_defaults(self) -> Study:
+        """A method's label names its options. A recorded study has all keys, so that nothing changes."""
+        if self.defaults == "adaptive":
+            given = self.model_fields_set
+            self.methods[:] = [
+                with_defaults(
+                    method,
+                    scaled="preprocess" not in given,
+                    size_weighted="aggregate" not in given and self.privacy.level == "record",
+                    clip_tuned="clip" not in self.privacy.model_fields_set and self.privacy.clipping != "adaptive",
+                )
                 for method in self.methods
             ]
         return self

@@ -208,7 +208,7 @@ class Canaries:
         x, clip, model = sign * self.x, torch.from_numpy(work.clip), self.problem.model
         shard = Shard.build([(x[i : i + 1], self.y[i : i + 1]) for i in range(len(self.y))])
         if work.centre is not None:
-            shard = shard.with_centres(Centres.of(work.centre, "cpu"))
+            shard = shard.with_centres(Centres.of(work.centre, "cpu", work.factor))
         options = {"automatic": True} if work.automatic else {}
         gradients, _ = centring.clipped_gradient_sum(model, shard, theta, clip, **options)
         return gradients.numpy()

@@ -12,7 +12,7 @@ import torch
 
 from trainables.federation.exact_sum import to_grid_
 from trainables.federation.lane_vectors import LaneVectors
-from trainables.federation.pack import CENTRE, ClientWork
+from trainables.federation.pack import CENTRE, LENGTHS, ClientWork
 from trainables.methods.base import Parts, Sample, State
 from trainables.models import Model, centring
 from trainables.models.recorded import Recordings
@@ -86,6 +86,7 @@ class BatchRound:
         self._all_rows: Parts = [(slice(None), batch.shard)]
         self._secret, self._secret_kept = work.secret_participation, False
         self._bound = math.inf if work.bound is None else work.bound
+        self._factor = work.factor
         self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
         # diagnostics cover the first local step, at theta itself, and the noise that belongs to it
         self._diagnose_gradient, self._diagnose_noise, self._noise_divisor = diagnostics, diagnostics, self.size
@@ -212,9 +213,22 @@ class BatchRound:
             values.append(function(rows))
         return torch.stack(values, dim=1)[:, of_lane[self._lanes.distinct]]
 
+    def noisy_length_shares(self) -> torch.Tensor:
+        """The shares of the rows in each bin of lengths, (clients, distinct noises, bins). Noise as for the mean."""
+        total = self.for_distinct_noises(lambda rows: rows.length_counts())
+        noise = self.distinct_noise(LENGTHS, total.shape[2])
+        return total / self.size + noise if self._level == "user" else (total + noise) / self.size
+
+    def _feature_sums(self) -> torch.Tensor:
+        if self._factor is None:
+            return self.for_distinct_noises(lambda rows: rows.feature_sum(self._bound))
+        factors, which = np.unique(self._factor[self._lanes.distinct.cpu().numpy()], return_inverse=True)
+        sums = [self._shard.feature_sum(self._bound / factor) * factor for factor in factors.tolist()]
+        return torch.stack(sums, dim=1)[:, torch.from_numpy(which.reshape(-1)).to(self._lanes.device)]
+
     def noisy_feature_mean(self) -> torch.Tensor:
-        """The mean of the features, every row clipped to its bound, (clients, distinct noises, features). At record
+        """The mean of the scaled features, every row clipped, (clients, distinct noises, features). At record
         level noise is added to the sum, at user level to the mean."""
-        total = self.for_distinct_noises(lambda rows: rows.feature_sum(self._bound))
+        total = self._feature_sums()
         noise = self.distinct_noise(CENTRE, total.shape[2])
         return total / self.size + noise if self._level == "user" else (total + noise) / self.size

@@ -86,8 +86,8 @@ class ClientHost:
             torch.set_num_threads(1)  # cores are used by more hosts, which never wait for one another within a round
 
     def prepare(self, work: ClientWork) -> torch.Tensor:
-        """The sum, on the exact grid, of what the clients release once before the first round: the mean of their
-        features if these are to be centred and are not yet, otherwise what their program prepares."""
+        """The sum, on the exact grid, of what the clients release once before the first round: the lengths of their
+        rows if these scale the features, then their mean if it centres them, then what their program prepares."""
         with flush_denormals():
             self._load(work)
             lanes = self._lanes(work)
@@ -95,8 +95,10 @@ class ClientHost:
             for batch in self._batches:
                 ones = torch.ones(len(batch.clients), len(work.lanes), 1, device=self.device)
                 view = self.round_view(batch, 0, work, lanes, ones)
-                if work.needs_centre:
-                    weighting: Aggregate = "size" if work.level == "record" else "uniform"
+                weighting: Aggregate = "size" if work.level == "record" else "uniform"
+                if work.needs_factor:
+                    part = view.noisy_length_shares() * _weights(batch, work, weighting)
+                elif work.needs_centre:
                     part = view.noisy_feature_mean() * _weights(batch, work, weighting)
                 else:
                     with _errors_of_program():
@@ -180,7 +182,7 @@ class ClientHost:
         # one by one: sampled batches vary in size, and clients that do not take part must not be computed
         apart = work.program.samples or work.program.participation < 1
         # rows that will be centred are rounded afterwards
-        precision = work.precision if work.bound is None else "float32"
+        precision = "float32" if work.preprocesses else work.precision
         wanted = f"{work.data.key}:{clients}:{apart}:{precision}"
         if self._loaded != wanted:
             self._loaded, self._states, self._raw_batches = None, None, []
@@ -196,7 +198,7 @@ class ClientHost:
         if self._centre is not work.centre:
             self._batches, self._centre = self._raw_batches, work.centre
             if work.centre is not None:
-                centres = Centres.of(work.centre, self.device)
+                centres = Centres.of(work.centre, self.device, work.factor)
                 self._batches = [
                     Batch.load(batch.clients, batch.shard.with_centres(centres, work.precision), work.data.model)
                     for batch in self._raw_batches

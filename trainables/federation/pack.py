@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,9 +21,11 @@ from trainables.federation.trial_spec import ProblemSpec, TrialSpec
 from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model
+from trainables.privacy.lengths import declared_factors
 from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 
 CENTRE = "centre"  # purpose of the noise in the private mean of the features
+LENGTHS = "lengths"  # purpose of the noise in the histogram of the rows' lengths
 
 PackGroup = tuple[str, str, int, int, int, str]
 
@@ -34,6 +37,8 @@ def pack_group(trial: TrialSpec) -> PackGroup:
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
         features = f"{features}:{trial.privacy.level}:{trial.preprocess.bound}"
+    if trial.preprocess.scales:
+        features = f"{features}:{trial.privacy.level}:{trial.preprocess.length}:{trial.preprocess.scale > 0}"
     features += ",".join(("", *trial.metrics))
     rounds = trial.rounds, trial.last_round, trial.evaluate_every
     return trial.problem.key, program_of(trial).name, *rounds, features
@@ -49,18 +54,24 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
     method = methods.get(trial.method)
     hypers = method.resolve(dict(trial.hyperparameters), trial.privacy)
     run = Run(trial.privacy, trial.rounds, hypers, sizes if isinstance(sizes, tuple) else tuple(sizes), trial.seed)
-    events = with_centre(method.releases(run), trial)
+    events = with_preprocessing(method.releases(run), trial)
     return _plan(trial.privacy, events, run.sizes, trial.aggregate == "size")
 
 
-def with_centre(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
-    """A method's releases and that of the mean of the features, which takes its share of the budget."""
-    share = trial.preprocess.center
-    if not share:
-        return events
+def with_preprocessing(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
+    """A method's releases, and those of the mean of the features and of their lengths, which take their shares of the
+    budget."""
+    center, scale, factor = trial.preprocess.center, trial.preprocess.scale, trial.privacy.adjacency_factor
     # sums of clients, or means of users, are added without weights
-    centre = Event(CENTRE, 1, trial.preprocess.bound * trial.privacy.adjacency_factor, share=share, equal_weights=True)
-    return (*(replace(event, share=event.share * (1 - share)) for event in events), centre)
+    extra = []
+    if center:
+        extra.append(Event(CENTRE, 1, trial.preprocess.bound * factor, share=center, equal_weights=True))
+    if scale:
+        # a record is a unit vector, a user a vector of shares: replaced, they move by sqrt(2), since no count is < 0
+        extra.append(Event(LENGTHS, 1, math.sqrt(factor), share=scale, equal_weights=True))
+    if not extra:
+        return events
+    return (*(replace(event, share=event.share * (1 - (center + scale))) for event in events), *extra)
 
 
 def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
@@ -79,8 +90,11 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     for name in trial.metrics:
         _check_metric(name, problem)
-    if trial.preprocess.center and not getattr(problem.model, "linear_in_features", True):
-        raise UserError(f"center = {trial.preprocess.center:g}: model = {trial.problem.model!r} cannot be centred")
+    if not getattr(problem.model, "linear_in_features", True):
+        if trial.preprocess.center:
+            raise UserError(f"center = {trial.preprocess.center:g}: model = {trial.problem.model!r} cannot be centred")
+        if trial.preprocess.scales:
+            raise UserError(f"scale: the features of model = {trial.problem.model!r} cannot be scaled")
     if trial.privacy.clipping == "automatic":
         _check_automatic(trial, problem.model)
     if trial.privacy.clipping == "adaptive":
@@ -184,7 +198,11 @@ class ClientWork:
     bound: float | None = None
     """l2 bound on a row in the private mean of the features; None: features are not centred."""
     centre: NDArray[np.float32] | None = None
-    """The private means, (lanes, features), once they are known."""
+    """The private means of the unscaled features, (lanes, features), once they are known."""
+    scales: bool = False
+    """Whether features are scaled."""
+    factor: NDArray[np.float32] | None = None
+    """The lanes' factors of the features, powers of two, once they are known."""
     clipping: Clipping = "plain"
     secret_participation: float = 1.0
     precision: Precision = "float32"
@@ -198,6 +216,14 @@ class ClientWork:
     def all_alike(self) -> bool:
         """Whether every client takes part in every round, with the same weight."""
         return self.program.participation == 1 and self.aggregate == "uniform"
+
+    @property
+    def preprocesses(self) -> bool:
+        return self.scales or self.bound is not None
+
+    @property
+    def needs_factor(self) -> bool:
+        return self.scales and self.factor is None
 
     @property
     def needs_centre(self) -> bool:
@@ -271,6 +297,8 @@ def client_work(trials: Sequence[TrialSpec], data: ProblemData, hosts: int) -> C
         level=first.privacy.level,
         aggregate=first.aggregate,
         bound=first.preprocess.bound if first.preprocess.center else None,
+        scales=first.preprocess.scales,
+        factor=declared_factors(first.preprocess.length, len(trials)) if first.preprocess.length else None,
         clipping=first.privacy.clipping,
         secret_participation=first.privacy.secret_participation,
         precision=first.precision,
@@ -289,6 +317,7 @@ def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
         hypers={name: values[index] for name, values in work.hypers.items()},
         lanes=tuple(work.lanes[i] for i in keep),
         centre=None if work.centre is None else work.centre[index],
+        factor=None if work.factor is None else work.factor[index],
     )
 
 

@@ -24,6 +24,7 @@ from trainables.federation.hosts import Hosts
 from trainables.federation.lane_metrics import MetricsBuffer
 from trainables.federation.lane_result import LaneResult, Progress
 from trainables.federation.pack import (
+    LENGTHS,
     LaneGroup,
     assign,
     client_work,
@@ -43,6 +44,7 @@ from trainables.models.kernels import Kernel
 from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
 from trainables.plugin_errors import PluginError, plugin_errors
+from trainables.privacy import lengths
 from trainables.privacy.participation import cohort
 
 
@@ -165,7 +167,7 @@ class Server:
         busiest = max(hosts, key=lambda clients: sum(data.sizes[client] for client in clients))
         sizes = [data.sizes[client] for client in busiest]
         stateful = program_of(trials[0]).stateful
-        centred, free = trials[0].preprocess.center > 0, gpu_memory.free_bytes(share)
+        centred, free = trials[0].preprocess.center > 0 or trials[0].preprocess.scales, gpu_memory.free_bytes(share)
         fits = gpu_memory.lanes_that_fit(data.model, sizes, stateful, free, centred)
         # at least one block of lanes, which is always computed whole: whether it fits is found out by trying
         return max(SHAPES["cuda"].lanes, fits)
@@ -177,6 +179,7 @@ class Server:
 
     def _round(self, diagnose: bool) -> None:
         if self.t == 0:
+            self._scale()
             self._centre()
             self._prepare()
         # 1. theta goes out to every host, 2. every client's release comes back, summed per host
@@ -204,11 +207,31 @@ class Server:
             self._measure("noise_norm", (self._sum(d.noise for d in diagnostics) / count).norm(dim=1))
         self._drop_failed_lanes()
 
+    def _scale(self) -> None:
+        """Compute the factors of the features from the private lengths of the rows."""
+        work = self._work
+        if work.needs_factor:
+            shares = self._sum(self.hosts.prepare(work)).div_(len(self.data.sizes)).cpu().numpy()
+            first, which = work.distinct_noises()
+            std = work.noise_std[LENGTHS][first].astype(np.float64)
+            users, features = work.level == "user", self._features
+            self._work = replace(work, factor=lengths.factors(shares, std, self.data.sizes, users, features)[which])
+
     def _centre(self) -> None:
         """Compute the private means of the features, which hosts subtract from now on."""
-        if self._work.needs_centre:
-            means = self._sum(self.hosts.prepare(self._work)).div_(len(self.data.sizes)).to(self.theta).cpu().numpy()
-            self._work = replace(self._work, centre=means[self._work.distinct_noises()[1]])
+        work = self._work
+        if work.needs_centre:
+            means = self._sum(self.hosts.prepare(work)).div_(len(self.data.sizes)).to(self.theta).cpu().numpy()
+            means = means[work.distinct_noises()[1]]
+            if work.factor is not None:
+                means = (means / work.factor[:, None]).astype(np.float32)
+            self._work = replace(work, centre=means)
+        elif work.scales and work.centre is None:
+            self._work = replace(work, centre=np.zeros((len(work.lanes), self._features), dtype=np.float32))
+
+    @property
+    def _features(self) -> int:
+        return self._raw_evaluation_rows().x.shape[2] - 1
 
     def _prepare(self) -> None:
         """Collect what the clients release once."""
@@ -282,7 +305,9 @@ class Server:
         centre = self._work.centre
         if centre is None:
             return self.theta
-        return Centres.of(centre, self.device).for_raw_features(self.theta, self.data.model.blocks[0])
+        return Centres.of(centre, self.device, self._work.factor).for_raw_features(
+            self.theta, self.data.model.blocks[0]
+        )
 
     def _evaluation_shard(self) -> Shard:
         """For the centres of the lanes."""
@@ -290,7 +315,7 @@ class Server:
         if centre is None:
             return shard
         if self._evaluation is None or self._evaluation[0] is not centre or self._evaluation[1].x is not shard.x:
-            self._evaluation = (centre, shard.with_centres(Centres.of(centre, self.device)))
+            self._evaluation = (centre, shard.with_centres(Centres.of(centre, self.device, self._work.factor)))
         return self._evaluation[1]
 
     def _raw_evaluation_rows(self) -> Shard:
@@ -392,6 +417,7 @@ class Server:
                 "groups": [group.stop - group.start for group in self._groups],
                 "theta": self.theta.cpu(),
                 "centre": None if self._work.centre is None else torch.from_numpy(self._work.centre),
+                "factor": None if self._work.factor is None else torch.from_numpy(self._work.factor),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
                 "results": {k: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items()},
                 "clients": vars(clients) if clients else None,
@@ -428,6 +454,8 @@ class Server:
         self.theta = saved["theta"][index].to(self.device)
         if saved["centre"] is not None:
             self._work = replace(self._work, centre=saved["centre"][index].numpy())
+        if saved["factor"] is not None:
+            self._work = replace(self._work, factor=saved["factor"][index].numpy())
         self._states = []
         for group in self._groups:  # lanes of one group were in one group of the checkpoint, too
             old = bisect.bisect_right(starts, index[group.start]) - 1

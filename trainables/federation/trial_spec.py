@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainables.choices import Aggregate, EvaluateOn, Precision, TrainOn, ValidationBy
 from trainables.data.partition import PartitionSpec
-from trainables.errors import in_range
+from trainables.errors import UserError, in_range
 from trainables.privacy.plan import PrivacySettings
 from trainables.spec import HyperValue, Spec, content_key
 
@@ -47,12 +47,26 @@ class Preprocess(BaseModel):
     """Share of the budget (of mu squared) spent on a private mean that is subtracted from the features; 0 disables
     centring. Centring makes the noise scale with the features' spread instead of their length."""
     bound: float = 16.0
-    """l2 bound on a row in that mean."""
+    """l2 bound on a row in that mean, after scaling."""
+    scale: float = Field(default=0.0, exclude_if=lambda share: not share)
+    """Share of the budget (of mu squared) spent on the typical length of a row, which scales the features; 0: it is
+    not estimated."""
+    length: float = Field(default=0.0, exclude_if=lambda length: not length)
+    """Typical length of a row, declared and public, which scales the features; 0: it is not declared."""
 
     def check(self) -> Preprocess:
         in_range(0, 1, "[)", center=self.center)
+        in_range(0, 1, "[)", scale=self.scale)
+        in_range(0, 1, "[)", **{"center + scale": self.center + self.scale})
         in_range(0, math.inf, "()", bound=self.bound)
+        in_range(0, math.inf, "[)", length=self.length)
+        if self.scale and self.length:
+            raise UserError(f"length = {self.length:g}: it is declared, so scale = {self.scale:g} is not needed")
         return self
+
+    @property
+    def scales(self) -> bool:
+        return self.scale > 0 or self.length > 0
 
 
 class TrialSpec(Spec):

@@ -14,6 +14,9 @@ Lanes with different centres share the raw rows, in one of two ways:
   float32. The predictors' own rounding is harmless: the clip bounds every row for any residual r.
 
 In both cases ||x - m|| is computed from the differences, once per row and distinct centre.
+
+Features may also be scaled: they become f (x - m), with a power of two f per lane. The model has f W in place of W for
+the unscaled features, and f times their gradient, which rounds nothing.
 """
 
 from __future__ import annotations
@@ -54,15 +57,20 @@ class Centres:
     """(centres, features), all different."""
     of_lane: torch.Tensor
     """(lanes,): the index of every lane's centre."""
+    factors: torch.Tensor | None = None
+    """(centres,): powers of two that multiply x - m; None: all are 1. A centre is then a pair of mean and factor."""
 
     @classmethod
-    def of(cls, centre: NDArray[np.float32], device: str) -> Centres:
-        """`centre`: (lanes, features)."""
-        means, of_lane = np.unique(centre, axis=0, return_inverse=True)
-        return cls(torch.from_numpy(means).to(device), torch.from_numpy(of_lane.reshape(-1)).to(device))
+    def of(cls, centre: NDArray[np.float32], device: str, factor: NDArray[np.float32] | None = None) -> Centres:
+        """`centre`: (lanes, features). `factor`: (lanes,)."""
+        table = centre if factor is None else np.concatenate([centre, factor[:, None]], axis=1)
+        distinct, of_lane = np.unique(table, axis=0, return_inverse=True)
+        means = np.ascontiguousarray(distinct[:, : centre.shape[1]])
+        factors = None if factor is None else torch.from_numpy(distinct[:, -1].copy()).to(device)
+        return cls(torch.from_numpy(means).to(device), torch.from_numpy(of_lane.reshape(-1)).to(device), factors)
 
     def select(self, lanes: slice | torch.Tensor) -> Centres:
-        return Centres(self.means, self.of_lane[lanes])
+        return Centres(self.means, self.of_lane[lanes], self.factors)
 
     @cached_property
     def lanes(self) -> dict[int, torch.Tensor]:
@@ -73,8 +81,10 @@ class Centres:
 
     @cached_property
     def far(self) -> set[int]:
-        """The centres that are longer than `LONGEST`."""
+        """The centres that are longer than `LONGEST` after scaling."""
         lengths = np.linalg.norm(self.means.cpu().numpy().astype(np.float64), axis=1)
+        if self.factors is not None:
+            lengths *= self.factors.cpu().numpy()
         return set(np.flatnonzero(~(lengths <= LONGEST)).tolist())
 
     def in_groups(self, size: int) -> Groups:
@@ -99,7 +109,7 @@ class Centres:
     def for_raw_features(self, theta: torch.Tensor, first_layer: int) -> torch.Tensor:
         """Weights (..., lanes, d) for centred features converted to weights for raw features. `first_layer`: how many
         of them the first layer has; its last row is the constant."""
-        moved = theta.clone()
+        moved = self.scaled_weights(theta, first_layer).clone()
         layer = self._as_matrix(moved, first_layer)
         terms = layer[..., :-1, :].double() * self._of_lanes
         while (rows := terms.shape[-2]) > 1:  # by halves: the rounding of `sum` may depend on the number of lanes
@@ -113,9 +123,29 @@ class Centres:
         """Convert sums (..., lanes, d) of gradients for raw features, float64, into sums for centred ones."""
         layer = self._as_matrix(gradient, first_layer)
         layer[..., :-1, :] -= self._of_lanes * layer[..., -1:, :]
+        self.scale_gradient_(gradient, first_layer)
+
+    def scaled_weights(self, theta: torch.Tensor, first_layer: int) -> torch.Tensor:
+        """Weights (..., lanes, d) for scaled features converted to weights for unscaled ones: without rounding."""
+        if self.factors is None:
+            return theta
+        scaled = theta.clone()
+        self._as_matrix(scaled, first_layer)[..., :-1, :] *= self._factors_of_lanes.to(theta)
+        return scaled
+
+    def scale_gradient_(self, gradient: torch.Tensor, first_layer: int) -> None:
+        """Convert sums of gradients for unscaled features into sums for scaled ones: without rounding."""
+        if self.factors is not None:
+            self._as_matrix(gradient, first_layer)[..., :-1, :] *= self._factors_of_lanes.to(gradient)
 
     def _as_matrix(self, values: torch.Tensor, first_layer: int) -> torch.Tensor:
         return values[..., :first_layer].unflatten(-1, (self.means.shape[1] + 1, -1))
+
+    @cached_property
+    def _factors_of_lanes(self) -> torch.Tensor:
+        """(lanes, 1, 1)"""
+        assert self.factors is not None
+        return self.factors[self.of_lane].view(-1, 1, 1)
 
     @cached_property
     def _of_lanes(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Gradient sums and evaluations of lanes whose features are centred (see `centres`).
+"""Gradient sums and evaluations of lanes whose features are centred and scaled (see `centres`).
 
 Lanes are computed together from the raw rows if their model can do so. Otherwise, and for long centres, the centre is
 subtracted from the rows, and its lanes are computed apart.
@@ -81,8 +81,13 @@ def _shared_sum(
     options: dict[str, Any],
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     centres = shard.centres
-    if centres is None or sharing == "kernel":
+    if centres is None:
         return model.clipped_gradient_sum(shard, theta, clip, diagnose=diagnose, **options)
+    if sharing == "kernel":
+        scaled = centres.scaled_weights(theta, model.blocks[0])
+        total, seen = model.clipped_gradient_sum(shard, scaled, clip, diagnose=diagnose, **options)
+        centres.scale_gradient_(total, model.blocks[0])
+        return total, seen
     raw = _last_raw.of(theta, centres, model.blocks[0])
     total, seen = model.clipped_gradient_sum(shard, raw, clip, diagnose=diagnose, **options)
     centres.centre_gradient_(total, model.blocks[0])
@@ -92,8 +97,10 @@ def _shared_sum(
 def _shared_evaluation(
     model: Model, shard: Shard, theta: torch.Tensor, sharing: Sharing
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if shard.centres is None or sharing == "kernel":
+    if shard.centres is None:
         return model.evaluate(shard, theta)
+    if sharing == "kernel":
+        return model.evaluate(shard, shard.centres.scaled_weights(theta, model.blocks[0]))
     return model.evaluate(shard.without_centres(), shard.centres.for_raw_features(theta, model.blocks[0]))
 
 

@@ -16,6 +16,7 @@ from trainables.lazy import torch
 from trainables.models.centres import Centres
 from trainables.models.lanes import add_products
 from trainables.models.products import Products
+from trainables.privacy import lengths
 
 ALIGNMENT = 16  # rows are padded to a multiple of this on a GPU: products of unaligned rows are far slower
 
@@ -88,6 +89,8 @@ class Shard:
         raw, mean = self.padded, self.centres.means[centre].to(self.x)
         real = torch.isfinite(self.norm[..., :1])
         x = raw - torch.nn.functional.pad(mean, (0, raw.shape[2] - len(mean)))
+        if self.centres.factors is not None:
+            x[..., : len(mean)] *= self.centres.factors[centre].to(x)
         if self.precision == "bf16":
             x = Products(self.precision).rounded(x)
         x = x.masked_fill_(~real, 0)[..., : self.x.shape[2]]
@@ -160,6 +163,14 @@ class Shard:
         features = self.x[..., :-1].double()
         norm = torch.linalg.vector_norm(features, dim=2, keepdim=True)
         return (features * (bound / norm).clamp(max=1)).sum(1)
+
+    def length_counts(self) -> torch.Tensor:
+        """For every client, how many of its rows have a length in each bin of `lengths`; in float64."""
+        length = torch.linalg.vector_norm(self.x[..., :-1].double(), dim=2)
+        exponent = length.log2().floor().nan_to_num(neginf=lengths.LOWEST)
+        column = (exponent - lengths.LOWEST).clamp(0, lengths.BINS - 1).long()
+        counts = torch.zeros(self.clients, lengths.BINS, dtype=torch.float64, device=self.x.device)
+        return counts.scatter_add_(1, column, torch.isfinite(self.norm[..., 0]).double())
 
     def spectrum(self, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Eigenvalues and eigenvectors of the mean of x x^T, every x clipped to l2 norm `bound`; in float64,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.report.html.diagnosis_text import diagnoses
 from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, method_name, short_name, unfinished
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
@@ -92,6 +93,7 @@ def caveats(results: Results) -> list[str]:
         *_claims(results),
         *_few_seeds(results),
         *_lost(results),
+        *diagnoses(results),
         *_edges(results),
         *_tied(results),
         *_validation_gaps(results),
@@ -157,7 +159,7 @@ def _edges(results: Results) -> list[str]:
     more = f"; and {len(beyond) - len(named)} more" if len(beyond) > len(named) else ""
     return [
         f"In {len(beyond)} of {len(results.cells)} cells the winner lies on an edge of the search space, so a better "
-        f"value may lie beyond: {'; '.join(named)}{more}."
+        f"value may lie beyond: {'; '.join(named)}{more}. Extend these axes under `coarse` of the method."
     ]
 
 

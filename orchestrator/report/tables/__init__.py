@@ -37,9 +37,10 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
 apply to the study."""
 
 
-def write_tables(ledger: Ledger, folder: Path) -> list[Path]:
-    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written."""
-    results = Results.read(ledger)
+def write_tables(ledger: Ledger, folder: Path, results: Results | None = None) -> list[Path]:
+    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written. `results`:
+    those of the ledger, if they have been read."""
+    results = results or Results.read(ledger)
     tables, endings = subfolder(folder, "tables"), render.endings(results.settings)
     written: list[Path] = []
     entries: list[index.Entry] = []

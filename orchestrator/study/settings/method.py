@@ -128,10 +128,12 @@ class MethodSettings(Section):
     @property
     def own_options(self) -> list[str]:
         """Options that distinguish this variant of the method, in words."""
-        centred = ["centred"] if self.preprocess is not None and self.preprocess.center else []
+        own = self.preprocess or PreprocessSettings()
+        scaled = ["scaled"] if own.scale or own.length else []
+        centred = [] if not own.center else ["auto-centred" if own.center == "auto" else "centred"]
         weighted = ["size-weighted"] if self.aggregate == "size" else []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
-        return [*centred, *weighted, *clipped, *self._precision]
+        return [*scaled, *centred, *weighted, *clipped, *self._precision]
 
     @property
     def _precision(self) -> list[str]:

@@ -1,0 +1,158 @@
+"""Why a study's scores are low or uncertain, and what helps: sentences for the analyst, computed from its results.
+
+They are functions of private data, so a private search has none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from orchestrator.report.tables.common import budget, short_name
+from orchestrator.results.winners import CellResult, Results
+from orchestrator.study.cell_id import SettingId
+
+MOST_NAMED = 3
+NEVER, ALWAYS = 1.0, 99.0
+"""Percent of clipped rows."""
+INFLATED = 2.0
+"""Noise with equal weights, relative to weights by size, that is worth a sentence."""
+LARGE_ERROR = 2.0
+"""Standard error of a validation score, in points."""
+
+Counts = Mapping[SettingId, Sequence[Sequence[int]]]
+
+
+def diagnoses(results: Results) -> list[str]:
+    """Cause and remedy; the most important first."""
+    if results.study.private:
+        return []
+    return [
+        *_at_chance(results),
+        *_noise(results),
+        *_clipping(results),
+        *_small_clients(results),
+        *_validation(results),
+    ]
+
+
+def _at_chance(results: Results) -> Iterator[str]:
+    if results.study.objective != "accuracy":
+        return
+    for setting in results.settings:
+        for epsilon in results.study.epsilons:
+            cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
+            if not cells or (largest := _largest_class(cells[0], results.class_counts)) is None:
+                continue
+            rows = cells[0].facts.test_rows if cells[0].facts else 1
+            best = max(cell.curve[cell.last].mean for cell in cells)
+            if best <= largest + 200 * math.sqrt(largest / 100 * (1 - largest / 100) / max(1, rows)):
+                where = f"{setting}: " if len(results.settings) > 1 else ""
+                yield (
+                    f"{where}At {budget(epsilon)} no method is better than always answering the largest class "
+                    f"({largest:.1f}% of the train rows): nothing was learned. A larger ε, more rows or `release: "
+                    "secure-aggregation` helps; so do `defaults: adaptive` and features that separate the classes."
+                )
+
+
+def _largest_class(cell: CellResult, counts: Counts) -> float | None:
+    """Its share of the train rows, in percent; None if it is not recorded."""
+    table = counts.get(cell.cell_id.setting)
+    if not table or len(table[0]) < 2:
+        return None
+    by_class = [sum(column) for column in zip(*table, strict=True)]
+    return 100 * max(by_class) / sum(by_class)
+
+
+def _noise(results: Results) -> Iterator[str]:
+    """The noise of T rounds adds up to sqrt(T) times that of one, gradients to T times."""
+    found = []
+    for cell in results.cells:
+        signal, noise = _measured(cell, "signal_norm"), _measured(cell, "noise_norm")
+        if signal > 0 and (ratio := noise / (signal * math.sqrt(cell.last))) > 1:
+            found.append((cell, f"{ratio:.1f} times"))
+    if found:
+        yield (
+            f"Noise exceeds signal, summed over all rounds: {_named(found, results)}. A larger ε, more rows, fewer "
+            "features, or `release: secure-aggregation` (if only the sum is visible) helps."
+        )
+
+
+def _clipping(results: Results) -> Iterator[str]:
+    """Only where the clip is not tuned."""
+    never, always = [], []
+    for cell in results.cells:
+        share = _measured(cell, "clipped_share")
+        if "clip" in cell.method.space().coarse or math.isnan(share):
+            continue
+        clip = next(iter(cell.confirm.values())).trial.privacy.clip
+        if share < NEVER:
+            never.append((cell, f"clip {clip:g}"))
+        elif share > ALWAYS:
+            always.append((cell, f"clip {clip:g}"))
+    remedy = "Tune it: leave `privacy.clip` out, or give an axis `coarse: {clip: [...]}`."
+    if never:
+        yield (
+            f"Almost no gradient is clipped, so the clip is larger than needed, and the noise with it: "
+            f"{_named(never, results)}. {remedy}"
+        )
+    if always:
+        yield (
+            f"Almost every gradient is clipped, so long rows count no more than short ones: {_named(always, results)}. "
+            f"A larger clip may be better. {remedy}"
+        )
+
+
+def _small_clients(results: Results) -> Iterator[str]:
+    """Releases are divided by |D_i|: with equal weights, the noise of small clients dominates the mean."""
+    for setting in results.settings:
+        cells = [cell for cell in results.of(setting) if cell.confirm]
+        equal = [cell for cell in cells if next(iter(cell.confirm.values())).trial.aggregate == "uniform"]
+        table = results.class_counts.get(cells[0].cell_id.setting) if cells else None
+        if not equal or not table or results.study.privacy.level != "record":
+            continue
+        if all(math.isinf(cell.epsilon) for cell in equal):
+            continue
+        sizes = sorted(sum(row) for row in table)
+        ratio = math.sqrt(sum(size**-2 for size in sizes) / len(sizes)) * sum(sizes) / len(sizes)
+        if ratio > INFLATED:
+            where = f"{setting}: a" if len(results.settings) > 1 else "A"
+            yield (
+                f"{where} few small clients set the noise (the smallest has {sizes[0]} of {sum(sizes)} rows): with equal "
+                f"weights it is {ratio:.1f} times that of weights by size. `aggregate: size` avoids this."
+            )
+
+
+def _validation(results: Results) -> Iterator[str]:
+    if results.study.objective != "accuracy":
+        return
+    for setting in results.settings:
+        facts = results.facts(setting)
+        scores = [cell.search.choice.score for cell in results.of(setting) if cell.search.choice]
+        if facts is None or not scores or not facts.validation_rows:
+            continue
+        share = min(max(fmean(scores) / 100, 0.0), 1.0)
+        error = 100 * math.sqrt(share * (1 - share) / facts.validation_rows)
+        if error > LARGE_ERROR:
+            where = f"{setting}: " if len(results.settings) > 1 else ""
+            yield (
+                f"{where}{facts.validation_rows} validation rows are few: a score on them has a standard error of "
+                f"{error:.1f} points, so the search may prefer a worse configuration. A larger `validation: {{fraction}}` "
+                "or fewer, coarser axes help."
+            )
+
+
+def _measured(cell: CellResult, name: str) -> float:
+    """The mean over the confirm runs and their evaluated rounds; nan without any."""
+    values = [v for row in cell.confirm.values() for v in row.metrics.get(name, {}).values() if math.isfinite(v)]
+    return fmean(values) if values else math.nan
+
+
+def _named(found: Sequence[tuple[CellResult, str]], results: Results) -> str:
+    several = len(results.settings) > 1
+    names = [
+        f"{short_name(cell, results)}{f' in {cell.setting}' if several else ''} ({how})"
+        for cell, how in found[:MOST_NAMED]
+    ]
+    more = [f"and {len(found) - MOST_NAMED} more"] if len(found) > MOST_NAMED else []
+    return "; ".join([*names, *more])

@@ -1,0 +1,33 @@
+"""The options that a method has if neither the study nor the method itself says otherwise (see docs/defaults.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.settings.preprocess import PreprocessSettings
+
+SCALED = PreprocessSettings(scale="auto", center="auto", bound=10.0)
+CLIPS = [1.0, 3.0, 10.0]
+"""Features are scaled to a length of about 8."""
+CLIP = 3.0
+"""Where a study has its own search space, which is taken as it is, and in spaces with many axes."""
+FEW_AXES = 2
+"""Spaces with at most so many axes get the clip as a further one: it multiplies the number of configurations by 3."""
+
+
+def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, clip_tuned: bool) -> MethodSettings:
+    """`method` with those defaults that it does not set itself. A program as its authors released it has none."""
+    if method.as_released:
+        return method
+    changes: dict[str, Any] = {}
+    if scaled and method.preprocess is None:
+        changes["preprocess"] = SCALED
+    if size_weighted and method.aggregate is None:
+        changes["aggregate"] = "size"
+    space = method.space()
+    own = method.clip is not None or "clip" in {*space.coarse, *space.fixed} or method.clipping == "adaptive"
+    if clip_tuned and not own:
+        tuned = method.search_space is None and len(space.coarse) <= FEW_AXES
+        changes |= {"coarse": {**method.coarse, "clip": CLIPS}} if tuned else {"clip": CLIP}
+    return method.model_copy(update=changes) if changes else method

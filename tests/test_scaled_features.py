@@ -1,0 +1,97 @@
+"""Features scaled by a declared length or a private one: as if the data were scaled; accounted, on any hosts."""
+
+import math
+
+import numpy as np
+import pytest
+import small
+
+from trainables.data import features
+from trainables.errors import UserError
+from trainables.federation.pack import LENGTHS, check, plan_of
+from trainables.federation.problem import Problem
+from trainables.federation.trial_spec import Preprocess
+from trainables.privacy import lengths
+from trainables.privacy.gaussian import mu_of
+
+METHODS = {
+    "dp-fedgd": {},
+    "dp-scaffold": {"local_steps": 2},
+    "dp-fedfc": {},
+    "dp-fedadamw": {"local_steps": 2, "sampling_rate": 0.2},
+}
+
+
+def scaled_problem(factor):
+    """The small problem with all features multiplied by a factor."""
+    of = small.problem()
+    arrays = {name: getattr(of.data, name) for name in ("x_train", "y_train", "x_test", "y_test")}
+    arrays |= {name: arrays[name] * np.float32(factor) for name in ("x_train", "x_test")}
+    data = features.from_arrays(arrays)
+    content = of.spec.data.model_copy(update={"fingerprint": data.fingerprint})
+    return Problem.prepare(data, of.spec.model_copy(update={"data": content}))
+
+
+def preprocessed(of, name="dp-fedgd", hypers=None, seed=42, **options):
+    trial = small.trial(of, name, METHODS.get(name) if hypers is None else hypers, seed=seed)
+    return trial.model_copy(update={"preprocess": Preprocess(**options)})
+
+
+@pytest.mark.parametrize("center", [0.0, 0.1])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_declared_length_has_the_effect_of_scaled_data(name, center):
+    long, plain = scaled_problem(64.0), scaled_problem(0.5)
+    declared = preprocessed(long, name, center=center, bound=6.0, length=1100.0)  # 8 / 1100 is about 2^-7
+    expected, of_plain = small.weights_after(11, [preprocessed(plain, name, center=center, bound=6.0)], plain)
+    weights, of_long = small.weights_after(11, [declared], long)
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    raw, expected_raw = (server.weights().numpy().reshape(13, -1) for server in (of_long, of_plain))
+    raw[:-1] *= 128
+    np.testing.assert_allclose(raw, expected_raw, rtol=0, atol=1e-5 * np.abs(expected_raw).max())
+
+
+@pytest.mark.parametrize("level", ["record", "user"])
+def test_the_private_length_is_the_typical_one(level):
+    of = scaled_problem(64.0)
+    typical = np.median(np.linalg.norm(of.data.x_train, axis=1))
+    trial = preprocessed(of, scale=0.1, center=0.1, bound=10.0)
+    trial = trial.model_copy(update={"privacy": trial.privacy.model_copy(update={"level": level, "epsilon": 100.0})})
+    _, server = small.weights_after(1, [trial], of)
+    (factor,) = server._work.factor
+    assert 4 <= typical * factor <= 16
+    assert math.log2(factor).is_integer()
+
+
+def test_hidden_by_noise_the_length_is_that_of_standardised_features():
+    shares, std = np.zeros((2, lengths.BINS)), np.array([1.0, 100.0])
+    shares[:, 20] = 0.9  # lengths from 2^12 to 2^13
+    assert lengths.factors(shares, std, [500, 500], False, 64).tolist() == [2.0**-9, 1.0]
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_the_budget_is_shared(adjacency):
+    of = small.problem()
+    trial = preprocessed(of, scale=0.05, center=0.15)
+    trial = trial.model_copy(update={"privacy": trial.privacy.model_copy(update={"adjacency": adjacency})})
+    plan = plan_of(trial, of.partition.sizes)
+    by_purpose = {event.purpose: plan.mu_of(event, "local") ** 2 for event in plan.events}
+    total = mu_of(8.0, 1e-5) ** 2
+    assert by_purpose[LENGTHS] == pytest.approx(0.05 * total, rel=1e-5)
+    assert by_purpose["centre"] == pytest.approx(0.15 * total, rel=1e-5)
+    assert sum(by_purpose.values()) <= total
+    moved = math.sqrt(2) if adjacency == "replace-one" else 1.0
+    assert plan.noise_std[LENGTHS] == pytest.approx(moved / math.sqrt(by_purpose[LENGTHS]), rel=1e-5)
+
+
+def test_the_result_depends_neither_on_hosts_nor_on_restarts_nor_on_other_lanes():
+    of = scaled_problem(30.0)
+    trials = [preprocessed(of, seed=seed, scale=0.1, center=0.1, bound=10.0) for seed in range(7)]
+    small.assert_same_bits(trials, of)
+
+
+def test_a_length_is_declared_or_estimated():
+    of = small.problem()
+    with pytest.raises(UserError, match=r"length = 3: it is declared, so scale = 0.1 is not needed"):
+        check(preprocessed(of, scale=0.1, length=3.0), of)
+    with pytest.raises(UserError, match=r"center \+ scale"):
+        check(preprocessed(of, scale=0.6, center=0.6), of)

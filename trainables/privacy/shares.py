@@ -1,0 +1,49 @@
+"""How much of the budget preprocessing gets if a study leaves it open: a rule of public numbers alone.
+
+The more rows, the smaller the share that suffices:
+
+- lengths of rows: their share is such that two bins with half of the rows stand out from the noise;
+- mean of the features: its share is such that the noise is a third as long as the bound on a row. If that took more
+  than half of the budget, features are not centred."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainables.privacy.gaussian import mu_of
+from trainables.privacy.lengths import SURE
+from trainables.privacy.plan import PrivacySettings
+
+LENGTHS_SHARE = 0.005, 0.05
+"""Smallest and largest."""
+CENTRE_SHARE = 0.01, 0.1
+NOISE_OF_MEAN = 1 / 3
+NOT_WORTH_IT = 0.5
+
+
+class Shares(NamedTuple):
+    scale: float
+    center: float
+
+
+def shares(privacy: PrivacySettings, sizes: Sequence[int], features: int) -> Shares:
+    """The shares of the lengths and of the mean. Public: the sizes of the clients, and the number of features."""
+    mu = mu_of(privacy.epsilon, privacy.delta)
+    if math.isinf(mu):
+        return Shares(LENGTHS_SHARE[0], CENTRE_SHARE[0])
+    clients, factor = len(sizes), privacy.adjacency_factor
+    protected = sum(sizes) if privacy.level == "record" else clients
+    visible = 1.0 if privacy.release == "local" else 1 / math.sqrt(clients)
+    # standard deviation of the noise in a mean over everyone, for sensitivity 1 and the whole budget
+    noise = visible * math.sqrt(clients) / (mu * protected)
+    lengths = (2 * SURE * math.sqrt(2 * factor) * noise) ** 2
+    centre = (factor * math.sqrt(features) * noise / NOISE_OF_MEAN) ** 2
+    return Shares(_within(LENGTHS_SHARE, lengths), 0.0 if centre > NOT_WORTH_IT else _within(CENTRE_SHARE, centre))
+
+
+def _within(limits: tuple[float, float], share: float) -> float:
+    """Rounded up, so that studies that are almost the same have the same share."""
+    low, high = limits
+    return min(high, max(low, math.ceil(share * 1000) / 1000))
