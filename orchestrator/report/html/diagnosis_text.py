@@ -27,13 +27,8 @@ def diagnoses(results: Results) -> list[str]:
     """Cause and remedy; the most important first."""
     if results.study.private:
         return []
-    return [
-        *_at_chance(results),
-        *_noise(results),
-        *_clipping(results),
-        *_small_clients(results),
-        *_validation(results),
-    ]
+    found = (_at_chance, _noise, _clipping, _small_clients, _validation)
+    return [sentence for diagnose in found for sentence in diagnose(results)]
 
 
 def _at_chance(results: Results) -> Iterator[str]:
@@ -118,8 +113,8 @@ def _small_clients(results: Results) -> Iterator[str]:
         if ratio > INFLATED:
             where = f"{setting}: a" if len(results.settings) > 1 else "A"
             yield (
-                f"{where} few small clients set the noise (the smallest has {sizes[0]} of {sum(sizes)} rows): with equal "
-                f"weights it is {ratio:.1f} times that of weights by size. `aggregate: size` avoids this."
+                f"{where} few small clients set the noise (the smallest has {sizes[0]} of {sum(sizes)} rows): with "
+                f"equal weights it is {ratio:.1f} times that of weights by size. `aggregate: size` avoids this."
             )
 
 
@@ -137,8 +132,8 @@ def _validation(results: Results) -> Iterator[str]:
             where = f"{setting}: " if len(results.settings) > 1 else ""
             yield (
                 f"{where}{facts.validation_rows} validation rows are few: a score on them has a standard error of "
-                f"{error:.1f} points, so the search may prefer a worse configuration. A larger `validation: {{fraction}}` "
-                "or fewer, coarser axes help."
+                f"{error:.1f} points, so the search may prefer a worse configuration. A larger `validation: "
+                "{fraction}` or fewer, coarser axes help."
             )
 
 
