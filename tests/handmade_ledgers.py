@@ -107,7 +107,10 @@ class Writer:
         self.ledger.add_stage(self.cell(method, epsilon, label), strategy, "confirm", keys)
 
 
-def row(trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST, correct=b"", **fields) -> Row:
+def row(
+    trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST, correct=b"", measured=None, **fields
+) -> Row:
+    """`measured`: further metrics, each with its value at the last round."""
     done = state == "done"
     return Row(
         key=trial.key,
@@ -117,7 +120,7 @@ def row(trial: TrialSpec, curve: dict[int, float], *, state="done", rounds=LAST,
         rounds=rounds,
         accuracy=curve[LAST] if done else None,
         loss=1.0 if done else None,
-        metrics={"accuracy": curve},
+        metrics={"accuracy": curve, **{name: {LAST: value} for name, value in (measured or {}).items()}},
         **{
             "epsilon_claimed": trial.privacy.epsilon,
             "epsilon_local": trial.privacy.epsilon,

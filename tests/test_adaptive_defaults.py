@@ -1,0 +1,78 @@
+"""What a study that says nothing else uses, how explicit keys turn it off, and the rule of the shares."""
+
+import pytest
+
+from orchestrator.study.cells import PreparedStudy
+from orchestrator.study.study import Study
+from trainables.privacy.plan import PrivacySettings
+from trainables.privacy.shares import shares
+
+PLAIN = {"name": "a", "data": [{"source": "synthetic-frozen:600,100,12,4"}], "methods": ["dp-fedgd"], "epsilons": [8]}
+
+
+def study(**changes):
+    return Study.model_validate({**PLAIN, **changes})
+
+
+def test_a_plain_study_is_scaled_centred_and_size_weighted_and_tunes_the_clip():
+    (method,) = study().methods
+    assert method.shown == "DP-FedGD, scaled, auto-centred, size-weighted"
+    assert method.space().coarse["clip"] == (1.0, 3.0, 10.0)
+    (cell,) = PreparedStudy.prepare(study()).cells
+    (trial,) = cell.trials({"learning_rate": 0.1, "clip": 3.0}, [1], 5)
+    assert (trial.aggregate, trial.preprocess.scale, trial.preprocess.bound) == ("size", 0.005, 10.0)
+    assert 0 < trial.preprocess.center <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "label", "clip_tuned"),
+    [
+        ({"defaults": "paper"}, "DP-FedGD", False),
+        ({"privacy": {"clip": 5}}, "DP-FedGD, scaled, auto-centred, size-weighted", False),
+        ({"preprocess": {"center": 0}}, "DP-FedGD, size-weighted", True),
+        ({"aggregate": "uniform"}, "DP-FedGD, scaled, auto-centred", True),
+        ({"privacy": {"level": "user"}}, "DP-FedGD, scaled, auto-centred", True),
+        (
+            {"methods": [{"dp-fedgd": {"preprocess": {"length": 3}, "clip": 2}}]},
+            "DP-FedGD, scaled, size-weighted",
+            False,
+        ),
+    ],
+)
+def test_explicit_keys_turn_a_default_off(changes, label, clip_tuned):
+    (method,) = study(**changes).methods
+    assert method.shown == label
+    assert ("clip" in method.space().coarse) == clip_tuned
+
+
+def test_released_programs_are_left_alone():
+    (method,) = study(methods=[{"dp-ftrl": {"fixed": {"as_released": True}}}]).methods
+    assert (method.preprocess, method.aggregate, method.clip) == (None, None, None)
+
+
+def test_spaces_with_many_axes_have_a_fixed_clip():
+    (method,) = study(methods=["dp-fedadam"]).methods
+    assert method.clip == 3.0
+
+
+def test_a_recorded_study_is_the_same():
+    for one in (study(), study(defaults="paper")):
+        again = Study.recorded(one.model_dump_json())
+        assert again.model_dump() == one.model_dump()
+        assert [m.id for m in again.methods] == [m.id for m in one.methods]
+
+
+def test_the_papers_choices_are_those_of_studies_before():
+    assert study(defaults="paper").methods[0].id == "dp-fedgd"
+
+
+def test_shares_follow_from_rows_clients_features_and_budget():
+    """Replace-one, local release: noise = sqrt(n) / (mu N), lengths (6 * 2 * noise)^2, mean (6 sqrt(p) noise)^2."""
+    digits = [65] * 20
+    # mu = 0.2681: noise = 4.4721 / (0.2681 * 1300) = 0.012831; 0.02371 and 0.3793, which is above 0.1
+    assert shares(PrivacySettings(epsilon=1), digits, 64) == (0.024, 0.1)
+    # mu = 1.6677: noise = 0.0020628; 0.000613 and 0.0098
+    assert shares(PrivacySettings(epsilon=8), digits, 64) == (0.005, 0.01)
+    # 30 features, 12 clients, 410 rows: noise = 0.031515; 0.143 and 1.07: too expensive, so features are not centred
+    assert shares(PrivacySettings(epsilon=1), [34] * 11 + [36], 30) == (0.05, 0.0)
+    assert shares(PrivacySettings(epsilon=1, release="secure-aggregation"), digits, 64) == (0.005, 0.019)

@@ -1,0 +1,62 @@
+"""The report and the end of a run name cause and remedy where scores are low or uncertain."""
+
+from handmade_ledgers import SETTING, setting_id, study, writing
+
+from orchestrator.report.html.diagnosis_text import diagnoses
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import Results
+
+GOOD = {"signal_norm": 1.0, "noise_norm": 1.0, "clipped_share": 40.0}
+EVEN = [[40, 40], [40, 40]]
+
+
+def found(folder, counts=EVEN, score=90.0, measured=None, **changes):
+    of = study(methods=["dp-fedgd"], epsilons=[8], **changes)
+    with writing(folder, of) as writer:
+        writer.search("dp-fedgd", 8, {"coarse": [({"learning_rate": 0.1}, 96.0)]})
+        curves = {seed: {20: score} for seed in (42, 7)}
+        writer.confirm("dp-fedgd", 8, {"learning_rate": 0.1}, curves, measured={**GOOD, **(measured or {})})
+        writer.ledger.add_partitions({(setting_id(of, SETTING), 42): counts})
+    with Ledger.read(folder) as ledger:
+        return diagnoses(Results.read(ledger))
+
+
+def test_nothing_to_say(tmp_path):
+    assert found(tmp_path) == []
+
+
+def test_at_chance(tmp_path):
+    (sentence,) = found(tmp_path, score=52.0)
+    assert sentence.startswith("At ε = 8 no method is better than always answering the largest class (50.0% of")
+    assert "A larger ε" in sentence
+
+
+def test_noise_exceeds_signal(tmp_path):
+    """Over 20 rounds noise adds up to sqrt(20) * 9 = 40.2, the signal to 20."""
+    (sentence,) = found(tmp_path, measured={"noise_norm": 9.0})
+    assert "Noise exceeds signal, summed over all rounds: DP-FedGD at ε = 8 (2.0 times)." in sentence
+
+
+def test_nothing_or_everything_is_clipped(tmp_path):
+    (never,) = found(tmp_path / "never", measured={"clipped_share": 0.2})
+    (always,) = found(tmp_path / "always", measured={"clipped_share": 99.9})
+    assert never.startswith("Almost no gradient is clipped") and "(clip 10)" in never
+    assert always.startswith("Almost every gradient is clipped") and "coarse: {clip: [...]}" in always
+
+
+def test_small_clients_set_the_noise(tmp_path):
+    """Sizes 1, 79: sqrt((1 + 1 / 79^2) / 2) * 40 = 28.3."""
+    (sentence,) = found(tmp_path, counts=[[1, 0], [40, 39]])
+    assert "(the smallest has 1 of 80 rows): with equal weights it is 28.3 times" in sentence
+    assert "`aggregate: size` avoids this" in sentence
+
+
+def test_few_validation_rows(tmp_path):
+    """100 rows at 60%: sqrt(0.24 / 100) = 4.9 points."""
+    of = study(methods=["dp-fedgd"], epsilons=[8])
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", 8, {"coarse": [({"learning_rate": 0.1}, 60.0)]})
+        writer.confirm("dp-fedgd", 8, {"learning_rate": 0.1}, {42: {20: 90.0}, 7: {20: 90.0}}, measured=GOOD)
+    with Ledger.read(tmp_path) as ledger:
+        (sentence,) = diagnoses(Results.read(ledger))
+    assert "100 validation rows are few: a score on them has a standard error of 4.9 points" in sentence
