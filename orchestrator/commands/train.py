@@ -36,7 +36,8 @@ WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "s
 
 @training_options(
     *("method", "epsilon", "mu", "delta", "rounds", "clients", "partition", "partition_seed", "seed", "release"),
-    *("adjacency", "clip", "clipping", "level", "secret_participation", "center", "center_bound", "aggregate", "model"),
+    *("adjacency", "clip", "clipping", "level", "secret_participation", "center", "center_bound"),
+    *("scale", "length", "aggregate", "model"),
     *("train_on", "evaluate_on", "evaluate_every", "validation_fraction", "validation_by"),
     *("secret_noise", "records", "hosts"),
 )

@@ -65,7 +65,11 @@ class TrainingOptions:
     center: Annotated[
         float, "Share of mu squared spent on a private mean that is subtracted from the features; 0: no centring."
     ] = 0.0
-    center_bound: Annotated[float, "l2 bound on a row in the private mean."] = 16.0
+    center_bound: Annotated[float, "l2 bound on a row in the private mean, after scaling."] = 16.0
+    scale: Annotated[
+        float, "Share of the budget for the private typical length of a row, which becomes about 8; 0: none."
+    ] = 0.0
+    length: Annotated[float, "Typical length of a row, if it is public, instead of --scale; 0: not declared."] = 0.0
     aggregate: Annotated[
         Aggregate, "Weights of the clients in the mean of their releases: equal, or proportional to their sizes."
     ] = "uniform"
