@@ -55,7 +55,7 @@ def test_the_private_length_is_the_typical_one(level):
     of = scaled_problem(64.0)
     typical = np.median(np.linalg.norm(of.data.x_train, axis=1))
     trial = preprocessed(of, scale=0.1, center=0.1, bound=10.0)
-    trial = trial.model_copy(update={"privacy": trial.privacy.model_copy(update={"level": level, "epsilon": 100.0})})
+    trial = trial.model_copy(update={"privacy": trial.privacy.model_copy(update={"level": level, "epsilon": 1000.0})})
     _, server = small.weights_after(1, [trial], of)
     (factor,) = server._work.factor
     assert 4 <= typical * factor <= 16
