@@ -89,8 +89,8 @@ def default_study(source: str) -> dict[str, Any]:
 
 
 def study_of_all_options(source: str, length: float) -> dict[str, Any]:
-    """The true typical length, which no private rule can know, finer and wider axes, and shares of the mean. Equal weights
-    are left out: with clients of one row their noise hides everything."""
+    """The true typical length, which no private rule can know, finer and wider axes, and shares of the mean. Equal
+    weights are left out: with clients of one row their noise hides everything."""
     axes = {"learning_rate": [0.01, 0.03, 0.1, 0.3, 1, 2, 5, 15, 50], "clip": [0.3, 1, 2, 4, 8, 16]}
     variants = [
         {"preprocess": {"length": length, "center": share, "bound": 10}, "label": f"mean {share:g}", "coarse": axes}
