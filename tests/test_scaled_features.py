@@ -63,7 +63,7 @@ def test_the_private_length_is_the_typical_one(level):
 
 
 def test_hidden_by_noise_the_length_is_that_of_standardised_features():
-    shares, std = np.zeros((2, lengths.BINS)), np.array([1.0, 100.0])
+    shares, std = np.zeros((2, lengths.BINS)), np.array([1.0, 200.0])
     shares[:, 20] = 0.9  # lengths from 2^12 to 2^13
     assert lengths.factors(shares, std, [500, 500], False, 64).tolist() == [2.0**-9, 1.0]
 
