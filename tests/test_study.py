@@ -32,8 +32,8 @@ clients: 4
 methods:
   - dp-fedgd
   - dp-fedsofim:
-      fixed:
-        beta: 0.9
+      fixed: {beta: 0.9}
+defaults: paper
 epsilons:
   - 1
   - 8
@@ -195,8 +195,8 @@ INVALID = {
     "changes of a wrong type": (changed("- dp-fedgd", "- dp-fedgd: 5"), 6, "methods.0", "5"),
     "unknown hyperparameter": (changed("beta", "gamma"), 7, "methods.1", "has no hyperparameter 'gamma'"),
     "hyperparameter out of range": (changed("0.9", "1.5"), 7, "methods.1", "beta = 1.5 is not in [0, 1)"),
-    "hyperparameter of a wrong type": (changed("0.9", "[0.9]"), 9, "methods.1.fixed.beta", "should be a number"),
-    "axis that is not a list": (changed("fixed:", "coarse:"), 9, "methods.1.coarse.beta", "list (found 0.9)"),
+    "hyperparameter of a wrong type": (changed("0.9", "[0.9]"), 8, "methods.1.fixed.beta", "should be a number"),
+    "axis that is not a list": (changed("fixed:", "coarse:"), 8, "methods.1.coarse.beta", "list (found 0.9)"),
     "method named twice": (
         changed("- dp-fedgd", "- dp-fedsofim"),
         7,
@@ -531,6 +531,8 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "privacy.level": (TEXT + "privacy: {level: user}\n", "'user'", "'record'"),
     "preprocess.center": (TEXT + "preprocess: {center: 0.02}\n", 0.02, 0.0),
     "preprocess.bound": (TEXT + "preprocess: {bound: 3}\n", 3.0, 16.0),
+    "preprocess.scale": (TEXT + "preprocess: {scale: 0.1}\n", 0.1, 0.0),
+    "preprocess.length": (TEXT + "preprocess: {length: 4}\n", 4.0, 0.0),
     "aggregate": (TEXT + "aggregate: size\n", "'size'", "'uniform'"),
     "precision": (TEXT + "precision: bf16\n", "'bf16'", "'float32'"),
     "model": (TEXT + "model: mlp:8\n", "'mlp:8'", "'softmax'"),
@@ -582,7 +584,7 @@ def test_a_changed_setting_is_refused_with_its_old_value(name):
 
 def test_there_is_a_case_for_every_setting():
     """A new setting must be listed here as fixed unless the program lists it as one that can grow."""
-    free = {"description", "compare_to", "resources"}
+    free = {"description", "compare_to", "resources", "defaults"}  # a recorded study has all keys that defaults set
     assert set(_settings("", Study)) - free == set(FIXED_SETTINGS) | set(extension.GROWING)
 
 
