@@ -1,19 +1,24 @@
 """Features scaled by a declared length or a private one: as if the data were scaled; accounted, on any hosts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import small
 
+from trainables import methods
+from trainables.audit import shift_checks
 from trainables.data import features
 from trainables.errors import UserError
+from trainables.federation import pack
 from trainables.federation.pack import LENGTHS, check, plan_of
 from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import Preprocess
 from trainables.privacy import lengths
 from trainables.privacy.gaussian import mu_of
 
+GD = methods.get("dp-fedgd").check({})
 METHODS = {
     "dp-fedgd": {},
     "dp-scaffold": {"local_steps": 2},
@@ -95,3 +100,30 @@ def test_a_length_is_declared_or_estimated():
         check(preprocessed(of, scale=0.1, length=3.0), of)
     with pytest.raises(UserError, match=r"center \+ scale"):
         check(preprocessed(of, scale=0.6, center=0.6), of)
+
+
+def scaled_cases(level):
+    return [case for case in shift_checks.cases(methods.get("dp-fedgd"), GD, level) if case.name == "scaled features"]
+
+
+@pytest.mark.parametrize("level", ["record", "user"])
+def test_no_record_is_more_visible_than_the_account_says(level, monkeypatch):
+    """The shift of the noise that hides a record costs at most what the account says, for every release."""
+    only = scaled_cases(level)
+    assert len(only) == 2
+    monkeypatch.setattr(shift_checks, "cases", lambda *_: only)
+    assert shift_checks.failure(methods.get("dp-fedgd"), GD, level) == ""
+
+
+def test_too_little_noise_in_the_lengths_is_found(monkeypatch):
+    plain, only = pack.with_preprocessing, scaled_cases("record")
+
+    def cheating(events, trial):
+        return tuple(
+            replace(event, sensitivity=event.sensitivity / 2) if event.purpose == LENGTHS else event
+            for event in plain(events, trial)
+        )
+
+    monkeypatch.setattr(shift_checks, "cases", lambda *_: only)
+    monkeypatch.setattr(pack, "with_preprocessing", cheating)
+    assert "lengths" in shift_checks.failure(methods.get("dp-fedgd"), GD, "record")
