@@ -28,7 +28,7 @@ def check_extension(old: Study, new: Study) -> None:
 
 def _identity(study: Study) -> dict[str, Any]:
     """The study without what may change freely."""
-    content = study.model_dump(mode="json", exclude={"resources", "description", "compare_to"})
+    content = study.model_dump(mode="json", exclude={"resources", "description", "compare_to", "defaults"})
     for dumped, data in zip(content["data"], study.data, strict=True):
         dumped.clear()
         dumped["source"] = data.id

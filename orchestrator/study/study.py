@@ -64,7 +64,7 @@ class Study(Section):
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
-    defaults: Literal["adaptive", "paper"] = Field(default="adaptive", exclude=True)
+    defaults: Literal["adaptive", "paper"] = "adaptive"
     """What applies where `privacy.clip`, `preprocess` and `aggregate` are not given. adaptive: features are scaled and
     centred privately, clients weigh in proportion to their rows (record level), and the clip is tuned; defaults.md
     explains it. paper: the main paper's choices, which are the defaults of those keys."""
