@@ -44,7 +44,8 @@ goldens: install
 	$(BIN)/python tests/goldens.py
 
 chaos: install
-	$(BIN)/python -m pytest tests/test_faults.py tests/test_unreliable_nodes.py -m "chaos or not chaos" --counts-into docs/faults.md
+	$(BIN)/python -m pytest tests/test_faults.py tests/test_unreliable_nodes.py tests/test_bad_storage.py -m "chaos or not chaos" \
+	  --cache-clear --counts-into docs/faults.md
 
 nodes: install
 	$(BIN)/python -m pytest -m "nodes"

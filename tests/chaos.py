@@ -430,32 +430,39 @@ class Left:
 
 
 class Tally:
-    """How often each fault struck, by kind and stage."""
+    """How often each fault struck in a test, by kind and stage."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._began = time.monotonic()
 
     def add(self, kind: str, stage: str) -> None:
-        self.counts[kind, stage] += 1
+        self._counts[kind, stage] += 1
 
-    def table(self) -> str:
-        kinds = sorted({kind for kind, _ in self.counts})
-        lines = [f"| fault | {' | '.join(ORDER)} | elsewhere | all |", "|---|" + "---:|" * (len(ORDER) + 2)]
-        for kind in kinds:
-            stages = [self.counts[kind, stage] for stage in ORDER]
-            total = sum(count for (of, _), count in self.counts.items() if of == kind)
-            lines.append(f"| {kind} | {' | '.join(map(str, stages))} | {total - sum(stages)} | {total} |")
-        lines.append(f"| all | {' | '.join([''] * (len(ORDER) + 1))} | {self.counts.total()} |")
-        return "\n".join(lines)
+    def record(self) -> dict:
+        """For JSON."""
+        struck = [[kind, stage, count] for (kind, stage), count in self._counts.items()]
+        return {"seconds": time.monotonic() - self._began, "struck": struck}
 
-    def write_into(self, page: Path, share: str) -> None:
-        """Between the page's two marks; `share` says of how many tests."""
-        minutes = (time.monotonic() - self._began) / 60
-        heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {share}, {minutes:.0f} minutes:"
-        before, _, rest = page.read_text().partition(MARKS[0])
-        _, _, after = rest.partition(MARKS[1])
-        page.write_text(f"{before}{MARKS[0]}\n{heading}\n\n{self.table()}\n{MARKS[1]}{after}")
+
+def write_counts(tests: dict[str, dict], page: Path) -> None:
+    """The records of all tests, as a table between the page's two marks."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for record in tests.values():
+        for kind, stage, count in record["struck"]:
+            counts[kind, stage] += count
+    lines = [f"| fault | {' | '.join(ORDER)} | elsewhere | all |", "|---|" + "---:|" * (len(ORDER) + 2)]
+    for kind in sorted({kind for kind, _ in counts}):
+        stages = [counts[kind, stage] for stage in ORDER]
+        total = sum(count for (of, _), count in counts.items() if of == kind)
+        lines.append(f"| {kind} | {' | '.join(map(str, stages))} | {total - sum(stages)} | {total} |")
+    lines.append(f"| all | {' | '.join([''] * (len(ORDER) + 1))} | {counts.total()} |")
+    minutes = sum(record["seconds"] for record in tests.values()) / 60
+    heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {len(tests)} tests, {minutes:.0f} minutes:"
+    before, _, rest = page.read_text().partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    table = "\n".join(lines)
+    page.write_text(f"{before}{MARKS[0]}\n{heading}\n\n{table}\n{MARKS[1]}{after}")
 
 
 MARKS = ("<!-- counts: written by make chaos -->", "<!-- end of counts -->")

@@ -132,18 +132,16 @@ def no_ray(monkeypatch):
     monkeypatch.setattr(training, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
 
 
-@pytest.fixture(scope="session")
-def all_faults():
+@pytest.fixture
+def tally(request, pytestconfig):
+    """Counts the faults that a test injects. With `--counts-into`, pytest's cache keeps the counts of every test that
+    passed, so that the table can be computed in several runs; `--cache-clear` starts again."""
     import chaos
 
-    return chaos.Tally()
-
-
-@pytest.fixture
-def tally(all_faults, request, pytestconfig):
-    """How often each fault was injected so far, written to the page of `--counts-into` after each test."""
-    yield all_faults
+    faults, failed_before = chaos.Tally(), request.session.testsfailed
+    yield faults
     page = pytestconfig.getoption("--counts-into")
-    if page is not None:
-        here = request.session.items.index(request.node) + 1
-        all_faults.write_into(page, f"{here} of {len(request.session.items)} tests")
+    if page is not None and request.session.testsfailed == failed_before:
+        tests = {**pytestconfig.cache.get("faults/tests", {}), request.node.name: faults.record()}
+        pytestconfig.cache.set("faults/tests", tests)
+        chaos.write_counts(tests, page)

@@ -35,6 +35,10 @@ def install() -> None:
         poison(order["poison"], order["victim"])
     if "storage_fails" in order:
         fail_to_save(order["storage_fails"])
+    if "storage_hangs_s" in order:
+        hang_while_saving(order["storage_hangs_s"])
+    if "round_takes_s" in order:
+        slow_down(order["round_takes_s"])
     if "memory_for" in order:
         run_out_of_memory(order["memory_for"])
     if "clock_back_s" in order:
@@ -74,6 +78,34 @@ def fail_to_save(times: int) -> None:
         original(self, *arguments)
 
     PackStorage.save = refuse
+
+
+def hang_while_saving(seconds: float) -> None:
+    """Every write of a checkpoint takes this long, like on a network disk whose server does not answer."""
+    from trainables.federation.checkpoints import PackStorage
+
+    original = PackStorage.save
+
+    def hang(self, *arguments):
+        time.sleep(seconds)
+        original(self, *arguments)
+
+    PackStorage.save = hang
+
+
+def slow_down(seconds: float) -> None:
+    """A round of a client host takes at least this long."""
+    from trainables.federation.client_host import ClientHost
+
+    original = ClientHost.round
+
+    def slow(self, *arguments):
+        end = time.monotonic() + seconds
+        reply = original(self, *arguments)
+        time.sleep(max(0.0, end - time.monotonic()))
+        return reply
+
+    ClientHost.round = slow
 
 
 def run_out_of_memory(lanes: int) -> None:

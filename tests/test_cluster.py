@@ -2,18 +2,25 @@
 
 import ipaddress
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
 from nodes import family
+from packaging.requirements import Requirement
+from packaging.version import Version
+from repository_files import DOCS, REPOSITORY
 
 from orchestrator.execution.cluster import connect, metrics
 from orchestrator.execution.cluster.connect import connected
+from orchestrator.execution.cluster.listening import Address
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
 from trainables.errors import UserError
@@ -59,6 +66,52 @@ def test_the_local_ray_listens_on_loopback_only(local_ray):
     found = listening(processes | family())
     assert len(found) >= 5
     assert [address for address in found if not address.is_loopback] == []
+
+
+def test_a_local_ray_that_other_machines_can_reach_is_stopped(monkeypatch):
+    """Like the same Ray without the setting that keeps it on loopback. All its processes are found."""
+    started = []
+
+    def init(**_):
+        listen = "import socket; s = socket.create_server(('0.0.0.0', 0))"
+        program = f"{listen}; print(s.getsockname()[1], flush=True); input()"
+        started.append(subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True))
+        started.append(started[0].stdout.readline().strip())
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: started[0].communicate("\n"))
+    with socket.create_server(("0.0.0.0", 0)), pytest.raises(UserError) as caught:  # the first is not Ray's
+        connect._start(2)
+    assert f"was stopped: it listens on 0.0.0.0:{started[1]}, which" in str(caught.value)
+    assert started[0].returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("ip", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::", False),
+        ("0.0.0.0", False),
+        ("10.0.0.7", False),
+    ],
+)
+def test_addresses_that_only_this_machine_can_reach(ip, expected):
+    assert Address(ip, 1).is_loopback == expected
+
+
+def test_the_installed_ray_is_one_of_those_that_were_tested():
+    """The page lists the tested versions, and pyproject.toml allows no other minor version."""
+    page = (DOCS / "clusters.md").read_text().partition("<!-- versions of Ray")[2].partition("## ")[0]
+    tested = [Version(found) for found in re.findall(r"^\| (\d+\.\d+\.\d+) \|", page, re.MULTILINE)]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    (allowed,) = [found for text in project["dependencies"] if (found := Requirement(text)).name == "ray"]
+    assert Version(ray.__version__) in tested
+    assert all(version in allowed.specifier for version in tested)
+    minors = {version.release[:2] for version in tested}
+    others = [Version(f"2.{minor}.0") for minor in range(40, 100) if (2, minor) not in minors]
+    assert [version for version in others if version in allowed.specifier] == []
 
 
 CONNECT = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"

@@ -135,3 +135,18 @@ def test_a_pack_that_another_slot_has_ended_is_dropped():
         assert "lost" not in {report.kind for report in await desk.exchange([])}
 
     asyncio.run(play())
+
+
+def test_a_copy_is_not_for_the_node_that_is_slow():
+    """A slot there gets the next pack; a slot elsewhere gets the copy."""
+
+    async def play():
+        desk = PackDesk()
+        copy = Order(3, b"trials", not_on=("slow",))
+        await desk.exchange([copy])
+        assert await desk.take("a", ["slow"], 0) is None
+        await desk.exchange([FIRST])
+        assert await desk.take("a", ["slow"], 0) == FIRST
+        assert await desk.take("b", ["fast"], 0) == copy
+
+    asyncio.run(play())

@@ -3,9 +3,11 @@
 import io
 import os
 import pickle
+import re
 import signal
 import typing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ import ray
 import small
 import torch
 from pydantic import BaseModel
+from ray.exceptions import GetTimeoutError, RayActorError
 
+from orchestrator.execution.cluster.failures import failure_from
 from trainables.errors import UserError
 from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import ClientHost, ClientStateLostError
@@ -25,8 +29,9 @@ from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import ClientProgram
 from trainables.models.lanes import SHAPES, Shape
+from trainables.ray_actors import federation as federation_module
 from trainables.ray_actors import timeouts
-from trainables.ray_actors.errors import HungError
+from trainables.ray_actors.errors import ActorLostError, HostFailedError, HungError
 from trainables.ray_actors.federation import RayFederation
 from trainables.ray_actors.object_store import ObjectStoreProblems
 
@@ -139,6 +144,65 @@ def test_a_host_that_never_starts_is_named(local_ray, trials, small_problem, mon
             made.open(trials, ObjectStoreProblems().data(small_problem))
     finally:
         made.close()
+
+
+@pytest.mark.ray
+def test_an_error_of_a_host_names_the_hosts_node(local_ray, trials, small_problem):
+    """Which may be another one than the slot's."""
+
+    def fill_disk(self) -> None:
+        def fail(*arguments):
+            raise OSError(28, "No space left on device")
+
+        self._host.round = fail
+
+    federation = RayFederation(FederationSize(hosts=2, cpus_per_host=0.5))
+    try:
+        federation.open(trials, ObjectStoreProblems().data(small_problem))
+        ray.get(federation._hosts[1].__ray_call__.remote(fill_disk))
+        with pytest.raises(HostFailedError) as caught:
+            federation.progress(10)
+    finally:
+        federation.close()
+    failure = failure_from(caught.value)
+    assert failure.node == ray.get_runtime_context().get_node_id()
+    assert re.match(r"client host 1 \(node .*\) failed: .*No space left on device", failure.reason)
+
+
+def test_a_server_that_hangs_is_named_with_its_node(monkeypatch):
+    federation = object.__new__(RayFederation)
+    federation.nodes = ("of the server", "of a host")
+    monkeypatch.setattr(federation_module.ray, "get", raises(GetTimeoutError()))
+    with pytest.raises(HungError) as caught:
+        federation._get("an answer", 5)
+    assert failure_from(caught.value).node == "of the server"
+
+
+def test_an_actor_that_does_not_start_is_named_with_its_node(monkeypatch):
+    """The node of its bundle: Ray has no record of where an actor was that never started."""
+    federation = object.__new__(RayFederation)
+    federation.nodes, federation._group = (), "a placement group"
+    federation._server, *federation._hosts = [
+        SimpleNamespace(node_id=SimpleNamespace(remote=name.upper)) for name in "abc"
+    ]
+    monkeypatch.setattr(federation_module.ray, "wait", lambda starting, **_: (starting[:2], starting[2:]))
+    table = {"bundles_to_node_id": {0: "node 0", 1: "node 1"}}
+    monkeypatch.setattr(federation_module, "placement_group_table", lambda _: table)
+    with pytest.raises(HungError, match="client host 1 has not started") as caught:
+        federation.wait_until_started()
+    assert failure_from(caught.value).node == "node 1"
+    monkeypatch.setattr(federation_module.ray, "wait", lambda starting, **_: (starting, []))
+    monkeypatch.setattr(federation_module.ray, "get", raises(RayActorError(None, "gone")))
+    with pytest.raises(ActorLostError) as lost:
+        federation.wait_until_started()
+    assert failure_from(lost.value).node == "node 0"
+
+
+def raises(error):
+    def function(*_, **__):
+        raise error
+
+    return function
 
 
 def test_an_address_that_does_not_answer(monkeypatch):

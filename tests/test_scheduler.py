@@ -530,6 +530,24 @@ def test_a_pack_that_kills_its_node_again_and_again_is_isolated(tmp_path):
         assert len(last) < size
 
 
+def test_a_pack_whose_nodes_are_lost_after_its_process_is_isolated(tmp_path):
+    """Ray reports the process as failed before it reports its node as dead: that is the same fault."""
+    with Cluster(tmp_path, study(methods=[GD])) as cluster:
+        health = cluster.scheduler.health
+        size = len(cluster.take("slot", "node 0")[1])
+        for n in range(3 * LOST_WITH_NODES):
+            health.lost.add(f"node {n}")
+            cluster.scheduler.slot_failed("slot", Failure("its process ended"))
+            number, pack = cluster.take("slot", f"node {n + 1}")
+            assert len(pack) == size, "it gets further each time"
+            cluster.report(number, "progress", round=1, running=size, checkpoint=f"saved {n}", checkpoint_round=1)
+        for n in range(3 * LOST_WITH_NODES, 4 * LOST_WITH_NODES):
+            health.lost.add(f"node {n}")
+            cluster.scheduler.slot_failed("slot", Failure("its process ended"))
+            last = cluster.take("slot", f"node {n + 1}")[1]
+        assert len(last) < size
+
+
 def test_packs_get_smaller_after_a_slot_was_killed_for_memory(tmp_path):
     """Waiting packs, too: no further slot has to be killed for them."""
     with Cluster(tmp_path, study(methods=[GD]), lanes=2) as cluster:
@@ -732,6 +750,21 @@ def test_a_slow_node_does_not_delay_the_sweep(tmp_path, monkeypatch):
             assert not cluster.scheduler.offered
     assert took["four"] <= 1.3 * took["three"], took
     assert stages["four"] == stages["three"]
+
+
+def test_a_copy_is_offered_to_other_nodes_and_holds_up_no_pack(tmp_path):
+    """On a cluster of one node there is no other."""
+    for usable, expected in (({"slow", "fast"}, ("slow",)), ({"slow"}, ())):
+        with Cluster(tmp_path / str(len(usable)), study(methods=[GD]), federations=2) as cluster:
+            cluster.scheduler.health.usable = usable
+            cluster.scheduler.queue.pace = 1e-9
+            number, pack = cluster.take("slow", "slow")
+            cluster.scheduler.in_flight[number].began -= 1000
+            (copy,) = cluster.scheduler.next_orders()
+            assert (copy.trials, copy.not_on) == (pack, expected)
+            waiting = cluster.scheduler.queue.pack(pack)
+            cluster.scheduler.queue.packs.append(waiting)
+            assert [order.trials for order in cluster.scheduler.next_orders()] == [waiting.trials]
 
 
 def test_a_copy_that_no_slot_has_taken_is_withdrawn(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import chaos
 import pytest
+import saboteur
 from chaos import Cluster, Driver, Left, Moment
 from repository_files import REPOSITORY
 
@@ -145,6 +146,57 @@ def test_a_storage_that_fails_for_a_while(folder, undisturbed, tally):
     log = chaos.log(folder)
     assert "could not write a checkpoint: 503 Slow Down; packs continue without" in log
     assert "checkpoints can be written again, after 2 failed attempts" in log
+
+
+# ---- a node that is slow
+
+RACE = """\
+name: race
+data: [{source: "synthetic-frozen:400,100,6,3", label: race}]
+partitions: [iid]
+clients: 4
+methods:
+  - dp-fedgd: {coarse: {learning_rate: [0.01, 0.03, 0.1, 0.3, 1, 3]}, fine: {learning_rate: [0.05, 0.5, 2]}}
+epsilons: [40, 20, 10, 5]
+privacy: {clip: 2}
+rounds: {coarse: 16, fine: 16, confirm: 16}
+seeds: {search: 42, contest: [], confirm: [42, 7, 8]}
+search: {refine: table}
+evaluate_every: 4
+resources: {gpus_per_host: 0, lanes_per_pack: 1, hosts: 1, federations: 4}
+"""
+ROUND_S = 0.25  # much longer than the computation of a round; a pack takes 4 s
+
+
+def sweep_seconds(folder: Path) -> float:
+    """From the start of the first pack to the end of the last: without the start of the federations."""
+    lines = chaos.log(folder).splitlines()
+    begun = [at(line) for line in lines if "trials starts" in line]
+    return max(at(line) for line in lines if "trials ended" in line) - min(begun)
+
+
+@pytest.mark.timeout(1800)
+def test_a_node_that_is_ten_times_slower(tmp_path, tally):
+    """The sweep takes at most 1.3 times as long as without that node, because the other nodes compute copies of its
+    packs; all tables are the same."""
+    calm, took = run_alone(tmp_path / "calm", RACE), {}
+    for slow in (False, True):
+        folder = tmp_path / f"slow-{slow}"
+        with Cluster(nodes=0, round_takes_s=ROUND_S) as cluster:
+            for name in ("one", "two", "three"):
+                cluster.add(name)
+            if slow:
+                cluster.add("slow", **saboteur.environment(round_takes_s=10 * ROUND_S))
+            with Driver.run(folder, RACE, "--address", cluster.address, round_takes_s=ROUND_S) as driver:
+                finished(driver, calm)
+        took[slow] = sweep_seconds(folder)
+    tally.add("node ten times slower", "coarse")
+    copies = chaos.log(tmp_path / "slow-True").count("is slow on node slow: a copy is offered")
+    ratio = took[True] / took[False]
+    print(json.dumps({"without_s": took[False], "with_s": took[True], "ratio": round(ratio, 2), "copies": copies}))
+    assert copies > 0
+    assert "is slow on node" not in chaos.log(tmp_path / "slow-False")
+    assert ratio <= 1.3
 
 
 # ---- nodes that are taken back

@@ -113,11 +113,13 @@ class Scheduler:
             return []
         slots = self.capacity.federations
         idle = slots - len(self.in_flight)
-        if len(self.offered) < idle:
+        offered = sum(not pack.is_copied for pack in self.offered.values())  # copies are not for every slot
+        if offered < idle:
             self.queue.balance(self.in_flight.values(), list(self.offered.values()))
         orders, packs = [], self.queue.packs
-        while packs and len(self.offered) < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
+        while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
             pack = packs.pop(0)
+            offered += 1
             self._number += 1
             self.offered[self._number] = pack
             orders.append(Order(self._number, pack.trials, pack.resume_from))
@@ -141,7 +143,8 @@ class Scheduler:
             copy.is_copied = pack.is_copied = True
             self._number += 1
             self.offered[self._number] = copy
-            orders.append(Order(self._number, copy.trials, copy.resume_from))
+            others = self.health.usable - self.health.excluded - {pack.node}
+            orders.append(Order(self._number, copy.trials, copy.resume_from, not_on=(pack.node,) if others else ()))
         return orders
 
     def _supersede(self, pack: Pack) -> None:
@@ -216,6 +219,7 @@ class Scheduler:
         if report.checkpoint and report.checkpoint != pack.checkpoint:
             pack.checkpoint = report.checkpoint
             pack.lost_with_nodes = 0  # it gets further
+            pack.failed_on = [node for node in pack.failed_on if node not in self.health.lost]
             self._checkpoints.setdefault(report.checkpoint, set(pack.keys))
         pack.checkpoint_round = max(pack.checkpoint_round, report.checkpoint_round)
         if report.kind == "handed back":
@@ -298,21 +302,28 @@ class Scheduler:
             self._retry(pack, failure.reason)
         elif failure.kind == "node died":
             pack.lost_with_nodes += 1
-            if pack.lost_with_nodes < LOST_WITH_NODES:
-                self._retry(pack, "its node died")
-            else:
-                pack.lost_with_nodes = 0
-                self._give_up(pack, f"{LOST_WITH_NODES} nodes died while it ran, and it got no further")
+            self._retry_unless_it_kills_nodes(pack, "its node died")
         elif failure.kind == "out of memory" and len(pack) > 1:
             self._shrink(pack, len(pack) // 2)
         else:
             self._count_node_failure(pack, node)
             pack.failed_on.append(node)
-            # failures on lost nodes do not count: Ray reports a process as failed before it reports its node as dead
-            if sum(node not in self.health.lost for node in pack.failed_on) <= PACK_RETRIES:
-                self._retry(pack, failure.reason)
+            # Ray reports a process as failed before it reports its node as dead
+            if len(pack.failed_on) - self._failed_on_lost(pack) <= PACK_RETRIES:
+                self._retry_unless_it_kills_nodes(pack, failure.reason)
             else:
                 self._give_up(pack, failure.reason)
+
+    def _failed_on_lost(self, pack: Pack) -> int:
+        return sum(node in self.health.lost for node in pack.failed_on)
+
+    def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
+        """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
+        if pack.lost_with_nodes + self._failed_on_lost(pack) < LOST_WITH_NODES:
+            self._retry(pack, reason)
+        else:
+            pack.lost_with_nodes = 0
+            self._give_up(pack, f"{LOST_WITH_NODES} nodes died while it ran, and it got no further")
 
     def _retry(self, pack: Pack, reason: str) -> None:
         self.retries += 1

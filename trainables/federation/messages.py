@@ -18,6 +18,8 @@ class Order:
     """Name of the checkpoint to resume from."""
     data: Any = None
     """The `ProblemData` of the trials; on its way through Ray, a reference to it."""
+    not_on: tuple[str, ...] = ()
+    """Ids of nodes that are slow at it: this order is a copy, for another node."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,11 @@ class PackDesk:
         def excluded() -> bool:
             return not (self._blocked_nodes | self._leaving_nodes).isdisjoint(nodes)
 
+        def suitable() -> Order | None:
+            return next((order for order in self._orders if set(order.not_on).isdisjoint(nodes)), None)
+
         def ready() -> bool:
-            return self._closed or superseded() or excluded() or bool(self._orders)
+            return self._closed or superseded() or excluded() or suitable() is not None
 
         async with self._changed:
             self._changed.notify_all()
@@ -64,7 +67,9 @@ class PackDesk:
                 return None
             if excluded():
                 return "leave"
-            order = self._orders.popleft()
+            order = suitable()
+            assert order is not None
+            self._orders.remove(order)
             self._packs[slot] = order.number
             self._reports.append(Report(slot, order.number, "started", nodes=tuple(nodes)))
             return order

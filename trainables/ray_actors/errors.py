@@ -34,17 +34,29 @@ class NodeExcludedError(RuntimeError):
     """A slot ends because its node gets no more packs; Tune starts it again elsewhere."""
 
 
-class ActorLostError(RuntimeError):
-    """An actor has died, or cannot be reached."""
+class HostFailedError(RuntimeError):
+    """A client host has raised an exception that another node may not raise. `node`: the id of its node, if known."""
 
-    def __init__(self, reason: str, actor_id: str | None) -> None:
-        super().__init__(reason, actor_id)
-        self.reason, self.actor_id = reason, actor_id
+    def __init__(self, reason: str, node: str) -> None:
+        super().__init__(reason, node)
+        self.reason, self.node = reason, node
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class ActorLostError(RuntimeError):
+    """An actor has died, or cannot be reached. `node`: where it was placed, if known."""
+
+    def __init__(self, reason: str, actor_id: str | None, node: str = "") -> None:
+        super().__init__(reason, actor_id, node)
+        self.reason, self.actor_id, self.node = reason, actor_id, node
 
     def __str__(self) -> str:
         return self.reason
 
     @classmethod
-    def of(cls, error: RayActorError) -> ActorLostError:
+    def of(cls, error: RayActorError, node: str = "") -> ActorLostError:
         """The last line of Ray's message has the details; its guesses at the cause are left out."""
-        return cls(str(error).strip().splitlines()[-1].strip().partition(" Some common causes")[0], error.actor_id)
+        reason = str(error).strip().splitlines()[-1].strip().partition(" Some common causes")[0]
+        return cls(reason, error.actor_id, node)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
-from ray.util.placement_group import PlacementGroup
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainables.code_identity import CodeIdentity, OtherCodeError, code_identity, differences
@@ -138,7 +138,7 @@ class RayFederation:
         self.size, self._kernel, self._group, self._code = size, kernel, group, code
         self._slowest = 0.0
         self.nodes: tuple[str, ...] = ()
-        """The nodes of its actors, once all have started."""
+        """The nodes of its actors, the server's first, once all have started."""
         self._hosts = [] if size.one_process else [self._start_host(index) for index in range(size.hosts)]
         self._server = (
             ray.remote(ServerActor)
@@ -210,8 +210,24 @@ class RayFederation:
         if missing:
             index = starting.index(missing[0])
             name = f"client host {index - 1}" if index else "the server"
-            raise HungError(f"{name} has not started within {timeouts.START_S:.0f} s")
-        self.nodes = tuple(dict.fromkeys(self._get(starting, timeouts.START_S)))
+            raise HungError(f"{name} has not started within {timeouts.START_S:.0f} s", self._node_of(index))
+        nodes = []
+        for index, answer in enumerate(starting):
+            try:
+                nodes.append(ray.get(answer))
+            except RayActorError as error:
+                raise ActorLostError.of(error, self._node_of(index)) from None
+        self.nodes = tuple(dict.fromkeys(nodes))
+
+    def _node_of(self, index: int) -> str:
+        """The node that was reserved for the server (0) or a client host (1 and up); empty if it is not known."""
+        if self._group is None:
+            return ""
+        try:
+            nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        except RayError:
+            return ""
+        return nodes.get(max(0, index - 1), "")
 
     def _wait(self, answer: Any) -> Any:
         """Wait longer than the server waits for a host, so that a hung host is named."""
@@ -221,12 +237,11 @@ class RayFederation:
             timeout = 2 * max(timeouts.LEAST_S, timeouts.SLOWEST_TIMES * self._slowest)
         return self._get(answer, timeout)
 
-    @staticmethod
-    def _get(answer: Any, timeout: float) -> Any:
+    def _get(self, answer: Any, timeout: float) -> Any:
         try:
             return ray.get(answer, timeout=timeout)
         except GetTimeoutError:
-            raise HungError(f"the server has not answered for {timeout:.0f} s") from None
+            raise HungError(f"the server has not answered for {timeout:.0f} s", self.nodes[0]) from None
         except RayActorError as error:
             raise ActorLostError.of(error) from None
 

@@ -10,13 +10,15 @@ import ray
 import torch
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from trainables.code_identity import OtherCodeError
 from trainables.federation.batch_round import Diagnostics
-from trainables.federation.client_host import Broadcast, HostReply
+from trainables.federation.client_host import Broadcast, ClientStateLostError, HostReply
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork
+from trainables.federation.pack_runner import is_out_of_memory
 from trainables.plugin_errors import PluginError
 from trainables.ray_actors import timeouts
-from trainables.ray_actors.errors import ActorLostError, HungError
+from trainables.ray_actors.errors import ActorLostError, HostFailedError, HungError
 
 SMALL_BYTES = 65_536  # less than what Ray sends within a call
 
@@ -69,9 +71,18 @@ class RemoteHosts(Hosts):
         except RayTaskError as error:
             if isinstance(error.cause, PluginError):  # as it was raised, without Ray's text around it
                 raise error.cause from None
-            raise
+            if isinstance(error.cause, ClientStateLostError | OtherCodeError) or is_out_of_memory(error):
+                raise
+            raise self._host_failed(answers, error) from None
         self._slowest = max(self._slowest, time.monotonic() - began)
         return replies
+
+    def _host_failed(self, answers: Sequence[Any], error: RayTaskError) -> HostFailedError:
+        """With the node of the host, which may be another one than the slot's."""
+        index = next(index for index, answer in enumerate(answers) if _is_error(answer))
+        node, where = self._location(index)
+        last_line = str(error).strip().splitlines()[-1].strip()
+        return HostFailedError(f"client host {index}{where} failed: {last_line}", node)
 
     def _location(self, index: int) -> tuple[str, str]:
         """The id of a host's node, and a text; empty if they are not known."""
@@ -88,3 +99,11 @@ class RemoteHosts(Hosts):
         if self._work is None or self._work[0] is not work:
             self._work = (work, [ray.put(work)])
         return self._work[1]
+
+
+def _is_error(answer: Any) -> bool:
+    try:
+        ray.get(answer)
+    except RayTaskError:
+        return True
+    return False

@@ -77,11 +77,13 @@ def _handle_interrupt(immediately: bool) -> Iterator[None]:
 
 def _start(cpus: int | None) -> None:
     """Start a Ray that listens on the loopback interface only and requires the user's token."""
+    from orchestrator.execution.cluster.listening import listening, reachable_from_outside
     from orchestrator.execution.cluster.private_folder import private_folder
     from orchestrator.execution.cluster.ray_internals import JobConfigWithoutFolders, minimal_local_ray
 
     _make_token()
     folder = private_folder() / "r"  # a folder inside: Ray makes its own folder readable by all users
+    before = listening()
     try:
         with _loopback_only(), minimal_local_ray():
             ray.init(
@@ -101,6 +103,12 @@ def _start(cpus: int | None) -> None:
         raise UserError(
             f"Ray did not start on this machine: {reason}; if the machine is busy, try the same command again later"
         ) from error
+    if exposed := reachable_from_outside(listening() - before):
+        ray.shutdown()
+        raise UserError(
+            f"the local Ray {ray.__version__} was stopped: it listens on {', '.join(map(str, exposed))}, which other "
+            "machines may reach; install a version of Ray that fedsweep supports"
+        )
 
 
 def _join(address: str) -> None:

@@ -13,7 +13,7 @@ from orchestrator.execution.cluster import ray_internals
 from trainables.code_identity import OtherCodeError
 from trainables.federation.messages import Failure
 from trainables.federation.pack_runner import is_out_of_memory
-from trainables.ray_actors.errors import ActorLostError, NodeExcludedError, NotStartedError
+from trainables.ray_actors.errors import ActorLostError, HostFailedError, NodeExcludedError, NotStartedError
 
 
 def failure_of(trial: Any) -> Failure:
@@ -32,12 +32,12 @@ def failure_from(error: BaseException | None) -> Failure:
         error = ActorLostError.of(error)
     if isinstance(error, ActorLostError):
         kind, node = ray_internals.death_cause(error.actor_id) if error.actor_id else ("", "")
-        return Failure(error.reason[:500], kind or "error", node)
+        return Failure(error.reason[:500], kind or "error", node or error.node)
     if isinstance(error, NodeExcludedError):
         return Failure("its node gets no more packs", "left")
     if isinstance(error, OtherCodeError):
         return Failure(error.differences[:500], "other code", error.node)
-    if isinstance(error, NotStartedError):
+    if isinstance(error, NotStartedError | HostFailedError):
         return Failure(error.reason[:500], node=error.node)
     if error is None:
         return Failure("its process ended without an error message")

@@ -15,6 +15,7 @@ from ray._private.state import actors, available_resources_per_node, jobs, state
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import RpcError
 from ray.job_config import JobConfig
+from ray.thirdparty_files import psutil
 
 __all__ = [
     "JobConfigWithoutFolders",
@@ -32,6 +33,7 @@ __all__ = [
     "kill_local_ray",
     "minimal_local_ray",
     "patched",
+    "psutil",
     "ray_constants",
     "reuse_prestarted_workers",
     "session_folder",

@@ -1,0 +1,151 @@
+"""Storage that hangs, is read-only, belongs to two drivers, or changes a digit: nothing that was finished is lost, and
+the results are those of an undisturbed run."""
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import chaos
+import fsspec
+import pytest
+from chaos import Driver, Left
+from moto.server import ThreadedMotoServer
+
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
+from orchestrator.study.reading import parse
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos]
+
+
+def run_alone(folder: Path, text: str) -> Left:
+    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
+    return Left.of(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Left:
+    return run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "results"
+
+
+# ---- storage that hangs
+
+HANGS_S = 900.0
+
+
+def test_a_storage_that_hangs_delays_no_pack(folder, undisturbed, tally):
+    """The study ends while the first checkpoint is still being written."""
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0.1, storage_hangs_s=HANGS_S) as driver:
+        assert driver.end() == 0, f"{driver.said}\n{chaos.log(folder)}"
+    tally.add("storage hangs", "coarse")
+    assert Left.of(folder) == undisturbed
+    took = [float(seconds) for seconds in re.findall(r"trials ended after (\S+) s", chaos.log(folder))]
+    print({"longest_pack_s": max(took)})
+    assert max(took) < HANGS_S / 3
+    assert driver.left_behind() == []
+
+
+# ---- a changed digit
+
+
+def test_a_digit_of_the_ledger_changes(folder, undisturbed, tally, fedsweep):
+    """The row is named, forgotten by `check --repair` and computed again."""
+    run_alone(folder, chaos.study())
+    tables = {file: file.read_bytes() for file in (folder / "tables").iterdir()}
+    with sqlite3.connect(folder / "ledger.sqlite") as connection:
+        key, before = connection.execute("SELECT key, epsilon_local FROM trials WHERE state = 'done'").fetchone()
+        connection.execute("UPDATE trials SET epsilon_local = ? WHERE key = ?", (before + 1, key))
+    connection.close()
+    tally.add("digit of the ledger changes", "elsewhere")
+    for command in ("tables", "resume"):
+        code, _, err = fedsweep(command, folder)
+        assert code == 2
+        assert f"the row of trial '{key}' does not match its checksum" in err
+    assert {file: file.read_bytes() for file in tables} == tables
+    assert fedsweep("check", folder, "--repair")[0] == 0
+    assert run_alone(folder, chaos.study()) == undisturbed
+
+
+# ---- a folder that cannot be written
+
+
+def test_a_results_folder_that_is_read_only(folder, undisturbed, tmp_path, tally):
+    """As on a mounted archive. Everything that only reads works, and the others name the folder and what helps."""
+    run_alone(folder, chaos.study())
+    program = f"{sys.executable} -c 'from orchestrator.cli import main; main()'"
+    script = f'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" || exit 77; shift; {program} "$@"'
+
+    def read_only(*arguments: str) -> tuple[int, str, str]:
+        namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(folder)]
+        done = subprocess.run([*namespace, *arguments], capture_output=True, text=True, env=chaos.ENVIRONMENT)
+        return done.returncode, done.stdout, " ".join(done.stderr.split())
+
+    if read_only("--version")[0] == 77:
+        pytest.skip("this user cannot mount a folder")
+    for command in ("best", "status", "check"):
+        assert read_only(command, str(folder))[::2] == (0, "")
+    for command, option, place in (("report", "--output", "page.html"), ("export", "--out", "export")):
+        code, _, err = read_only(command, str(folder))
+        assert code == 2
+        assert re.fullmatch(rf"fedsweep: \S+ cannot be written: Read-only file system; .* {option}\.?", err), err
+        assert read_only(command, str(folder), option, str(tmp_path / place))[0] == 0
+        assert (tmp_path / place).exists()
+    for command in ("tables", "resume"):
+        code, _, err = read_only(command, str(folder))
+        assert code == 2
+        assert f"results folder {folder} cannot be" in err
+        assert "there is room" not in err
+    tally.add("folder is read-only", "elsewhere")
+    assert Left.of(folder) == undisturbed
+
+
+# ---- two drivers at a URL
+
+EAGER = (
+    "from orchestrator.results import locations, remote_lock\n"
+    "locations.HEARTBEAT_S, remote_lock.EXPIRES_S = 0.5, {}\n"
+    "import fsspec; fsspec.config.conf['s3'] = {!r}"
+)
+
+
+def test_a_suspended_driver_at_a_url_was_replaced(tmp_path, undisturbed, tally):
+    """It wakes up after another driver has taken over its expired lock: it stops and changes nothing."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        options = {"endpoint_url": f"http://{host}:{port}", "key": "key", "secret": "secret"}
+        files = fsspec.filesystem("s3", use_listings_cache=False, **options)
+        files.mkdir("bucket")
+        url, study = "s3://bucket/study", tmp_path / "study.yaml"
+        study.write_text(chaos.study())
+        arguments = ("run", str(study), "--results", url, "--backend", "local")
+        scratch = tmp_path / "suspended"
+        scratch.mkdir()
+        with Driver(scratch, *arguments, first=EAGER.format(120.0, options), temporary=scratch) as first:
+            first.wait_until(lambda: files.exists(f"{url}/ledger.sqlite"), "trials are recorded")
+            os.kill(first.process.pid, signal.SIGSTOP)
+            tally.add("driver at a URL, suspended and replaced", "coarse")
+            with Driver(tmp_path, *arguments, first=EAGER.format(0.0, options)) as second:
+                assert second.end() == 0, second.said
+            files.invalidate_cache()
+            before = {name: files.cat_file(name) for name in files.find(url)}
+            os.kill(first.process.pid, signal.SIGCONT)
+            assert first.end() == 2, first.said
+            assert f"results folder {url} was taken over by" in first.said
+        files.invalidate_cache()
+        assert {name: files.cat_file(name) for name in files.find(url)} == before
+        copy = tmp_path / "copy"
+        files.get(url, str(copy), recursive=True)
+        assert Left.of(copy) == undisturbed
+    finally:
+        server.stop()
