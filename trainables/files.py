@@ -35,6 +35,10 @@ def replacing(path: Path, *, mode: int = PUBLIC, durable: bool = False) -> Itera
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename is None or str(error.filename) == str(temporary):
+            error.filename, error.filename2 = str(path), None  # the name that the user knows
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -129,7 +129,11 @@ def recorded_study(results: Path | str) -> tuple[Study, str]:
 
 def rebuild_tables(results: Path | str) -> list[str]:
     location = results_location(results)
-    with location.open_for_reading() as folder, _write_errors(location), Ledger.read(folder) as ledger:
+    with (
+        location.open_for_reading() as folder,
+        _write_errors(location, runs_trials=False),
+        Ledger.read(folder) as ledger,
+    ):
         ledger.check_rows(location)
         tables = [location.address_of(path) for path in write_tables(ledger, folder)]
         location.upload_tables()
@@ -140,7 +144,7 @@ def draw_figures(results: Path | str) -> list[str]:
     from orchestrator.report.figures import write_figures  # imports matplotlib, which is slow
 
     location = results_location(results)
-    with location.open_for_reading() as folder, _write_errors(location):
+    with location.open_for_reading() as folder, _write_errors(location, runs_trials=False):
         figures = [location.address_of(path) for path in write_figures(folder)]
         location.upload_tables()
         return figures
@@ -151,7 +155,7 @@ def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
     location = results_location(results)
     with (
         location.open_for_reading() as folder,
-        _write_errors(location),
+        _write_errors(location, runs_trials=False),
         Ledger.read(folder) as ledger,
         tempfile.TemporaryDirectory(prefix="fedsweep-") as scratch,
     ):
@@ -219,15 +223,17 @@ def _class_counts(prepared: PreparedStudy) -> dict[tuple[SettingId, int], list[l
 
 
 @contextlib.contextmanager
-def _write_errors(location: ResultsLocation) -> Iterator[None]:
-    """Errors of a full or read-only disk become one sentence."""
+def _write_errors(location: ResultsLocation, *, runs_trials: bool = True) -> Iterator[None]:
+    """Errors of a full or read-only disk become one sentence, which ends with what helps."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         is_full = getattr(error, "errno", None) == errno.ENOSPC or "full" in str(error)
         when = "there is room" if is_full else "it can be written"
         advice = f"nothing was recorded yet: run the study again once {when}"
-        if _holds_study(location):
+        if not runs_trials:
+            advice = f"run the same command again once {when}"
+        elif _holds_study(location):
             command = plugins.command("resume", str(location))
             advice = f"no finished trial is lost; once {when}, this command continues: {command}"
         raise UserError(f"results folder {location} cannot be written: {error}; {advice}") from error
