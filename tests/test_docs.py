@@ -1,5 +1,6 @@
 """The documentation: links, commands and examples are run or compared with the code."""
 
+import ast
 import json
 import re
 import runpy
@@ -112,6 +113,21 @@ def test_commands_on_pages_exist(name):
             if words.split()[1] in ("run", "plan") and words.split()[2].endswith(".yaml"):
                 words = words.replace(words.split()[2], "STUDY")
             check_fedsweep(words)
+
+
+def test_every_promise_on_the_privacy_page_names_a_test():
+    """And every test, file and make target that the page names exists."""
+    page = (REPOSITORY / "docs" / "privacy.md").read_text().partition("## Check it yourself")[2]
+    promises = [line.rstrip(" |").rpartition(" | ")[2] for line in page.splitlines() if line.startswith("| ")]
+    named = re.findall(r"`(tests/\w+\.py)(?:::(\w+))?`", page)
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert len(named) > 50
+    assert all("`tests/" in cell or cell in ("test", "file") for cell in promises), promises
+    for file, test in named:
+        tree = ast.parse((REPOSITORY / file).read_text())
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert not test or test in names, f"{file}::{test}"
+    assert all(f"\n{target}:" in makefile for target in re.findall(r"`make ([\w-]+)`", page))
 
 
 def test_the_first_study_is_valid():

@@ -285,6 +285,17 @@ def test_every_folder_and_cell_has_its_own_secret_and_merging_keeps_it(finished_
     assert published(tmp_path / "merged") == published(finished_study)
 
 
+def test_a_foreign_secret_does_not_replace_ones_own(finished_study, tmp_path):
+    """Whoever knows the secret of a search can subtract its noise."""
+    other = Path(shutil.copytree(finished_study, tmp_path / "other"))
+    with Ledger.write(other) as ledger:
+        ledger._db.execute("DELETE FROM stages")
+        ledger._db.execute("UPDATE secrets SET secret = ?", (b"known to a stranger",))
+    for parts in ([other, finished_study], [finished_study, other]):
+        with pytest.raises(UserError, match="another private search"):
+            merging.merge(parts, tmp_path / f"of {parts[0].name}")
+
+
 def test_an_unfinished_search_publishes_nothing(finished_study, tmp_path):
     """Not even the number of runs that have ended."""
     folder = Path(shutil.copytree(finished_study, tmp_path / "unfinished"))
@@ -299,13 +310,14 @@ def test_an_unfinished_search_publishes_nothing(finished_study, tmp_path):
     assert "learning_rate" not in (folder / "tables" / "hyperparameters.md").read_text()
 
 
-def test_a_folder_is_audited_in_one_run(finished_study, fedsweep, capfd):
-    """Guesses about 600 weights cannot show an eps above the claimed 40, and the audit reports this."""
+def test_a_folder_is_audited_in_one_run(finished_study, fedsweep):
+    """An honest winner keeps its claim of 40. A tenth of the noise does not, and the power promises to see it."""
     code, out, _ = fedsweep("audit", finished_study, "--json")
     report = json.loads(out)
     assert code == 0
     assert report["epsilon"]["claimed"] == 40
-    assert report["epsilon"]["at_least"] <= report["power"]["epsilon"] < 40
-    code, out, _ = fedsweep("audit", finished_study)
-    assert code == 0
-    assert "power      none" in out
+    assert 0 < report["epsilon"]["at_least"] < 40
+    assert 0.1 < report["power"]["noise"] < 1
+    code, out, _ = fedsweep("audit", finished_study, "--noise-factor", "0.1")
+    assert code == 1
+    assert "FAILED" in out

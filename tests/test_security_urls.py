@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 import reported
@@ -143,7 +145,9 @@ def reference(tmp_path):
 
 REFUSED = ("zip://a.npz::https://host.example/a.zip", "simplecache::https://host.example/x", "filecache://x",
            "github://a:b@/x", "dir://x", "jupyter://x", "generic://x", "no-such-scheme://x", "data://x",
-           "reference://x/y")  # fmt: skip
+           "reference://x/y", "smb://host.example/share/x", "ssh://host.example/x", "sftp://host.example/x", "ftp://x/y",
+           "git://x/y", "local://x", "libarchive://x", "blockcache://x", "dask://x", "webhdfs://x/y",
+           "FILE:///x", "s3:://bucket/x", " s3://bucket/x")  # fmt: skip
 
 
 def test_references_are_not_followed(reference, tmp_path, fedsweep):
@@ -193,3 +197,36 @@ def test_no_link_behind_a_url_is_followed(tmp_path, fedsweep):
     code, _, err = fedsweep("tables", f"file://{results}")
     assert code == 2
     assert os.listdir(tmp_path / "home") == []
+
+
+# ---- trackers
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
+def test_trackers_are_not_run_in_a_results_folder(tracker, tmp_path, fedsweep, monkeypatch):
+    """They read and write files in the current folder."""
+    reported.write(tmp_path / "results")
+    used = MagicMock()
+    monkeypatch.setitem(sys.modules, tracker, used)
+    for current in (tmp_path / "results", tmp_path / "results" / "tables"):
+        current.mkdir(exist_ok=True)
+        monkeypatch.chdir(current)
+        code, _, err = fedsweep("export", tmp_path / "results", "--to", tracker)
+        assert code == 2
+        assert "run it in another folder" in err
+    assert not used.mock_calls
+
+
+@pytest.mark.parametrize("place", ["wandb", ".wandb"])
+def test_a_planted_server_gets_no_key_of_wandb(place, tmp_path, fedsweep, monkeypatch):
+    """W&B reads from the current folder to which server it sends the key of the user."""
+    reported.write(tmp_path / "results")
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "settings").write_text("[default]\nbase_url = http://attacker.example\n")
+    used = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", used)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedsweep("export", tmp_path / "results", "--to", "wandb")
+    assert code == 2
+    assert f"{place}/settings in the current folder" in err
+    assert not used.mock_calls

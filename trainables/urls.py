@@ -13,10 +13,11 @@ from trainables.files import refuse_link
 
 OPENED = (
     *("file", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"),
-    *("hdfs", "http", "https", "sftp", "ssh", "smb", "hf"),
+    *("hdfs", "http", "https", "hf"),
 )
 """Schemes of plain storage. fsspec has others that interpret what they read: `reference` renders templates and reads
-the files that they name, archives expand without limit, and caches write to other folders."""
+the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
+in with the user's password or keys at any host that a study names, and accept any host key."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>`]*)")
 
 

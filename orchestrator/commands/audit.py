@@ -63,7 +63,8 @@ def audit(
     canaries: Annotated[
         int | None,
         typer.Option(
-            help="With a results folder: number of canaries.  [default: as many as are distinguishable, at most 1000]"
+            help="With a results folder: number of canaries (records, or clients at user level).  "
+            "[default: as many as are distinguishable, at most 1000]"
         ),
     ] = None,
     repetitions: Annotated[int, typer.Option(help="Runs with the planted record, and as many without it.")] = 20_000,
@@ -173,24 +174,28 @@ def _audit_winner(
                 "correct": result.correct,
                 "confidence": coin_bounds.CONFIDENCE,
                 "epsilon": {"claimed": privacy.epsilon, "actual": actual, "at_least": result.epsilon},
-                "fdp_epsilon_at_least": result.fdp_epsilon,
-                "plain_epsilon_at_least": result.plain_epsilon,
+                "fdp_epsilon_at_least": None if result.sampled else result.fdp_epsilon,
+                "plain_epsilon_at_least": None if result.sampled else result.plain_epsilon,
                 "power": {"noise": result.noise},
                 "caught": result.caught,
             }
         )
     else:
-        scope = f"{privacy.release}, {privacy.adjacency}, delta {privacy.delta:g}, {training.trial.rounds} rounds"
+        scope = f"{privacy.release}, {privacy.adjacency}, {privacy.level} level, delta {privacy.delta:g}"
+        scope += f", {training.trial.rounds} rounds"
         echo(f"claimed    eps {number(privacy.epsilon)}; {training.trial.method}, {scope}")
         echo(f"actual     eps {number(actual)}, by the privacy account")
         echo(
             f"measured   eps at least {number(result.epsilon)} with {coin_bounds.CONFIDENCE:.0%} confidence, for "
             f"Gaussian noise: scores of {result.canaries} canaries in one run"
         )
-        echo(
-            f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP run, "
-            f"{number(result.plain_epsilon)} for any run: {result.correct} of {result.guesses} guesses are correct"
-        )
+        if result.sampled:
+            echo("           if users take part as often as planned")
+        else:
+            echo(
+                f"           eps at least {number(result.fdp_epsilon)} for any Gaussian-DP run, "
+                f"{number(result.plain_epsilon)} for any run: {result.correct} of {result.guesses} guesses are correct"
+            )
         echo(f"power      detects {result.noise:.2f} of the noise or less, {coin_bounds.CONFIDENCE:.0%} of the time")
         echo(_verdict(result.caught))
     if result.caught:

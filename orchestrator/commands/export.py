@@ -47,7 +47,24 @@ def export(
             for path in write_export(Path(folder), out or subfolder(Path(folder), "export")):
                 echo(path)
         return
+    if to in (Format.MLFLOW, Format.WANDB):
+        _check_current_folder(to, folder)
     warn_if_unfinished(folder)
     with output_errors("--out"), results_location(folder).open_for_reading() as read, Ledger.read(read) as ledger:
         for written in write(ledger, to.value, out or subfolder(Path(folder), "export", to.value)):
             echo(written)
+
+
+def _check_current_folder(to: Format, folder: str) -> None:
+    """Both trackers use files in the current folder. W&B reads there to which server it sends the user's key."""
+    here = Path.cwd().resolve()
+    if "://" not in folder and here.is_relative_to(Path(folder).resolve()):
+        raise UserError(
+            f"--to {to.value} uses files in the current folder, which is part of {folder}; run it in another folder"
+        )
+    planted = [place for place in ("wandb", ".wandb") if (here / place / "settings").exists()]
+    if to is Format.WANDB and planted:
+        raise UserError(
+            f"{planted[0]}/settings in the current folder would decide where W&B sends your key; run the command in "
+            "another folder"
+        )

@@ -40,9 +40,9 @@ def predict(
 ) -> None:
     """Predict classes with a saved model. Of the test rows of a feature file, of all rows of a table, or of all images
     in a folder; prints the accuracy if there are labels."""
-    import csv
-    import io
+    import pandas as pd
 
+    from orchestrator.report.tables.render import frame_to_csv
     from trainables.data import features
     from trainables.federation.saved_model import SavedModel
 
@@ -50,18 +50,16 @@ def predict(
     epsilon, delta = _budget(saved.provenance, model)
     if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    columns = {}
     if saved.backbone and not saved.schema and data.suffix != ".npz" and data.exists():
         rows, names, labels = _through_backbone(saved, data, backbone, weights, device)
-        predicted = saved.predict(rows)
-        writer.writerows([["row", "class"], *zip(names, predicted.tolist(), strict=True)])
+        columns["row"] = list(names)
     else:
         rows, labels = features.rows_to_predict(str(data), saved.schema)
-        predicted = saved.predict(rows)
-        writer.writerows([["class"], *([name] for name in predicted.tolist())])
+    predicted = saved.predict(rows)
+    columns["class"] = predicted.tolist()
     with replacing(output) as file:
-        file.write(text.getvalue().encode())
+        file.write(frame_to_csv(pd.DataFrame(columns)).encode())
     accuracy = None if labels is None else 100 * float((predicted.astype(str) == labels.astype(str)).mean())
     lines = [
         f"{len(predicted)} predictions written to {output}",

@@ -48,6 +48,10 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
     into.add_settings(part.settings())
     into.add_partitions(part.partitions())
     into.add_test_clients(part.test_clients())
+    secrets = into.secrets()
+    for cell, secret in part.secrets().items():
+        if secrets.get(cell, secret) != secret:
+            raise UserError(f"results folder {name} has another private search of {cell} than the parts before it")
     into.add_secrets(part.secrets())
     known = into.stages()
     for (cell, variant, stage), keys in part.stages().items():

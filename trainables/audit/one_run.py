@@ -1,10 +1,11 @@
 """One-run audit of a training run on its own data (Steinke, Nasr and Jagielski 2023).
 
-Canaries replace some of the clients' rows. A fair coin decides for each which of two records is used: the canary or its
-opposite (with zero-out adjacency: the canary or no record). The run is trained once, as the study trained it. An
-adversary who sees all releases and knows every other row subtracts the noiseless release of the known rows, and
-regresses the remainder on the canaries' clipped gradients. How much this says about the coins bounds eps from below
-(`coin_bounds`), and a bound above the claimed eps means that the run adds too little noise.
+Canaries replace some of the clients' rows; at user level, some of the clients. A fair coin decides for each which of
+two records is used: the canary or its opposite (with zero-out adjacency: the canary or no record). The run is trained
+once, as the study trained it. An adversary who sees all releases and knows every other row subtracts the noiseless
+release of the known rows, and regresses the remainder on the canaries' effects: their clipped gradients, or a user's
+whole update. How much this says about the coins bounds eps from below (`coin_bounds`), and a bound above the claimed
+eps means that the run adds too little noise.
 
 Trials that differ only in their seed are audited together, one lane each, with the same coins.
 """
@@ -20,6 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainables import methods
+from trainables.audit.canaries import MAX_DEFAULT_CANARIES, MAX_FRACTION, Canaries
 from trainables.audit.coin_bounds import (
     CoinScores,
     best_guess_count,
@@ -32,18 +35,12 @@ from trainables.federation.client_host import Broadcast, ClientStates, HostReply
 from trainables.federation.exact_sum import from_grid
 from trainables.federation.hosts import Hosts
 from trainables.federation.pack import ClientWork, check, program_of
-from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.problem import Problem
 from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
-from trainables.models import centring
-from trainables.models.centres import Centres
-from trainables.models.shard import Shard
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import PrivacyPlan
-
-LENGTH = 4.0  # norm of a canary's features in clips: its gradient is clipped unless the canary is memorised
-MAX_FRACTION = 0.5  # of a client's rows that canaries may replace
-MAX_DEFAULT_CANARIES = 1000
+from trainables.privacy.sampled import epsilon_of as epsilon_of_samples
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,25 @@ class OneRunAudit:
     """Lower bound on mu if releases are known up to the coins and Gaussian noise of any scale."""
     visible_mu: float
     """mu of the most visible canary with noise as planned."""
+    release_mu: float
+    """The same for one release that the canary is in."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether users take part secretly. The guesses use who took part, so they do not bound eps."""
+        return self.plan.mechanism[0].rate < 1
 
     @cached_property
     def epsilon(self) -> float:
-        """The lower bound for Gaussian noise."""
-        return epsilon_of(self.mu, self.trial.privacy.delta)
+        """The lower bound for Gaussian noise. If users take part secretly, that of the plan's releases with the noise
+        that was found, provided that users take part as often as planned."""
+        privacy, planned = self.trial.privacy, self.plan.mechanism[0]
+        if not self.sampled:
+            return epsilon_of(self.mu, privacy.delta)
+        if self.mu == 0:
+            return 0.0
+        multiplier = privacy.adjacency_factor * self.visible_mu / (self.release_mu * self.mu)
+        return epsilon_of_samples((replace(planned, multiplier=multiplier),), privacy.adjacency, privacy.delta)
 
     @cached_property
     def fdp_epsilon(self) -> float:
@@ -83,8 +94,12 @@ class OneRunAudit:
     @property
     def noise(self) -> float:
         """The fraction of the planned noise that is detected with probability `CONFIDENCE`."""
-        claimed = mu_of(self.trial.privacy.epsilon, self.trial.privacy.delta)
-        return self.visible_mu / claimed * detectable_ratio(self.canaries)
+        privacy = self.trial.privacy
+        if self.sampled:
+            visible, claimed = self.release_mu, privacy.adjacency_factor / self.plan.mechanism[0].multiplier
+        else:
+            visible, claimed = self.visible_mu, mu_of(privacy.epsilon, privacy.delta)
+        return visible / claimed * detectable_ratio(self.canaries)
 
 
 def one_run_audit(
@@ -111,107 +126,50 @@ def audit_lanes(
     in_range(0, 2**40, seed=seed)
     if math.isinf(privacy.epsilon):
         raise UserError("epsilon = inf claims no privacy, so there is nothing to audit")
-    if privacy.level != "record":
-        raise UserError(f"level = {privacy.level!r}: the canaries of a one-run audit are records")
-    if any(event.sampling < 1 for event in plan.events):
+    if program_of(trial).samples:
         raise UserError(f"method {trial.method} samples rows, which hides canaries; audit the method by its name")
+    if not getattr(methods.get(trial.method), "linear", True):
+        raise UserError(f"the releases of {trial.method} are not linear in its noise; audit the method by its name")
     if program_of(trial).release_size(problem.model) != problem.model.dimension:
         raise UserError(f"method {trial.method} releases more than gradients; audit the method by its name")
     if not isinstance(problem.data.x_train, np.ndarray):
         raise UserError(f"data {problem.data.name} stays on disk, so canaries cannot replace its rows")
     count = default_canaries(trial, problem) if canaries is None else canaries
     in_range(10, 10**5, canaries=count)
-    room = _room(problem)
+    room = _room(trial, problem)
     if count > room:
-        raise UserError(f"canaries = {count}, but the clients' rows have room for {room}")
+        where = "the clients' rows have" if privacy.level == "record" else "the clients have"
+        raise UserError(f"canaries = {count}, but {where} room for {room}")
     planted = Canaries.plant(problem, trial, count, seed)
     hosts = AuditedHosts(planted, plan, noise_factor, len(trials))
     server = Server(hosts)
     server.open(trials, planted.data(planted.coins))
     server.advance(trial.rounds)
     guesses = best_guess_count(plan.mu(privacy.release), count)
-    return [_result(each, plan, hosts.scores(lane), guesses) for lane, each in enumerate(trials)]
+    return [
+        _result(each, plan, hosts.scores(lane), hosts.release_mu(lane), guesses) for lane, each in enumerate(trials)
+    ]
 
 
-def _result(trial: TrialSpec, plan: PrivacyPlan, scores: CoinScores, guesses: int) -> OneRunAudit:
+def _result(trial: TrialSpec, plan: PrivacyPlan, scores: CoinScores, release_mu: float, guesses: int) -> OneRunAudit:
     if not (np.isfinite(scores.gram).all() and np.isfinite(scores.projections).all()):
         raise UserError(f"{trial.method} diverges with canaries among its rows, so there is nothing to guess from")
     guessed = scores.guesses()
     largest = np.argsort(-np.abs(guessed), kind="stable")[:guesses]
     correct = int((np.sign(guessed) == scores.coins)[largest].sum())
-    return OneRunAudit(trial, plan, len(guessed), guesses, correct, scores.gaussian_mu_bound(), scores.mu)
+    mu = scores.gaussian_mu_bound()
+    return OneRunAudit(trial, plan, len(guessed), guesses, correct, mu, scores.mu, release_mu)
 
 
 def default_canaries(trial: TrialSpec, problem: Problem) -> int:
-    """As many canaries as can be distinguished: half the number of released dimensions, limited by the rows."""
+    """As many canaries as can be distinguished: half the number of released dimensions, limited by rows or users."""
     releases = len(problem.partition.rows) if trial.privacy.release == "local" else 1
-    return min(MAX_DEFAULT_CANARIES, _room(problem), releases * problem.model.dimension // 2)
+    return min(MAX_DEFAULT_CANARIES, _room(trial, problem), releases * problem.model.dimension // 2)
 
 
-def _room(problem: Problem) -> int:
-    return sum(int(MAX_FRACTION * size) for size in problem.partition.sizes)
-
-
-# ---- canaries among the rows
-
-
-@dataclass(frozen=True)
-class Canaries:
-    """Canaries that replace some rows of a problem."""
-
-    problem: Problem
-    trial: TrialSpec
-    rows: NDArray[np.int64]
-    """The train rows that they replace."""
-    clients: NDArray[np.int64]
-    """The client of each."""
-    coins: NDArray[np.int64]
-    """1: the canary is used; -1: its opposite, or no record."""
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-
-    @classmethod
-    def plant(cls, problem: Problem, trial: TrialSpec, count: int, seed: int) -> Canaries:
-        rng = np.random.default_rng(seed)
-        available = [rng.permutation(rows)[: int(MAX_FRACTION * len(rows))] for rows in problem.partition.rows]
-        clients = np.repeat(np.arange(len(available)), [len(rows) for rows in available])
-        chosen = rng.permutation(len(clients))[:count]
-        directions = rng.standard_normal((count, problem.data.features))
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-        labels = rng.integers(0, problem.data.classes, count)
-        coins = 2 * rng.integers(0, 2, count) - 1
-        x = (LENGTH * trial.privacy.clip * directions).astype(np.float32)
-        return cls(problem, trial, np.concatenate(available)[chosen], clients[chosen], coins, x, labels)
-
-    @property
-    def replaced(self) -> bool:
-        """Whether the opposite record replaces an absent canary, or nothing does."""
-        return self.trial.privacy.adjacency == "replace-one"
-
-    def data(self, coins: NDArray[np.int64]) -> ProblemData:
-        """The clients' data for these coins. The public sizes |D_i| do not depend on them."""
-        shipped = ProblemData.of(self.problem)
-        x, y = shipped.x.copy(), shipped.y.copy()
-        signs = coins if self.replaced else np.ones_like(coins)
-        x[self.rows], y[self.rows] = signs[:, None] * self.x, self.y
-        return replace(shipped, x=x, y=y, rows=shipped.rows if self.replaced else self._without(self.rows[coins < 0]))
-
-    def _without(self, absent: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        return tuple(rows[~np.isin(rows, absent)] for rows in self.problem.partition.rows)
-
-    def effects(self, work: ClientWork, theta: torch.Tensor) -> NDArray[np.float64]:
-        """For every canary and lane, half the difference that its coin makes to its client's sum of gradients."""
-        present = self._gradients(1, work, theta)
-        return (present - self._gradients(-1, work, theta)) / 2 if self.replaced else present / 2
-
-    def _gradients(self, sign: int, work: ClientWork, theta: torch.Tensor) -> NDArray[np.float64]:
-        x, clip, model = sign * self.x, torch.from_numpy(work.clip), self.problem.model
-        shard = Shard.build([(x[i : i + 1], self.y[i : i + 1]) for i in range(len(self.y))])
-        if work.centre is not None:
-            shard = shard.with_centres(Centres.of(work.centre, "cpu", work.factor))
-        options = {"automatic": True} if work.automatic else {}
-        gradients, _ = centring.clipped_gradient_sum(model, shard, theta, clip, **options)
-        return gradients.numpy()
+def _room(trial: TrialSpec, problem: Problem) -> int:
+    sizes = problem.partition.sizes
+    return len(sizes) if trial.privacy.level == "user" else sum(int(MAX_FRACTION * size) for size in sizes)
 
 
 class AuditedHosts(Hosts):
@@ -228,11 +186,18 @@ class AuditedHosts(Hosts):
         count = len(canaries.coins)
         # the normal equations of the coins, for every lane
         self._gram, self._projections = np.zeros((lanes, count, count)), np.zeros((lanes, count))
+        self._releases = np.zeros((lanes, count))
+        """The number of releases that every canary is in."""
 
     def scores(self, lane: int) -> CoinScores:
         clients = self._canaries.clients
         groups = clients if self._canaries.trial.privacy.release == "local" else np.zeros_like(clients)
         return CoinScores(self._gram[lane], self._projections[lane], self._canaries.coins, groups)
+
+    def release_mu(self, lane: int) -> float:
+        """mu of the most visible canary in one release, with noise as planned."""
+        squares = np.diagonal(self._gram[lane]) / np.maximum(self._releases[lane], 1)
+        return float(2 * np.sqrt(squares.max()))
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
         return super().prepare(_scaled(work, self._factor))
@@ -244,24 +209,22 @@ class AuditedHosts(Hosts):
                 hosts.restore(replace(without_noise, data=data), ClientStates.merge(self.states(), t - 1))
             references.append(hosts.round(replace(without_noise, data=data), t, sent, diagnose=False))
         replies = super().round(_scaled(work, self._factor), t, sent, diagnose)
-        effects = self._canaries.effects(work, sent["theta"])
+        gradients = self._canaries.gradients(work, sent["theta"])
         seen = [[from_grid(part.total).numpy() for part in parts] for parts in (replies, *references)]
-        for lane in range(effects.shape[1]):
-            self._observe_lane(work, lane, effects[:, lane], [[part[lane] for part in parts] for parts in seen])
+        for lane in range(gradients.shape[1]):
+            self._observe_lane(work, lane, gradients[:, lane], [[part[lane] for part in parts] for parts in seen])
         return replies
 
     def _observe_lane(
-        self, work: ClientWork, lane: int, effects: NDArray[np.float64], seen: list[list[NDArray[np.float64]]]
+        self, work: ClientWork, lane: int, gradients: NDArray[np.float64], seen: list[list[NDArray[np.float64]]]
     ) -> None:
         """`seen`: the releases of all clients, and those of the reference hosts."""
         local = self._canaries.trial.privacy.release == "local"
-        total, variance = np.zeros(effects.shape[1]), 0.0
+        size = len(seen[0][0])
+        effects, total, variance = np.zeros((len(gradients), size)), np.zeros(size), 0.0
         for (client,), released, above, below in zip(work.assignment, *seen, strict=True):
             own = np.flatnonzero(self._canaries.clients == client)
-            direction = effects[own].sum(0)
-            # how the release scales the sum of gradients: 1 / |D_i|, times the step size if it is a step
-            scale = float((above - below) @ direction) / max(2 * float(direction @ direction), 1e-300)
-            effects[own] *= scale
+            effects[own], scale = self._canaries.effects(work, client, gradients[own], above, below)
             unexplained = released - (above + below) / 2
             if local and own.size and scale:
                 self._observe(lane, own, unexplained, effects[own], (scale * self._std) ** 2)
@@ -281,6 +244,7 @@ class AuditedHosts(Hosts):
         """Add one release with noise of this variance to the normal equations of its canaries."""
         self._gram[lane][np.ix_(own, own)] += effects @ effects.T / variance
         self._projections[lane, own] += effects @ release / variance
+        self._releases[lane, own] += effects.any(axis=1)
 
 
 def _scaled(work: ClientWork, factor: float) -> ClientWork:

@@ -42,10 +42,11 @@ EXPANDS_FROM_BYTES = 1 << 30
 MOST_EXPANSION = 200  # features compress far less, a file of zeros a thousand times
 
 
-def _check_expansion(path: str, name: str, info: zipfile.ZipInfo) -> None:
-    if info.file_size > max(EXPANDS_FROM_BYTES, MOST_EXPANSION * info.compress_size):
+def check_expansion(path: str, name: str, expanded: int, size: int) -> None:
+    """Refuse a part of a file that takes far more memory than space on disk."""
+    if expanded > max(EXPANDS_FROM_BYTES, MOST_EXPANSION * size):
         raise UserError(
-            f"data file {path}: {name} expands to {info.file_size:,} bytes, more than {MOST_EXPANSION} times its size"
+            f"data file {path}: {name} expands to {expanded:,} bytes, more than {MOST_EXPANSION} times its size"
         )
 
 
@@ -79,7 +80,7 @@ def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] =
             for name in (*needs, *(name for name in optional if name in file)):
                 member = name if name in file.zip.NameToInfo else f"{name}.npy"  # a member without ending is no array
                 info = file.zip.getinfo(member)
-                _check_expansion(path, name, info)
+                check_expansion(path, name, info.file_size, info.compress_size)
                 streamed = stream_if_large(path, content, info) if name == "x_train" else None
                 arrays[name] = file[name] if streamed is None else streamed
                 if not isinstance(arrays[name], np.ndarray | StoredRows):

@@ -163,7 +163,15 @@ def _csv_cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = one_line(value)
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def one_line(text: str) -> str:

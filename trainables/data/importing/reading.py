@@ -16,12 +16,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, READ_ERRORS, TEST_CLIENT_COLUMN
+from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, READ_ERRORS, TEST_CLIENT_COLUMN, check_expansion
 from trainables.data.importing.svmlight import read_svmlight
 from trainables.data.stored import open_file
 from trainables.errors import UserError
 
 Table = dict[str, NDArray]
+PARQUET_ROWS = 4096  # read at once
 SUFFIXES = {
     **dict.fromkeys((".csv", ".tsv"), "CSV"),
     **dict.fromkeys((".parquet", ".pq"), "Parquet"),
@@ -56,7 +57,7 @@ def read_table(source: str, roles: Sequence[str] = (), width: int | None = None)
         raise UserError(f"data {source} does not exist") from None
     except UnicodeDecodeError:
         raise UserError(f"data {source} is not UTF-8 text") from None
-    except (*READ_ERRORS, ValueError, csv.Error) as error:
+    except (*READ_ERRORS, ValueError, OverflowError, csv.Error) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"data {source} cannot be read as {kind}: {reason}") from None
     if not table or 0 in {len(column) for column in table.values()}:
@@ -69,6 +70,8 @@ def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: 
         return _parquet(source, file)
     if kind == "npz":
         with np.load(file, allow_pickle=False) as archive:
+            for info in archive.zip.infolist():
+                check_expansion(source, info.filename, info.file_size, info.compress_size)
             return _of_arrays(source, {name: _loaded(source, name, archive) for name in archive.files})
     if kind == "NumPy":
         return _bare_array(source, _checked(source, Path(source).stem, np.load(file, allow_pickle=False)), roles)
@@ -124,15 +127,29 @@ def _parquet(source: str, file: IO[bytes]) -> Table:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(file)
+        content = pyarrow.parquet.ParquetFile(file)
+        size = file.seek(0, io.SEEK_END)
+        # not the metadata of columns: damaged ones end the process
+        values = content.metadata.num_rows * content.metadata.num_columns
+        check_expansion(source, "its table", values, size)
+        batches, expanded = [], 0
+        for batch in content.iter_batches(PARQUET_ROWS):  # a repeated value takes no space in the file
+            columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+            batches.append(pa.RecordBatch.from_arrays(columns, batch.schema.names))
+            expanded += batches[-1].nbytes
+            check_expansion(source, "its table", expanded, size)
+        if not batches:
+            return {}
+        table = pa.Table.from_batches(batches)
     except pa.ArrowException as error:
-        raise UserError(f"data {source} cannot be read as Parquet: {error}") from None
-    columns: Table = {}
+        reason = " ".join(str(error).split())
+        raise UserError(f"data {source} cannot be read as Parquet: {reason}") from None
+    found: Table = {}
     for name in table.column_names:
         column = table[name]
         plain = pa.types.is_floating(column.type) or (pa.types.is_integer(column.type) and not column.null_count)
-        columns[name] = column.to_numpy() if plain else _column(source, name, column.to_pylist())
-    return columns
+        found[name] = column.to_numpy() if plain else _column(source, name, column.to_pylist())
+    return found
 
 
 def _column(source: str, name: str, values: Sequence[Any]) -> NDArray:
