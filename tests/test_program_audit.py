@@ -47,6 +47,25 @@ def test_bad_input(fedsweep, arguments, culprit):
     assert_one_sentence(fedsweep("audit", *arguments), culprit)
 
 
+@pytest.mark.parametrize(
+    ("written", "culprit"),
+    [
+        ({"weights.npy": "np.array([{}])"}, "Object arrays cannot be loaded"),
+        ({"weights.npy": "np.array(1.0)"}, "has shape ()"),
+        ({"weights.npy": "np.array(['a'])"}, "cannot be read as arrays"),
+        ({"weights.npy": "np.full((60, 3), np.nan)"}, "not finite"),
+        ({"release-1.npy": "np.zeros(3)", "release-2.npy": "np.zeros(4)"}, "arrays of one shape"),
+    ],
+)
+def test_what_a_program_writes_is_checked(fedsweep, tmp_path, written, culprit):
+    """It may be anything, and none of it is executed."""
+    lines = [f"np.save(f'{{sys.argv[2]}}/{name}', {value})" for name, value in written.items()]
+    (tmp_path / "program.py").write_text("\n".join(["import sys", "import numpy as np", *lines]))
+    command = f"{sys.executable} {tmp_path / 'program.py'}"
+    arguments = ("--data", DATA, "--canaries", 50, "--epsilon", 2)
+    assert_one_sentence(fedsweep("audit", "--program", command, *arguments), culprit)
+
+
 def test_the_ratio_bound_holds_as_often_as_stated():
     rng = np.random.default_rng(0)
     coins = 2.0 * rng.integers(0, 2, 200) - 1

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 import reported
 
+import fedsweep as fedsweep_package
 from orchestrator.report.benchmark import lookup
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import frame_to_csv
@@ -163,6 +164,16 @@ def test_predicted_classes_are_no_formulas(tmp_path, fedsweep):
     with (tmp_path / "out.csv").open(newline="") as file:
         written = [cell for (cell,) in csv.reader(file)]
     assert written == ["class", f"'{names[0]}", f"'{names[1]}", "-1", "'+1 =2"]
+
+
+def test_names_are_text_in_a_notebook(results):
+    """Jupyter shows data frames as HTML, in which a script could run code through the kernel."""
+    found = fedsweep_package.load_results(results)
+    for frame in (found.trials, found.configurations, found.rounds, found.cells, found.winners):
+        shown = frame._repr_html_()
+        assert "&lt;img" in shown
+        assert "<img" not in shown
+    assert not hasattr(found, "_repr_html_")
 
 
 # ---- other files

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.audit.coin_bounds import CONFIDENCE, fdp_mu_bound, ratio_bound
+from trainables.data.feature_file import READ_ERRORS
 from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
 from trainables.privacy.gaussian import epsilon_of, mu_of
@@ -135,15 +136,17 @@ def audit_program(
 
 def _read(out: Path, planted: Planted) -> NDArray[np.float64]:
     """The weights, or minus the sum of the releases: (features, classes)."""
-    if (out / WEIGHTS).is_file():
-        found = np.load(out / WEIGHTS, allow_pickle=False).astype(np.float64)
-    else:
-        releases = [np.load(file, allow_pickle=False) for file in sorted(out.glob(RELEASES))]
-        if not releases:
-            raise UserError(f"the program wrote neither {WEIGHTS} nor {RELEASES} into its output folder")
-        found = -np.sum(releases, axis=0, dtype=np.float64)
+    files = [out / WEIGHTS] if (out / WEIGHTS).is_file() else sorted(out.glob(RELEASES))
+    if not files:
+        raise UserError(f"the program wrote neither {WEIGHTS} nor {RELEASES} into its output folder")
+    try:
+        arrays = [np.load(file, allow_pickle=False).astype(np.float64) for file in files]
+        found = np.sum(arrays, axis=0) if files[0].name == WEIGHTS else -np.sum(arrays, axis=0)
+    except (*READ_ERRORS, AttributeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the program's {files[0].name} cannot be read as arrays of one shape: {reason}") from None
     width = planted.x.shape[1]
-    table = found.reshape(found.shape[0], -1)
+    table = found.reshape(len(found) if found.ndim else 1, -1)
     table = table if table.shape[0] in (width, width + 1) else table.T
     if table.shape[0] not in (width, width + 1) or table.shape[1] not in (1, planted.classes):
         raise UserError(
