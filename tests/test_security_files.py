@@ -52,7 +52,7 @@ def victim(tmp_path):
 REPLACED = ("study.yaml", "best.yaml", "report.html", "remote.lock", "tables/README.md", "tables/accuracy.csv",
             "timing/seconds-per-round.md", "figures/score-by-round.png", "export/trials.parquet",
             "export/.trials.parquet.part", "export/README.md", "export/csv/trials.csv",
-            "export/optuna/optuna.db")  # fmt: skip
+            "export/optuna/optuna.db", "export/optuna/optuna.db-journal", "export/optuna/optuna.db-wal")  # fmt: skip
 IN_PLACE = ("ledger.sqlite", "ledger.lock", "fedsweep.log", "cancel.requested", "ledger.sqlite-wal",
             "ledger.sqlite-shm", "ledger.sqlite-journal")  # fmt: skip
 COMMANDS = {
@@ -61,6 +61,8 @@ COMMANDS = {
     "best": ("tables",),
     "figures": ("figures",),
     "report": (),
+    "check --repair": (),
+    "account": (),
     "export": ("export",),
     "export --to csv": ("export/csv",),
     "export --to optuna": ("export/optuna",),

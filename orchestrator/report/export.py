@@ -161,7 +161,8 @@ def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "optuna.db"
-    file.unlink(missing_ok=True)
+    for ending in ("", "-journal", "-wal", "-shm"):
+        Path(f"{file}{ending}").unlink(missing_ok=True)
     storage = f"sqlite:///{file}"
     metric, states = results.study.objective, optuna.trial.TrialState
     directions = optuna.study.StudyDirection
