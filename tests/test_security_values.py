@@ -274,11 +274,12 @@ def test_code_in_the_metadata_of_parquet_is_not_executed(tmp_path):
 def model_file(path, weights=None, **changed):
     """A model whose description is whatever the attacker likes."""
     about = {"format": 1, "model": "softmax", "features": 4, "classes": 2, "class_names": [], "schema": "",
-             "provenance": {"epsilon": {"claimed": 1.0}, "delta": 1e-5}} | changed  # fmt: skip
+             "backbone": "", "provenance": {"epsilon": {"claimed": 1.0}, "delta": 1e-5}} | changed  # fmt: skip
     text = changed["about"] if "about" in changed else json.dumps(about)
     np.savez(path, weights=np.zeros(10, np.float32) if weights is None else weights, about=text)
 
 
+BACKBONE = {"details": {"weights": "sha256:0"}, "rows": "images", "column": "", "label": ""}
 HOSTILE_MODELS = {
     "deep": {"about": DEEP},
     "no JSON": {"about": "{"},
@@ -292,6 +293,11 @@ HOSTILE_MODELS = {
     "escapes": {"model": ESCAPE},
     "schema": {"schema": DEEP},
     "wide schema": {"schema": '{"label": "a", "columns": {"features": {"width": 999999999999999}}}'},
+    "deep backbone": {"backbone": DEEP},
+    "no backbone": {"backbone": "{"},
+    "code as a backbone": {"backbone": json.dumps(BACKBONE | {"name": "os:abort"})},
+    "repository as a backbone": {"backbone": json.dumps(BACKBONE | {"name": "timm.hf-hub:evil/model"})},
+    "path as a backbone": {"backbone": json.dumps(BACKBONE | {"name": "../../evil"})},
     "URL as a schema": {"schema": "http://host.example/schema.yaml"},
 }
 

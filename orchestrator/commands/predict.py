@@ -50,7 +50,7 @@ def predict(
     epsilon, delta = _budget(saved.provenance, model)
     if output.exists() or output.is_symlink():
         raise UserError(f"--output {output} already exists; choose another name")
-    columns = {}
+    columns: dict[str, list[Any]] = {}
     if saved.backbone and not saved.schema and data.suffix != ".npz" and data.exists():
         rows, names, labels = _through_backbone(saved, data, backbone, weights, device)
         columns["row"] = list(names)

@@ -64,12 +64,15 @@ class Backbone:
 
 
 def read_record(text: str) -> dict[str, Any]:
-    """What `Backbone.record` wrote, checked; raises ValueError."""
-    about = json.loads(text)
+    """What `Backbone.record` wrote, checked."""
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError):
+        about = None
     if not isinstance(about, dict) or not isinstance(about.get("details"), dict):
-        raise ValueError("its backbone is not described")
+        raise UserError("the backbone of the model is not described")
     if not all(isinstance(about.get(key), str) for key in ("name", "rows", "column", "label")):
-        raise ValueError("its backbone is not described")
+        raise UserError("the backbone of the model is not described")
     return about
 
 
