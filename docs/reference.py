@@ -33,6 +33,10 @@ PLUGIN_NAMES = (
         "Head",
         "Strategy",
         "Proposal",
+        "AskTellStrategy",
+        "Searcher",
+        "Result",
+        "BatchSettings",
         "SearchTask",
         "SearchSpace",
         "StageRounds",
@@ -190,11 +194,13 @@ def methods() -> str:
 
 def python() -> str:
     import fedsweep
+    import fedsweep.benchmark
     import fedsweep.plugins
 
     parts = ["# Python\n", f"{_without_stability(_doc(fedsweep))}\n", *_stability(fedsweep)]
     public = [name for name in fedsweep.__all__ if name != "__version__"]
     parts += [_documented(f"fedsweep.{name}", getattr(fedsweep, name)) for name in public]
+    parts.append(_documented("fedsweep.benchmark.LiveTask", fedsweep.benchmark.LiveTask))
     parts.append(f"## fedsweep.plugins\n\n{_without_stability(_doc(fedsweep.plugins))}\n")
     parts += [_documented(f"fedsweep.plugins.{name}", getattr(fedsweep.plugins, name)) for name in PLUGIN_NAMES]
     return "\n".join(parts)

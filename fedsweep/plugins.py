@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from orchestrator.search.candidates import Candidate, Rank
 from orchestrator.search.history import History
+from orchestrator.search.strategies.ask_tell import AskTellStrategy, BatchSettings, Result, Searcher
 from orchestrator.search.strategies.base import Proposal, Strategy
 from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.section import Section
@@ -42,6 +43,8 @@ from trainables.plugins import use
 from trainables.privacy.plan import Event
 
 __all__ = [
+    "AskTellStrategy",
+    "BatchSettings",
     "Candidate",
     "ClientProgram",
     "ClientRound",
@@ -59,10 +62,12 @@ __all__ = [
     "Predictions",
     "Proposal",
     "Rank",
+    "Result",
     "Rows",
     "Run",
     "SearchSpace",
     "SearchTask",
+    "Searcher",
     "Section",
     "StageRounds",
     "State",

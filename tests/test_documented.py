@@ -172,7 +172,7 @@ def run_the_python_blocks():
         exec(compile(program.replace('"quickstart"', '"mine.yaml"'), "python.md", "exec"), names)
     assert names["results"].finished
     assert names["model"].account.claimed == 1
-    (program,) = blocks(DOCS / "benchmark.md", "python")
+    program, *_ = blocks(DOCS / "benchmark.md", "python")
     found = names["results"].trials
     program = program.replace("trials.parquet", PLACEHOLDERS["FILE"])
     program = program.replace("CIFAR-10 / ResNet-20 / dirichlet:0.5", found["setting"].iloc[0])

@@ -33,24 +33,27 @@ def test_without_the_plug_in_the_strategy_is_unknown():
         load(str(STUDY))
 
 
-def test_the_page_shows_the_example_as_it_is():
-    code, _ = blocks(PAGE, "python")
-    (study,) = blocks(PAGE, "yaml")
-    assert EXAMPLE.read_text().endswith(code)
-    assert STUDY.read_text().endswith(study)
+EXAMPLES = {"climb": 0, "halton": 1}
+"""The position of each example's blocks on the page."""
 
 
-def test_the_example_can_be_copied_from_the_page_and_run(tmp_path, monkeypatch, fedsweep):
-    code, _ = blocks(PAGE, "python")
-    (study,) = blocks(PAGE, "yaml")
-    (command,) = blocks(PAGE)
-    (tmp_path / "halton.py").write_text(code)
-    (tmp_path / "halton.yaml").write_text(study)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_page_shows_the_example_as_it_is(name):
+    assert EXAMPLE.with_stem(name).read_text().endswith(blocks(PAGE, "python")[EXAMPLES[name]])
+    assert STUDY.with_stem(name).read_text().endswith(blocks(PAGE, "yaml")[EXAMPLES[name]])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_can_be_copied_from_the_page_and_run(tmp_path, monkeypatch, fedsweep, name):
+    (tmp_path / f"{name}.py").write_text(blocks(PAGE, "python")[EXAMPLES[name]])
+    (tmp_path / f"{name}.yaml").write_text(blocks(PAGE, "yaml")[EXAMPLES[name]])
+    command = blocks(PAGE)[EXAMPLES[name]]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSWEEP_IMPORT", "")
     with temporary_plugins():
         status, _, err = fedsweep(*command.split()[1:], "--backend", "local")
     assert status == 0, err
-    assert "halton" in (tmp_path / "results" / "halton" / "tables" / "search-strategies.md").read_text()
+    assert name in (tmp_path / "results" / name / "tables" / "selection.md").read_text()
 
 
 def test_the_settings_of_a_plug_in_are_checked_with_their_line(example):

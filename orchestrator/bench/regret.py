@@ -112,12 +112,18 @@ class Runner:
         return [choice for choice in choices if choice is not None], finalists
 
     def evaluate(
-        self, cell: Cell, problems: Mapping[str, Problem], configurations: Sequence[Configuration]
+        self,
+        cell: Cell,
+        problems: Mapping[str, Problem],
+        configurations: Sequence[Configuration],
+        *,
+        confirm: bool = True,
     ) -> list[list[float]]:
-        """Test accuracies by configuration and seed. A diverged trial scores as random guessing."""
+        """Accuracies by configuration and confirm seed, on the test rows or as in a search. A diverged trial scores as
+        random guessing."""
         seeds = cell.study.seeds.confirm
         rounds = cell.study.stage_rounds(cell.method).confirm
-        trials = [cell.trials(configuration, seeds, rounds, confirm=True) for configuration in configurations]
+        trials = [cell.trials(configuration, seeds, rounds, confirm=confirm) for configuration in configurations]
         outcomes = self.run([t for row in trials for t in row], problems)
         guess = 100.0 / max(problem.data.classes for problem in problems.values())
         return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]

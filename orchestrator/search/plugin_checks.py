@@ -44,8 +44,9 @@ def _check_signature(strategy: type[Strategy], name: str, parameters: list[str])
 
 def place(strategy: type[Strategy], method: str = "") -> str:
     """The file and line of a strategy or of one of its methods, to begin an error message."""
-    code = getattr(inspect.unwrap(getattr(strategy, method)), "__code__", None) if method else None
-    if code is not None:
+    function = inspect.unwrap(getattr(strategy, method)) if method else None
+    code = getattr(function, "__code__", None)
+    if code is not None and getattr(function, "__module__", "") == strategy.__module__:  # not inherited
         return f"plug-in {code.co_filename}:{code.co_firstlineno}"
     return f"plug-in {inspect.getsourcefile(strategy)}:{inspect.getsourcelines(strategy)[1]}"
 
@@ -122,7 +123,7 @@ def _last_round(strategy: Strategy, returned: Any, stage: str, planned: int, set
     return "" if fits else f"{returned!r}, which is not a number of rounds from 1 to {planned}"
 
 
-def _check_space(strategy: Strategy, returned: object, *_: object) -> str:
+def _sentence(strategy: Strategy, returned: object, *_: object) -> str:
     return "" if returned is None or isinstance(returned, str) else f"{returned!r}, which is not text"
 
 
@@ -138,7 +139,8 @@ _CHECKS: dict[str, Callable[..., str]] = {
     "competing": _competing,
     "planned_rounds": _planned_rounds,
     "last_round": _last_round,
-    "check_space": _check_space,
+    "check_space": _sentence,
+    "check_settings": _sentence,
     "finalists": _finalists,
 }
 

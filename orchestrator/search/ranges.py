@@ -1,14 +1,35 @@
-"""Configurations from continuous ranges, through Optuna: each axis spans the values of both grids, on its scale."""
+"""Configurations from continuous ranges: each axis spans the values of both grids, on its scale."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import search_spaces
-from search_spaces import Configuration, SearchSpace
+from search_spaces import Configuration, HyperValue, SearchSpace
 
 if TYPE_CHECKING:
     import optuna
+
+
+class AxisRange(NamedTuple):
+    """What an axis may be sampled from."""
+
+    kind: Literal["choice", "integer", "float"]
+    values: list[HyperValue]
+    """Of both grids: the choices, for an axis of words."""
+    low: float
+    high: float
+    scale: str
+    """log, linear or complement."""
+
+
+def axis_range(space: SearchSpace, name: str) -> AxisRange:
+    values = list(dict.fromkeys([*space.coarse[name], *space.fine[name]]))
+    if not search_spaces.is_numeric(tuple(values)):
+        return AxisRange("choice", values, 0, 0, "linear")
+    low, high = min(float(v) for v in values), max(float(v) for v in values)
+    scale = search_spaces.usable_scale(space.scale[name], [low, high])
+    return AxisRange("integer" if all(isinstance(v, int) for v in values) else "float", values, low, high, scale)
 
 
 def sample(space: SearchSpace, count: int, seed: int) -> list[Configuration]:
@@ -23,14 +44,11 @@ def sample(space: SearchSpace, count: int, seed: int) -> list[Configuration]:
 def suggest(space: SearchSpace, trial: optuna.trial.Trial) -> Configuration:
     """Every hyperparameter as Optuna's sampler suggests it. Axes of words are categorical."""
     configuration: Configuration = dict(space.fixed)
-    for name, axis in space.coarse.items():
-        values = list(dict.fromkeys([*axis, *space.fine[name]]))
-        if not search_spaces.is_numeric(tuple(values)):
+    for name in space.coarse:
+        kind, values, low, high, scale = axis_range(space, name)
+        if kind == "choice":
             configuration[name] = trial.suggest_categorical(name, values)  # type: ignore[assignment]
-            continue
-        low, high = min(float(v) for v in values), max(float(v) for v in values)
-        scale = search_spaces.usable_scale(space.scale[name], [low, high])
-        if all(isinstance(value, int) for value in values):
+        elif kind == "integer":
             configuration[name] = trial.suggest_int(name, int(low), int(high), log=scale == "log")
         elif scale == "complement":
             configuration[name] = 1 - trial.suggest_float(name, 1 - high, 1 - low, log=True)

@@ -145,6 +145,10 @@ class PreparedStudy:
     @classmethod
     def prepare(cls, study: Study) -> PreparedStudy:
         """Load and partition the data, and check every cell: everything that is wrong is reported here."""
+        for variant in study.variants:
+            with errors_point_to("search", variant.strategy.name):
+                if reason := variant.strategy.check_settings(variant.settings):
+                    raise UserError(reason)
         problems: dict[str, Problem] = {}
         fingerprints: dict[str, str] = {}
         cells: list[Cell] = []

@@ -110,6 +110,11 @@ class Strategy(ABC):
         """What makes this search space unusable, to follow the method's name in an error message; empty if nothing."""
         return ""
 
+    def check_settings(self, settings: Section) -> str:
+        """What makes these settings unusable here, such as a missing package; empty if nothing. Checked before a sweep
+        starts, but not when its results are read."""
+        return ""
+
     def choose(self, task: SearchTask, history: History) -> Choice | None:
         """The winner, for strategies that publish only it; the others leave this to the study's selection rule."""
         raise NotImplementedError

@@ -1,83 +1,67 @@
-"""Optuna's TPE sampler, asked for batches of configurations."""
+"""Optuna's samplers, asked for batches of configurations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from orchestrator.search.candidates import Rank
-from orchestrator.search.history import History
+from orchestrator.search import optuna_samplers
+from orchestrator.search.optuna_samplers import Option
 from orchestrator.search.ranges import suggest
-from orchestrator.search.strategies.base import Proposal, Strategy
+from orchestrator.search.strategies.ask_tell import AskTellStrategy, BatchSettings, Result
 from orchestrator.search.task import SearchTask
 from orchestrator.section import Section
-from search_spaces import Configuration, SearchSpace
+from search_spaces import Configuration
 
 if TYPE_CHECKING:
     import optuna
 
 
-class OptunaSettings(Section):
-    """The TPE sampler, in batches."""
+class OptunaSettings(BatchSettings):
+    """A sampler of Optuna, in batches."""
 
-    batch: int = Field(default=16, ge=1)
-    """Configurations per batch."""
-    seed: int = Field(default=42, ge=0, lt=2**32)
-    """Seed of the sampler."""
+    sampler: str = "tpe"
+    """tpe, gp, cmaes, random, qmc, nsgaii, nsgaiii: any sampler of the installed Optuna, by the name of its class."""
+    options: dict[str, Option] = {}
+    """The sampler's own options, as Optuna documents them."""
 
 
-class Optuna(Strategy):
-    """The sampler's suggestions depend only on its seed and on the results so far, in the order of its suggestions. A
-    resumed search replays its batches and gets the same configurations."""
-
+class Optuna(AskTellStrategy):
     name = "optuna"
-    stages = ("optuna",)
     Settings = OptunaSettings
-    extends_stages = True
 
-    def propose(self, task: SearchTask, history: History) -> Proposal | None:
+    def searcher(self, task: SearchTask) -> _Sampler:
         assert isinstance(task.settings, OptunaSettings)
-        candidates = history.candidates("optuna", unique=False)
-        sampler = history.memo.setdefault("optuna", _Sampler(task.settings.seed))
-        while True:  # once, or for every batch of a search that is replayed
-            sampler.tell([history.rank(candidate) for candidate in candidates])
-            size = min(task.settings.batch, task.budget - len(sampler.asked))
-            if size <= 0:
-                return None
-            batch = sampler.ask(task.space, size)
-            if len(sampler.asked) > len(candidates):
-                return Proposal("optuna", batch)
+        return _Sampler(task, task.settings)
 
-    def expected(self, task: SearchTask) -> dict[str, int]:
-        return {"optuna": task.budget}
+    def check_settings(self, settings: Section) -> str:
+        assert isinstance(settings, OptunaSettings)
+        if settings == OptunaSettings(batch=settings.batch, seed=settings.seed):
+            return ""  # the default needs no check, and importing Optuna is slow
+        return optuna_samplers.problem(settings.sampler, settings.options)
 
 
 class _Sampler:
-    """Optuna's study with what it was asked, in order."""
+    """Optuna's study with the trials of the last batch."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, task: SearchTask, settings: OptunaSettings) -> None:
         import optuna  # slow to import, and few commands need it
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sampler = optuna_samplers.build(settings.sampler, settings.seed, settings.options)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self.asked: list[optuna.trial.Trial] = []
-        self._told = 0
+        self._space = task.space
+        self._batch: list[optuna.trial.Trial] = []
 
-    def ask(self, space: SearchSpace, count: int) -> list[Configuration]:
-        batch = [self._study.ask() for _ in range(count)]
-        self.asked += batch
-        return [suggest(space, trial) for trial in batch]
+    def ask(self, count: int) -> list[Configuration]:
+        self._batch = [self._study.ask() for _ in range(count)]
+        return [suggest(self._space, trial) for trial in self._batch]
 
-    def tell(self, ranks: Sequence[Rank]) -> None:
-        """The mean over the seeds; a candidate with a failed seed has failed."""
+    def tell(self, results: Sequence[Result]) -> None:
         from optuna.trial import TrialState
 
-        for trial, rank in list(zip(self.asked, ranks, strict=False))[self._told :]:
-            if rank.failed:
+        for trial, result in zip(self._batch, results, strict=True):
+            if result.cost is None:
                 self._study.tell(trial, state=TrialState.FAIL)
             else:
-                self._study.tell(trial, -rank.cost)
-            self._told += 1
+                self._study.tell(trial, -result.cost)
