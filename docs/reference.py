@@ -36,7 +36,6 @@ PLUGIN_NAMES = (
         "AskTellStrategy",
         "Searcher",
         "Result",
-        "BatchSettings",
         "SearchTask",
         "SearchSpace",
         "StageRounds",
@@ -162,6 +161,7 @@ def _under(owner: type, name: str) -> str:
     for text in getattr(get_type_hints(owner, include_extras=True).get(name), "__metadata__", ()):
         if isinstance(text, str):
             return text
+    owner = next((base for base in inspect.getmro(owner) if name in vars(base).get("__annotations__", {})), owner)
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(owner))).body[0].body
     for this, following in itertools.pairwise(body):
         named = isinstance(this, ast.AnnAssign) and isinstance(this.target, ast.Name) and this.target.id == name

@@ -26,6 +26,7 @@ class Result(NamedTuple):
     """A configuration that was proposed, with its result."""
 
     configuration: Configuration
+    """As `ask` returned it."""
     cost: float | None
     """Mean of the objective over the search seeds, negated where larger is better; smaller is better. None if a trial
     failed or diverged."""
