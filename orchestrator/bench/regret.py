@@ -99,15 +99,15 @@ class Runner:
         """The choice of every strategy at every budget, and all contest candidates."""
         with tempfile.TemporaryDirectory() as folder, Ledger.write(Path(folder)) as ledger:
             sweep = Sweep(prepared, ledger)
-            rounds: dict[str, int] = {}
+            trials: dict[str, TrialSpec] = {}
             while not sweep.finished:
                 waiting = list(sweep.waiting.values())
-                rounds.update((trial.key, trial.last_round) for trial in waiting)
+                trials.update((trial.key, trial) for trial in waiting)
                 search = [trial for trial in waiting if trial.problem.evaluate_on == "validation"]
                 confirm = [trial for trial in waiting if trial.problem.evaluate_on == "test"]
                 sweep.ended({trial.key: ("done", 0.0, 0.0) for trial in confirm})  # `evaluate` runs these
                 sweep.ended(self.run(search, prepared.problems))
-            choices = [_choice(search, rounds) for search in sweep.searches]
+            choices = [_choice(search, trials) for search in sweep.searches]
             finalists = [(s.cell.epsilon, c) for s in sweep.searches for c in s.finalists()]
         return [choice for choice in choices if choice is not None], finalists
 
@@ -129,14 +129,17 @@ class Runner:
         return [[guess if (s := outcomes[t.key][1]) is None else s for t in row] for row in trials]
 
 
-def _choice(search: CellSearch, rounds: Mapping[str, int]) -> Choice | None:
+def _choice(search: CellSearch, trials: Mapping[str, TrialSpec]) -> Choice | None:
     choice = search.winner()
     if choice is None:
         return None
     keys = {key for stage, keys in search.stages.items() if stage != "confirm" for key in keys}
     strategy = f"{search.variant.name} warm" if search.cell.study.search.warm_start else search.variant.name
-    trial_rounds = sum(rounds[key] for key in keys)
-    return Choice(search.cell.epsilon, strategy, search.history.configuration(choice.candidate), trial_rounds)
+    rounds: dict[str, int] = {}
+    for trial in (trials[key] for key in keys):  # a sweep continues shorter trials of the same run
+        rounds[trial.full_key] = max(trial.last_round, rounds.get(trial.full_key, 0))
+    configuration = search.history.configuration(choice.candidate)
+    return Choice(search.cell.epsilon, strategy, configuration, sum(rounds.values()))
 
 
 def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) -> Study:

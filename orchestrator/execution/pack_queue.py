@@ -26,6 +26,8 @@ class Pack:
     work: float
     resume_from: str = ""
     """The checkpoint to resume from."""
+    continues_at: int = 0
+    """The round that shorter trials have reached whose lanes it continues; 0: it starts at round 0."""
     failed_on: list[str] = field(default_factory=list)
     """The node of every failed attempt."""
     origin: int = 0

@@ -77,6 +77,8 @@ class Scheduler:
         self._any_success = False
         self._checkpoints: dict[str, set[str]] = {}
         """The trials that still need each checkpoint."""
+        self._paused: dict[str, tuple[str, int]] = {} if storage is None else storage.paused_lanes()
+        """File and round of lanes that stopped early, by the full key of their trial."""
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="fedsweep-cleaner")
         size = capacity.size
         self._device = f"{size.accelerator} {size.device} {size.gpus_per_host:g}"
@@ -118,14 +120,28 @@ class Scheduler:
             self.queue.balance(self.in_flight.values(), list(self.offered.values()))
         orders, packs = [], self.queue.packs
         while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
-            pack = packs.pop(0)
             offered += 1
-            self._number += 1
-            self.offered[self._number] = pack
-            orders.append(Order(self._number, pack.trials, pack.resume_from))
+            orders.append(self._offer(packs.pop(0)))
         if not packs and len(self.offered) < idle:
             orders += self._copies(idle - len(self.offered))
         return orders
+
+    def _offer(self, pack: Pack, not_on: tuple[str, ...] = ()) -> Order:
+        self._number += 1
+        self.offered[self._number] = pack
+        paused = self._lanes_to_continue(pack)
+        return Order(self._number, pack.trials, pack.resume_from, continue_from=paused, not_on=not_on)
+
+    def _lanes_to_continue(self, pack: Pack) -> tuple[str, ...]:
+        """The files with the state of all its lanes, if shorter runs of its trials have ended at the same round. The
+        results are those of a start at round 0."""
+        pack.continues_at = 0
+        places = [self._paused.get(trial.full_key, ("", 0)) for trial in pack.trials]
+        rounds = {t for _, t in places}
+        if len(rounds) > 1 or not 0 < min(rounds) < pack.trials[0].last_round:
+            return ()
+        pack.continues_at = min(rounds)
+        return tuple(dict.fromkeys(name for name, _ in places))
 
     def _copies(self, count: int) -> list[Order]:
         """For idle slots: packs in flight that would end much sooner elsewhere. Results are pure functions of the
@@ -141,10 +157,8 @@ class Scheduler:
             copy = self.queue.pack(pack.trials, pack.checkpoint or pack.resume_from)
             copy.origin, copy.nodes, copy.checkpoint_round = pack.origin, set(pack.nodes), pack.checkpoint_round
             copy.is_copied = pack.is_copied = True
-            self._number += 1
-            self.offered[self._number] = copy
             others = self.health.usable - self.health.excluded - {pack.node}
-            orders.append(Order(self._number, copy.trials, copy.resume_from, not_on=(pack.node,) if others else ()))
+            orders.append(self._offer(copy, not_on=(pack.node,) if others else ()))
         return orders
 
     def _supersede(self, pack: Pack) -> None:
@@ -177,6 +191,9 @@ class Scheduler:
             if report.kind == "ended" and (pack := self._pack_of(report)) is not None:
                 trials = {trial.key: trial for trial in pack.trials}
                 rows += [self._row(trials[lane.key], lane) for lane in report.lanes]
+                if report.paused:
+                    ended = [trials[lane.key] for lane in report.lanes if lane.state == "done"]
+                    self._paused |= {trial.full_key: (report.paused, trial.last_round) for trial in ended}
                 nodes |= dict.fromkeys(trials, sorted({self.health.name(node) for node in pack.nodes}))
         if rows:
             self._record(rows, nodes)
@@ -251,7 +268,9 @@ class Scheduler:
         pack.origin = pack.origin or report.number
         pack.slot, pack.node = report.slot, report.nodes[0]
         pack.nodes |= set(report.nodes)
-        pack.first_round = pack.reached_round = pack.checkpoint_round if pack.resume_from else 0
+        if pack.continues_at and not pack.resume_from:
+            pack.round = pack.checkpoint_round = pack.continues_at
+        pack.first_round = pack.reached_round = pack.checkpoint_round if pack.resume_from or pack.continues_at else 0
         pack.progressed = time.monotonic()
         pack.running = len(pack)
         self.health.slot_started(pack.node)
@@ -267,7 +286,7 @@ class Scheduler:
         self.health.pack_ended(pack.node)
         self._release_checkpoints(pack)
         seconds = time.monotonic() - pack.began
-        if measure and not pack.failed_on and not pack.resume_from:
+        if measure and not pack.failed_on and not pack.resume_from and not pack.continues_at:
             self.queue.measure(pack, seconds)
         log.info("pack of %d trials ended after %.2f s, %.2f s in rounds", len(pack), seconds, pack.computing_s)
 

@@ -246,11 +246,14 @@ class _Reader:
         keys = list(dict.fromkeys(key for keys in history.stages.values() for key in keys))
         ended = [key for key in keys if key in outcomes]
         configurations: dict[str, Configuration] = {}
-        seconds, trial_rounds = [], 0
+        seconds: list[float] = []
+        rounds: dict[str, int] = {}
+        """By the full key of a trial: a trial that continues a shorter one adds only its further rounds."""
         for start in range(0, len(ended), CHUNK):
             for key, row in self.ledger.rows(ended[start : start + CHUNK], whole=False).items():
                 configurations[key] = configuration_of(row, history.task.space)
-                trial_rounds += row.rounds
+                full_key = row.key if '"stop_after":null' in row.spec else row.trial.full_key  # parsing is slow
+                rounds[full_key] = max(row.rounds, rounds.get(full_key, 0))
                 if row.rounds:
                     seconds.append(row.seconds / row.rounds)
         searched = {stage: history.candidates(stage) for stage in history.stages if stage != "contest"}
@@ -271,7 +274,7 @@ class _Reader:
             ),
             configurations=len({candidate for stage in adding for candidate in searched[stage]}),
             trials=len(keys),
-            trial_rounds=trial_rounds,
+            trial_rounds=sum(rounds.values()),
             states=Counter(outcomes[key][0] for key in ended),
             axes={
                 stage: _axes(configurations[c.key] for c in candidates if c.key in configurations)

@@ -15,6 +15,8 @@ from typing import Any
 from trainables import files
 
 ENDING = ".checkpoint"
+PAUSED = ".paused"
+"""Lanes of a pack whose trials stopped early and may continue."""
 
 
 class CorruptCheckpointError(Exception):
@@ -44,22 +46,22 @@ class PackStorage:
 
     # ---- a file: checksum, a line of JSON with the round and the trials, the checkpoint
 
-    def save(self, keys: Sequence[str], t: int, checkpoint: bytes) -> None:
+    def save(self, keys: Sequence[str], t: int, checkpoint: bytes, ending: str = ENDING) -> None:
         body = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n" + checkpoint
         content = zlib.crc32(body).to_bytes(4, "little") + body
-        name = checkpoint_name(keys) + ENDING
+        name = checkpoint_name(keys) + ending
         if self.filesystem is not None:
             self.filesystem.pipe_file(f"{self.path}/{name}", content)
             return
         with files.replacing(Path(self.path) / name, durable=True) as out:
             out.write(content)
 
-    def load(self, name: str) -> tuple[int, bytes]:
+    def load(self, name: str, ending: str = ENDING) -> tuple[int, bytes]:
         """Its round, and the checkpoint."""
         if self.filesystem is None:
-            content = (Path(self.path) / (name + ENDING)).read_bytes()
+            content = (Path(self.path) / (name + ending)).read_bytes()
         else:
-            content = self.filesystem.cat_file(f"{self.path}/{name}{ENDING}")
+            content = self.filesystem.cat_file(f"{self.path}/{name}{ending}")
         body = content[4:]
         if len(content) < 4 or zlib.crc32(body) != int.from_bytes(content[:4], "little"):
             raise CorruptCheckpointError(name)
@@ -68,21 +70,30 @@ class PackStorage:
 
     def trials_by_checkpoint(self) -> dict[str, list[str]]:
         """The trial keys of every readable checkpoint."""
-        readable: dict[str, list[str]] = {}
-        for name in self._names():
+        return {name: keys for name, (_, keys) in self._headers(ENDING).items()}
+
+    def paused_lanes(self) -> dict[str, tuple[str, int]]:
+        """File and round of every lane that may continue, by the full key of its trial. The latest round counts."""
+        found = [(t, key, name) for name, (t, keys) in self._headers(PAUSED).items() for key in keys]
+        return {key: (name, t) for t, key, name in sorted(found)}
+
+    def _headers(self, ending: str) -> dict[str, tuple[int, list[str]]]:
+        """Round and keys of every readable file."""
+        readable: dict[str, tuple[int, list[str]]] = {}
+        for name in self._names(ending):
             with contextlib.suppress(Exception):  # corrupt, or just removed
                 if self.filesystem is None:
-                    file = (Path(self.path) / (name + ENDING)).open("rb")
+                    file = (Path(self.path) / (name + ending)).open("rb")
                 else:
-                    file = self.filesystem.open(f"{self.path}/{name}{ENDING}", "rb")
+                    file = self.filesystem.open(f"{self.path}/{name}{ending}", "rb")
                 with file:
                     file.seek(4)
-                    keys = json.loads(file.readline())["keys"]
-                if checkpoint_name(keys) == name:
-                    readable[name] = keys
+                    header = json.loads(file.readline())
+                if checkpoint_name(header["keys"]) == name:
+                    readable[name] = int(header["t"]), header["keys"]
         return readable
 
-    def _names(self) -> list[str]:
+    def _names(self, ending: str) -> list[str]:
         try:
             if self.filesystem is None:
                 paths = [str(path) for path in Path(self.path).iterdir()]
@@ -90,7 +101,7 @@ class PackStorage:
                 paths = self.filesystem.ls(self.path, detail=False)
         except FileNotFoundError:
             return []
-        return [path.rpartition("/")[2].removesuffix(ENDING) for path in paths if path.endswith(ENDING)]
+        return [path.rpartition("/")[2].removesuffix(ending) for path in paths if path.endswith(ending)]
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(Exception):  # a file left behind costs disk space, not results
@@ -100,7 +111,7 @@ class PackStorage:
                 self.filesystem.rm_file(f"{self.path}/{name}{ENDING}")
 
     def clear(self, only_if_empty: bool = False) -> None:
-        if only_if_empty and self._names():
+        if only_if_empty and (self._names(ENDING) or self._names(PAUSED)):
             return
         if self.filesystem is None:
             shutil.rmtree(self.path, ignore_errors=True)

@@ -16,6 +16,8 @@ class Order:
     """A list of trials; on its way through Ray, that list pickled."""
     resume_from: str = ""
     """Name of the checkpoint to resume from."""
+    continue_from: tuple[str, ...] = ()
+    """Names of the files with the state of its lanes, if all its trials continue shorter ones."""
     data: Any = None
     """The `ProblemData` of the trials; on its way through Ray, a reference to it."""
     not_on: tuple[str, ...] = ()
@@ -42,6 +44,8 @@ class Report:
     checkpoint: str = ""
     """Name of the pack's latest checkpoint."""
     checkpoint_round: int = 0
+    paused: str = ""
+    """ended: name of the file with the state of lanes that may continue."""
     notes: tuple[str, ...] = ()
     """Problems that the slot has recovered from, for the log."""
     nodes: tuple[str, ...] = ()

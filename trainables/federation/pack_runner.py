@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from trainables.federation.checkpoint_writer import CheckpointWriter
-from trainables.federation.checkpoints import CorruptCheckpointError, PackStorage, UnusableCheckpointError
+from trainables.federation.checkpoints import (
+    PAUSED,
+    CorruptCheckpointError,
+    PackStorage,
+    UnusableCheckpointError,
+    checkpoint_name,
+)
 from trainables.federation.messages import Order, Report
 
 CHUNK_S = 0.5  # target duration of the rounds between two reports
@@ -17,7 +24,10 @@ class Federation(Protocol):
     """Runs one pack after the other: a `Server` in this process, or actors."""
 
     def lanes_that_fit(self, trials: list[Any], data: Any) -> int | None: ...
-    def open(self, trials: list[Any], data: Any, checkpoint: bytes | None = None) -> None: ...
+    def open(
+        self, trials: list[Any], data: Any, checkpoint: bytes | None = None, paused: list[bytes] = ...
+    ) -> None: ...
+    def paused(self) -> tuple[list[str], bytes] | None: ...
     def progress(self, until: int) -> Any: ...
     def collect_results(self) -> Any: ...
     def checkpoint(self) -> bytes: ...
@@ -60,7 +70,8 @@ class PackRunner:
         state = {"round": self.t, "running": progress.running, "computing_s": progress.computing_s}
         if progress.running == 0:
             self._writer.end_pack()
-            return self._end("ended", lanes=self.federation.collect_results(), **state)
+            paused = self._save_paused() if self.trials[0].stop_after is not None else ""
+            return self._end("ended", lanes=self.federation.collect_results(), paused=paused, **state)
         self._writer.save_if_due(self.t, self.federation.checkpoint)
         if now - self._reported_at > CHUNK_S or self._notes or self._writer.notes:
             self._reported_at = now
@@ -86,8 +97,9 @@ class PackRunner:
     def _open(self, order: Order) -> None:
         """A checkpoint that cannot be used costs time, but is no reason to fail."""
         checkpoint = self._load(order.resume_from) if order.resume_from else None
+        paused = self._load_paused(order.continue_from) if checkpoint is None else []
         try:
-            self.federation.open(self.trials, order.data, checkpoint)
+            self.federation.open(self.trials, order.data, checkpoint, paused)
         except UnusableCheckpointError as error:
             self._note_restart(f"its checkpoint cannot be used: {str(error).strip().splitlines()[-1]}")
             self.t = 0
@@ -106,6 +118,28 @@ class PackRunner:
             reason = f"its checkpoint cannot be read: {error}"
         self._note_restart(reason)
         return None
+
+    def _load_paused(self, names: Sequence[str]) -> list[bytes]:
+        try:
+            loaded = [self._storage.load(name, PAUSED) for name in names]
+        except Exception as error:  # missing, corrupt, or an error of the storage
+            self._note_restart(f"the state of shorter trials cannot be read: {error}")
+            return []
+        self.t = max((t for t, _ in loaded), default=0)
+        return [content for _, content in loaded]
+
+    def _save_paused(self) -> str:
+        """The lanes of trials that stopped early; the name of the file, or nothing if they cannot continue."""
+        try:
+            paused = self.federation.paused()
+            if paused is None:
+                return ""
+            keys, content = paused
+            self._storage.save(keys, self.t, content, PAUSED)
+            return checkpoint_name(keys)
+        except Exception as error:  # every kind of storage raises its own errors
+            self._notes.append(f"the state of {len(self.trials)} trials could not be written: {error}")
+            return ""
 
     def _note_restart(self, reason: str) -> None:
         self._notes.append(f"pack of {len(self.trials)} trials restarts from round 0: {reason}")

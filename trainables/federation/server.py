@@ -7,7 +7,7 @@ import contextlib
 import io
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trainables import metrics
-from trainables.federation import gpu_memory
+from trainables.federation import continuation, gpu_memory
 from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import Broadcast, ClientStateLostError, ClientStates
 from trainables.federation.denormals import flush_denormals
@@ -63,18 +63,30 @@ class Server:
 
     # ---- the life of a pack
 
-    def open(self, trials: Sequence[TrialSpec], data: ProblemData, checkpoint: bytes | None = None) -> None:
-        """Start a pack, or resume it from `checkpoint`."""
+    def open(
+        self,
+        trials: Sequence[TrialSpec],
+        data: ProblemData,
+        checkpoint: bytes | None = None,
+        paused: Sequence[bytes] = (),
+    ) -> None:
+        """Start a pack, or resume it from `checkpoint`, or continue lanes of packs that stopped early."""
         if len({pack_group(trial) for trial in trials}) > 1:
             raise ValueError("these trials cannot share a pack")
         if any(trial.problem.key != data.key for trial in trials):
             raise ValueError("the data belong to another problem than the trials")
+        if paused:
+            with _unusable_checkpoints():
+                checkpoint = continuation.joined(paused, trials)
         self._opened = (list(trials), data)
         self._last_checkpoint = checkpoint
+        self._seconds_before = 0.0
+        """That shorter trials took, which these continue."""
         self._measured: dict[str, torch.Tensor] = {}
         """Metrics of the current round."""
         self._any_failed = False
         self._final: np.ndarray | None = None
+        self._paused: tuple[list[str], bytes] | None = None
         self.trials = order_lanes(trials)
         self.data = data
         self._results = {trial.key: LaneResult(trial.key) for trial in self.trials}
@@ -91,14 +103,11 @@ class Server:
             self._states = [{} if state is None else state for state in states]
         self._drop_failed_lanes()
         if checkpoint is not None:
-            try:
+            with _unusable_checkpoints():
                 clients = self._restore(checkpoint)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # a checkpoint may contain anything
-                raise UnusableCheckpointError(f"{type(error).__name__}: {error}") from error
             if clients is not None:
                 self.hosts.restore(self._work, clients)
+        self._seconds_before = sum(lane.seconds for lane in self._results.values()) if paused else 0.0
 
     @property
     def results(self) -> dict[str, LaneResult]:
@@ -130,7 +139,8 @@ class Server:
             torch.cuda.synchronize()
             self._metrics.seconds += (time.perf_counter() - began) / max(1, len(self.trials))
         flushed = sum(lane.seconds for lane in self._results.values())
-        return Progress(len(self.trials), flushed + self._metrics.seconds * len(self.trials))
+        seconds = flushed + self._metrics.seconds * len(self.trials) - self._seconds_before
+        return Progress(len(self.trials), seconds)
 
     def _run_rounds(self, until: int) -> None:
         every = self.trials[0].evaluate_every if self.trials else 1
@@ -367,12 +377,25 @@ class Server:
     # ---- lanes that end
 
     def _retire(self, last: bool) -> None:
+        if last and self.trials and self.trials[0].stop_after is not None:
+            self._pause()
         for trial in self.trials if last else ():
             if self._results[trial.key].state == "running":
                 self._results[trial.key].state = "done"
         if last and self.trials and len(self._results) == 1:
             self._final = self.weights().cpu().numpy()
         self._drop_ended_lanes()
+
+    def _pause(self) -> None:
+        """Keep the state of the lanes, whose trials may continue."""
+        self._drop_ended_lanes()
+        with contextlib.suppress(ClientStateLostError):  # then they start again at round 0
+            keys = {trial.key: trial.full_key for trial in self.trials}
+            self._paused = list(keys.values()), self._serialized(self._client_states(), keys)
+
+    def paused(self) -> tuple[list[str], bytes] | None:
+        """The lanes of a pack that stopped early: the full keys of their trials, and their state."""
+        return self._paused
 
     def _drop_ended_lanes(self) -> None:
         keep = [i for i, trial in enumerate(self.trials) if self._results[trial.key].state == "running"]
@@ -409,23 +432,29 @@ class Server:
             except ClientStateLostError:
                 self._rewind()
                 self.progress(until)
+        self._last_checkpoint = self._serialized(clients, {key: key for key in self.results})
+        return self._last_checkpoint
+
+    def _serialized(self, clients: ClientStates | None, keys: Mapping[str, str]) -> bytes:
+        """`keys`: of the results to include, and what they are called."""
         buffer = io.BytesIO()
         torch.save(
             {
                 "t": self.t,
-                "lanes": [trial.key for trial in self.trials],
+                "lanes": [keys[trial.key] for trial in self.trials],
                 "groups": [group.stop - group.start for group in self._groups],
                 "theta": self.theta.cpu(),
                 "centre": None if self._work.centre is None else torch.from_numpy(self._work.centre),
                 "factor": None if self._work.factor is None else torch.from_numpy(self._work.factor),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
-                "results": {k: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items()},
+                "results": {
+                    keys[k]: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items() if k in keys
+                },
                 "clients": vars(clients) if clients else None,
             },
             buffer,
         )
-        self._last_checkpoint = buffer.getvalue()
-        return self._last_checkpoint
+        return buffer.getvalue()
 
     def _client_states(self) -> ClientStates | None:
         if not self._work.program.stateful or self.t == 0:
@@ -462,6 +491,16 @@ class Server:
             rows = [lane - starts[old] for lane in index[group.lanes]]
             self._states.append({name: v[rows].to(self.device) for name, v in saved["states"][old].items()})
         return ClientStates(**saved["clients"]) if saved["clients"] else None
+
+
+@contextlib.contextmanager
+def _unusable_checkpoints() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a checkpoint may contain anything
+        raise UnusableCheckpointError(f"{type(error).__name__}: {error}") from error
 
 
 def run_pack(trials: Sequence[TrialSpec], data: ProblemData, device: str = "cpu") -> dict[str, LaneResult]:

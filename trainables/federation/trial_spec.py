@@ -102,6 +102,11 @@ class TrialSpec(Spec):
         return self.rounds if self.stop_after is None else self.stop_after
 
     @cached_property
+    def full_key(self) -> str:
+        """The key of the same trial with all its rounds: trials that differ only in `stop_after` share it."""
+        return self.key if self.stop_after is None else self.model_copy(update={"stop_after": None}).key
+
+    @cached_property
     def key(self) -> str:
         """Includes the problem by its own key, which many trials share and compute once."""
         defaults = set() if self.metrics else {"metrics"}

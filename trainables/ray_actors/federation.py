@@ -178,9 +178,11 @@ class RayFederation:
             return None
         return self._wait(self._server.call.remote("lanes_that_fit", list(trials), data, self.size.gpus_per_host))
 
-    def open(self, trials: Sequence[TrialSpec], data: Any, checkpoint: bytes | None = None) -> None:
+    def open(
+        self, trials: Sequence[TrialSpec], data: Any, checkpoint: bytes | None = None, paused: Sequence[bytes] = ()
+    ) -> None:
         self._slowest = 0.0  # the hosts may load other rows first, which says nothing about the pace of rounds
-        self._wait(self._server.call.remote("open", list(trials), data, checkpoint))
+        self._wait(self._server.call.remote("open", list(trials), data, checkpoint, list(paused)))
 
     def advance(self, until: int) -> list[LaneResult]:
         """Without a timeout."""
@@ -201,6 +203,9 @@ class RayFederation:
 
     def checkpoint(self) -> bytes:
         return self._wait(self._server.call.remote("checkpoint"))
+
+    def paused(self) -> tuple[list[str], bytes] | None:
+        return self._wait(self._server.call.remote("paused"))
 
     def wait_until_started(self) -> None:
         if self.nodes:

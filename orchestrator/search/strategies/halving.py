@@ -19,13 +19,13 @@ RUNGS = ("rung-1", "rung-2", "rung-3", "rung-4", "rung-5")
 
 
 class HalvingSettings(Section):
-    """Random configurations run a few rounds, and the best of each rung run more, until the last rung runs all rounds.
-    In total this takes about as many rounds as `trials` configurations that run to the end."""
+    """Random configurations run a few rounds, and the best of each rung continue, until the last rung has run all
+    rounds. This takes at most as many rounds as `trials` configurations that run to the end."""
 
     rungs: int = Field(default=3, ge=2, le=len(RUNGS))
     """Number of rungs. The last one runs all rounds."""
     keep: float = Field(default=1 / 3, gt=0, lt=1)
-    """Share of a rung that continues to the next, which runs 1 / keep times as many rounds."""
+    """Share of a rung that continues on the next, which ends after 1 / keep times as many rounds."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of the sampler."""
 
@@ -38,7 +38,8 @@ class HalvingSettings(Section):
         return [_ceil(last * self.keep**above) for above in reversed(range(self.rungs))]
 
     def sizes(self, trials: int, last: int) -> list[int]:
-        """Configurations on each rung, if none fails, at the cost of `trials` configurations with `last` rounds."""
+        """Configurations on each rung, if none fails, at the cost of `trials` configurations with `last` rounds if
+        every rung started at round 0. Less is computed, because survivors continue."""
         cost = sum(self.keep**n * rounds / last for n, rounds in enumerate(self.rounds(last)))
         sizes = [max(1, int(trials / cost))]
         while len(sizes) < self.rungs:
@@ -56,13 +57,14 @@ def _ceil(amount: float) -> int:
 
 
 class Halving(Strategy):
-    """Survivors start again at round 0, so that a trial does not depend on earlier trials."""
+    """A survivor is a new trial with more rounds. Its result does not depend on whether it continues from the state of
+    the earlier trial (`trainables.federation.continuation`) or starts at round 0."""
 
     name = "halving"
     stages = RUNGS
     Settings = HalvingSettings
     caption = (
-        "halving: the best configurations of each rung run again on the next one with more rounds; only the last rung, "
+        "halving: the best configurations of each rung continue on the next one for more rounds; only the last rung, "
         "with all rounds, is compared."
     )
 
