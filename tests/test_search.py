@@ -31,12 +31,13 @@ from orchestrator.report.tables.best import read_best
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
+from orchestrator.search import optuna_samplers
 from orchestrator.search.candidates import candidates_of, paired_difference
 from orchestrator.search.objective import ACCURACY, objective_of
 from orchestrator.search.running_best import RunningBest
 from orchestrator.search.selection import choose, ranked, win_contest
 from orchestrator.search.strategies.halving import HalvingSettings
-from orchestrator.search.strategies.optuna import Optuna, _Sampler
+from orchestrator.search.strategies.optuna import Optuna
 from orchestrator.study.cells import Cell, PreparedStudy
 from orchestrator.study.extension import check_extension
 from trainables.errors import UserError
@@ -565,7 +566,7 @@ def test_failed_optuna_trials_are_not_retried_during_the_search(tmp_path):
 
 def test_optuna_proposals_of_a_batch_take_each_other_into_account():
     """Running trials count as bad ones (constant liar); otherwise a batch would cluster around the best so far."""
-    assert _Sampler(seed=1)._study.sampler._constant_liar
+    assert optuna_samplers.build("tpe", 1, {})._constant_liar
 
 
 def test_optuna_optimises_in_the_direction_of_the_objective():
@@ -578,7 +579,7 @@ def test_optuna_optimises_in_the_direction_of_the_objective():
         search.open(stage, batch)
         outcomes.update({trial.key: ("done", 10.0 + i, 1.0) for i, trial in enumerate(batch)})
         search.next_stage()
-        assert search.history.memo["optuna"]._study.best_trial.number == best
+        assert search.history.memo["optuna"]._searcher._study.best_trial.number == best
 
 
 def test_optuna_replays_its_batches_without_a_cache():
@@ -1130,7 +1131,7 @@ def test_tables_and_exports_distinguish_rungs(tmp_path):
         export(ledger, "optuna", tmp_path / "optuna")
     assert result.search.chosen["learning_rate"] == result.search.by_one_seed["learning_rate"] == max(last)
     assert (result.search.found_in, result.search.configurations) == (("rung-3",), 27)
-    assert (result.search.trials, result.search.trial_rounds) == (27 + 9 + 3, 27 * 10 + 9 * 30 + 3 * 90)
+    assert (result.search.trials, result.search.trial_rounds) == (27 + 9 + 3, 27 * 10 + 9 * 20 + 3 * 60)
     search = page["search"]
     winner = search["winner"]
     assert search["stages"][winner] == ["rung-3"]

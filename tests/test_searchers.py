@@ -25,7 +25,7 @@ SEARCHES = {
     "climb": {"climb": {"batch": 4}},
     "random": {"optuna": {"sampler": "random", "batch": 4}},
     "qmc": {"optuna": {"sampler": "qmc", "batch": 4, "options": {"scramble": True}}},
-    "gp": {"optuna": {"sampler": "gp", "batch": 4, "options": {"n_startup_trials": 4}}},
+    "gp": {"optuna": {"sampler": "gp", "batch": 4, "options": {"n_startup_trials": 8}}},
     "nsgaii": {"optuna": {"sampler": "nsgaii", "batch": 4, "options": {"population_size": 4}}},
     "nsgaiii": {"optuna": {"sampler": "nsgaiii", "batch": 4, "options": {"population_size": 4}}},
     "ray": {"tune": {"searcher": "optuna", "batch": 4}},
@@ -44,8 +44,8 @@ class Nearby(Searcher):
         self.step, self.random, self.best, self.proposed = step, random.Random(seed), None, {}
 
     def set_search_properties(self, metric, mode, config, **spec):
-        self.domains = config
-        return super().set_search_properties(metric, mode, config, **spec)
+        self.domains, self._metric, self._mode = config, metric, mode
+        return self.step > 0
 
     def suggest(self, trial_id):
         draw = lambda domain: domain.sample(random_state=self.random.randrange(2**31))
@@ -181,6 +181,13 @@ def test_a_missing_package_is_one_sentence(monkeypatch):
 def test_a_wrong_searcher_of_ray_is_one_sentence_before_anything_starts(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         PreparedStudy.prepare(study(search={"strategies": ["tune"], "tune": settings}))
+
+
+def test_a_searcher_of_ray_must_take_the_search_space():
+    search = {"searcher": "nearby_searcher.Nearby", "options": {"step": 0}}
+    of = study(search={"strategies": ["tune"], "tune": search})
+    with pytest.raises(UserError, match="searcher Nearby takes no search space: its set_search_properties returned"):
+        CellSearch(PreparedStudy.prepare(of).cells[0], of.variants[0], {}, 10).next_stage()
 
 
 def test_a_searcher_that_returns_too_much_is_named(monkeypatch):

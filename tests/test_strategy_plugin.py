@@ -53,7 +53,7 @@ def test_the_example_can_be_copied_from_the_page_and_run(tmp_path, monkeypatch, 
     with temporary_plugins():
         status, _, err = fedsweep(*command.split()[1:], "--backend", "local")
     assert status == 0, err
-    assert name in (tmp_path / "results" / name / "tables" / "selection.md").read_text()
+    assert name in (tmp_path / "results" / name / "tables" / "trials.csv").read_text()
 
 
 def test_the_settings_of_a_plug_in_are_checked_with_their_line(example):

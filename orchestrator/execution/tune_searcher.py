@@ -83,7 +83,9 @@ class _TuneSearcher:
     def __init__(self, task: SearchTask, searcher: Any) -> None:
         self._space, self._objective, self._searcher = task.space, task.objective, searcher
         mode = "min" if task.objective.lower_is_better else "max"
-        searcher.set_search_properties(task.objective.metric, mode, _domains(task.space))
+        if not searcher.set_search_properties(task.objective.metric, mode, _domains(task.space)):
+            name = type(searcher).__name__
+            raise UserError(f"searcher {name} takes no search space: its set_search_properties returned False")
         self._rounds = task.rounds.fine
         self._asked = 0
         self._batch: list[str] = []
