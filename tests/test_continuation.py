@@ -71,7 +71,12 @@ def test_only_trials_that_stop_early_are_saved(small_problem):
 
 # ---- in a sweep
 
-HALVING = {"strategies": ["halving"], "trials": 6, "halving": {"rungs": 3, "keep": 0.5}}
+HALVING = {
+    "strategies": ["random", "halving"],
+    "trials": 6,
+    "random": {"seed": 7},
+    "halving": {"rungs": 3, "keep": 0.5},
+}
 
 
 def halving():

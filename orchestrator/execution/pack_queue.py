@@ -87,6 +87,8 @@ class PackQueue:
         self._rows_of = rows_of
         self.memory_limits: dict[PackGroup, int] = {}
         """Lanes that fit into memory, for pack groups in which larger packs did not."""
+        self.continues_at: Callable[[TrialSpec], int] = lambda trial: 0
+        """The round from which a trial can continue a shorter one. A pack starts all its lanes at the same round."""
 
     @property
     def _block(self) -> int:
@@ -100,7 +102,14 @@ class PackQueue:
     def add(self, trials: Iterable[TrialSpec]) -> None:
         """Packs that another stage waits for come first, so that these stages start early. Among them, the longest come
         first, so that no slot starts a long pack when the others end."""
-        packs = [self.pack(members) for members in make_packs(trials, self.capacity, self.memory_limits)]
+        by_start: dict[int, list[TrialSpec]] = {}
+        for trial in trials:
+            by_start.setdefault(self.continues_at(trial), []).append(trial)
+        packs = [
+            self.pack(members)
+            for alike in by_start.values()
+            for members in make_packs(alike, self.capacity, self.memory_limits)
+        ]
         if packs:
             retried = [pack for pack in self.packs if not pack.is_new]
             new = [pack for pack in self.packs if pack.is_new]

@@ -64,6 +64,7 @@ class Scheduler:
         """Why no trial can run here, if that is so."""
         problems = sweep.prepared.problems
         self.queue = PackQueue(capacity, cache(lambda key: sum(problems[key].partition.sizes)))
+        self.queue.continues_at = self._continues_at
         self._number = 0
         self.announcements: list[str] = []
         """Sentences for the user that have not been shown yet."""
@@ -135,13 +136,16 @@ class Scheduler:
     def _lanes_to_continue(self, pack: Pack) -> tuple[str, ...]:
         """The files with the state of all its lanes, if shorter runs of its trials have ended at the same round. The
         results are those of a start at round 0."""
-        pack.continues_at = 0
-        places = [self._paused.get(trial.full_key, ("", 0)) for trial in pack.trials]
-        rounds = {t for _, t in places}
-        if len(rounds) > 1 or not 0 < min(rounds) < pack.trials[0].last_round:
+        rounds = {self._continues_at(trial) for trial in pack.trials}
+        pack.continues_at = rounds.pop() if len(rounds) == 1 else 0
+        if not pack.continues_at:
             return ()
-        pack.continues_at = min(rounds)
-        return tuple(dict.fromkeys(name for name, _ in places))
+        return tuple(dict.fromkeys(self._paused[trial.full_key][0] for trial in pack.trials))
+
+    def _continues_at(self, trial: TrialSpec) -> int:
+        """The round that a shorter run of this trial has reached; 0 if there is none."""
+        t = self._paused[trial.full_key][1] if trial.full_key in self._paused else 0
+        return t if t < trial.last_round else 0
 
     def _copies(self, count: int) -> list[Order]:
         """For idle slots: packs in flight that would end much sooner elsewhere. Results are pure functions of the
