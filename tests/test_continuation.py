@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import small
+from interrupting import StopAfterAPack
 from simulated_search import GD, study
 
 from orchestrator.execution import study_run
@@ -90,9 +91,9 @@ def halving():
     )
 
 
-def run(folder: Path, **options) -> study_run.Finished:
+def run(folder: Path, view: View | None = None) -> study_run.Finished:
     of = halving()
-    return study_run.run(of, as_text(of), folder, View(), backend="local", **options)
+    return study_run.run(of, as_text(of), folder, view or View(), backend="local")
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_an_interrupted_sweep_continues_its_survivors(tmp_path, rounds):
     without = sum(rounds)
     rounds.clear()
     stops = 0
-    while not run(tmp_path / "part", stop_after_s=1e-9).complete:
+    while not run(tmp_path / "part", StopAfterAPack()).complete:
         stops += 1
     assert stops > 2
     assert tables(tmp_path / "part") == tables(tmp_path / "whole")

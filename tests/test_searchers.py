@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from interrupting import StopAfterAPack
 from plugin_registry import temporary_plugins
 from repository_files import REPOSITORY
 from simulated_search import GD, SOFIM, drive, near, study
@@ -125,12 +126,12 @@ def test_tables_of_an_interrupted_run_are_the_same_bytes(tmp_path, name):
     (strategy,) = SEARCHES[name]
     of = study(methods=[GD], search={"strategies": [strategy], "trials": 10, **SEARCHES[name]})
 
-    def run(folder: Path, **options) -> study_run.Finished:
-        return study_run.run(of, as_text(of), folder, View(), backend="local", **options)
+    def run(folder: Path, view: View) -> study_run.Finished:
+        return study_run.run(of, as_text(of), folder, view, backend="local")
 
-    assert run(tmp_path / "whole").complete
+    assert run(tmp_path / "whole", View()).complete
     stops = 0
-    while not run(tmp_path / "part", stop_after_s=1e-9).complete:
+    while not run(tmp_path / "part", StopAfterAPack()).complete:
         stops += 1
     assert stops > 2, "between the batches, at least"
     tables = [
