@@ -12,7 +12,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     import ray
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where Tune writes by default
+    monkeypatch.delenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", raising=False)  # set where a study has run on Ray
     names: dict = {}
     first, frame, view, train, trainable = blocks(PAGE, "python")
     for program in (first, frame, view):
@@ -24,7 +24,9 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     try:
         exec(compile(train, PAGE.name, "exec"), names)
         assert list(names["curve"]) == [1, 2, 3, 4, 5, 6]
-        exec(compile(trainable, PAGE.name, "exec"), names)
+        one_trial = trainable.replace("[0.3, 1.0]", "[1.0]")
+        assert one_trial != trainable
+        exec(compile(one_trial, PAGE.name, "exec"), names)
         assert not names["grid"].errors
         frame = names["grid"].get_dataframe()
         rate = frame.set_index("config/learning_rate")["accuracy"]
