@@ -125,8 +125,10 @@ def _clips(results: Results) -> str:
     own = {m.clip for m in results.study.methods if m.clip is not None}
     searched = [c.search.chosen for c in results.cells if c.search.chosen and "clip" in c.search.chosen]
     shown = sorted(own | {float(chosen["clip"]) for chosen in searched})
-    others = f" (some methods: {', '.join(f'{clip:g}' for clip in shown)})" if shown else ""
-    return f"{results.study.privacy.clip:g}{others}"
+    values = ", ".join(f"{clip:g}" for clip in shown)
+    if shown and all(m.clip is not None or "clip" in m.space().coarse for m in results.study.methods):
+        return values
+    return f"{results.study.privacy.clip:g}{f' (some methods: {values})' if shown else ''}"
 
 
 def _published(results: Results) -> str:
