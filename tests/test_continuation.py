@@ -41,13 +41,15 @@ def shown(server: Server) -> dict:
     return {key: (r.state, r.rounds, r.metrics, r.correct) for key, r in server.results.items()}
 
 
-@pytest.mark.parametrize("centred", [False, True])
+PREPROCESSED = {"plain": Preprocess(), "centred": Preprocess(center=0.1), "scaled": Preprocess(center=0.1, scale=0.1)}
+
+
+@pytest.mark.parametrize("features", PREPROCESSED)
 @pytest.mark.parametrize("method", METHODS)
-def test_lanes_of_several_packs_continue_with_the_same_bits(small_problem, method, centred):
+def test_lanes_of_several_packs_continue_with_the_same_bits(small_problem, method, features):
     """Round 7 is no round of evaluation, and the packs have other lanes, hosts and orders than the one that follows."""
-    preprocess = Preprocess(center=0.1) if centred else Preprocess()
     trials = [
-        small.trial(small_problem, method, hypers, seed=seed).model_copy(update={"preprocess": preprocess})
+        small.trial(small_problem, method, hypers, seed=seed).model_copy(update={"preprocess": PREPROCESSED[features]})
         for hypers in METHODS[method]
         for seed in (1, 2, 3)
     ]
