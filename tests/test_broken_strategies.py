@@ -11,11 +11,11 @@ partitions: [iid]
 clients: 2
 methods: [dp-fedgd]
 epsilons: [8]
-defaults: paper
 rounds: {coarse: 1, fine: 1, confirm: 1}
 seeds: {search: [1], contest: [], confirm: [42]}
 resources: {gpus_per_host: 0}
 search: {strategies: [mine], trials: 4}
+defaults: paper
 """
 PLUGIN = """from fedsweep.plugins import Proposal, Section, Strategy
 

@@ -169,7 +169,6 @@ partitions: [explicit]
 clients: auto
 methods: [{dp-fedgd: {coarse: {learning_rate: [0.1, 1, 10]}, fine: {learning_rate: [1]}}}]
 epsilons: [40]
-defaults: paper
 privacy: {clip: 2}
 rounds: {coarse: 4, fine: 4, confirm: 6}
 seeds: {search: 42, contest: [], confirm: [42, 7]}
@@ -177,6 +176,7 @@ search: {refine: table}
 evaluate_every: 2
 objective: macro_f1
 metrics: [accuracy, auroc, worst_decile_accuracy, calibration_error]
+defaults: paper
 """
 
 

@@ -167,7 +167,7 @@ def test_a_study_may_give_the_grid_of_a_method_that_has_none(example, tmp_path):
     inline = parse(f"{text}dp-heavy-ball: {{search_space: {grids}}}\n", "own.yaml", tmp_path)
     assert inline.methods[0].space().coarse == study.methods[0].space().coarse
     with pytest.raises(
-        UserError, match=r"own\.yaml:7: methods\.0: method 'dp-heavy-ball' has no search space; .*dp_heavy_ball\.yaml"
+        UserError, match=r"own\.yaml:8: methods\.0: method 'dp-heavy-ball' has no search space; .*dp_heavy_ball\.yaml"
     ):
         parse(f"{text}dp-heavy-ball\n", "own.yaml", tmp_path)
 
