@@ -3,7 +3,7 @@
 import asyncio
 
 from trainables.federation.messages import Order, Report
-from trainables.ray_actors.desk import PackDesk
+from trainables.ray_actors.desk import Pace, PackDesk
 
 FIRST, SECOND = (Order(number, b"trials") for number in (1, 2))
 
@@ -100,8 +100,8 @@ def test_a_slot_on_a_blocked_or_leaving_node_is_sent_away_at_once():
         await desk.exchange([], [], ["node"])
         assert await desk.take("b", ["other", "node"], 0) == "leave"
         assert await desk.take("b", ["other"], 0) == FIRST
-        assert await desk.alive("b", ["other"]) == ""
-        assert await desk.alive("a", ["node"]) == "hand back"
+        assert (await desk.alive("b", ["other"])).action == ""
+        assert (await desk.alive("a", ["node"])).action == "hand back"
         assert kinds(await desk.exchange([]))[-2:] == [("b", 0, "alive"), ("a", 0, "alive")]
         assert await desk.take("a", ["node"], 0) is None, "the node gets packs again, but there is none"
 
@@ -128,9 +128,9 @@ def test_a_pack_that_another_slot_has_ended_is_dropped():
         await desk.exchange([FIRST, SECOND])
         assert await desk.take("a", ["node"], 0) == FIRST
         await desk.exchange([], superseded=[1, 2])
-        assert await desk.alive("a", ["node"]) == "drop"
+        assert (await desk.alive("a", ["node"])).action == "drop"
         await desk.report(Report("a", 1, "dropped"))
-        assert await desk.alive("a", ["node"]) == ""
+        assert (await desk.alive("a", ["node"])).action == ""
         assert await desk.take("a", ["node"], 0) is None
         assert "lost" not in {report.kind for report in await desk.exchange([])}
 
@@ -148,5 +148,38 @@ def test_a_copy_is_not_for_the_node_that_is_slow():
         await desk.exchange([FIRST])
         assert await desk.take("a", ["slow"], 0) == FIRST
         assert await desk.take("b", ["fast"], 0) == copy
+
+    asyncio.run(play())
+
+
+def test_more_slots_send_fewer_messages_each():
+    """Two thousand slots send no more messages a second than the desk can handle, and few slots report often."""
+
+    async def play(slots: int) -> Pace:
+        desk = PackDesk()
+        for number in range(slots):
+            await desk.take(f"slot {number}", ["node"], 0)
+        return (await desk.alive("slot 0", ["node"])).pace
+
+    assert asyncio.run(play(4)) == Pace(0.5, 1.0, 2.0)
+    assert asyncio.run(play(2000)) == Pace(5.0, 20.0, 20.0)
+
+
+def test_a_heartbeat_brings_the_latest_report():
+    async def play():
+        desk = PackDesk()
+        await desk.alive("a", ["node"], Report("a", 7, "progress", round=3))
+        assert [(report.number, report.round) for report in await desk.exchange([])] == [(7, 3)]
+
+    asyncio.run(play())
+
+
+def test_packs_go_to_the_slots_that_have_waited_longest():
+    async def play():
+        desk = PackDesk()
+        first, second = await waiting(desk, "a"), await waiting(desk, "b")
+        await desk.exchange([FIRST])
+        await desk.exchange([SECOND])
+        assert (await first, await second) == (FIRST, SECOND)
 
     asyncio.run(play())

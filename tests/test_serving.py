@@ -136,7 +136,9 @@ def test_only_the_cells_that_changed_are_computed_again(tmp_path, monkeypatch):
     computed = []
     content = data._Cell.content
     monkeypatch.setattr(
-        data._Cell, "content", lambda cell, limits: computed.append(cell.cell.epsilon) or content(cell, limits)
+        data._Cell,
+        "content",
+        lambda cell, ledger, limits: computed.append(cell.cell.epsilon) or content(cell, ledger, limits),
     )
     following = serving.Following(str(tmp_path))
     assert sorted(computed) == [1, 1, 8, 8]

@@ -166,7 +166,9 @@ class CellSearch:
             rounds = int(configuration.get("rounds", self.variant.planned_rounds(stage, self.task.rounds)))
             last = self.variant.last_round(stage, rounds)
             stop_after = last if last < rounds else None
-            trials += self.cell.trials(configuration, seeds, rounds, stop_after, confirm=stage == "confirm")
+            new = self.cell.trials(configuration, seeds, rounds, stop_after, confirm=stage == "confirm")
+            TrialSpec.set_keys(new)
+            trials += new
         return trials
 
     def last_round(self, stage: str) -> int:

@@ -12,6 +12,7 @@ from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
+from orchestrator.results.searches import record_winners
 from orchestrator.study.extension import check_extension
 from orchestrator.study.study import Study
 from trainables.errors import UserError
@@ -27,6 +28,7 @@ def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
                 _copy(other, ledger, str(part))
         study = ledger.study()
         assert study is not None
+        record_winners(ledger, Study.recorded(study[0], ledger.plugins()))
         write_text(location.folder / "study.yaml", shown(study[1]))
         return [location.address_of(path) for path in write_tables(ledger, location.folder)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import itertools
 import statistics
 import time
 from collections import deque
@@ -75,6 +77,10 @@ class Pack:
         return self.trials[0].problem.evaluate_on == "test"
 
 
+def _order(pack: Pack) -> tuple[bool, float]:
+    return pack.is_last_stage, -pack.work
+
+
 class PackQueue:
     """`rows_of`: the number of train rows of a problem."""
 
@@ -105,22 +111,30 @@ class PackQueue:
         by_start: dict[int, list[TrialSpec]] = {}
         for trial in trials:
             by_start.setdefault(self.continues_at(trial), []).append(trial)
-        packs = [
-            self.pack(members)
-            for alike in by_start.values()
-            for members in make_packs(alike, self.capacity, self.memory_limits)
-        ]
-        if packs:
-            retried = [pack for pack in self.packs if not pack.is_new]
-            new = [pack for pack in self.packs if pack.is_new]
-            self.packs = retried + sorted(new + packs, key=lambda pack: (pack.is_last_stage, -pack.work))
+        first_new = sum(1 for _ in itertools.takewhile(lambda pack: not pack.is_new, self.packs))
+        for alike in by_start.values():
+            for members in make_packs(alike, self.capacity, self.memory_limits):
+                bisect.insort(self.packs, self.pack(members), lo=first_new, key=_order)
 
     def resize(self, federations: int) -> None:
-        """Pack the trials of new packs again, for another number of federations."""
+        """Pack trials again for another number of federations, in groups that have too few packs for all of them. In
+        larger groups the number of federations makes no difference."""
+        most = max(federations, self.capacity.federations)
         self.capacity = replace(self.capacity, federations=federations)
-        trials = [trial for pack in self.packs if pack.is_new for trial in pack.trials]
-        self.packs = [pack for pack in self.packs if not pack.is_new]
+        groups: dict[tuple[PackGroup, int], list[Pack]] = {}
+        for pack in self.packs:
+            if pack.is_new:
+                first = pack.trials[0]
+                groups.setdefault((pack_group(first), self.continues_at(first)), []).append(pack)
+        few = {id(pack) for (group, _), packs in groups.items() if not self._fills(group, packs, most) for pack in packs}
+        trials = [trial for pack in self.packs if id(pack) in few for trial in pack.trials]
+        self.packs = [pack for pack in self.packs if id(pack) not in few]
         self.add(trials)
+
+    def _fills(self, group: PackGroup, packs: Sequence[Pack], federations: int) -> bool:
+        """Whether packs of full size are enough to keep this many federations busy."""
+        lanes = min(self.capacity.lanes_per_pack, self.memory_limits.get(group, self.capacity.lanes_per_pack))
+        return sum(map(len, packs)) > lanes * (federations - 1)
 
     def measure(self, pack: Pack, seconds: float) -> None:
         """A pack took this long."""

@@ -41,7 +41,8 @@ class SweepProgress:
     def of(cls, sweep: Sweep) -> SweepProgress:
         to_come, rounds = 0, 0
         for search in sweep.searches:
-            rounds += sweep.left(search) * search.last_round(next(reversed(search.stages)))
+            if search.stages:
+                rounds += sweep.left(search) * search.last_round(next(reversed(search.stages)))
             for stage, count in search.trials_to_come().items():
                 to_come += count
                 rounds += count * search.last_round(stage)

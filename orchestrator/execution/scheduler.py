@@ -29,6 +29,7 @@ LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no furth
 COPY_TIMES = 1.5  # a pack in flight is copied if it needs this many times as long as a new attempt
 STALLED_AFTER_S = 60.0  # at least, without progress of a pack
 STALLED_TIMES = 5.0  # the longest time between two reports so far
+PACKS_TO_CHOOSE_FROM = 4  # full ones for every slot, at least, before further cells wait
 SHORT_S = 5.0  # shorter packs are offered before a slot is free; longer ones can still be split until then
 log = logging.getLogger("fedsweep")
 
@@ -85,6 +86,7 @@ class Scheduler:
         self._device = f"{size.accelerator} {size.device} {size.gpus_per_host:g}"
         self.queue.memory_limits = sweep.ledger.memory_limits(self._device)
         sweep.ledger.set_stalls([])
+        sweep.open_at_least(PACKS_TO_CHOOSE_FROM * capacity.federations * capacity.lanes_per_pack)
         resumed = self._resume_from_checkpoints(storage) if storage is not None else set()
         self.queue.add(trial for key, trial in sweep.waiting.items() if key not in resumed)
 

@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,11 +20,11 @@ from orchestrator.execution.backends.base import SweepRun
 from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html.diagnosis_text import diagnoses
-from orchestrator.report.tables import write_tables
-from orchestrator.report.tables.best import read_best
+from orchestrator.report.tables import best, write_tables
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger, SettingFacts
-from orchestrator.results.locations import ResultsLocation, results_location
+from orchestrator.results.locations import LEDGER, ResultsLocation, results_location
+from orchestrator.results.searches import record_winners
 from orchestrator.results.winners import Results
 from orchestrator.study.advice import advice
 from orchestrator.study.cell_id import SettingId
@@ -106,6 +105,7 @@ def run(
                 location.stop_requested()  # discard stale stop requests
                 chosen.run(SweepRun(sweep, resources, location, view, deadline))
             failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
+            record_winners(ledger, study)
             found = Results.read(ledger)
             tables = [location.address_of(path) for path in write_tables(ledger, folder, found)]
             page = (folder / "tables" / "README.md").read_text(encoding="utf-8")
@@ -151,17 +151,27 @@ def draw_figures(results: Path | str) -> list[str]:
 
 
 def chosen_cells(results: Path | str) -> dict[str, dict[str, Any]]:
-    """The chosen configuration of every cell, as in best.yaml."""
+    """The chosen configuration of every cell, as in best.yaml, which is written again if the ledger is newer."""
     location = results_location(results)
     with (
         location.open_for_reading() as folder,
         _write_errors(location, runs_trials=False),
         Ledger.read(folder) as ledger,
-        tempfile.TemporaryDirectory(prefix="fedsweep-") as scratch,
     ):
-        into = folder if os.access(folder, os.W_OK) else Path(scratch)
-        write_tables(ledger, into)
-        return read_best(into / "best.yaml")
+        cells = best.chosen_cells(ledger)
+        if os.access(folder, os.W_OK) and not _is_newer(folder / "best.yaml", folder / LEDGER):
+            if ledger.secrets():  # of a private search, the price of all winners is stated
+                write_tables(ledger, folder)
+            else:
+                write_text(folder / "best.yaml", best.text(cells))
+        return cells
+
+
+def _is_newer(file: Path, ledger: Path) -> bool:
+    """Whether the file was written after the last change of the ledger."""
+    log = ledger.with_name(f"{ledger.name}-wal")
+    changed = [path.stat().st_mtime_ns for path in (ledger, log) if path.exists() and path.stat().st_size]
+    return file.exists() and file.stat().st_mtime_ns > max(changed)
 
 
 def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:

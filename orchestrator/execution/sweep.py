@@ -6,12 +6,13 @@ A stage's trials are recorded in the ledger when it opens, so an interrupted stu
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.execution.cell_search import WAITING, CellSearch, NextStage
 from orchestrator.results.ledger import Ledger, StageKey
+from orchestrator.results.searches import as_stored
 from orchestrator.search.candidates import Outcome
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.cell_id import CellId
@@ -19,6 +20,8 @@ from orchestrator.study.cells import PreparedStudy
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
+
+OPEN_TRIALS = 100_000  # at least, before the searches of further cells wait: a trial that waits takes 1 KB
 
 
 class Sweep:
@@ -31,6 +34,7 @@ class Sweep:
         """Trials to run, in the order they should start."""
         self._open: dict[str, tuple[tuple[CellSearch, int], ...]] = {}
         """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
+        self._most_open = OPEN_TRIALS
         self._left: dict[int, int] = {}
         self._recorded = ledger.stages()
         self.outcomes: dict[str, Outcome] = without_retryable_failures(
@@ -51,7 +55,9 @@ class Sweep:
         self._delayed: list[CellSearch] = []
         """Searches that wait for their neighbours, not for their own trials."""
         self._connect_budgets()
-        self._advance_all(self.searches)
+        self._unopened = deque(self.searches)
+        """Searches whose first stage opens when fewer trials wait."""
+        self._open_searches()
 
     def _connect_budgets(self) -> None:
         """Link the searches of all budgets where they propose together, and those of neighbouring budgets where the
@@ -97,7 +103,29 @@ class Sweep:
                 if self._left[id(search)] == 0:
                     completed.append(search)
         with self.ledger.transaction():
-            return self._advance_all(completed)
+            for search in completed:
+                self._record_winner(search)
+            return [*self._advance_all(completed), *self._open_searches()]
+
+    def open_at_least(self, trials: int) -> None:
+        """Let at least this many trials wait, if there are so many: all slots have work, and packs can be balanced."""
+        if trials > self._most_open:
+            self._most_open = trials
+            with self.ledger.transaction():
+                self._open_searches()
+
+    def _open_searches(self) -> list[TrialSpec]:
+        new: list[TrialSpec] = []
+        while self._unopened and len(self._open) < self._most_open:
+            search = self._unopened.popleft()
+            if not search.stages:  # others that propose with it may have opened it
+                new += self._advance(search)
+        return new + self._advance_all([])
+
+    def _record_winner(self, search: CellSearch) -> None:
+        """So that `status` need not compute it."""
+        if "confirm" not in search.stages and not search.variant.strategy.publishes_only_winner:
+            self.ledger.set_winner(search.cell.id, search.variant.name, as_stored(search.winner()))
 
     def _advance_all(self, searches: list[CellSearch]) -> list[TrialSpec]:
         """Open what follows the completed stages of these searches; the new trials."""
@@ -137,7 +165,11 @@ class Sweep:
         search.open(stage, trials)
         self.known.update(trial.key for trial in trials)
         left: set[str] = set()
+        place: tuple[CellSearch, int] = (search, -1)
         for position, trial in enumerate(trials, start):
+            if place[1] != position // seeds:
+                place = (search, position // seeds)  # one tuple for all seeds: there may be a million trials
+                alone = (place,)
             if (outcome := self.outcomes.get(trial.key)) is not None:
                 self._update_best(search, position // seeds, outcome)
             elif trial.key not in left:
@@ -145,7 +177,8 @@ class Sweep:
                 if trial.key not in self.waiting:
                     self.waiting[trial.key] = trial
                     new.append(trial)
-                self._open[trial.key] = (*self._open.get(trial.key, ()), (search, position // seeds))
+                others = self._open.get(trial.key)
+                self._open[trial.key] = alone if others is None else (*others, place)
         self._left[id(search)] = len(left)
         return True
 

@@ -10,6 +10,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 KEY = re.compile(r"[0-9a-f]{24}")  # as `content_key` computes it
@@ -43,7 +44,9 @@ def text(value: Any) -> str:
 
 def line(value: Any) -> str:
     """Text on one line: a terminal would follow control characters."""
-    return "".join(character if character.isprintable() else " " for character in text(value))
+    if text(value).isprintable():
+        return value
+    return "".join(character if character.isprintable() else " " for character in value)
 
 
 def content(value: Any) -> Any:
@@ -82,20 +85,29 @@ def accuracy(value: Any) -> float | None:
     return value
 
 
-def spec(value: Any) -> str:
-    """A trial specification as JSON. Pydantic checks the rest where a trial is built from it."""
+def spec(value: Any) -> dict[str, Any]:
+    """A trial specification, read from JSON. Pydantic checks the rest where a trial is built from it."""
     found = content(value)
     if not isinstance(found, dict) or not isinstance(found.get("hyperparameters"), dict) or "seed" not in found:
         raise _refused(value, "a trial")
     rounds(found.get("rounds"))
     for hyperparameter, chosen in found["hyperparameters"].items():
-        scalar = chosen is None or isinstance(chosen, int | float) or (isinstance(chosen, str) and chosen.isprintable())
-        if not HYPERPARAMETER.fullmatch(hyperparameter) or not scalar:
+        kind = type(chosen)
+        scalar = kind is float or kind is int or kind is bool or chosen is None
+        scalar = scalar or (kind is str and chosen.isprintable())
+        if not scalar or not _is_name(hyperparameter):
             raise _refused({hyperparameter: chosen}, "a hyperparameter")
-    return value
+    return found
+
+
+@cache
+def _is_name(hyperparameter: str) -> bool:
+    return HYPERPARAMETER.fullmatch(hyperparameter) is not None
 
 
 def number(value: Any) -> Any:
+    if type(value) is float:  # most are
+        return value
     if not isinstance(value, int | float):
         raise _refused(value, "a number")
     return value
@@ -107,8 +119,8 @@ def rounds(value: Any) -> int:
     return value
 
 
-def row(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The columns of `trials` in their order, with the metrics read from JSON."""
+def row(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The columns of `trials` in their order, with the metrics read from JSON; and the specification read from JSON."""
     trial, specification, state, reason, last, share, loss, metrics, *account, seconds, correct = values
     if state not in STATES:
         raise _refused(state, "the state of a trial")
@@ -116,15 +128,18 @@ def row(values: Sequence[Any]) -> tuple[Any, ...]:
         raise _refused(correct, "packed bits")
     if loss is not None:
         number(loss)
-    parsed = _metrics(metrics)
+    content, parsed = spec(specification), _metrics(metrics)
     accounts = [number(epsilon) for epsilon in account]
-    return (
-        *(key(trial), spec(specification), state, line(reason), rounds(last), accuracy(share), loss, parsed),
+    columns = (
+        *(key(trial), specification, state, line(reason), rounds(last), accuracy(share), loss, parsed),
         *(*accounts, number(seconds), correct),
     )
+    return columns, content
 
 
 def _metrics(value: Any) -> dict[str, dict[int, Any]]:
+    if value == "{}":
+        return {}
     by_name = content(value)
     try:
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -27,28 +26,36 @@ def names(cell: CellResult) -> dict[str, str | float]:
 
 def trials(ledger: Ledger, results: Results) -> pd.DataFrame:
     """One row per trial that has ended: its configuration, state, scores and privacy account."""
-    lines = []
-    for cell, stage, row in _ended(ledger, results):
-        spec = json.loads(row.spec)
-        lines.append(
-            {
-                **_names(cell, stage, row, spec),
-                "reason": row.reason,
-                "rounds": row.rounds,
-                "accuracy": row.accuracy,
-                "loss": row.loss,
-                **{name: row.metrics.get(name, {}).get(row.rounds) for name in results.study.trial_metrics},
-                "epsilon_claimed": row.epsilon_claimed,
-                "epsilon_local": row.epsilon_local,
-                "epsilon_secure": row.epsilon_secure,
-                "epsilon_unsampled": row.epsilon_unsampled,
-                "seconds": row.seconds,
-                "clip": spec["privacy"]["clip"],
-                **spec["hyperparameters"],
-            }
-        )
-    head = [*TRIAL, "reason", "rounds", "accuracy", "loss", "epsilon_claimed", "epsilon_local", "epsilon_secure"]
-    return _frame(lines, [*head, "epsilon_unsampled", "seconds", "clip"])
+    return _frame(list(trial_lines(ledger, results)), list(TRIAL_COLUMNS))
+
+
+TRIAL_COLUMNS = (
+    *(*TRIAL, "reason", "rounds", "accuracy", "loss"),
+    *("epsilon_claimed", "epsilon_local", "epsilon_secure", "epsilon_unsampled", "seconds", "clip"),
+)
+"""The first columns of `trials`; metrics and hyperparameters follow."""
+
+
+def trial_lines(ledger: Ledger, results: Results) -> Iterator[dict[str, Any]]:
+    """The rows of `trials`, one after the other."""
+    metrics = results.study.trial_metrics
+    for cell, stage, row in _ended(ledger, results, whole=bool(metrics)):
+        spec = row.content
+        yield {
+            **_names(cell, stage, row, spec),
+            "reason": row.reason,
+            "rounds": row.rounds,
+            "accuracy": row.accuracy,
+            "loss": row.loss,
+            **{name: row.metrics.get(name, {}).get(row.rounds) for name in metrics},
+            "epsilon_claimed": row.epsilon_claimed,
+            "epsilon_local": row.epsilon_local,
+            "epsilon_secure": row.epsilon_secure,
+            "epsilon_unsampled": row.epsilon_unsampled,
+            "seconds": row.seconds,
+            "clip": spec["privacy"]["clip"],
+            **spec["hyperparameters"],
+        }
 
 
 OF_ONE_RUN = {"key", "seed", "state", "reason", "rounds", "accuracy", "loss", "seconds", *METRICS}
@@ -74,7 +81,7 @@ def rounds(ledger: Ledger, results: Results, stage: str | None = None) -> pd.Dat
     """One row per trial and evaluated round, one column per metric; of one stage, or of all."""
     lines = []
     for cell, name, row in _ended(ledger, results, stage):
-        here = _names(cell, name, row, json.loads(row.spec))
+        here = _names(cell, name, row, row.content)
         for t in sorted({t for by_round in row.metrics.values() for t in by_round}):
             measured = {metric: by_round[t] for metric, by_round in row.metrics.items() if t in by_round}
             lines.append({**here, "round": t, **measured})
@@ -118,8 +125,11 @@ def winners(results: Results) -> pd.DataFrame:
     return _frame(lines, ["setting", "epsilon", "method", "search", "cell"])
 
 
-def _ended(ledger: Ledger, results: Results, only: str | None = None) -> Iterator[tuple[CellResult, str, Row]]:
-    """In the order of the tables, then of the stages; of a private search only the winners."""
+def _ended(
+    ledger: Ledger, results: Results, only: str | None = None, *, whole: bool = True
+) -> Iterator[tuple[CellResult, str, Row]]:
+    """In the order of the tables, then of the stages; of a private search only the winners. `whole=False`: without
+    metrics."""
     for cell in results.cells:
         if results.study.private:
             yield from ((cell, "confirm", row) for row in cell.confirm.values() if only in (None, "confirm"))
@@ -127,7 +137,7 @@ def _ended(ledger: Ledger, results: Results, only: str | None = None) -> Iterato
         for stage in cell.stages if only is None else (only,):
             keys = cell.stages.get(stage, [])
             for start in range(0, len(keys), CHUNK):
-                for row in ledger.rows(keys[start : start + CHUNK]).values():
+                for row in ledger.rows(keys[start : start + CHUNK], whole=whole).values():
                     yield cell, stage, row
 
 

@@ -22,6 +22,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from orchestrator.results import checks
+from orchestrator.results import checks, counts
+from orchestrator.results.counts import EVERYWHERE, KEYS_PER_QUERY
 from orchestrator.study.cell_id import CellId, SettingId
 from trainables import files
 from trainables.errors import UserError
@@ -38,8 +40,7 @@ from trainables.federation.trial_spec import TrialSpec
 if TYPE_CHECKING:
     from trainables.federation.pack import PackGroup
 
-SCHEMA_VERSION = "5"
-KEYS_PER_QUERY = 500  # SQLite limits the number of parameters
+SCHEMA_VERSION = "6"
 SECRET_BYTES = 32
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 READER_BYTES = 1 << 16  # a reader's index of a small write-ahead log needs less
@@ -105,6 +106,10 @@ CREATE TABLE IF NOT EXISTS origins (       -- which session computed a trial, an
 CREATE TABLE IF NOT EXISTS stalls (        -- packs in flight that make no progress at the moment
     number INTEGER PRIMARY KEY, node TEXT NOT NULL, trials INTEGER NOT NULL, since REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS winners (       -- JSON: who wins a search, as long as its counts are these
+    cell INTEGER NOT NULL, strategy TEXT NOT NULL, counts TEXT NOT NULL, winner TEXT NOT NULL,
+    PRIMARY KEY (cell, strategy)
+) WITHOUT ROWID;
 """
 REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = excluded.reason,
     rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss, metrics = excluded.metrics,
@@ -115,10 +120,14 @@ COLUMNS = (
     "key, spec, state, reason, rounds, accuracy, loss, metrics, "
     "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
 )
+SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
 REAL_COLUMNS = frozenset((5, 6, *range(8, 13)))
 """Positions of the columns that hold a float or nothing."""
+NUMBER_OF_CELL = "SELECT number FROM cells WHERE data = ? AND partition = ? AND method = ? AND epsilon = ?"
 StageKey = tuple[CellId, str, str]
 """Cell, name of the search variant, stage."""
+Outcome = tuple[str, float | None, float | None]
+"""State, score and loss of a trial."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,11 @@ class Row:
     def trial(self) -> TrialSpec:
         return TrialSpec.model_validate_json(self.spec)
 
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The specification, read from JSON."""
+        return json.loads(self.spec)
+
     def score(self, metric: str) -> float | None:
         """A metric after the last round, if the trial finished."""
         if metric in ("accuracy", "loss"):
@@ -153,12 +167,20 @@ class Row:
         return None if score is None or math.isnan(score) else score
 
     def values(self) -> tuple[Any, ...]:
-        values = vars(self) | {"metrics": json.dumps(self.metrics, separators=(",", ":"))}
-        return tuple(values.values())  # in the order of COLUMNS
+        """In the order of COLUMNS."""
+        metrics = json.dumps(self.metrics, separators=(",", ":"))
+        return (
+            *(self.key, self.spec, self.state, self.reason, self.rounds, self.accuracy, self.loss, metrics),
+            *(self.epsilon_claimed, self.epsilon_local, self.epsilon_secure, self.epsilon_unsampled),
+            *(self.seconds, self.correct),
+        )
 
     @classmethod
     def from_values(cls, values: Sequence[Any]) -> Row:
-        return cls(*checks.row(values))
+        columns, content = checks.row(values)
+        row = cls(*columns)
+        vars(row)["content"] = content  # the cached property: reading JSON takes longest
+        return row
 
 
 @dataclass(frozen=True)
@@ -222,8 +244,8 @@ class Ledger:
                 connection.execute("PRAGMA synchronous=FULL")
                 ledger = cls(connection, folder)
                 if ledger._is_empty():
-                    script = f"BEGIN; {SCHEMA} INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}'); COMMIT;"
-                    connection.executescript(script)
+                    version = f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}');"
+                    connection.executescript(f"BEGIN; {SCHEMA} {counts.SCHEMA} {version} COMMIT;")
                 ledger._check_version(folder)
                 if private:
                     _make_private(folder)  # what was made since
@@ -360,11 +382,17 @@ class Ledger:
         `nodes`: the names of the nodes that computed a trial, by its key."""
         new = list(rows)
         with self.transaction():
+            before = counts.states(self._db, (row.key for row in new))
+            new = [row for row in new if before.get(row.key, "failed") == "failed"]
             if written := self._add(new):
+                as_text = cache(lambda names: json.dumps(list(names)))
+                finished = {row.key: as_text(tuple(nodes.get(row.key, ()))) for row in new if row.state != "failed"}
                 self._db.executemany(
                     "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions), ?)",
-                    ((row.key, json.dumps(list(nodes.get(row.key, ())))) for row in new if row.state != "failed"),
+                    finished.items(),
                 )
+                counts.ended(self._db, before, {row.key: row.state for row in new})
+                counts.computed(self._db, finished.values())
                 self._db.execute(
                     "INSERT INTO batches (session, at, trials, rounds) "
                     "VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?, ?)",
@@ -374,20 +402,37 @@ class Ledger:
     def _add(self, rows: Iterable[Row]) -> int:
         """The number of rows that were new."""
         marks, before = ", ".join("?" * (COLUMNS.count(",") + 2)), self._db.total_changes
-        values = ((*row.values(), _checksum(row.values())) for row in rows)
+        values = ((*values, _checksum(values)) for values in map(Row.values, rows))
         self._db.executemany(f"INSERT INTO trials ({COLUMNS}, checksum) VALUES ({marks}) {REPLACE_FAILED}", values)
         return self._db.total_changes - before
 
     def copy_rows(self, other: Ledger) -> None:
         """Add all trials of another ledger, with the sessions that computed them."""
-        origins = other.origins()
+        marks = ", ".join("?" * (COLUMNS.count(",") + 2))
         with self.transaction():
-            self._add(other.rows(other.outcomes()).values())
-            for number, session in enumerate(other.sessions()):
-                self._copy_session(session, {key: nodes for key, (at, nodes) in origins.items() if at == number})
+            self._db.executemany(
+                f"INSERT INTO trials ({COLUMNS}, checksum) VALUES ({marks}) {REPLACE_FAILED}", other._sound_rows()
+            )
+            numbers = {number: self._copy_session(session) for number, session in other._sessions().items()}
+            self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?, ?)", other._origins_as(numbers))
+            counts.recount(self._db)
 
-    def _copy_session(self, session: Session, nodes: Mapping[str, Sequence[str]]) -> None:
-        """Replaces an earlier copy of the same session, which may have continued since."""
+    def _sound_rows(self) -> Iterator[tuple[Any, ...]]:
+        """All rows of `trials`, verified, without building a `Row` of each."""
+        for *values, checksum in self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid"):
+            if _checksum(values) != checksum:
+                raise sqlite3.DataError(f"the row of trial {values[0]!r:.50} does not match its checksum")
+            checks.row(values)
+            yield (*values, checksum)
+
+    def _origins_as(self, numbers: Mapping[int, int]) -> Iterator[tuple[str, int, str]]:
+        """All rows of `origins`, with other numbers of the sessions."""
+        for key, session, nodes in self._db.execute("SELECT key, session, nodes FROM origins"):
+            if session in numbers:
+                yield checks.key(key), numbers[session], json.dumps(checks.names(nodes))
+
+    def _copy_session(self, session: Session) -> int:
+        """Its number here. Replaces an earlier copy of the same session, which may have continued since."""
         known = self._db.execute("SELECT number FROM sessions WHERE began = ?", (session.began,)).fetchone()
         if known is None:
             number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,)).lastrowid
@@ -398,8 +443,7 @@ class Ledger:
         self._db.executemany("INSERT OR REPLACE INTO environments VALUES (?, ?, ?)", environment)
         batches = ((number, *batch) for batch in session.batches)
         self._db.executemany("INSERT INTO batches (session, at, trials, rounds) VALUES (?, ?, ?, ?)", batches)
-        origins = ((key, number, json.dumps(list(names))) for key, names in nodes.items())
-        self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?, ?)", origins)
+        return number
 
     def origins(self) -> dict[str, tuple[int, list[str]]]:
         """By trial key: the index in `sessions()` of the session that computed it, and the names of the nodes."""
@@ -413,11 +457,11 @@ class Ledger:
 
     def trials_by_node(self) -> dict[str, int]:
         """The number of trials that each node has computed, or a part of them."""
-        counts: Counter[str] = Counter()
-        for nodes, count in self._db.execute("SELECT nodes, count(*) FROM origins GROUP BY nodes"):
+        found: Counter[str] = Counter()
+        for nodes, count in self._db.execute("SELECT nodes, sum(trials) FROM computed GROUP BY nodes"):
             for node in checks.names(nodes):
-                counts[node] += count
-        return dict(sorted(counts.items()))
+                found[node] += checks.number(count)
+        return dict(sorted(found.items()))
 
     def forget(self, keys: Iterable[str], stages: Mapping[StageKey, int]) -> None:
         """Remove trials, so that they run again, and the trials of each stage from a position on."""
@@ -430,11 +474,13 @@ class Ledger:
                     "DELETE FROM stages WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?",
                     (self._cell_number(cell), strategy, stage, position),
                 )
+            self._db.execute("DELETE FROM winners")
+            counts.recount(self._db)
 
     def damaged_rows(self) -> list[str]:
         """The keys of all trials whose row does not match its checksum."""
-        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY key")
-        return [str(key) for key, *values, checksum in rows if _checksum((key, *values)) != checksum]
+        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
+        return sorted(str(values[0]) for *values, checksum in rows if _checksum(values) != checksum)
 
     def check_rows(self, where: Any) -> None:
         """`where`: the results folder, for the error message."""
@@ -445,20 +491,23 @@ class Ledger:
                 f"checksum; 'fedsweep check {where} --repair' forgets it, and resume runs it again"
             )
 
-    def outcomes(self, metric: str = "accuracy") -> dict[str, tuple[str, float | None, float | None]]:
+    def outcomes(self, metric: str = "accuracy") -> dict[str, Outcome]:
         """State, score by this metric and loss of every trial that has ended. Cheap if the metric has a column."""
+        return self._outcomes(metric)
+
+    def _outcomes(self, metric: str, where: str = "", values: Sequence[Any] = ()) -> dict[str, Outcome]:
         if metric in ("accuracy", "loss"):
-            outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials")
+            outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials {where}", values)
             checked = checks.accuracy if metric == "accuracy" else lambda score: score
             return {checks.key(key): (state, checked(score), loss) for key, state, score, loss in outcomes}
-        rows = (Row.from_values(values) for values in self._db.execute(f"SELECT {COLUMNS} FROM trials"))
+        rows = map(Row.from_values, self._db.execute(f"SELECT {COLUMNS} FROM trials {where}", values))
         return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
     def rows(self, keys: Iterable[str], *, whole: bool = True) -> dict[str, Row]:
         """The rows of the trials that have ended, in the order of the keys. `whole=False` leaves out metrics and
         correctness, which are most of a row."""
         wanted = list(dict.fromkeys(keys))
-        columns = COLUMNS if whole else COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
+        columns = COLUMNS if whole else SHORT_COLUMNS
         rows = {}
         for start in range(0, len(wanted), KEYS_PER_QUERY):
             chunk = wanted[start : start + KEYS_PER_QUERY]
@@ -473,9 +522,7 @@ class Ledger:
         self._db.execute(
             "INSERT OR IGNORE INTO cells (data, partition, method, epsilon) VALUES (?, ?, ?, ?)", tuple(cell)
         )
-        (number,) = self._db.execute(
-            "SELECT number FROM cells WHERE data = ? AND partition = ? AND method = ? AND epsilon = ?", tuple(cell)
-        ).fetchone()
+        (number,) = self._db.execute(NUMBER_OF_CELL, tuple(cell)).fetchone()
         return number
 
     def _cells(self) -> dict[int, CellId]:
@@ -486,11 +533,7 @@ class Ledger:
 
     def add_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int = 0) -> None:
         with self.transaction():
-            number = self._cell_number(cell)
-            self._db.executemany(
-                "INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)",
-                ((number, strategy, stage, start + position, key) for position, key in enumerate(keys)),
-            )
+            counts.opened(self._db, (self._cell_number(cell), strategy, stage), list(enumerate(keys, start)))
 
     def stages(self) -> dict[StageKey, list[str]]:
         """The keys of the trials of every open stage, in the order proposed."""
@@ -505,6 +548,72 @@ class Ledger:
             names = cells[number], checks.name(strategy), checks.name(stage)
             stages.setdefault(names, []).append(checks.key(key))
         return stages
+
+    def stages_of(self, cell: CellId, strategy: str) -> dict[str, list[str]]:
+        """The keys of the trials of every open stage of one search."""
+        stages: dict[str, list[str]] = {}
+        for stage, key in self._db.execute(
+            f"SELECT stage, key FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? ORDER BY stage, position",
+            (*cell, strategy),
+        ):
+            stages.setdefault(checks.name(stage), []).append(checks.key(key))
+        return stages
+
+    def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
+        """As `outcomes`, of the trials of one search."""
+        keys = f"SELECT key FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ?"
+        return self._outcomes(metric, f"WHERE key IN ({keys})", (*cell, strategy))
+
+    def counts(self) -> dict[tuple[CellId, str], dict[str, Counter[str]]]:
+        """The number of trials of every search, by stage and state; under "opened" the number of all trials."""
+        cells = self._cells()
+        found: dict[tuple[CellId, str], dict[str, Counter[str]]] = {}
+        rows = self._db.execute("SELECT cell, strategy, stage, state, trials FROM counts WHERE cell != 0")
+        for number, strategy, stage, state, trials in rows:
+            if number not in cells:
+                raise sqlite3.DataError(f"a count names cell {number!r:.50}, which does not exist")
+            search = found.setdefault((cells[number], checks.name(strategy)), {})
+            search.setdefault(checks.name(stage), Counter())[state] += checks.count(trials)
+        return found
+
+    def totals(self) -> Counter[str]:
+        """The number of trials of all stages by state, each counted once; under "opened" the number of all trials."""
+        query = "SELECT state, trials FROM counts WHERE cell = ? AND strategy = ? AND stage = ? AND trials > 0"
+        rows = self._db.execute(query, EVERYWHERE)
+        return Counter({checks.line(state): checks.count(trials) for state, trials in rows})
+
+    def states(self) -> Counter[str]:
+        """How the trials of all stages have ended, counted in their rows."""
+        query = "SELECT state, count(*) FROM trials WHERE key IN (SELECT key FROM stages) GROUP BY state"
+        return Counter(dict(self._db.execute(query).fetchall()))
+
+    def failed(self) -> dict[str, str]:
+        """The reason of every failed trial."""
+        rows = self._db.execute("SELECT key, reason FROM trials WHERE state = 'failed' ORDER BY rowid")
+        return {checks.key(key): checks.line(reason) for key, reason in rows}
+
+    # ---- winners
+
+    def set_winner(self, cell: CellId, strategy: str, winner: Any) -> None:
+        """Who wins a search, as JSON; valid until another trial of it ends."""
+        with self.transaction():
+            number = self._cell_number(cell)
+            values = number, strategy, self._search_counts(number, strategy), json.dumps(winner)
+            self._db.execute("INSERT OR REPLACE INTO winners VALUES (?, ?, ?, ?)", values)
+
+    def winners(self) -> dict[tuple[CellId, str], Any]:
+        """The winners that are still valid, by cell and search variant."""
+        cells = self._cells()
+        return {
+            (cells[number], checks.name(strategy)): checks.content(winner)
+            for number, strategy, known, winner in self._db.execute("SELECT * FROM winners").fetchall()
+            if number in cells and known == self._search_counts(number, strategy)
+        }
+
+    def _search_counts(self, number: int, strategy: str) -> str:
+        """Confirm runs do not change the winner."""
+        query = "SELECT stage, state, trials FROM counts WHERE cell = ? AND strategy = ? AND stage != 'confirm'"
+        return json.dumps([row for row in self._db.execute(f"{query} ORDER BY 1, 2", (number, strategy)) if row[2]])
 
     def secret(self, cell: CellId) -> bytes:
         """The secret of a cell's private search: drawn from the operating system at the first call, then kept."""
@@ -534,10 +643,13 @@ class Ledger:
 
     def sessions(self) -> list[Session]:
         """Oldest first."""
+        return list(self._sessions().values())
+
+    def _sessions(self) -> dict[int, Session]:
         environments: dict[int, dict[str, str]] = defaultdict(dict)
         for number, name, value in self._db.execute("SELECT session, name, value FROM environments"):
             environments[number][checks.line(name)] = checks.line(value)
-        computed = dict(self._db.execute("SELECT session, count(*) FROM origins GROUP BY session"))
+        computed = dict(self._db.execute("SELECT session, sum(trials) FROM computed GROUP BY session"))
         sessions = {
             number: Session(checks.number(began), [], environments[number], computed.get(number, 0))
             for number, began in self._db.execute("SELECT number, began FROM sessions")
@@ -546,7 +658,7 @@ class Ledger:
             if number in sessions:
                 at, trials, rounds = map(checks.number, batch)
                 sessions[number].batches.append((at, trials, rounds))
-        return list(sessions.values())
+        return sessions
 
     # ---- failures
 
@@ -601,7 +713,7 @@ def _checksum(values: Sequence[Any]) -> int:
     stored = list(values)
     for position in REAL_COLUMNS:
         value = stored[position]
-        if isinstance(value, int | float):
+        if (type(value) is not float or value != value) and isinstance(value, int | float):
             stored[position] = None if math.isnan(value) else float(value)
     return zlib.crc32(repr(stored).encode(errors="replace"))
 

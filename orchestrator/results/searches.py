@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+from orchestrator.results import checks
+from orchestrator.results.counts import OPENED
 from orchestrator.results.ledger import Ledger, Row, SettingFacts
-from orchestrator.search.candidates import Outcomes
+from orchestrator.search.candidates import Candidate
 from orchestrator.search.expected_trials import expected_trials, trials_to_come
 from orchestrator.search.history import History
+from orchestrator.search.objective import Objective
 from orchestrator.search.selection import Choice
+from orchestrator.search.task import SearchTask
 from orchestrator.search.variant import SearchVariant
 from orchestrator.search.winner import winner
 from orchestrator.study.cell_id import CellId
+from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
 from search_spaces import Configuration, SearchSpace
 
 
 @dataclass(frozen=True)
-class SearchRecord:
+class SearchedCell:
     """One cell, searched by one variant."""
 
     study: Study
@@ -31,14 +37,19 @@ class SearchRecord:
     method: MethodSettings
     variant: SearchVariant
     facts: SettingFacts | None
-    stages: dict[str, list[str]]
-    """Keys of the trials of every open stage, confirm included."""
-    history: History = field(compare=False)
-    """Without configurations, which are in the rows of the trials."""
 
     @property
     def epsilon(self) -> float:
         return self.cell_id.epsilon
+
+    @property
+    def data(self) -> DataSettings:
+        """The data set's section of the study file."""
+        return next(data for data in self.study.data if data.id == self.cell_id.data)
+
+    @property
+    def objective(self) -> Objective:
+        return self.study.objective_spec
 
     @property
     def cell_name(self) -> str:
@@ -50,38 +61,86 @@ class SearchRecord:
         """For display."""
         return self.study.cell_name(self.setting, self.method, self.epsilon, self.variant)
 
+
+@dataclass(frozen=True)
+class SearchRecord(SearchedCell):
+    """How far the search of a cell is. Known from counts; the trials are read when they are asked for."""
+
+    counts: dict[str, Counter[str]]
+    """Trials of every open stage by state; under "opened" all of them."""
+    ledger: Ledger = field(compare=False, repr=False)
+    secret: bytes = field(compare=False, repr=False)
+    known_winner: Any = field(compare=False, default=None)
+    """The winner that the ledger holds: a list that is empty if no trial finished; None if it is not known."""
+
+    @cached_property
+    def task(self) -> SearchTask:
+        rows = self.facts.validation_rows if self.facts else 1
+        return self.study.search_task(self.method, self.epsilon, self.variant, rows, self.secret)
+
+    @cached_property
+    def stages(self) -> dict[str, list[str]]:
+        """Keys of the trials of every open stage, confirm included."""
+        found = self.ledger.stages_of(self.cell_id, self.variant.name)
+        return {stage: found[stage] for stage in self.variant.stages if stage in found}
+
+    @cached_property
+    def history(self) -> History:
+        """Without configurations, which are in the rows of the trials. Stages are read before outcomes: while a study
+        runs, what is read later can only know more."""
+        searched = {stage: keys for stage, keys in self.stages.items() if stage != "confirm"}
+        outcomes = self.ledger.outcomes_of(self.cell_id, self.variant.name, self.study.objective)
+        return History(self.task, self.variant.seeds, outcomes, searched, trial_seeds=self._trial_seeds())
+
+    def _trial_seeds(self) -> dict[str, int]:
+        """Seeds of the runs of a private search, which its winner depends on."""
+        strategy = self.variant.strategy
+        if not strategy.publishes_only_winner:
+            return {}
+        keys = [key for stage in strategy.stages for key in self.stages.get(stage, [])]
+        return {key: row.content["seed"] for key, row in self.ledger.rows(keys, whole=False).items()}
+
     @property
     def opened(self) -> dict[str, int]:
         """Number of trials of every open stage."""
-        return {stage: len(keys) for stage, keys in self.stages.items()}
+        return {stage: counts[OPENED] for stage, counts in self.counts.items()}
+
+    @property
+    def ended(self) -> dict[str, int]:
+        """Number of trials of every open stage that have ended."""
+        return {stage: counts.total() - counts[OPENED] for stage, counts in self.counts.items()}
 
     @property
     def waiting(self) -> int:
         """Distinct trials of open stages that have not ended."""
+        if self.opened == self.ended:
+            return 0
         outcomes = self.history.outcomes
         return len({key for keys in self.stages.values() for key in keys if key not in outcomes})
 
     @cached_property
     def winner(self) -> Choice | None:
+        if self.known_winner is not None:
+            return choice_from(self.known_winner)
         return winner(self.variant, self.history)
 
     @cached_property
     def finished(self) -> bool:
         """Whether no further trial will run: the winner is confirmed, or no trial finished."""
-        if not self.stages or self.waiting:
+        if not self.counts or self.opened != self.ended:
             return False
-        if "confirm" in self.stages:
+        if "confirm" in self.counts:
             return True
         strategy = self.variant.strategy
         complete = not strategy.extends_stages or all(
             self.opened.get(stage, 0) >= count for stage, count in self.expected.items() if stage in strategy.stages
         )
-        return self.winner is None and ("contest" in self.stages or complete)
+        return self.winner is None and ("contest" in self.counts or complete)
 
     @property
     def expected(self) -> dict[str, int]:
         """Trials of every stage: opened, or expected."""
-        return expected_trials(self.variant, self.history.task, self.study.search.finalists, self.opened)
+        return expected_trials(self.variant, self.task, self.study.search.finalists, self.opened)
 
     @property
     def to_come(self) -> dict[str, int]:
@@ -89,49 +148,64 @@ class SearchRecord:
         if self.finished:
             return {}
         finalists, variants = self.study.search.finalists, self.study.variants
-        return trials_to_come(self.variant, self.history.task, finalists, self.opened, variants)
+        return trials_to_come(self.variant, self.task, finalists, self.opened, variants)
 
     @property
     def stages_to_open(self) -> bool:
         """Whether search stages or a contest will still be opened."""
-        search = list(self.variant.strategy.expected(self.history.task))
+        search = list(self.variant.strategy.expected(self.task))
         last = "contest" if self.variant.has_contest else search[-1]
-        return not self.finished and "confirm" not in self.stages and last not in self.stages
+        return not self.finished and "confirm" not in self.counts and last not in self.counts
 
 
-def search_records(ledger: Ledger, study: Study) -> Iterator[SearchRecord]:
+def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> Iterator[SearchRecord]:
     """In the order of the tables: setting, epsilon, method, variant; settings of which no cell has begun are left out.
-    Stages are read before outcomes: while a study runs, what is read later can only know more."""
-    stages = ledger.stages()
-    outcomes: Outcomes = ledger.outcomes(study.objective)
-    facts, begun = ledger.settings(), {cell.setting for cell, _, _ in stages}
+    `verified`: winners are computed from the trials even if the ledger holds them."""
+    counts, winners = ledger.counts(), {} if verified else ledger.winners()
+    facts, begun = ledger.settings(), {cell.setting for cell, _ in counts}
     secrets = ledger.secrets()
     for setting, name in study.settings.items():
         if setting not in begun:
             continue
-        known = facts.get(setting)
         for epsilon in study.epsilons:
             for method in study.methods:
                 for variant in study.variants:
                     cell = CellId(*setting, method.id, epsilon)
-                    keys = {stage: (cell, variant.name, stage) for stage in variant.stages}
-                    opened = {stage: stages[key] for stage, key in keys.items() if key in stages}
-                    searched = {stage: trials for stage, trials in opened.items() if stage != "confirm"}
-                    rows = known.validation_rows if known else 1
-                    task = study.search_task(method, epsilon, variant, rows, secrets.get(cell, b""))
-                    seeds = _trial_seeds(ledger, variant, opened)
-                    history = History(task, variant.seeds, outcomes, searched, trial_seeds=seeds)
-                    yield SearchRecord(study, cell, name, method, variant, known, opened, history)
+                    found = counts.get((cell, variant.name), {})
+                    yield SearchRecord(
+                        *(study, cell, name, method, variant, facts.get(setting)),
+                        counts={stage: found[stage] for stage in variant.stages if stage in found},
+                        ledger=ledger,
+                        secret=secrets.get(cell, b""),
+                        known_winner=winners.get((cell, variant.name)),
+                    )
+
+
+def record_winners(ledger: Ledger, study: Study) -> None:
+    """Let the ledger hold the winner of every search, so that `status` and `best` need not compute them."""
+    for record in search_records(ledger, study):
+        if record.known_winner is None and record.counts and not record.variant.strategy.publishes_only_winner:
+            ledger.set_winner(record.cell_id, record.variant.name, as_stored(record.winner))
+
+
+def as_stored(choice: Choice | None) -> list[Any]:
+    """For `Ledger.set_winner`."""
+    if choice is None:
+        return []
+    return [list(choice.candidate.keys), choice.score, choice.spread, choice.failed, choice.within_standard_error]
+
+
+def choice_from(stored: Any) -> Choice | None:
+    if not stored:
+        return None
+    keys, score, spread, failed, near = stored
+    return Choice(
+        Candidate(tuple(map(checks.key, keys))),
+        *(checks.number(score), checks.number(spread), checks.count(failed)),
+        within_standard_error=None if near is None else checks.count(near),
+    )
 
 
 def configuration_of(row: Row, space: SearchSpace) -> Configuration:
-    spec = json.loads(row.spec)
+    spec: Mapping[str, Any] = row.content
     return space.configuration(spec["hyperparameters"], clip=spec["privacy"]["clip"], rounds=spec["rounds"])
-
-
-def _trial_seeds(ledger: Ledger, variant: SearchVariant, stages: Mapping[str, list[str]]) -> dict[str, int]:
-    """Seeds of the runs of a private search, which its winner depends on."""
-    if not variant.strategy.publishes_only_winner:
-        return {}
-    keys = [key for stage in variant.strategy.stages for key in stages.get(stage, [])]
-    return {key: json.loads(row.spec)["seed"] for key, row in ledger.rows(keys, whole=False).items()}

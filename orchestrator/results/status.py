@@ -6,13 +6,16 @@ import fcntl
 import os
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.ledger import Ledger, Session
+from orchestrator.results.counts import OPENED
+from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.locations import results_location
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
 from orchestrator.search.objective import objective_of
+from orchestrator.search.selection import Choice
 from orchestrator.study.study import Study
 from search_spaces import Configuration, SearchSpace
 from trainables.errors import UserError
@@ -32,11 +35,11 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
     if recorded is None:
         raise UserError(f"results folder {results} holds no study yet")
     study = Study.recorded(recorded[0], ledger.plugins())
-    records = [record for record in search_records(ledger, study) if record.stages]
-    outcomes = records[0].history.outcomes if records else {}
-    known = {key for record in records for keys in record.stages.values() for key in keys}
-    failed = [key for key, (state, _, _) in outcomes.items() if state == "failed"]
-    cells = [_cell(ledger, record) for record in records]
+    records = [record for record in search_records(ledger, study) if record.counts]
+    totals = ledger.totals()
+    known = totals.pop(OPENED, 0)
+    best = _best_rows(ledger, records)
+    cells = [_cell(record, best) for record in records]
     total = len(study.settings) * len(study.methods) * len(study.epsilons) * len(study.variants)
     rounds_left = 0
     for record in records:
@@ -53,9 +56,9 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         "running": running,
         "cells_ended": sum(cell["ended"] for cell in cells),
         "cells_total": total,
-        "trials": dict(sorted(Counter(outcomes[key][0] for key in known if key in outcomes).items())),
-        "trials_ended": len(known & outcomes.keys()),
-        "trials_expected": len(known) + sum(sum(r.to_come.values()) for r in records) if all_begun else None,
+        "trials": dict(sorted(totals.items())),
+        "trials_ended": totals.total(),
+        "trials_expected": known + sum(sum(r.to_come.values()) for r in records) if all_begun else None,
         "confirm": {
             "done": sum(cell["stages"].get("confirm", {"done": 0})["done"] for cell in cells),
             "total": sum(cell["expected"].get("confirm", 0) for cell in cells),
@@ -69,16 +72,24 @@ def of(ledger: Ledger, results: str, running: str | None) -> dict[str, Any]:
         ],
         "worker_logs": sessions[-1].environment.get("logs") if sessions else None,
         "cells": cells,
-        "failed": {key: row.reason for key, row in ledger.rows(failed).items()},
+        "failed": ledger.failed(),
         "retries": [{"trials": count, "first": key, "reason": reason} for count, key, reason in ledger.failures()],
     }
 
 
-def _cell(ledger: Ledger, record: SearchRecord) -> dict[str, Any]:
-    outcomes = record.history.outcomes
+def _best(record: SearchRecord) -> Choice | None:
+    """The winner so far, if it may be shown and finished on every seed."""
     best = None if record.variant.strategy.publishes_only_winner else record.winner
-    if best is not None and best.failed:
-        best = None
+    return None if best is not None and best.failed else best
+
+
+def _best_rows(ledger: Ledger, records: Iterable[SearchRecord]) -> dict[str, Row]:
+    return ledger.rows((best.key for record in records if (best := _best(record)) is not None), whole=False)
+
+
+def _cell(record: SearchRecord, rows: Mapping[str, Row]) -> dict[str, Any]:
+    """`rows`: of the winners."""
+    best, ended = _best(record), record.ended
     return {
         "cell": record.cell_name,
         "setting": record.setting,
@@ -87,25 +98,22 @@ def _cell(ledger: Ledger, record: SearchRecord) -> dict[str, Any]:
         "strategy": record.variant.name,
         "name": record.name,
         "ended": record.finished,
-        "stages": {
-            stage: {"done": sum(key in outcomes for key in keys), "total": len(keys)}
-            for stage, keys in record.stages.items()
-        },
+        "stages": {stage: {"done": ended[stage], "total": total} for stage, total in record.opened.items()},
         "expected": record.opened if record.finished else record.expected,
         f"best_validation_{record.study.objective}": best.score if best else None,
-        "best_hyperparameters": _tuned(ledger, best.key, record.history.task.space) if best else None,
+        "best_hyperparameters": _tuned(rows[best.key], record.task.space) if best else None,
     }
 
 
 def _missing(record: SearchRecord) -> dict[str, int]:
     """Trials of every open stage that have not ended."""
-    outcomes = record.history.outcomes
-    return {stage: sum(key not in outcomes for key in keys) for stage, keys in record.stages.items()}
+    ended = record.ended
+    return {stage: opened - ended[stage] for stage, opened in record.opened.items()}
 
 
-def _tuned(ledger: Ledger, key: str, space: SearchSpace) -> Configuration:
+def _tuned(row: Row, space: SearchSpace) -> Configuration:
     """The hyperparameters that the search varies; best.yaml has all."""
-    configuration = configuration_of(ledger.rows([key])[key], space)
+    configuration = configuration_of(row, space)
     return {name: value for name, value in configuration.items() if name in {*space.coarse, *space.fine}}
 
 

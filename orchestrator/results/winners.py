@@ -15,15 +15,13 @@ import pandas as pd
 from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
 from orchestrator.results.ledger import Ledger, Row, SettingFacts
 from orchestrator.results.records import records_of
-from orchestrator.results.searches import SearchRecord, configuration_of, search_records
-from orchestrator.search.candidates import Outcomes
+from orchestrator.results.searches import SearchedCell, SearchRecord, configuration_of, search_records
 from orchestrator.search.objective import Objective
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.private import fixed_grid
 from orchestrator.search.variant import SECRET
 from orchestrator.search.winner import competing_stages, winner_of_first_seed
 from orchestrator.study.cell_id import SettingId
-from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.study import Study
 from search_spaces import Axis, Configuration
 from trainables.errors import UserError
@@ -82,9 +80,11 @@ def actual_epsilon(row: Row) -> float:
 
 
 @dataclass(frozen=True)
-class CellResult(SearchRecord):
-    """A search with its results; `stages` are those that may be shown."""
+class CellResult(SearchedCell):
+    """A search with its results."""
 
+    stages: dict[str, list[str]]
+    """Keys of the trials of every open stage that may be shown, confirm included."""
     search: SearchResult
     confirm: dict[int, Row]
     """Ended confirm trials by seed, in the study's order."""
@@ -96,18 +96,9 @@ class CellResult(SearchRecord):
     """Changes whenever anything here may have changed."""
 
     @property
-    def data(self) -> DataSettings:
-        """The data set's section of the study file."""
-        return next(data for data in self.study.data if data.id == self.cell_id.data)
-
-    @property
     def seeds(self) -> list[int]:
         """All confirm seeds of the study."""
         return self.study.seeds.confirm
-
-    @property
-    def objective(self) -> Objective:
-        return self.study.objective_spec
 
     @cached_property
     def last(self) -> int:
@@ -198,48 +189,47 @@ class Results:
         study = Study.recorded(recorded[0], ledger.plugins()).as_shown
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
         reader = _Reader(ledger, study, known)
-        cells = tuple(reader.cell(record) for record in search_records(ledger, study))
+        cells = tuple(reader.cell(record) for record in search_records(ledger, study, verified=True))
+        states = Counter(reader.shown.values()) if study.private else ledger.states()
         records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
         counts = {} if study.private else {setting: table for (setting, _), table in ledger.partitions().items()}
-        return cls(study, cells, Counter(reader.states.values()), records, clients, counts)
+        return cls(study, cells, states, records, clients, counts)
 
 
 class _Reader:
     def __init__(self, ledger: Ledger, study: Study, known: Mapping[str, CellResult]) -> None:
         self.ledger, self.study, self.known = ledger, study, known
-        self.states: dict[str, str] = {}
-        """Of every trial of these cells that has ended."""
+        self.shown: dict[str, str] = {}
+        """The states of the trials of private searches that may be shown."""
 
     def cell(self, record: SearchRecord) -> CellResult:
-        outcomes, strategy = record.history.outcomes, record.variant.strategy
-        counts = ((stage, len(keys), *_states(keys, outcomes)) for stage, keys in record.stages.items())
+        strategy = record.variant.strategy
+        counts = ((stage, *sorted(counts.items())) for stage, counts in record.counts.items())
         progress = (record.facts, *counts)
         known = self.known.get(record.name)
         if known and known.progress == progress and not strategy.publishes_only_winner:
-            self._add_states(known.stages, outcomes)
             return known
-        ended = self.ledger.rows(record.stages.get("confirm", []))
         if strategy.publishes_only_winner:
             search = self._private_search(record)
-            confirm = dict(zip([SECRET], map(_without_private_values, ended.values()), strict=False))
             shown = {stage: keys for stage, keys in record.stages.items() if stage not in strategy.stages}
             missing, more = (0, False) if record.finished else (1, "confirm" not in shown)
+            outcomes = record.history.outcomes
+            self.shown |= {key: outcomes[key][0] for keys in shown.values() for key in keys if key in outcomes}
         else:
             search = self._search(record)
-            confirm = {row.trial.seed: row for row in ended.values()}
             shown = record.stages
             unconfirmed = not record.finished and "confirm" not in record.stages
             missing = record.waiting + (len(self.study.seeds.confirm) if unconfirmed else 0)
             more = record.stages_to_open
-        self._add_states(shown, outcomes)
-        confirm = {seed: confirm[seed] for seed in self.study.seeds.confirm if seed in confirm}
-        facts = {f.name: getattr(record, f.name) for f in fields(record)} | {"stages": shown}
+        facts = {f.name: getattr(record, f.name) for f in fields(SearchedCell)} | {"stages": shown}
         return CellResult(
-            **facts, search=search, confirm=confirm, missing=missing, more_to_come=more, progress=progress
+            **facts,
+            search=search,
+            confirm=confirm_runs(record),
+            missing=missing,
+            more_to_come=more,
+            progress=progress,
         )
-
-    def _add_states(self, stages: Mapping[str, list[str]], outcomes: Outcomes) -> None:
-        self.states.update((key, outcomes[key][0]) for keys in stages.values() for key in keys if key in outcomes)
 
     def _search(self, record: SearchRecord) -> SearchResult:
         history, outcomes = record.history, record.history.outcomes
@@ -312,9 +302,14 @@ class _Reader:
         return max([record.epsilon, *map(actual_epsilon, runs)]) if keys else None
 
 
-def _states(keys: Iterable[str], outcomes: Outcomes) -> tuple[tuple[str, int], ...]:
-    """Number of ended trials in each state. A state is final, except that a failed trial may run again."""
-    return tuple(sorted(Counter(outcomes[key][0] for key in keys if key in outcomes).items()))
+def confirm_runs(record: SearchRecord) -> dict[int, Row]:
+    """The ended confirm trials by seed, in the study's order, as they may be shown."""
+    ended = record.ledger.rows(record.stages.get("confirm", [])) if "confirm" in record.counts else {}
+    if record.variant.strategy.publishes_only_winner:
+        runs = dict(zip([SECRET], map(_without_private_values, ended.values()), strict=False))
+    else:
+        runs = {row.content["seed"]: row for row in ended.values()}
+    return {seed: runs[seed] for seed in record.study.seeds.confirm if seed in runs}
 
 
 def _without_private_values(row: Row) -> Row:

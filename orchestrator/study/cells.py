@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from orchestrator.study.cell_id import CellId, SettingId
 from orchestrator.study.errors import errors_point_to
@@ -20,10 +21,14 @@ from trainables.federation.pack import check, code_of, plan_of
 from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.methods import METHODS
+from trainables.methods.base import Method
 from trainables.privacy.plan import PrivacySettings, large_delta
 from trainables.privacy.shares import shares
+from trainables.spec import HyperValue
 
-ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per trial is a quarter of its memory
+MOST_CHECKED = 100_000
+_CHECKED: WeakKeyDictionary[Method, dict[str, dict[str, HyperValue]]] = WeakKeyDictionary()
+"""By method and text of the configuration."""
 
 
 @dataclass(frozen=True)
@@ -102,33 +107,44 @@ class Cell:
         confirm: bool = False,
     ) -> list[TrialSpec]:
         """A configuration with each of these seeds. `rounds` applies unless the configuration sets them."""
-        hyperparameters = METHODS[self.method.name].check(
-            {name: value for name, value in configuration.items() if name not in RUN_NAMES}
-        )
+        hyperparameters = _checked(METHODS[self.method.name], configuration)
         privacy = self._privacy
         if "clip" in configuration:
             privacy = privacy.model_copy(update={"clip": float(configuration["clip"])})
         problems = self.setting.confirm if confirm else self.setting.search
-        metrics = self.study.trial_metrics
-        return [
-            TrialSpec.model_construct(  # all parts are validated already
-                ALL_FIELDS,
-                problem=problems[seed],
-                method=self.method.name,
-                hyperparameters=hyperparameters,
-                privacy=privacy,
-                rounds=int(configuration.get("rounds", rounds)),
-                stop_after=stop_after,
-                evaluate_every=self.study.evaluate_every,
-                seed=seed,
-                preprocess=self._preprocess,
-                aggregate=self.method.aggregate or self.study.aggregate,
-                precision=self.method.precision or "float32",
-                metrics=metrics,
-                code=code_of(self.method.name, problems[seed], metrics),
-            )
-            for seed in seeds
-        ]
+        metrics, common = self.study.trial_metrics, None
+        trials = []
+        for seed in seeds:
+            if common is None:  # all parts are validated already, and seeds share them
+                common = {
+                    "problem": problems[seed],
+                    "method": self.method.name,
+                    "hyperparameters": hyperparameters,
+                    "privacy": privacy,
+                    "rounds": int(configuration.get("rounds", rounds)),
+                    "stop_after": stop_after,
+                    "evaluate_every": self.study.evaluate_every,
+                    "seed": seed,
+                    "preprocess": self._preprocess,
+                    "aggregate": self.method.aggregate or self.study.aggregate,
+                    "precision": self.method.precision or "float32",
+                    "metrics": metrics,
+                    "code": code_of(self.method.name, problems[seed], metrics),
+                    "noise_key": "",
+                }
+            trials.append(TrialSpec.trusted({**common, "problem": problems[seed], "seed": seed}))
+        return trials
+
+
+def _checked(method: Method, configuration: Configuration) -> dict[str, HyperValue]:
+    """The hyperparameters of a configuration. Cells with the same configuration share them: there may be a million."""
+    known = _CHECKED.setdefault(method, {})
+    given = {name: value for name, value in configuration.items() if name not in RUN_NAMES}
+    if (found := known.get(text := repr(given))) is None:  # as text, because 1 == True
+        if len(known) >= MOST_CHECKED:
+            known.clear()
+        found = known[text] = method.check(given)
+    return found
 
 
 @dataclass(frozen=True)

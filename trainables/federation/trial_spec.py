@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -109,6 +111,36 @@ class TrialSpec(Spec):
     @cached_property
     def key(self) -> str:
         """Includes the problem by its own key, which many trials share and compute once."""
+        return _key_of(self._hashed())
+
+    def _hashed(self) -> dict[str, Any]:
+        """What the key is the hash of."""
         defaults = set() if self.metrics else {"metrics"}
-        content = self.model_dump(mode="json", exclude={"problem", *defaults}) | {"problem": self.problem.key}
-        return content_key(json.dumps(content, sort_keys=True, separators=(",", ":")))
+        return self.model_dump(mode="json", exclude={"problem", *defaults}) | {"problem": self.problem.key}
+
+    @classmethod
+    def trusted(cls, fields: dict[str, Any]) -> TrialSpec:
+        """From all fields, which are known to be valid: like `model_construct`, in a tenth of its time."""
+        trial = cls.__new__(cls)
+        object.__setattr__(trial, "__dict__", fields)
+        object.__setattr__(trial, "__pydantic_fields_set__", ALL_FIELDS)
+        object.__setattr__(trial, "__pydantic_extra__", None)
+        object.__setattr__(trial, "__pydantic_private__", None)
+        return trial
+
+    @staticmethod
+    def set_keys(trials: Sequence[TrialSpec]) -> None:
+        """Compute the keys of trials that differ only in seed and problem: faster than one by one."""
+        if not trials:
+            return
+        hashed = trials[0]._hashed()
+        for trial in trials:
+            hashed |= {"seed": trial.seed, "problem": trial.problem.key}
+            vars(trial)["key"] = _key_of(hashed)
+
+
+ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per trial is a quarter of its memory
+
+
+def _key_of(hashed: dict[str, Any]) -> str:
+    return content_key(json.dumps(hashed, sort_keys=True, separators=(",", ":")))

@@ -7,11 +7,51 @@ Trials and results pass through it pickled, so that its process imports nothing 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from trainables.federation.messages import Order, Report
+
+MESSAGES_PER_S = 400  # heartbeats of all slots together; a core of a server handles about 900
+STEPS_PER_S = 100  # Tune steps of all slots together; each costs the driver a few milliseconds
+PACE_EVERY_S = 1.0
+SLOT_LEFT_S = 60.0  # without a message, before a slot is not counted any more
+
+
+class Pace(NamedTuple):
+    """How often a slot should send messages: less often, the more slots there are."""
+
+    heartbeat_s: float
+    """Between two heartbeats. Each has the slot's latest report."""
+    step_s: float
+    """Target duration of a Tune step."""
+    idle_s: float
+    """How long a slot without a pack waits at the desk per step."""
+
+    @classmethod
+    def of(cls, slots: int) -> Pace:
+        step = slots / STEPS_PER_S
+        return cls(max(0.5, slots / MESSAGES_PER_S), max(1.0, step), max(2.0, step))
+
+
+class Advice(NamedTuple):
+    """The answer to a heartbeat."""
+
+    action: Literal["hand back", "drop", ""]
+    """What the slot should do with its pack: hand it back because one of its nodes is about to leave, or drop it
+    because another slot was faster."""
+    pace: Pace
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Of a slot that waits for a pack."""
+
+    nodes: Sequence[str]
+    answer: asyncio.Future
 
 
 class PackDesk:
@@ -24,12 +64,14 @@ class PackDesk:
         """These get no packs, and packs that run there are handed back."""
         self._packs: dict[str, int] = {}
         """The pack of every slot that has one."""
-        self._requests: dict[str, int] = {}
-        """How often every slot has asked for a pack."""
+        self._requests: dict[str, _Request] = {}
+        """Of the slots that wait for a pack, oldest first. Of the requests of one slot only the latest counts."""
+        self._heard: dict[str, float] = {}
+        """The time of the last message of every slot."""
+        self._pace, self._paced = Pace.of(1), 0.0
         self._superseded: set[int] = set()
         """Packs that need no answer any more."""
         self._closed = False
-        self._changed = asyncio.Condition()
 
     # ---- called by slots
 
@@ -40,47 +82,54 @@ class PackDesk:
 
         A slot that asks has no pack. If the desk has handed one to it, the slot's process has died since, and the pack
         is lost."""
-        self._requests[slot] = request = self._requests.get(slot, 0) + 1
+        self._heard[slot] = time.monotonic()
+        self._answer(slot, None)  # to an earlier process of the slot
         if (lost := self._packs.pop(slot, None)) is not None:
             self._reports.append(Report(slot, lost, "lost"))
+        request = self._requests[slot] = _Request(nodes, asyncio.get_running_loop().create_future())
+        self._serve()
+        if not request.answer.done():
+            await asyncio.wait([request.answer], timeout=timeout_s)
+        if not request.answer.done():
+            self._answer(slot, None)
+        return request.answer.result()
 
-        def superseded() -> bool:
-            return self._requests[slot] != request
-
-        def excluded() -> bool:
-            return not (self._blocked_nodes | self._leaving_nodes).isdisjoint(nodes)
-
-        def suitable() -> Order | None:
-            return next((order for order in self._orders if set(order.not_on).isdisjoint(nodes)), None)
-
-        def ready() -> bool:
-            return self._closed or superseded() or excluded() or suitable() is not None
-
-        async with self._changed:
-            self._changed.notify_all()
-            if not ready() and timeout_s > 0:
-                try:
-                    await asyncio.wait_for(self._changed.wait_for(ready), timeout_s)
-                except TimeoutError:
-                    return None
-            if self._closed or superseded() or not ready():
-                return None
-            if excluded():
-                return "leave"
-            order = suitable()
-            assert order is not None
+    def _serve(self) -> None:
+        """Answer all requests that need not wait any longer. Each is answered alone: there may be thousands."""
+        if self._closed:
+            for slot in list(self._requests):
+                self._answer(slot, None)
+        excluded = self._blocked_nodes | self._leaving_nodes
+        if excluded:
+            for slot in [slot for slot, request in self._requests.items() if not excluded.isdisjoint(request.nodes)]:
+                self._answer(slot, "leave")
+        for order in list(self._orders) if self._requests else ():
+            requests = self._requests.items()
+            slot = next((slot for slot, request in requests if set(order.not_on).isdisjoint(request.nodes)), None)
+            if slot is None:
+                continue
+            request = self._requests[slot]
             self._orders.remove(order)
             self._packs[slot] = order.number
-            self._reports.append(Report(slot, order.number, "started", nodes=tuple(nodes)))
-            return order
+            self._reports.append(Report(slot, order.number, "started", nodes=tuple(request.nodes)))
+            self._answer(slot, order)
 
-    async def alive(self, slot: str, nodes: Sequence[str]) -> Literal["hand back", "drop", ""]:
-        """A heartbeat of a slot; what it should do with its pack: hand it back because one of its nodes is about to
-        leave, or drop it because another slot was faster."""
-        self._reports.append(Report(slot, 0, "alive"))
+    def _answer(self, slot: str, answer: Order | Literal["leave"] | None) -> None:
+        request = self._requests.pop(slot, None)
+        if request is not None and not request.answer.done():  # done: its caller was cancelled
+            request.answer.set_result(answer)
+
+    async def alive(self, slot: str, nodes: Sequence[str], report: Report | None = None) -> Advice:
+        """A heartbeat of a slot, with its latest report if there is a new one."""
+        now = self._heard[slot] = time.monotonic()
+        self._reports.append(report or Report(slot, 0, "alive"))
+        if now - self._paced > PACE_EVERY_S:
+            self._heard = {other: heard for other, heard in self._heard.items() if now - heard < SLOT_LEFT_S}
+            self._pace, self._paced = Pace.of(len(self._heard)), now
+        pace = self._pace
         if self._packs.get(slot) in self._superseded:
-            return "drop"
-        return "" if self._leaving_nodes.isdisjoint(nodes) else "hand back"
+            return Advice("drop", pace)
+        return Advice("" if self._leaving_nodes.isdisjoint(nodes) else "hand back", pace)
 
     async def report(self, report: Report) -> None:
         self._reports.append(report)
@@ -100,20 +149,18 @@ class PackDesk:
         superseded: Iterable[int] = (),
     ) -> list[Report]:
         """Leave packs, and take all reports since the last call, in order."""
-        async with self._changed:
-            self._superseded.update(superseded)
-            self._orders = deque(order for order in (*self._orders, *orders) if order.number not in self._superseded)
-            self._blocked_nodes, self._leaving_nodes = set(blocked_nodes), set(leaving_nodes)
-            self._changed.notify_all()
+        self._superseded.update(superseded)
+        self._orders = deque(order for order in (*self._orders, *orders) if order.number not in self._superseded)
+        self._blocked_nodes, self._leaving_nodes = set(blocked_nodes), set(leaving_nodes)
         reports, self._reports = self._reports, []
+        self._serve()
         return reports
 
     async def forget(self, slots: Iterable[str]) -> None:
         """These slots have died: their pending requests get no pack."""
-        async with self._changed:
-            for slot in slots:
-                self._requests[slot] = self._requests.get(slot, 0) + 1
-            self._changed.notify_all()
+        for slot in slots:
+            self._answer(slot, None)
+            self._heard.pop(slot, None)
 
     async def withdraw(self) -> list[int]:
         """Take back all packs that no slot has taken."""
@@ -123,7 +170,6 @@ class PackDesk:
 
     async def close(self) -> None:
         """Answer all waiting slots with None."""
-        async with self._changed:
-            self._closed = True
-            self._orders.clear()
-            self._changed.notify_all()
+        self._closed = True
+        self._orders.clear()
+        self._serve()

@@ -22,11 +22,8 @@ from trainables.code_identity import CodeIdentity, OtherCodeError
 from trainables.federation.checkpoints import PackStorage
 from trainables.federation.messages import Report
 from trainables.federation.pack_runner import Federation, PackRunner, is_out_of_memory
+from trainables.ray_actors.desk import Pace
 from trainables.ray_actors.errors import NodeExcludedError, NotStartedError
-
-STEP_S = 1.0  # target duration of a Tune step; every step costs the driver a few milliseconds
-IDLE_S = 2.0  # how long a slot without a pack waits at the desk per step
-HEARTBEAT_S = 2.0
 
 
 class PackSlot(tune.Trainable):
@@ -47,6 +44,11 @@ class PackSlot(tune.Trainable):
         self._closed = threading.Event()
         self._advice: tuple[int, str] = (0, "")
         """The pack that ran at the last heartbeat, and what the desk said to do with it."""
+        self._pace = Pace.of(1)
+        self._unsent: Report | None = None
+        """The latest report about the pack's progress, for the next heartbeat."""
+        self._lock = threading.Lock()
+        """Of `_unsent`."""
         self._cannot_hand_back = False
         try:
             if code is not None:
@@ -73,17 +75,26 @@ class PackSlot(tune.Trainable):
 
     def _send_heartbeats(self) -> None:
         """Also while a round takes long. A process that is stopped sends none."""
-        while not self._closed.wait(HEARTBEAT_S):
+        while not self._closed.wait(self._pace.heartbeat_s):
             with contextlib.suppress(Exception):  # the driver notices that the desk is lost
                 order = self.runner.order
-                advice = ray.get(self._desk.alive.remote(self._slot, self._nodes), timeout=60)
+                answer = self._desk.alive.remote(self._slot, self._nodes, self._with_unsent(None))
+                advice, self._pace = ray.get(answer, timeout=60)
                 self._advice = (order.number if order else 0, advice)
+
+    def _with_unsent(self, report: Report | None) -> Report | None:
+        """The report with what earlier ones said that were not sent; without a report, the last of those."""
+        with self._lock:
+            unsent, self._unsent = self._unsent, None
+        if report is None or unsent is None:
+            return report or unsent
+        return replace(report, notes=(*unsent.notes, *report.notes))
 
     def step(self) -> dict[str, Any]:
         """Run packs for about a second."""
         if self._start_error is not None:
             raise self._start_error
-        end, timeout = time.monotonic() + STEP_S, IDLE_S
+        end, timeout = time.monotonic() + self._pace.step_s, self._pace.idle_s
         while True:
             if self.runner.order is None:
                 order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout))
@@ -126,10 +137,14 @@ class PackSlot(tune.Trainable):
             report = self.runner.too_large(len(self.runner.trials) // 2)
         if report is None:
             return
+        report = self._with_unsent(report)
+        assert report is not None
+        if self.runner.order is not None:
+            with self._lock:
+                self._unsent = report
+            return
         self._packs += report.kind == "ended"
-        sent = self._desk.report.remote(report)
-        if self.runner.order is None:
-            ray.get(sent)  # before the slot asks for its next pack, or the desk would report this one as lost
+        ray.get(self._desk.report.remote(report))  # or the desk would report the pack as lost when the slot asks again
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing: packs have their own checkpoints, which outlive the slot."""

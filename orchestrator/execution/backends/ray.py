@@ -66,6 +66,7 @@ REPORT_WAITING_EVERY_S = 30.0
 WAIT_FOR_CLUSTER_S = 900.0  # for a cluster to start the first node that is large enough
 WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before smaller federations are started
 DESK_TIMEOUT_S = 120.0
+MOST_SLOTS = 10_000  # calls that can wait at the desk; Ray's default would be 1,000
 SLOT_TIMEOUT_S = 120.0  # without a heartbeat; slots send one every two seconds, also during a long round
 NODE_LABEL = "ray.io/node-id"
 log = logging.getLogger("fedsweep")
@@ -195,7 +196,8 @@ def run_slots(
 def _start_desk(study: str) -> Any:
     this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = f"fedsweep {study} {secrets.token_hex(3)} desk"
-    return ray.remote(PackDesk).options(num_cpus=0, scheduling_strategy=this_node, name=name).remote()
+    options = {"num_cpus": 0, "scheduling_strategy": this_node, "name": name, "max_concurrency": MOST_SLOTS}
+    return ray.remote(PackDesk).options(**options).remote()
 
 
 # ---- what Tune is given

@@ -53,7 +53,7 @@ def grouped(ledger: Ledger, stages: Mapping[str, Sequence[str]], objective: Obje
     by_key: dict[str, Configuration] = {}
     for stage, keys in stages.items():
         for row in _rows(ledger, [key for key in keys if key not in by_key], objective):
-            trial = json.loads(row.spec)
+            trial = row.content
             values = values_of(trial)
             here = configurations.setdefault(json.dumps(values, sort_keys=True), Configuration(values))
             here.states.append(row.state)

@@ -65,7 +65,17 @@ class Memory:
     def __init__(self) -> None:
         self.results: Results | None = None
         self.limits: Limits | None = None
+        self.most = Limits(MOST_CONFIGURATIONS)
+        """The limits before any were halved."""
         self.cells: dict[str, tuple[CellResult, Any]] = {}
+        self.searches: dict[str, tuple[CellResult, _Cell]] = {}
+
+    def search(self, ledger: Ledger, cell: CellResult) -> _Cell:
+        """What is shown of a cell's search at most; smaller limits need not read its trials again."""
+        known = self.searches.get(cell.name)
+        if known is None or known[0] is not cell:
+            known = self.searches[cell.name] = cell, _Cell(ledger, cell, self.most.configurations)
+        return known[1]
 
 
 def gather(
@@ -76,7 +86,9 @@ def gather(
     results = memory.results = Results.read(ledger, memory.results)
     common = _plain(_study_data(ledger, name, running, results))
     left = most - _size(common)
-    limits = memory.limits or Limits(MOST_CONFIGURATIONS // max(1, len(results.cells)))
+    if memory.limits is None:
+        memory.most = Limits(MOST_CONFIGURATIONS // max(1, len(results.cells)))
+    limits = memory.limits or memory.most
     while _size(cells := _cells(ledger, results, limits, memory)) > left and limits.configurations > 1:
         limits = limits.halved
     return {**common, "cells": cells}
@@ -87,7 +99,7 @@ def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory) -> 
         memory.cells, memory.limits = {}, limits
     for cell in results.cells:
         if cell.name not in memory.cells or memory.cells[cell.name][0] is not cell:
-            content = _Cell(ledger, cell, results.study).content(limits)
+            content = memory.search(ledger, cell).content(ledger, limits)
             memory.cells[cell.name] = cell, _plain(content)
     return [memory.cells[cell.name][1] for cell in results.cells]
 
@@ -152,15 +164,23 @@ def _status(ledger: Ledger, name: str, running: str | None, results: Results) ->
 class _Cell:
     """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
 
-    def __init__(self, ledger: Ledger, cell: CellResult, study: Study) -> None:
-        self.ledger, self.cell, self.study = ledger, cell, study
-        strategy = cell.variant.strategy
-        self.stages = {stage: keys for stage, keys in cell.stages.items() if stage in strategy.stages}
-        self.configurations = grouped(ledger, self.stages, cell.objective)
-        self._compared = set(strategy.competing(self.stages))
-        self.contest = grouped(ledger, {"contest": cell.stages.get("contest", [])}, cell.objective)
+    def __init__(self, ledger: Ledger, cell: CellResult, most: int) -> None:
+        """Keeps the best `most` configurations, and the winner."""
+        self.cell, strategy = cell, cell.variant.strategy
+        stages = {stage: keys for stage, keys in cell.stages.items() if stage in strategy.stages}
+        found, compared = grouped(ledger, stages, cell.objective), set(strategy.competing(stages))
+        order = ranked(found, cell.objective)
+        order.sort(key=lambda number: compared.isdisjoint(found[number].stages))
+        self._count, self._order, self._won = len(order), order[:most], self._winner(found)
+        shown = {*self._order, *([] if self._won is None else [self._won])}
+        self.configurations = {number: found[number] for number in sorted(shown)}
+        self._varied = varied(found)
+        self._axes = [self._axis(name, found) for name in self._varied]
+        self._shares = [share for stage in stages for share in self._importance(stage, found)]
+        contest = grouped(ledger, {"contest": cell.stages.get("contest", [])}, cell.objective)
+        self.contest = [contest[number] for number in ranked(contest, cell.objective)]
 
-    def content(self, limits: Limits) -> dict[str, Any]:
+    def content(self, ledger: Ledger, limits: Limits) -> dict[str, Any]:
         cell, choice, final = self.cell, self.cell.search.choice, self.cell.curve.get(self.cell.last)
         return {
             "id": cell.name,
@@ -173,29 +193,27 @@ class _Cell:
             "final": final._asdict() if final else None,
             "keeps_its_claim": cell.keeps_its_claim,
             "actual": max((actual_epsilon(row) for row in cell.confirm.values()), default=None),
-            "with_search": with_search(cell, self.study),
+            "with_search": with_search(cell, cell.study),
             "chosen": cell.search.chosen,
             "validation": choice.score if choice else None,
             "near": choice.within_standard_error if choice else None,
             "states": dict(cell.search.states),
             "confirm": [_run(seed, row, limits.points) for seed, row in cell.confirm.items()],
-            "search": self._search(limits),
+            "search": self._search(ledger, limits),
             "contest": self._contest(),
-            "importance": self._importance(),
+            "importance": self._shares,
         }
 
-    def _search(self, limits: Limits) -> dict[str, Any]:
+    def _search(self, ledger: Ledger, limits: Limits) -> dict[str, Any]:
         """By column, which is compact for many configurations."""
-        order = ranked(self.configurations, self.cell.objective)
-        order.sort(key=lambda number: self._compared.isdisjoint(self.configurations[number].stages))
-        won = self._winner()
+        order, won = self._order, self._won
         kept = sorted({*order[: limits.configurations], *([] if won is None else [won])})
         traced = order[: min(limits.traces, limits.configurations)]
         found = [self.configurations[number] for number in kept]
-        names = varied(self.configurations)
+        best = [number for number in traced if self.configurations[number].mean is not None]
         return {
-            "axes": [self._axis(name) for name in names],
-            "values": [[c.values.get(name) for c in found] for name in names],
+            "axes": self._axes,
+            "values": [[c.values.get(name) for c in found] for name in self._varied],
             "stages": [c.stages for c in found],
             "state": [c.state for c in found],
             "mean": [c.mean for c in found],
@@ -203,54 +221,52 @@ class _Cell:
             "seeds": [len(c.seeds) for c in found],
             "seconds": [c.seconds for c in found],
             "winner": None if won is None else kept.index(won),
-            "left_out": len(order) - len(kept),
-            "traces": self._traces([n for n in traced if self.configurations[n].mean is not None], kept, limits.points),
+            "left_out": self._count - len(kept),
+            "traces": self._traces(ledger, best, kept, limits.points),
         }
 
     def _contest(self) -> list[dict[str, Any]]:
         """The best of the search on fresh seeds, best first."""
-        names = varied(self.configurations)
-        found = [self.contest[number] for number in ranked(self.contest, self.cell.objective)]
         return [
-            {"values": [c.values.get(name) for name in names], "mean": c.mean, "std": c.std, "seeds": len(c.seeds),
-             "state": c.state, "won": self._is_winner(c)}
-            for c in found
-        ]  # fmt: skip
+            {
+                "values": [c.values.get(name) for name in self._varied],
+                **{"mean": c.mean, "std": c.std, "seeds": len(c.seeds), "state": c.state, "won": self._is_winner(c)},
+            }
+            for c in self.contest
+        ]
 
-    def _axis(self, name: str) -> dict[str, Any]:
-        tried = tuple(dict.fromkeys(c.values[name] for c in self.configurations if name in c.values))
+    def _axis(self, name: str, found: Sequence[Configuration]) -> dict[str, Any]:
+        tried = tuple(dict.fromkeys(c.values[name] for c in found if name in c.values))
         scale = self.cell.method.space().scale.get(name, "linear")
         numeric = search_spaces.is_numeric(tried)
         usable = search_spaces.usable_scale(scale, [float(v) for v in tried]) if numeric else "names"
         return {"name": name, "scale": usable, "numeric": numeric}
 
-    def _winner(self) -> int | None:
+    def _winner(self, found: Sequence[Configuration]) -> int | None:
         """The index of the winner among the configurations of the search; a contest has separate trials of it."""
-        alike = [number for number, c in enumerate(self.configurations) if self._is_winner(c)]
-        return max(alike, key=lambda number: float(self.configurations[number].values["rounds"]), default=None)
+        alike = [number for number, c in enumerate(found) if self._is_winner(c)]
+        return max(alike, key=lambda number: float(found[number].values["rounds"]), default=None)
 
     def _is_winner(self, configuration: Configuration) -> bool:
         chosen = self.cell.search.chosen
         return chosen is not None and chosen.items() <= configuration.values.items()
 
-    def _traces(self, best: Sequence[int], kept: Sequence[int], points: int) -> list[dict[str, Any]]:
+    def _traces(self, ledger: Ledger, best: Sequence[int], kept: Sequence[int], points: int) -> list[dict[str, Any]]:
         places = {number: place for place, number in enumerate(kept)}
         return [
-            {"configuration": places[number], **_run(row.trial.seed, row, points, scores_only=True)}
+            {"configuration": places[number], **_run(row.content["seed"], row, points, scores_only=True)}
             for number in best
-            for row in self.ledger.rows(self.configurations[number].keys).values()
+            for row in ledger.rows(self.configurations[number].keys).values()
         ]
 
-    def _importance(self) -> list[dict[str, Any]]:
-        """By stage, because each stage is a grid and their union is not."""
-        shares: list[dict[str, Any]] = []
-        for stage in self.stages:
-            found = importance([c for c in self.configurations if stage in c.stages], self.cell.objective)
-            if found:
-                pairs = {f"{a} × {b}": value for (a, b), value in found.pairs.items()}
-                shape = {"stage": stage, "exact": found.exact, "n": found.configurations}
-                shares.append({**shape, "single": found.single, "pairs": pairs})
-        return shares
+    def _importance(self, stage: str, found: Sequence[Configuration]) -> list[dict[str, Any]]:
+        """Of one stage, because each stage is a grid and their union is not; empty if nothing varies."""
+        shares = importance([c for c in found if stage in c.stages], self.cell.objective)
+        if shares is None:
+            return []
+        pairs = {f"{a} × {b}": value for (a, b), value in shares.pairs.items()}
+        shape = {"stage": stage, "exact": shares.exact, "n": shares.configurations}
+        return [{**shape, "single": shares.single, "pairs": pairs}]
 
 
 def _run(seed: int, row: Row, most: int, *, scores_only: bool = False) -> dict[str, Any]:

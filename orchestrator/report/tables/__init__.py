@@ -15,6 +15,7 @@ from orchestrator.report.tables.privacy import privacy, trade_offs
 from orchestrator.report.tables.publication import with_price
 from orchestrator.report.tables.selection_table import selection
 from orchestrator.report.tables.timing import seconds_per_round
+from orchestrator.report.tables.trials_file import write_trials
 from orchestrator.report.tables.tuning import hyperparameters, search_strategies
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
@@ -57,8 +58,8 @@ def write_tables(ledger: Ledger, folder: Path, results: Results | None = None) -
                 table = with_price(results, table, setting)
                 entries.append(index.Entry(setting, stem + endings[setting], table))
                 written += render.write_table(table, tables, stem + endings[setting])
+    written.append(write_trials(tables / "trials.csv", ledger, results))
     for name, frame in (
-        ("trials", frames.trials(ledger, results)),
         ("seeds", frames.seeds(ledger, results)),
         ("trade-off", trade_offs(results)),
     ):

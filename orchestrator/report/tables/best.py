@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,19 @@ import yaml
 
 from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.render import one_line
+from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.locations import read_text
-from orchestrator.results.winners import CellResult, Results
+from orchestrator.results.searches import SearchedCell, search_records
+from orchestrator.results.winners import Results, confirm_runs
+from orchestrator.search.selection import Choice
 from orchestrator.search.variant import SECRET
 from orchestrator.study.reading import read_yaml
+from orchestrator.study.study import Study
 from trainables import plugins
 from trainables.data import partition
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
+from trainables.privacy.publication import ANALYST_ONLY
 from trainables.urls import shown
 
 HEADER = """\
@@ -30,9 +36,14 @@ PRIVATE_HEADER = """\
 
 
 def page(results: Results) -> str:
-    cells = {cell.name: _entry(cell) for cell in results.cells if cell.confirm}
-    header = (PRIVATE_HEADER if results.study.private else HEADER).rstrip("\n") + f"{plugins.import_options()}\n"
-    header += "".join(f"# {one_line(sentence)}\n" for sentence in sentences(results))
+    chosen = ((cell, cell.confirm, cell.search.choice) for cell in results.cells)
+    cells = {cell.name: _entry(cell, runs, choice) for cell, runs, choice in chosen if runs}
+    return text(cells, sentences(results), PRIVATE_HEADER if results.study.private else HEADER)
+
+
+def text(cells: Mapping[str, Mapping[str, Any]], remarks: Iterable[str] = (ANALYST_ONLY,), header: str = HEADER) -> str:
+    header = header.rstrip("\n") + f"{plugins.import_options()}\n"
+    header += "".join(f"# {one_line(sentence)}\n" for sentence in remarks)
     return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -47,9 +58,19 @@ def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
     return content["cells"]
 
 
-def _entry(cell: CellResult) -> dict[str, Any]:
-    """Taken from a confirm trial, not from the study, because the scores belong to that trial."""
-    trial = next(iter(cell.confirm.values())).trial
+def chosen_cells(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """The chosen configurations by cell name, as in best.yaml."""
+    recorded = ledger.study()
+    if recorded is None:
+        raise UserError("the ledger holds no study yet")
+    study = Study.recorded(recorded[0], ledger.plugins()).as_shown
+    confirmed = ((record, confirm_runs(record)) for record in search_records(ledger, study))
+    return {record.name: _entry(record, runs, record.winner) for record, runs in confirmed if runs}
+
+
+def _entry(cell: SearchedCell, runs: Mapping[int, Row], choice: Choice | None) -> dict[str, Any]:
+    """Taken from a confirm trial, not from the study, because the scores belong to that trial. `runs`: by seed."""
+    trial = next(iter(runs.values())).trial
     problem = trial.problem
     return {
         "method": trial.method,
@@ -70,18 +91,17 @@ def _entry(cell: CellResult) -> dict[str, Any]:
         **({} if problem.data.validation_by == "row" else {"validation_by": problem.data.validation_by}),
         "partition": _partition_text(problem.partition),
         "clients": problem.partition.clients,
-        "partition_seed": _partition_seed(cell),
+        "partition_seed": _partition_seed(runs),
         "model": problem.model,
         "train_on": problem.train_on,
         "evaluate_on": problem.evaluate_on,
-        **_scores(cell),
+        **_scores(cell.objective.metric, runs, choice),
     }
 
 
-def _scores(cell: CellResult) -> dict[str, Any]:
+def _scores(metric: str, runs: Mapping[int, Row], choice: Choice | None) -> dict[str, Any]:
     """Validation and test scores; secret seeds are left out."""
-    metric, choice = cell.objective.metric, cell.search.choice
-    scores = {seed: row.score(metric) for seed, row in cell.confirm.items()}
+    scores = {seed: row.score(metric) for seed, row in runs.items()}
     return {
         "seeds": [seed for seed in scores if seed != SECRET],
         f"validation_{metric}": choice.score if choice else None,
@@ -89,9 +109,9 @@ def _scores(cell: CellResult) -> dict[str, Any]:
     }
 
 
-def _partition_seed(cell: CellResult) -> int | dict[int, int]:
+def _partition_seed(runs: Mapping[int, Row]) -> int | dict[int, int]:
     """One for all runs, or by the seed of the run."""
-    seeds = {seed: row.trial.problem.partition.seed for seed, row in cell.confirm.items()}
+    seeds = {seed: row.trial.problem.partition.seed for seed, row in runs.items()}
     return seeds if len(set(seeds.values())) > 1 else next(iter(seeds.values()))
 
 

@@ -176,7 +176,7 @@ def _is_number(text: str) -> bool:
 
 def one_line(text: str) -> str:
     """Replace line breaks, control characters and direction marks by spaces."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def slug(text: str) -> str:
