@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from orchestrator.execution.progress import View
 from orchestrator.results import locations, remote_lock
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, LEDGER, LOCK, read_text, results_location
+from orchestrator.results.remote_ledger import RemoteLedger
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables import urls
@@ -79,14 +81,14 @@ def files_at(url: str) -> dict[str, bytes]:
 
 def trials_at(url: str, folder: Path) -> int:
     """The number of trials in the ledger at a URL, which must be complete."""
-    ledger = files_at(url).get(LEDGER)
-    if ledger is None:
-        return 0
-    file = folder / "downloaded.sqlite"
-    file.write_bytes(ledger)
-    with contextlib.closing(sqlite3.connect(file)) as db:
-        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return db.execute("SELECT count(*) FROM trials").fetchone()[0]
+    files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        RemoteLedger(files, root).download(Path(name))
+        if not (Path(name) / LEDGER).exists():
+            return 0
+        with contextlib.closing(sqlite3.connect(Path(name) / LEDGER)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            return db.execute("SELECT count(*) FROM trials").fetchone()[0]
 
 
 def run(where, view: View | None = None, resources: ResourceSettings | None = None) -> study_run.Finished:

@@ -86,7 +86,8 @@ def run(
     location = results_location(results)
     with location.open_for_writing(), _write_errors(location):
         folder = location.folder
-        with Ledger.write(folder, private=study.private) as ledger, _log_to(folder, private=study.private):
+        opened = Ledger.write(folder, private=study.private, keeps_log=location.uploads_log)
+        with opened as ledger, _log_to(folder, private=study.private):
             ledger.check_rows(location)
             changed = plugins.changed(ledger.plugin_code())
             with ledger.transaction():  # nothing is recorded if the study does not fit the folder

@@ -10,14 +10,14 @@ import json
 import re
 import sqlite3
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
+
+from orchestrator.results.spec_parts import check_hyperparameters, read_parts
 
 KEY = re.compile(r"[0-9a-f]{24}")  # as `content_key` computes it
 LONGEST_NAME = 100
 MOST_ROUNDS = 10**6  # as in a study
 MOST_ROWS = 10**12
-HYPERPARAMETER = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 STATES = ("done", "diverged", "failed")
 
 
@@ -87,22 +87,16 @@ def accuracy(value: Any) -> float | None:
 
 def spec(value: Any) -> dict[str, Any]:
     """A trial specification, read from JSON. Pydantic checks the rest where a trial is built from it."""
-    found = content(value)
-    if not isinstance(found, dict) or not isinstance(found.get("hyperparameters"), dict) or "seed" not in found:
+    found = read_parts(text(value))
+    if found is None:
+        found = content(value)
+        if not isinstance(found, dict) or not isinstance(found.get("hyperparameters"), dict):
+            raise _refused(value, "a trial")
+        check_hyperparameters(found["hyperparameters"])
+    if "seed" not in found:
         raise _refused(value, "a trial")
     rounds(found.get("rounds"))
-    for hyperparameter, chosen in found["hyperparameters"].items():
-        kind = type(chosen)
-        scalar = kind is float or kind is int or kind is bool or chosen is None
-        scalar = scalar or (kind is str and chosen.isprintable())
-        if not scalar or not _is_name(hyperparameter):
-            raise _refused({hyperparameter: chosen}, "a hyperparameter")
     return found
-
-
-@cache
-def _is_name(hyperparameter: str) -> bool:
-    return HYPERPARAMETER.fullmatch(hyperparameter) is not None
 
 
 def number(value: Any) -> Any:

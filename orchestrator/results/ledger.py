@@ -21,7 +21,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -178,9 +178,12 @@ class Row:
     @classmethod
     def from_values(cls, values: Sequence[Any]) -> Row:
         columns, content = checks.row(values)
-        row = cls(*columns)
-        vars(row)["content"] = content  # the cached property: reading JSON takes longest
+        row = cls.__new__(cls)  # the constructor of a frozen class takes long
+        vars(row).update(zip(ROW_FIELDS, (*columns, content), strict=True))
         return row
+
+
+ROW_FIELDS = (*(f.name for f in fields(Row)), "content")
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,9 @@ class Ledger:
 
     @classmethod
     @contextlib.contextmanager
-    def write(cls, folder: Path, *, private: bool = False) -> Iterator[Ledger]:
-        """For the one process that runs the study. `private`: only this user can read the folder."""
+    def write(cls, folder: Path, *, private: bool = False, keeps_log: bool = False) -> Iterator[Ledger]:
+        """For the one process that runs the study. `private`: only this user can read the folder. `keeps_log`: SQLite
+        does not merge its log into the ledger; another connection does."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=files.PRIVATE_FOLDER if private else 0o777)
         except OSError as error:
@@ -242,6 +246,8 @@ class Ledger:
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
+                if keeps_log:
+                    connection.execute("PRAGMA wal_autocheckpoint=0")
                 ledger = cls(connection, folder)
                 if ledger._is_empty():
                     version = f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}');"
@@ -293,10 +299,6 @@ class Ledger:
     def _meta(self, name: str) -> str | None:
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
-
-    def copy_to(self, file: Path) -> None:
-        """A copy of the ledger in one file; also while another process writes."""
-        self._db.execute("VACUUM INTO ?", (str(file),))
 
     # ---- the study
 

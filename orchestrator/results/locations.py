@@ -1,8 +1,8 @@
 """Where a study's results live: a local folder, or a URL that fsspec opens (s3://bucket/folder, file:///nfs/x).
 
 SQLite needs a real file system, which object storage is not. A study at a URL therefore runs in a local working copy.
-The ledger is downloaded first, a complete copy of it is uploaded after every pack, and all other files at the end.
-Every reader downloads the last uploaded ledger. A driver that dies loses at most what it had not uploaded yet.
+The ledger is downloaded first, what a pack adds to it is uploaded after every pack, and all other files at the end.
+Every reader downloads what was uploaded. A driver that dies loses at most what it had not uploaded yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.results.ledger import Ledger
+from orchestrator.results.remote_ledger import LEDGER, LOGS, RemoteLedger
 from orchestrator.results.remote_lock import LOCK, LockLostError, RemoteLock
 from trainables import plugins
 from trainables.errors import UserError
@@ -26,7 +26,7 @@ from trainables.files import open_in_place
 from trainables.urls import as_user_error, open_filesystem, refuse_links, shown
 
 HEARTBEAT_S = 20.0
-LEDGER, LOG, CANCEL = "ledger.sqlite", "fedsweep.log", "cancel.requested"
+LOG, CANCEL = "fedsweep.log", "cancel.requested"
 PACKS, SCRATCH = ".packs", ".tune"
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 FOLDERS = ("tables", "timing", "figures")
@@ -46,6 +46,9 @@ def _read_stop_request(content: bytes) -> StopRequest:
 
 class ResultsLocation:
     """A local results folder. `Ledger.write` locks it: one driver at a time, any number of readers."""
+
+    uploads_log = False
+    """Whether SQLite must not merge its log into the ledger while a study runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,12 +139,15 @@ class RemoteLocation(ResultsLocation):
     * An upload becomes visible as a whole: readers never see a partial file.
     """
 
+    uploads_log = True
+
     def __init__(self, url: str) -> None:
         self._files, self._root = open_filesystem(url)
-        refuse_links(self._files, self._root, LEDGER, LOG, LOCK, CANCEL, PACKS, *FOLDERS)
+        refuse_links(self._files, self._root, LEDGER, LOGS, LOG, LOCK, CANCEL, PACKS, *FOLDERS)
         self.url = shown(url).rstrip("/")
         """For messages."""
         self.lock = RemoteLock(self._files, self._root, self.url)
+        self._ledger = RemoteLedger(self._files, self._root)
         self._recorded = self._uploaded = -1  # trials in the ledger here and at the URL
         self._holds_lock = False
         self._lock_lost = ""  # the error to raise once another driver has taken over
@@ -162,7 +168,7 @@ class RemoteLocation(ResultsLocation):
     def open_for_reading(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
             self.folder = Path(folder)
-            self._download(LEDGER)
+            self._download()
             if not (self.folder / LEDGER).exists():
                 raise UserError(f"results folder {self.url} holds no {LEDGER}")
             yield self.folder
@@ -174,7 +180,7 @@ class RemoteLocation(ResultsLocation):
         self._holds_lock = True
         self.folder = Path(tempfile.mkdtemp(prefix="fedsweep-"))
         try:
-            self._download(LEDGER, LOG)
+            self._download(LOG)
             with as_user_error(f"the results at {self.url} cannot be written"):
                 self._take_stop_request()  # discard a request that was meant for an earlier driver
         except BaseException:
@@ -198,7 +204,9 @@ class RemoteLocation(ResultsLocation):
             self._release_lock()
 
     def _download(self, *names: str) -> None:
+        """The ledger, and these files."""
         with as_user_error(f"the results at {self.url} cannot be read"):
+            self._ledger.download(self.folder)
             for name in names:
                 if self._files.exists(f"{self._root}/{name}"):
                     self._files.get_file(f"{self._root}/{name}", str(self.folder / name))
@@ -240,7 +248,8 @@ class RemoteLocation(ResultsLocation):
             if self._recorded != self._uploaded:
                 with self._retried_later("results could not be uploaded to %s, will retry: %s"):
                     recorded = self._recorded
-                    self._upload_ledger()
+                    if (self.folder / LEDGER).exists():
+                        self._ledger.upload(self.folder, self._upload, self.lock.check)
                     self._uploaded = recorded
 
     @contextlib.contextmanager
@@ -262,7 +271,7 @@ class RemoteLocation(ResultsLocation):
                     f"'{plugins.command('resume', str(self.folder))}' continues there"
                 ),
             ):
-                self._upload_ledger()
+                self._ledger.finish(self.folder, self._upload, self.lock.check)
                 self._uploaded = self._recorded
                 self._upload_files()
 
@@ -272,15 +281,6 @@ class RemoteLocation(ResultsLocation):
             yield
         except LockLostError as error:
             self._lock_lost = str(error)
-
-    def _upload_ledger(self) -> None:
-        if not (self.folder / LEDGER).exists():
-            return
-        with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
-            copy = Path(folder) / LEDGER
-            with Ledger.read(self.folder) as ledger:
-                ledger.copy_to(copy)
-            self._upload(copy, LEDGER)
 
     def _upload_files(self) -> None:
         local = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from orchestrator.search.objective import ACCURACY, Objective
 
+ROUNDING = 1e-9  # of a standard error computed with floats, relative to the values; far more than it is
 Outcome = tuple[str, float | None, float | None]
 """State, score (the study's objective) and loss of a trial, on the validation rows after the last round."""
 Outcomes = Mapping[str, Outcome]
@@ -91,3 +92,19 @@ def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | Non
     if not differences:
         return None
     return mean(differences), spread(differences) / math.sqrt(len(differences))
+
+
+def within_standard_error(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
+    """Whether the mean of `paired_difference` is at most its standard error. The exact deviation takes long, and is
+    computed only where rounding could decide."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    if not differences:
+        return False
+    middle = mean(differences)
+    if len(differences) > 1:
+        squares = sum((difference - middle) ** 2 for difference in differences)
+        error = math.sqrt(squares / (len(differences) - 1) / len(differences))
+        if abs(abs(middle) - error) > ROUNDING * max(map(abs, differences)):  # nan and inf: exact
+            return abs(middle) <= error
+    exact = paired_difference(ours, theirs)
+    return exact is not None and abs(exact[0]) <= exact[1]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.search.candidates import Candidate, Outcomes, mean, paired_difference, spread
+from orchestrator.search.candidates import (
+    Candidate,
+    Outcomes,
+    mean,
+    paired_difference,
+    spread,
+    within_standard_error,
+)
 from orchestrator.search.objective import ACCURACY, Objective
 
 
@@ -45,7 +52,7 @@ def choose(
         return None
     score = mean(best.finished_scores(outcomes))
     if len(best.keys) > 1:
-        near: int | None = len(_tied(best, candidates, outcomes, objective))
+        near: int | None = len(_tied(best, candidates, outcomes))
     elif (error := objective.standard_error(score, rows)) is not None:
         near = sum(
             1 for other in candidates if (done := other.finished_scores(outcomes)) and mean(done) >= score - error
@@ -61,7 +68,7 @@ def win_contest(candidates: Sequence[Candidate], outcomes: Outcomes, objective: 
     best = next(iter(ranked(candidates, outcomes, objective)), None)
     if best is None:
         return None
-    tied = _tied(best, candidates, outcomes, objective)
+    tied = _tied(best, candidates, outcomes)
     winner = min(tied, key=lambda candidate: spread(candidate.finished_scores(outcomes)))
     return _choice(winner, outcomes, len(tied))
 
@@ -85,16 +92,14 @@ def _choice(winner: Candidate, outcomes: Outcomes, near: int | None) -> Choice:
     return Choice(winner, mean(scores), spread(scores), len(winner.keys) - len(scores), near)
 
 
-def _tied(
-    best: Candidate, candidates: Sequence[Candidate], outcomes: Outcomes, objective: Objective
-) -> list[Candidate]:
+def _tied(best: Candidate, candidates: Sequence[Candidate], outcomes: Outcomes) -> list[Candidate]:
     """Within one paired standard error of the best, with no more failed seeds; in the given order."""
-    scores, failed = best.scores(outcomes), best.rank(outcomes, objective).failed
+    ours = best.scores(outcomes)
     tied = []
     for candidate in candidates:
-        difference = paired_difference(scores, candidate.scores(outcomes))
-        if candidate.rank(outcomes, objective).failed > failed or difference is None:
+        theirs = candidate.scores(outcomes)
+        if theirs.count(None) > ours.count(None):
             continue
-        if candidate is best or abs(difference[0]) <= difference[1]:
+        if candidate is best or within_standard_error(ours, theirs):
             tied.append(candidate)
     return tied

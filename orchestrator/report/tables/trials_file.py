@@ -24,6 +24,7 @@ from trainables.files import replacing
 LINES = 2000  # formatted at a time
 LARGE = 10**10  # an integer with more digits than a float is written with
 NOT_REPEATABLE = "seconds"
+SCALARS = {bool, int, float, str, type(None)}
 
 
 class _MixedColumnError(Exception):
@@ -55,7 +56,8 @@ def _write_lines(body: IO[bytes], lines: Iterator[dict[str, Any]], columns: list
         values = [[line.get(name) for line in chunk] for name in columns]
         for name, column in zip(columns, values, strict=True):
             _check(kinds.setdefault(name, set()), column)
-        part = _as_csv(zip(*[list(map(_text, column)) for column in values], strict=True))
+        columns_of_text = [_texts(column, kinds[name]) for name, column in zip(columns, values, strict=True)]
+        part = _as_csv(zip(*columns_of_text, strict=True))
         body.write(part)
         yield len(part), len(columns)
 
@@ -66,6 +68,14 @@ def _check(kinds: set[type], column: Sequence[Any]) -> None:
         raise _MixedColumnError
     if float in kinds and not kinds.isdisjoint((str, bool)):
         raise _MixedColumnError
+
+
+def _texts(column: Sequence[Any], kinds: set[type]) -> Iterable[str]:
+    """Values that repeat are formatted once."""
+    if len(kinds - {type(None)}) > 1 or not kinds <= SCALARS:  # 1 == True; a stranger's ledger may hold lists
+        return map(_text, column)
+    texts = {value: _text(value) for value in set(column)}
+    return map(texts.__getitem__, column)
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,60 @@
+"""Reads the specifications of very many trials from JSON.
+
+The text before the hyperparameters, the hyperparameters, and the text after them repeat from trial to trial. Each part
+is read once. If all three are JSON by themselves, their members are those of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from functools import lru_cache
+from typing import Any
+
+HYPERPARAMETERS, AFTER = '"hyperparameters":', ',"privacy":'  # as `TrialSpec` writes them
+NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
+MOST_PARTS = 20_000
+
+
+def read_parts(text: str) -> dict[str, Any] | None:
+    """The specification; None if the text has another form."""
+    start = text.find(HYPERPARAMETERS)
+    end = text.find(AFTER, start)
+    if start < 0 or end < 0:
+        return None
+    values = start + len(HYPERPARAMETERS)
+    before, chosen, after = _part(text[:start] + '"":0}'), _chosen(text[values:end]), _part('{"":0' + text[end:])
+    if before is None or chosen is None or after is None or "hyperparameters" in after:
+        return None
+    return {**before, "hyperparameters": chosen, **after}
+
+
+def check_hyperparameters(chosen: dict[str, Any]) -> None:
+    for name, value in chosen.items():
+        kind = type(value)
+        scalar = kind is float or kind is int or kind is bool or value is None
+        if not (scalar or (kind is str and value.isprintable())) or not NAME.fullmatch(name):
+            raise sqlite3.DataError(f"{ {name: value}!r:.50} is not a hyperparameter")
+
+
+@lru_cache(maxsize=MOST_PARTS)
+def _chosen(text: str) -> dict[str, Any] | None:
+    """Checked hyperparameters."""
+    found = _part(text)
+    if found is not None:
+        check_hyperparameters(found)
+    return found
+
+
+@lru_cache(maxsize=MOST_PARTS)
+def _part(text: str) -> dict[str, Any] | None:
+    """A JSON object, without the member that completes it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    found.pop("", None)
+    return found
