@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.searches import SearchRecord
+from orchestrator.results.searches import SearchedCell
 from orchestrator.study.cell_id import SettingId
 
 
@@ -42,7 +42,7 @@ def client_rows(ledger: Ledger) -> dict[SettingId, ClientRows]:
 
 
 def by_client(
-    cell: SearchRecord, correct: Sequence[bytes], rows: Mapping[SettingId, ClientRows]
+    cell: SearchedCell, correct: Sequence[bytes], rows: Mapping[SettingId, ClientRows]
 ) -> list[ClientAccuracy]:
     """Lowest accuracy first. `correct`: for each confirm run, whether each test row was right, as packed bits."""
     known = rows.get(cell.cell_id.setting)

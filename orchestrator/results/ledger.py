@@ -437,10 +437,10 @@ class Ledger:
         """Its number here. Replaces an earlier copy of the same session, which may have continued since."""
         known = self._db.execute("SELECT number FROM sessions WHERE began = ?", (session.began,)).fetchone()
         if known is None:
-            number = self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,)).lastrowid
-        else:
-            (number,) = known
-            self._db.execute("DELETE FROM batches WHERE session = ?", (number,))
+            self._db.execute("INSERT INTO sessions (began) VALUES (?)", (session.began,))
+            known = self._db.execute("SELECT max(number) FROM sessions").fetchone()
+        (number,) = known
+        self._db.execute("DELETE FROM batches WHERE session = ?", (number,))
         environment = ((number, *item) for item in session.environment.items())
         self._db.executemany("INSERT OR REPLACE INTO environments VALUES (?, ?, ?)", environment)
         batches = ((number, *batch) for batch in session.batches)
