@@ -2,7 +2,6 @@
 
     python -m benchmarks.scaling 10000 100000             measure these numbers of trials
     python -m benchmarks.scaling 1000000 --folder DIR     keep the results folder there, and use one that exists
-    python -m benchmarks.scaling desk 500 2000            the desk with this many simulated slots
     python -m benchmarks.scaling table                    the table of docs/scaling.md, from the measurements
 
 A cell has 1,000 trials: coarse, fine, contest and confirm. The study, search, scheduler and ledger are the real ones;
@@ -292,7 +291,7 @@ def _cell(name: str, value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="numbers of trials; run N; desk SLOTS...; table")
+    parser.add_argument("what", nargs="+", help="numbers of trials; run N; table")
     parser.add_argument("--folder", type=Path, help="results folder to keep")
     parser.add_argument("--only", nargs="*", default=[], help="commands to measure")
     options = parser.parse_args()
