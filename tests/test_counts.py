@@ -2,6 +2,7 @@
 
 import random
 
+import reported
 from handmade_rows import row
 
 from orchestrator.results import counts
@@ -60,3 +61,14 @@ def test_a_winner_is_forgotten_when_another_trial_ends(tmp_path):
         assert list(ledger.winners()) == [(CELLS[0], "grid")]
         ledger.add([row(1)])
         assert ledger.winners() == {}
+
+
+def test_check_finds_wrong_counts_and_repairs_them(tmp_path, fedsweep):
+    reported.write(tmp_path)
+    assert fedsweep("check", str(tmp_path))[0] == 0
+    with Ledger.write(tmp_path) as ledger:
+        ledger._db.execute("UPDATE counts SET trials = trials + 1 WHERE cell = 1 AND state = 'done'")
+    code, out, _ = fedsweep("check", str(tmp_path))
+    assert (code, out.strip()) == (1, "damaged: the counts of trials that status shows")
+    assert fedsweep("check", str(tmp_path), "--repair")[0] == 0
+    assert fedsweep("check", str(tmp_path))[0] == 0

@@ -864,3 +864,13 @@ def test_twice_as_many_trials_take_about_twice_as_long(tmp_path):
     """To plan and record: no cost is quadratic."""
     half, whole = (seconds_of_processor(tmp_path / str(count), count) for count in (10_000, 20_000))
     assert whole < 3 * half, f"{half:.1f} s for 10,000 trials, {whole:.1f} s for 20,000"
+
+
+def test_large_groups_are_not_packed_again_when_nodes_join(tmp_path):
+    """Their packs have the full size already: packing a million trials again would take long and change nothing."""
+    with Cluster(tmp_path, of_many(96), lanes=16, federations=2) as cluster:
+        cluster.offer()
+        before = [id(pack) for pack in cluster.scheduler.queue.packs]
+        cluster.scheduler.queue.resize(3)
+        assert before
+        assert [id(pack) for pack in cluster.scheduler.queue.packs] == before

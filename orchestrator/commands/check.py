@@ -18,19 +18,21 @@ def check(
     ] = False,
 ) -> None:
     """Verify the checksums of all recorded trials. Exits with 1 if one is damaged."""
-    from orchestrator.results.forgetting import damaged_trials, forget_damaged
+    from orchestrator.results.forgetting import counts_are_right, damaged_trials, forget_damaged
 
-    damaged = damaged_trials(folder)
+    damaged, counted = damaged_trials(folder), counts_are_right(folder)
     for key in damaged:
         echo(f"damaged: trial {key!r:.50}")
-    if damaged and repair:
+    if not counted:
+        echo("damaged: the counts of trials that status shows")
+    if (damaged or not counted) and repair:
         forgotten = forget_damaged(folder)
         stderr.print(
             f"{forgotten.trials} trials are forgotten, and {forgotten.stages} stages are decided again; to run them: "
             f"fedsweep resume {folder}{plugins.import_options()}"
         )
-    elif damaged:
-        stderr.print(f"to run them again: fedsweep check {folder} --repair, then fedsweep resume {folder}")
+    elif damaged or not counted:
+        stderr.print(f"to run damaged trials again: fedsweep check {folder} --repair, then fedsweep resume {folder}")
         raise typer.Exit(1)
     else:
         echo("every recorded trial matches its checksum")

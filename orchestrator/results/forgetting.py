@@ -42,6 +42,12 @@ def damaged_trials(results: Path | str) -> list[str]:
         return ledger.damaged_rows()
 
 
+def counts_are_right(results: Path | str) -> bool:
+    """Whether the counts that `status` shows are those of the trials."""
+    with results_location(results).open_for_reading() as folder, Ledger.read(folder) as ledger:
+        return ledger.counts_are_right()
+
+
 def forget_damaged(results: Path | str) -> Forgotten:
     location = results_location(results)
     with location.open_for_writing(), Ledger.write(location.folder) as ledger:

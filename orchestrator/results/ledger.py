@@ -484,6 +484,9 @@ class Ledger:
         rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
         return sorted(str(values[0]) for *values, checksum in rows if _checksum(values) != checksum)
 
+    def counts_are_right(self) -> bool:
+        return counts.are_right(self._db)
+
     def check_rows(self, where: Any) -> None:
         """`where`: the results folder, for the error message."""
         if damaged := self.damaged_rows():
