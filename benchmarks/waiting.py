@@ -13,7 +13,8 @@ from typing import Any
 
 from ray import cloudpickle
 
-# Ray's workers cannot import this module: the package does not install it, and they do not search the working directory.
+# Ray's workers cannot import this module: the package does not install it, and they do not search the working
+# directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 

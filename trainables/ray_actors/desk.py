@@ -104,15 +104,14 @@ class PackDesk:
             for slot in [slot for slot, request in self._requests.items() if not excluded.isdisjoint(request.nodes)]:
                 self._answer(slot, "leave")
         for order in list(self._orders) if self._requests else ():
-            requests = self._requests.items()
-            slot = next((slot for slot, request in requests if set(order.not_on).isdisjoint(request.nodes)), None)
-            if slot is None:
+            suitable = (name for name, each in self._requests.items() if set(order.not_on).isdisjoint(each.nodes))
+            if (taker := next(suitable, None)) is None:
                 continue
-            request = self._requests[slot]
+            request = self._requests[taker]
             self._orders.remove(order)
-            self._packs[slot] = order.number
-            self._reports.append(Report(slot, order.number, "started", nodes=tuple(request.nodes)))
-            self._answer(slot, order)
+            self._packs[taker] = order.number
+            self._reports.append(Report(taker, order.number, "started", nodes=tuple(request.nodes)))
+            self._answer(taker, order)
 
     def _answer(self, slot: str, answer: Order | Literal["leave"] | None) -> None:
         request = self._requests.pop(slot, None)
