@@ -469,6 +469,8 @@ class Ledger:
         """Remove trials, so that they run again, and the trials of each stage from a position on."""
         forgotten = [(key,) for key in keys]
         with self.transaction():
+            searches = "SELECT cell FROM stages WHERE key = ?"
+            self._db.executemany(f"DELETE FROM winners WHERE cell IN ({searches})", forgotten)
             for table in ("trials", "origins"):
                 self._db.executemany(f"DELETE FROM {table} WHERE key = ?", forgotten)
             for (cell, strategy, stage), position in stages.items():
@@ -476,7 +478,6 @@ class Ledger:
                     "DELETE FROM stages WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?",
                     (self._cell_number(cell), strategy, stage, position),
                 )
-            self._db.execute("DELETE FROM winners")
             counts.recount(self._db)
 
     def damaged_rows(self) -> list[str]:
@@ -564,6 +565,12 @@ class Ledger:
             stages.setdefault(checks.name(stage), []).append(checks.key(key))
         return stages
 
+    def stage(self, cell: CellId, strategy: str, stage: str) -> list[str]:
+        """The keys of the trials of one stage; empty if it is not open."""
+        where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ?"
+        rows = self._db.execute(f"SELECT key FROM stages WHERE {where} ORDER BY position", (*cell, strategy, stage))
+        return [checks.key(key) for (key,) in rows]
+
     def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
         """As `outcomes`, of the trials of one search."""
         keys = f"SELECT key FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ?"
@@ -594,7 +601,9 @@ class Ledger:
 
     def failed(self) -> dict[str, str]:
         """The reason of every failed trial."""
-        rows = self._db.execute("SELECT key, reason FROM trials WHERE state = 'failed' ORDER BY rowid")
+        indexed = "trials INDEXED BY failed_trials"
+        rows = self._db.execute(f"SELECT key, reason FROM {indexed} WHERE state = 'failed' ORDER BY rowid")
+        )
         return {checks.key(key): checks.line(reason) for key, reason in rows}
 
     # ---- winners

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -72,11 +72,15 @@ class SearchRecord(SearchedCell):
     secret: bytes = field(compare=False, repr=False)
     known_winner: Any = field(compare=False, default=None)
     """The winner that the ledger holds: a list that is empty if no trial finished; None if it is not known."""
+    tasks: dict[tuple[str, str], SearchTask] = field(compare=False, default_factory=dict, repr=False)
+    """Shared by all records: a task of every method and variant, of any budget."""
 
     @cached_property
     def task(self) -> SearchTask:
-        rows = self.facts.validation_rows if self.facts else 1
-        return self.study.search_task(self.method, self.epsilon, self.variant, rows, self.secret)
+        rows, alike = self.facts.validation_rows if self.facts else 1, (self.method.id, self.variant.name)
+        if alike not in self.tasks:  # its search space takes long to build
+            self.tasks[alike] = self.study.search_task(self.method, self.epsilon, self.variant, rows)
+        return replace(self.tasks[alike], epsilon=self.epsilon, validation_rows=rows, secret=self.secret)
 
     @cached_property
     def stages(self) -> dict[str, list[str]]:
@@ -163,7 +167,7 @@ def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> I
     `verified`: winners are computed from the trials even if the ledger holds them."""
     counts, winners = ledger.counts(), {} if verified else ledger.winners()
     facts, begun = ledger.settings(), {cell.setting for cell, _ in counts}
-    secrets = ledger.secrets()
+    secrets, tasks = ledger.secrets(), {}
     for setting, name in study.settings.items():
         if setting not in begun:
             continue
@@ -178,6 +182,7 @@ def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> I
                         ledger=ledger,
                         secret=secrets.get(cell, b""),
                         known_winner=winners.get((cell, variant.name)),
+                        tasks=tasks,
                     )
 
 

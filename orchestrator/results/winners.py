@@ -304,7 +304,7 @@ class _Reader:
 
 def confirm_runs(record: SearchRecord) -> dict[int, Row]:
     """The ended confirm trials by seed, in the study's order, as they may be shown."""
-    ended = record.ledger.rows(record.stages.get("confirm", [])) if "confirm" in record.counts else {}
+    ended = record.ledger.rows(record.ledger.stage(record.cell_id, record.variant.name, "confirm"))
     if record.variant.strategy.publishes_only_winner:
         runs = dict(zip([SECRET], map(_without_private_values, ended.values()), strict=False))
     else:
