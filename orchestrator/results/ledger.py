@@ -603,7 +603,6 @@ class Ledger:
         """The reason of every failed trial."""
         indexed = "trials INDEXED BY failed_trials"
         rows = self._db.execute(f"SELECT key, reason FROM {indexed} WHERE state = 'failed' ORDER BY rowid")
-        )
         return {checks.key(key): checks.line(reason) for key, reason in rows}
 
     # ---- winners
