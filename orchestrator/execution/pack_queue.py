@@ -126,7 +126,8 @@ class PackQueue:
             if pack.is_new:
                 first = pack.trials[0]
                 groups.setdefault((pack_group(first), self.continues_at(first)), []).append(pack)
-        few = {id(pack) for (group, _), packs in groups.items() if not self._fills(group, packs, most) for pack in packs}
+        filled = {id(packs) for (group, _), packs in groups.items() if self._fills(group, packs, most)}
+        few = {id(pack) for packs in groups.values() if id(packs) not in filled for pack in packs}
         trials = [trial for pack in self.packs if id(pack) in few for trial in pack.trials]
         self.packs = [pack for pack in self.packs if id(pack) not in few]
         self.add(trials)
