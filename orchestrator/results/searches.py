@@ -167,7 +167,8 @@ def search_records(ledger: Ledger, study: Study, *, verified: bool = False) -> I
     `verified`: winners are computed from the trials even if the ledger holds them."""
     counts, winners = ledger.counts(), {} if verified else ledger.winners()
     facts, begun = ledger.settings(), {cell.setting for cell, _ in counts}
-    secrets, tasks = ledger.secrets(), {}
+    secrets = ledger.secrets()
+    tasks: dict[tuple[str, str], SearchTask] = {}
     for setting, name in study.settings.items():
         if setting not in begun:
             continue
