@@ -26,7 +26,7 @@ class WaitingFederation:
         self._seconds, self._slots, self._folder = seconds, slots, Path(folder)
         (self._folder / f"up-{os.getpid()}").touch()
 
-    def open(self, trials: list[Any], data: Any, checkpoint: bytes | None = None) -> None:
+    def open(self, trials: list[Any], data: Any, checkpoint: bytes | None = None, paused: Any = None) -> None:
         (self._folder / f"began-{os.getpid()}").touch()
         while len(list(self._folder.glob("began-*"))) < self._slots:
             time.sleep(0.05)
