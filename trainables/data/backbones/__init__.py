@@ -92,7 +92,8 @@ class _TextVectors(torch.nn.Module):
 def from_wordllama() -> torch.nn.Module:
     """Static word vectors, averaged over a text, from the package of the extra `text`."""
     try:
-        from wordllama import WordLlama
+        import wordllama
     except ImportError:
         raise UserError("backbone 'wordllama' needs wordllama; install it with: pip install 'fedsweep[text]'") from None
-    return _TextVectors(WordLlama.load(disable_download=True)).eval()
+    package = Path(wordllama.__file__).parent  # it looks for its own tokenizer only in the cache
+    return _TextVectors(wordllama.WordLlama.load(cache_dir=package, disable_download=True)).eval()
