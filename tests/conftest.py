@@ -1,6 +1,5 @@
 """Fixtures. `shared_data` skips tests whose feature files are missing; the others need only the package."""
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -117,19 +116,13 @@ def local_ray():
 @pytest.fixture
 def no_ray(monkeypatch):
     """Commands run as documented, but in this process: on the local backend, and training on a server here."""
-    from types import SimpleNamespace
-
-    from orchestrator.execution import study_run, training
+    from orchestrator.execution import study_run, training_federation
     from orchestrator.execution.backends.local import LocalBackend
-    from trainables.federation.hosts import Hosts
-    from trainables.federation.problem import ProblemData
-    from trainables.federation.server import Server
 
     monkeypatch.setattr(study_run.backends, "get", lambda *_: LocalBackend())
-    monkeypatch.setattr(training, "connected", contextlib.nullcontext)
-    monkeypatch.setattr(training, "RayFederation", lambda size: Server(Hosts(size.hosts)))
-    monkeypatch.setattr(training, "ObjectStoreProblems", lambda: SimpleNamespace(data=ProblemData.of))
-    monkeypatch.setattr(training, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 2.0}))
+    monkeypatch.setattr(
+        training_federation, "_on_ray", lambda trial, problem, *_: training_federation._in_process(trial, problem)
+    )
 
 
 @pytest.fixture

@@ -63,7 +63,12 @@ def report(tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     reported.write(other, shift=2.0)
     write_report([str(folder)])
+    third = tmp_path_factory.mktemp("third")
+    reported.write(third, shift=-1.0, finished=False)
     write_report([str(folder), str(other)], folder / "both.html")
+    write_report([str(folder), str(other), str(third)], folder / "three.html")
+    write_report([str(third)])
+    (folder / "running.html").write_bytes((third / "report.html").read_bytes())
     return folder
 
 
@@ -267,13 +272,48 @@ def test_two_studies_are_compared(chromium, report):
     assert find(page, "#choice-study").get_attribute("value") == "1"
 
 
+def test_three_studies_are_compared(chromium, report):
+    page = opened(chromium, report / "three.html")
+    assert "4 cells are in all 3 studies." in find(page, "#comparison").text
+    assert column(page, "#table-comparison", 5) == ["0.00 ± 0.00", "+2.00 ± 0.00", "0.00 ± 0.00", "+2.00 ± 0.00"]
+    assert column(page, "#table-comparison", 7) == ["0.00 ± 0.00", "-1.00 ± 0.00", "–", "–"]
+    assert len(page.find_elements(By.CSS_SELECTOR, "#comparison .whisker")) == 10
+
+
+def test_a_running_study_shows_its_search(chromium, report):
+    """The best score so far by cell; one number for what is missing."""
+    page = opened(chromium, report / "running.html")
+    assert "Search so far" in find(page, "#curves").text
+    labels = [e.get_attribute("aria-label") for e in page.find_elements(By.CSS_SELECTOR, "#curves svg[role=img]")]
+    assert sum(label.startswith("Best validation accuracy") for label in labels) == 2, "one per budget"
+    assert "24 trials, 6 missing" in find(page, "#top").text
+    assert "The study is unfinished: 6 trials are missing." in find(page, "#summary").text
+
+
+def test_one_hyperparameter_has_no_importance(page):
+    assert "Hyperparameter importance" in find(page, "#search").text
+    find(page, "#choice-search-method option:first-child").click()
+    assert "Hyperparameter importance" not in find(page, "#search").text
+
+
+def test_captions_are_short_and_details_fold(page):
+    notes = page.execute_script("return [...document.querySelectorAll('.note > p')].map((e) => e.textContent)")
+    assert notes
+    assert max(map(len, notes)) < 200
+    assert find(page, "#tables .note details").get_attribute("open") is None
+
+
 # ---- every screen and paper
 
 
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("width", [360, 400, 768, 1600])
 def test_the_page_fits_narrow_screens(chromium, report, width):
     page = opened(chromium, report / "report.html", width)
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    links = "return [...document.querySelectorAll('nav a')].map((e) => e.getBoundingClientRect())"
+    assert all(0 <= box["left"] and box["right"] <= width for box in page.execute_script(links))
+    line = "return Math.max(...[...document.querySelectorAll('main p')].map((e) => e.getBoundingClientRect().width))"
+    assert page.execute_script(line) < 750, "about 80 characters"
     small = page.execute_script(
         "return [...document.querySelectorAll('svg text')].filter((e) => {"
         "const svg = e.ownerSVGElement, zoom = svg.getBoundingClientRect().width / (svg.viewBox.baseVal.width || 34);"
@@ -357,6 +397,7 @@ def test_the_page_follows_a_sweep(chromium, served):
     assert "not finished" in find(page, "#top").text
     assert "updates automatically" in find(page, "#top").text
     assert "Best so far on the validation rows" in find(page, "#summary").text
+    assert "Search so far" in find(page, "#curves").text
     find(page, "#choice-curve-band option[value=error]").click()
     page.execute_script("document.activeElement.blur()")
     with Ledger.write(folder) as ledger:

@@ -2,6 +2,8 @@
 
 import shlex
 import sqlite3
+import subprocess
+import sys
 import warnings
 from importlib import metadata
 
@@ -90,7 +92,7 @@ def test_a_checkout_that_is_not_installed(tmp_path, monkeypatch, fedsweep):
 def test_weights_can_be_changed(local_ray):
     import torch
 
-    model = face.train(small.SMALL, method="dp-fedgd", epsilon=8, rounds=2, clients=4)
+    model = face.train(small.SMALL, method="dp-fedgd", epsilon=8, rounds=2, clients=4, hosts=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.from_numpy(model.weights).add_(1)
@@ -105,20 +107,69 @@ def test_training_inside_a_tune_trial_says_what_to_reserve(local_ray):
 
     data = small.SMALL
 
-    def train():
+    def train(small):
         import fedsweep
+        from orchestrator.execution import training_federation
 
+        training_federation.SMALL = small
         try:
             return fedsweep.train(data, method="dp-fedgd", epsilon=8, rounds=2, clients=4).state
         except fedsweep.UserError as error:
             return str(error)
 
     outcomes = []
-    for bundles in ([{"CPU": 1}], [{"CPU": 1}, {"CPU": 1}]):
+    for small_below, *bundles in ((0, {"CPU": 1}), (0, {"CPU": 1}, {"CPU": 1}), (1e9, {"CPU": 1})):
         group = placement_group(bundles)
         inside = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
         task = ray.remote(train).options(num_cpus=1, scheduling_strategy=inside)
-        outcomes.append(ray.get(task.remote(), timeout=300))
+        outcomes.append(ray.get(task.remote(small_below), timeout=300))
         ray.util.remove_placement_group(group)
     assert "reserves no CPU for client hosts, and would wait forever" in outcomes[0]
-    assert outcomes[1] == "done"
+    assert outcomes[1:] == ["done", "done"], "a small run needs no hosts"
+
+
+def test_budgets_are_shown_in_ascending_order(tmp_path):
+    found = from_mapping({**STUDY, "epsilons": [1, ".inf", 8, "mu=1", 3]}, "the study")
+    assert found.epsilons == sorted(found.epsilons)
+    face.run_study({**STUDY, "epsilons": [3, 1]}, tmp_path / "results", backend="local")
+    header = next(line for line in (tmp_path / "results/tables/README.md").read_text().splitlines() if "ε = 3" in line)
+    assert header.index("ε = 1") < header.index("ε = 3")
+
+
+def test_a_plan_takes_longer_on_a_busy_machine(monkeypatch):
+    from orchestrator.execution import planning
+
+    monkeypatch.setattr(planning, "_gemm_rate", lambda: 1e9)
+    monkeypatch.setattr(planning.os, "cpu_count", lambda: 2)
+    seconds = {}
+    for load in (0.0, 20.0):
+        monkeypatch.setattr(planning.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        found = planning.plan(from_mapping(STUDY, "the study"))
+        seconds[load] = found.seconds
+        assert ("which is busy (load 20.0)" in found.as_text()) is (load == 20)
+    assert seconds[20.0] >= 10 * seconds[0.0]
+
+
+def test_the_time_left_follows_a_machine_that_becomes_busy(monkeypatch):
+    """10 trial-rounds a second for a minute, then 1: after another minute only the 1 counts."""
+    from types import SimpleNamespace
+
+    from orchestrator.execution import progress
+
+    clock, scheduler, view = [0.0], SimpleNamespace(lane_rounds=0, over=False), progress.View()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for second in range(131):
+        clock[0] = float(second)
+        scheduler.lane_rounds += 10 if second <= 60 else 1
+        view.changed(scheduler)
+    assert view.rate(scheduler) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_small_training_does_not_import_ray():
+    program = (
+        "import sys, fedsweep\n"
+        f"model = fedsweep.train({small.SMALL!r}, method='dp-fedgd', epsilon=8, rounds=2, clients=4)\n"
+        "assert model.state == 'done' and 'ray' not in sys.modules, 'ray was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -80,6 +80,29 @@ def test_two_folders_are_compared(folder, tmp_path, fedsweep):
     ]
 
 
+def test_more_folders_than_colours_are_refused(folder, fedsweep):
+    code, _, err = fedsweep("report", *[folder] * 9)
+    assert (code, err) == (2, "fedsweep: 9 results folders are more than the 8 that can be compared.\n")
+
+
+def test_the_winner_has_the_score_that_selected_it(tmp_path):
+    """The report, the table of winners and the status agree where a contest on other seeds decided."""
+    of = study(methods=["dp-fedgd"], epsilons=[8], seeds={"search": [1], "contest": [2, 3], "confirm": [4]})
+    with writing(tmp_path, of) as writer:
+        scores = {("coarse", 1): 60.0, ("contest", 2): 50.0, ("contest", 3): 52.0}
+        for (stage, seed), score in scores.items():
+            trial = writer.trial("dp-fedgd", 8, {"learning_rate": 0.1}, seed, confirm=False)
+            writer.ledger.add([row(trial, {LAST: score})])
+        for stage, seeds in {"coarse": [1], "contest": [2, 3]}.items():
+            trials = [writer.trial("dp-fedgd", 8, {"learning_rate": 0.1}, seed, confirm=False) for seed in seeds]
+            writer.ledger.add_stage(writer.cell("dp-fedgd", 8), "grid", stage, [trial.key for trial in trials])
+    (cell,) = read(tmp_path)["cells"]
+    assert cell["validation"] == 51.0
+    assert cell["search"]["mean"][cell["search"]["winner"]] == 60.0
+    assert [c["mean"] for c in cell["contest"]] == [51.0]
+    assert cell["best"] == [[1, 60.0]]
+
+
 def test_a_folder_without_results_is_refused(tmp_path, fedsweep):
     code, _, err = fedsweep("report", tmp_path)
     assert code == 2
@@ -297,7 +320,10 @@ def test_an_unfinished_study_says_so(tmp_path):
     with writing(tmp_path, study(methods=["dp-fedgd"])) as writer:
         writer.search("dp-fedgd", 1, {"coarse": [({"learning_rate": 0.1}, 60.0), ({"learning_rate": 1.0}, None)]})
     found = results(tmp_path)
-    assert findings_text.caveats(found)[0].startswith("The study is unfinished: at least ")
+    (missing,) = re.findall(r"The study is unfinished: about (\d+) trials are missing", findings_text.caveats(found)[0])
+    known = status.read(tmp_path)
+    assert known["trials_expected"] is None, "one of the two cells has not begun"
+    assert int(missing) == sum(cell.missing for cell in found.cells) > 3
     assert findings_text.summary(found)[0]["sentences"][0]["text"] == (
         "At ε = 1 no method has finished all confirm seeds yet."
     )

@@ -14,15 +14,15 @@ from orchestrator.console import echo
 
 def report(
     folder: Folder,
-    other: Annotated[
-        str | None, typer.Argument(metavar="[DIR2]", help="Second results folder, to compare with the first.")
+    others: Annotated[
+        list[str] | None, typer.Argument(metavar="[DIR2 ...]", help="Results folders to compare with the first.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Output file.  [default: DIR/report.html]")
     ] = None,
 ) -> None:
-    """Write an HTML report of one or two results folders. Two folders are compared. The page works offline."""
+    """Write an HTML report of one or several results folders. Several are compared. The page works offline."""
     from orchestrator.report.html import write_report
 
     with output_errors("--output"):
-        echo(write_report([folder] if other is None else [folder, other], output))
+        echo(write_report([folder, *(others or [])], output))

@@ -101,7 +101,7 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
         stderr.print(f"note: {note}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
-        task = progress.add_task("starting Ray", total=trial.rounds)
+        task = progress.add_task("starting", total=trial.rounds)
 
         def on_round(t: int, result: LaneResult) -> None:
             accuracy = list(result.metrics["accuracy"].values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -48,11 +49,17 @@ class Plan:
     hosts: int
     device: str
     where: str
+    load: float
+    """Of this machine, by other programs."""
     notes: list[str]
     """Settings of the study that may not have the expected effect."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def _busy(self) -> str:
+        return f", which is busy (load {self.load:.1f})" if self.load > 1 else ""
 
     def as_text(self) -> str:
         minutes = self.seconds / 60
@@ -66,7 +73,7 @@ class Plan:
                 + (", and more where a winner calls for a finer grid" if self.may_add_stages else ""),
                 f"packs: {sum(self.packs.values())} ({packs})",
                 f"trial-rounds: {self.trial_rounds}",
-                f"on {self.where}: {self.federations} federation(s) of {self.hosts} client host(s)"
+                f"on {self.where}{self._busy}: {self.federations} federation(s) of {self.hosts} client host(s)"
                 + (" on GPUs" if self.device == "cuda" else "")
                 + ", about "
                 + (f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:.1f} h")
@@ -115,11 +122,15 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
             rounds += trial.last_round
             problem = prepared.problems[trial.problem.key]
             flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.last_round * passes(trial)
+    load, slowdown = 0.0, 1.0
     if capacity.size.device == "cuda":
         rate = GPU_RATE * capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts
     else:
-        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * capacity.federations * capacity.size.hosts
-    seconds = START_S + flops / rate
+        processes = capacity.federations * capacity.size.hosts
+        load = os.getloadavg()[0] if nodes is None else 0.0
+        slowdown = contention(load, processes, os.cpu_count() or 1) if nodes is None else 1.0
+        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * processes / slowdown
+    seconds = START_S * slowdown + flops / rate
     return Plan(
         study.name,
         len(prepared.cells),
@@ -136,6 +147,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         capacity.size.hosts,
         capacity.size.device,
         "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
+        load,
         advice(study),
     )
 
@@ -163,18 +175,23 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
     ]
 
 
+def contention(load: float, processes: int, cores: int) -> float:
+    """How much longer our processes take because they share the cores with the processes of other programs."""
+    return max(1.0, (load + processes) / cores)
+
+
 def _gemm_rate() -> float:
-    """Floating-point operations per second of one core, measured for a tenth of a second."""
+    """Floating-point operations per second of one core, measured for a tenth of a second of CPU time."""
     x, w = torch.rand(1024, 65), torch.rand(65, 160)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         torch.mm(x, w)
-        count, began = 0, time.perf_counter()
-        while time.perf_counter() - began < 0.1:
+        count, began = 0, time.thread_time()
+        while time.thread_time() - began < 0.1:
             torch.mm(x, w)
             count += 1
-        return count * 2.0 * x.numel() * w.shape[1] / (time.perf_counter() - began)
+        return count * 2.0 * x.numel() * w.shape[1] / (time.thread_time() - began)
     finally:
         torch.set_num_threads(before)
 

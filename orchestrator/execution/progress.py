@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,6 +19,7 @@ from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.sweep import Sweep
 
 SHOW_SHARE = 0.02  # of the driver's time, at most, goes into the view
+RECENT_S = 60.0  # the rate is measured over this time: a machine may become busy
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ def stage_count(search: CellSearch, stage: str, sweep: Sweep) -> StageCount:
 
 
 class View:
-    """The base shows only messages. It measures the rate from the first result on, without start-up time."""
+    """The base shows only messages. It measures the rate of the last minute, from the first result on, without start-up
+    time."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+        """Times and numbers of trial-rounds, oldest first."""
         self._shown = self._cost_s = 0.0
         self.every = 0.5
 
@@ -74,7 +78,7 @@ class View:
 
     def started(self, sweep: Sweep, capacity: Capacity) -> None:
         count, size = capacity.federations, capacity.size
-        self._first = None  # a new scheduler counts rounds from 0
+        self._recent.clear()  # a new scheduler counts rounds from 0
         self.say(
             f"{count} federation{'s' if count > 1 else ''} of {size.hosts} client host{'s' if size.hosts > 1 else ''} "
             f"on {size.device}, up to {capacity.lanes_per_pack} lanes per pack"
@@ -90,8 +94,10 @@ class View:
 
     def changed(self, scheduler: Scheduler) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = (now, scheduler.lane_rounds)
+        if not self._recent or now - self._recent[-1][0] >= 0.5:
+            self._recent.append((now, scheduler.lane_rounds))
+        while len(self._recent) > 1 and self._recent[1][0] <= now - RECENT_S:
+            self._recent.popleft()
         if now - self._shown >= max(self.every, self._cost_s / SHOW_SHARE) or scheduler.over:
             self._shown = now
             self.show(scheduler)
@@ -105,9 +111,9 @@ class View:
 
     def rate(self, scheduler: Scheduler) -> float:
         """Rounds of single trials per second."""
-        if self._first is None:
+        if not self._recent:
             return 0.0
-        began, rounds = self._first
+        began, rounds = self._recent[0]
         return (scheduler.lane_rounds - rounds) / max(1e-9, time.monotonic() - began)
 
     def left(self, scheduler: Scheduler) -> str:

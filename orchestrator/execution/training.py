@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.execution.cluster.connect import connected
-from orchestrator.execution.cluster.nodes import reserved_for_children
+from orchestrator.execution.training_federation import open_federation
 from orchestrator.execution.training_options import TrainingOptions
 from orchestrator.study.settings.data import DataSettings
 from trainables import methods
@@ -26,7 +24,6 @@ from trainables.data import partition as partitions
 from trainables.data.features import FeatureSet
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError, in_range
-from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult
 from trainables.federation.pack import check, code_of
 from trainables.federation.problem import Problem
@@ -35,8 +32,6 @@ from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, 
 from trainables.plugin_errors import PluginError
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.privacy.publication import ANALYST_ONLY, MODEL_MAY_BE_PUBLISHED, simulated_note
-from trainables.ray_actors.federation import RayFederation
-from trainables.ray_actors.object_store import ObjectStoreProblems
 from trainables.spec import ENGINE_VERSION
 
 NOISE_KEY_BYTES = 16
@@ -227,22 +222,18 @@ def train(
     hosts: int | None = None,
     on_round: Callable[[int, LaneResult], None] | None = None,
 ) -> Trained:
-    """Run the training on a new federation, in the Ray cluster at `address` or a local Ray."""
-    with connected(address):
-        federation = RayFederation(_size(training, hosts))
-        try:
-            federation.open([training.trial], ObjectStoreProblems().data(training.problem))
-            began, result = time.perf_counter(), LaneResult(training.trial.key)
-            for t in range(1, training.trial.rounds + 1):
-                (result,) = federation.advance(t)
-                if on_round is not None:
-                    on_round(t, result)
-                if result.state != "running":
-                    break
-            seconds = (time.perf_counter() - began) / max(1, result.rounds)
-            weights = federation.final_weights() if result.state == "done" else None
-        finally:
-            federation.close()
+    """Run the training on a new federation: in this process if it is small, else in the Ray cluster at `address` or a
+    local Ray."""
+    with open_federation(training.trial, training.problem, address, hosts) as federation:
+        began, result = time.perf_counter(), LaneResult(training.trial.key)
+        for t in range(1, training.trial.rounds + 1):
+            (result,) = federation.advance(t)
+            if on_round is not None:
+                on_round(t, result)
+            if result.state != "running":
+                break
+        seconds = (time.perf_counter() - began) / max(1, result.rounds)
+        weights = federation.final_weights() if result.state == "done" else None
     if result.state == "failed":
         raise PluginError(result.reason)
     if weights is not None:
@@ -280,22 +271,3 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
         schema=data.schema,
         backbone=data.backbone,
     )
-
-
-def _size(training: Training, hosts: int | None) -> FederationSize:
-    resources = reserved_for_children()
-    if resources is None:
-        resources = ray.cluster_resources()
-    elif resources.get("CPU", 0) < 1:
-        raise UserError(
-            "this training runs inside a Tune trial, or another task with a placement group, that reserves no CPU for "
-            "client hosts, and would wait forever; reserve some: tune.with_resources(trainable, "
-            "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}, {'CPU': 1}])) reserves two"
-        )
-    clients = training.trial.problem.partition.clients
-    if resources.get("GPU", 0) >= 1:
-        return FederationSize(hosts=1, gpus_per_host=1)
-    cpus = max(1, int(resources.get("CPU", 1)))
-    hosts = cpus if hosts is None else hosts
-    in_range(1, cpus, hosts=hosts)
-    return FederationSize(hosts=min(hosts, clients))

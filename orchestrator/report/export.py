@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from orchestrator.report.optuna_export import write_optuna
 from orchestrator.report.tables import render
 from orchestrator.report.tables.publication import sentences
 from orchestrator.results import frames
@@ -52,14 +53,11 @@ class _Run:
     """A trial as trackers record it."""
 
     def __init__(self, results: Results, line: dict[str, Any], curve: pd.DataFrame) -> None:
-        known = ("reason", "rounds", "accuracy", "loss", "seconds", *frames.TRIAL)
+        known = (*frames.TRIAL, *frames.OF_ONE_RUN)
         self.cell = " / ".join([line["setting"], line["method"], f"eps {line['epsilon']:g}"])
         self.stage, self.key, self.line = line["stage"], line["key"], line
         self.name = f"{self.stage}-{self.key[:10]}"
         self.study = results.study.name
-        variant = next(variant for variant in results.study.variants if variant.name == line["search"])
-        rounds = results.study.last_round
-        self.was_cut = variant.last_round(self.stage, rounds) < rounds
         self.account = {name: line[name] for name in line if name.startswith("epsilon_")}
         self.hyperparameters = {
             name: value
@@ -151,68 +149,8 @@ def _module(name: str) -> Any:
         raise UserError(f"{name} is not installed; pip install 'fedsweep[{name}]'") from None
 
 
-# ---- Optuna
-
-
-def _optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
-    """One Optuna study per cell, for optuna-dashboard: its configurations and their scores."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "optuna.db"
-    for ending in ("", "-journal", "-wal", "-shm"):
-        Path(f"{file}{ending}").unlink(missing_ok=True)
-    storage = f"sqlite:///{file}"
-    metric, states = results.study.objective, optuna.trial.TrialState
-    directions = optuna.study.StudyDirection
-    direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
-    cells: dict[str, list[_Run]] = {}
-    for run in _runs(ledger, results):
-        first = run.line["search"] == results.study.variants[0].name
-        if run.stage != "confirm":
-            cells.setdefault(run.cell if first else f"{run.cell} ({run.line['search']})", []).append(run)
-    scales = {method.shown: method.space().scale for method in results.study.methods}
-    for name, runs in cells.items():
-        study = optuna.create_study(study_name=name, storage=storage, direction=direction)
-        distributions = _distributions([run.hyperparameters for run in runs], scales[runs[0].line["method"]])
-        for run in runs:
-            score = run.curve[-1][1].get(metric) if run.curve else None
-            done = run.line["state"] == "done" and score is not None
-            study.add_trial(
-                optuna.trial.create_trial(
-                    state=states.FAIL if not done else states.PRUNED if run.was_cut else states.COMPLETE,
-                    value=score if done and not run.was_cut else None,
-                    params=run.hyperparameters,
-                    distributions={name: distributions[name] for name in run.hyperparameters},
-                    user_attrs={"stage": run.stage, "key": run.key, "seed": run.line["seed"], **_finite(run.account)},
-                    intermediate_values={t: values[metric] for t, values in run.curve if metric in values},
-                )
-            )
-    return [storage]
-
-
 def _finite(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
-
-
-def _distributions(configurations: list[dict[str, Any]], scales: Mapping[str, str]) -> dict[str, Any]:
-    """The range of tried values of every hyperparameter, which Optuna's plots show."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    values: dict[str, dict[Any, None]] = {}
-    for configuration in configurations:
-        for name, value in configuration.items():
-            values.setdefault(name, {})[value] = None
-    distributions: dict[str, Any] = {}
-    for name, tried in values.items():
-        if any(isinstance(value, bool | str) for value in tried):
-            distributions[name] = CategoricalDistribution(tuple(tried))
-            continue
-        low, high = min(tried), max(tried)
-        range_of = IntDistribution if all(isinstance(value, int) for value in tried) else FloatDistribution
-        distributions[name] = range_of(low, high, log=scales.get(name) == "log" and low > 0)
-    return distributions
 
 
 _WRITERS: dict[str, Callable[[Ledger, Results, Path], list[str]]] = {
@@ -220,5 +158,5 @@ _WRITERS: dict[str, Callable[[Ledger, Results, Path], list[str]]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
     "wandb": _wandb,
-    "optuna": _optuna,
+    "optuna": write_optuna,
 }

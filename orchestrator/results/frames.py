@@ -66,13 +66,12 @@ def configurations(of_trials: pd.DataFrame) -> pd.DataFrame:
     """Trials grouped by everything except the seed."""
     same = [name for name in map(str, of_trials) if name not in OF_ONE_RUN and not name.startswith("epsilon_")]
     found = of_trials.groupby(same, dropna=False, sort=False)
+    measured = [name for name in map(str, of_trials) if name in METRICS]
     summary = found.agg(
         seeds=("seed", "nunique"),
         done=("state", lambda states: int((states == "done").sum())),
-        accuracy=("accuracy", "mean"),
-        accuracy_std=("accuracy", "std"),
-        loss=("loss", "mean"),
-        loss_std=("loss", "std"),
+        **{name: (name, "mean") for name in measured},
+        **{f"{name}_std": (name, "std") for name in measured},
     )
     return summary.reset_index()
 

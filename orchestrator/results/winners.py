@@ -89,9 +89,9 @@ class CellResult(SearchedCell):
     confirm: dict[int, Row]
     """Ended confirm trials by seed, in the study's order."""
     missing: int
-    """Trials that are known and have not ended."""
+    """Trials that have not ended, with those that later stages are expected to add."""
     more_to_come: bool
-    """Whether stages that are not open yet will add to the missing trials."""
+    """Whether stages that are not open yet contribute to the missing trials, so that their number may change."""
     progress: Hashable
     """Changes whenever anything here may have changed."""
 
@@ -218,8 +218,7 @@ class _Reader:
         else:
             search = self._search(record)
             shown = record.stages
-            unconfirmed = not record.finished and "confirm" not in record.stages
-            missing = record.waiting + (len(self.study.seeds.confirm) if unconfirmed else 0)
+            missing = record.waiting + sum(record.to_come.values())
             more = record.stages_to_open
         facts = {f.name: getattr(record, f.name) for f in fields(SearchedCell)} | {"stages": shown}
         return CellResult(

@@ -63,7 +63,7 @@ class Study(Section):
     """Further metrics to evaluate; each gets a table."""
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
-    """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER"."""
+    """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER". They are shown in ascending order."""
     defaults: Literal["adaptive", "paper"] = "adaptive"
     """What applies where `privacy.clip`, `preprocess` and `aggregate` are not given. adaptive: features are scaled and
     centred privately, clients weigh in proportion to their rows (record level), and the clip is tuned; defaults.md
@@ -146,7 +146,7 @@ class Study(Section):
                 raise ValueError(f"epsilon {value:g} is not above 0")
         if len({f"{value:g}" for value in values}) != len(values):  # as tables print them
             raise ValueError("an epsilon is named twice")
-        return values
+        return sorted(values)
 
     @model_validator(mode="after")
     def _strategies_fit_the_spaces(self) -> Study:

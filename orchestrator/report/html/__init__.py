@@ -15,12 +15,13 @@ from trainables.errors import UserError
 from trainables.urls import shown
 
 NAME = "report.html"
+MOST_COMPARED = 8  # colours and markers of the palette
 
 
 def write_report(results: Sequence[str], output: Path | None = None) -> str:
     """Write the page to `output`, by default into the first results folder; return its address."""
-    if len(results) > 2:
-        raise UserError(f"{len(results)} results folders are more than the two that can be compared")
+    if len(results) > MOST_COMPARED:
+        raise UserError(f"{len(results)} results folders are more than the {MOST_COMPARED} that can be compared")
     text = document.page(document.content(read(results)))
     if output is not None:
         return str(write_text(output, text))

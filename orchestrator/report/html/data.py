@@ -19,6 +19,7 @@ from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.common import data_fingerprints, thinned
 from orchestrator.report.tables.privacy import with_search
+from orchestrator.report.tables.common import missing_text
 from orchestrator.report.tables.publication import with_price
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
@@ -155,9 +156,10 @@ def _status(ledger: Ledger, name: str, running: str | None, results: Results) ->
         ended = results.states.total()
         found |= {"trials": dict(results.states), "trials_ended": ended, "trials_expected": None, "failed": {}}
         found |= {"time": {"elapsed_s": None, "trial_rounds_per_second": None, "left_s": None}, "retries": []}
-    fields = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended", "trials_expected")
-    return {key: found[key] for key in (*fields, "confirm", "time", "failed", "retries")} | {
-        "best": status.best_texts(found)
+    fields = ("finished", "running", "cells_ended", "cells_total", "trials", "trials_ended")
+    return {key: found[key] for key in (*fields, "time", "failed", "retries")} | {
+        "missing": missing_text(results.cells),
+        "best": status.best_texts(found),
     }
 
 
@@ -175,6 +177,7 @@ class _Cell:
         shown = {*self._order, *([] if self._won is None else [self._won])}
         self.configurations = {number: found[number] for number in sorted(shown)}
         self._varied = varied(found)
+        self._best, self._ended = self._best_so_far(found), sum(len(c.keys) for c in found)
         self._axes = [self._axis(name, found) for name in self._varied]
         self._shares = [share for stage in stages for share in self._importance(stage, found)]
         contest = grouped(ledger, {"contest": cell.stages.get("contest", [])}, cell.objective)
@@ -201,6 +204,8 @@ class _Cell:
             "confirm": [_run(seed, row, limits.points) for seed, row in cell.confirm.items()],
             "search": self._search(ledger, limits),
             "contest": self._contest(),
+            "best": self._best,
+            "search_ended": self._ended,
             "importance": self._shares,
         }
 
@@ -224,6 +229,22 @@ class _Cell:
             "left_out": self._count - len(kept),
             "traces": self._traces(ledger, best, kept, limits.points),
         }
+
+    def _best_so_far(self, found: Sequence[Configuration]) -> list[tuple[int, float]]:
+        """The best mean over seeds by number of ended search trials, in the order of proposal: one point for every new
+        best. Stages with more rounds start again."""
+        variant, cost, ended, level = self.cell.variant, self.cell.objective.cost, 0, ""
+        points: list[tuple[int, float]] = []
+        for configuration in found:
+            ended, stage = ended + len(configuration.keys), configuration.stages[0]
+            score = configuration.mean
+            if score is None or len(configuration.seeds) < len(variant.seeds(stage)):
+                continue
+            restarts = variant.restarts(stage) and stage != level
+            if restarts or not points or cost(score) < cost(points[-1][1]):
+                points.append((ended, score))
+            level = stage if restarts else level
+        return thinned(points, MOST_POINTS)
 
     def _contest(self) -> list[dict[str, Any]]:
         """The best of the search on fresh seeds, best first."""
@@ -262,7 +283,7 @@ class _Cell:
     def _importance(self, stage: str, found: Sequence[Configuration]) -> list[dict[str, Any]]:
         """Of one stage, because each stage is a grid and their union is not; empty if nothing varies."""
         shares = importance([c for c in found if stage in c.stages], self.cell.objective)
-        if shares is None:
+        if shares is None or len(shares.single) < 2:  # one alone explains everything
             return []
         pairs = {f"{a} × {b}": value for (a, b), value in shares.pairs.items()}
         shape = {"stage": stage, "exact": shares.exact, "n": shares.configurations}
@@ -309,7 +330,7 @@ def _tables(results: Results) -> list[dict[str, Any]]:
 def _table(table: render.Table) -> dict[str, Any]:
     return {
         "title": table.title,
-        "caption": table.caption,
+        "caption": [table.summary, table.caption],
         "columns": table.columns,
         "align": table.align,
         "groups": [

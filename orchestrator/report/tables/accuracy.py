@@ -71,7 +71,7 @@ def final_accuracy(results: Results, setting: str) -> Table:
         results,
         setting,
         title=f"{objective.test_title} {when}",
-        summary="",
+        summary=f"{objective.test_title} of every method at every privacy budget.",
         caption=[caption, *_notes(results, setting)],
         columns={budget(epsilon): "r" for epsilon in results.study.epsilons},
         groups=[("", _rows(by_budget[0], columns))],

@@ -128,9 +128,21 @@ def thinned(values: Iterable[T], most: int) -> list[T]:
 
 def unfinished(cells: Iterable[CellResult]) -> list[str]:
     """A sentence, if trials are still to run."""
-    left = [cell for cell in cells if cell.missing]
-    count = sum(cell.missing for cell in left)
-    if not count:
-        return []
-    least = "at least " if any(cell.more_to_come for cell in left) else ""
-    return [f"The study is unfinished: {least}{count} {'trial is' if count == 1 else 'trials are'} missing."]
+    count = missing_text(list(cells))
+    return [f"The study is unfinished: {count} {'trial is' if count == '1' else 'trials are'} missing."] if count else []
+
+
+def missing_text(cells: Sequence[CellResult]) -> str:
+    """How many trials are still to run; empty if none."""
+    about = "about " if any(cell.more_to_come for cell in cells) else ""
+    count = missing_trials(cells)
+    return f"{about}{count}" if count else ""
+
+
+def missing_trials(cells: Sequence[CellResult]) -> int:
+    """A trial that several searches share counts once, as in `status`."""
+    total = sum(cell.missing for cell in cells)
+    if any(cell.study.private for cell in cells):  # their trials are secret
+        return total
+    waiting = [cell.waiting for cell in cells if cell.missing]
+    return total - sum(map(len, waiting)) + len(set[str]().union(*waiting))

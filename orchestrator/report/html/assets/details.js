@@ -11,7 +11,7 @@ function partitions(study) {
         found.divergence && `KL divergence of their class distributions from uniform: ${short(mean(found.divergence), 3)} nats on average, ${short(Math.max(...found.divergence), 3)} at most.`),
       classes > 1 && el("div", { class: "legend" }, Array.from({ length: classes }, (_, k) => el("span", {}, svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, svg("rect", { width: 14, height: 12, ...classLook(k) })), `class ${k}`))),
       drawn((width) => partitionPanel(found, sizes, width), { class: "chart wide" }),
-      classes > 1 && table({ name: "partition", title: "Train rows by client and class", caption: "", columns: ["Client", ...Array.from({ length: classes }, (_, k) => `Class ${k}`), "Total", "Divergence"], align: "r".repeat(classes + 3),
+      classes > 1 && table({ name: "partition", title: "Train rows by client and class", columns: ["Client", ...Array.from({ length: classes }, (_, k) => `Class ${k}`), "Total", "Divergence"], align: "r".repeat(classes + 3),
         groups: [{ heading: "", rows: found.counts.map((row, k) => [String(k), ...row.map(String), String(sizes[k]), short(found.divergence[k], 3)]) }] }));
   };
   const controls = el("div", { class: "controls" }, choice("partition", "Setting", study.partitions.map((p, k) => [k, `${p.setting}, partition seed ${p.seed}`]), draw));
@@ -88,10 +88,10 @@ function failures(study) {
     [cell.id, state, cell.search.axes.map((axis, n) => `${axis.name} = ${short(cell.search.values[n][k])}`).join(", ")]));
   if (!lost.length && !retries.length && !Object.keys(failed).length) return [el("p", {}, "No trial failed, diverged or was retried.")];
   return [
-    lost.length > 0 && table({ name: "lost", title: "Diverged and failed trials", caption: "Diverged: the weights became infinite. Failed: the trial could not run.", columns: ["Cell", "Diverged", "Failed", "Confirm runs"], align: "lrrl", groups: [{ heading: "", rows: lost }] }),
-    where.length > 0 && table({ name: "where", title: "Configurations that diverged or failed", caption: "", columns: ["Cell", "State", "Configuration"], align: "lll", groups: [{ heading: "", rows: where }] }),
-    Object.keys(failed).length > 0 && table({ name: "failed", title: "Failed trials", caption: "", columns: ["Trial", "Reason"], align: "ll", groups: [{ heading: "", rows: Object.entries(failed) }] }),
-    retries.length > 0 && table({ name: "retries", title: "Retried packs", caption: "Their trials finished on a retry, unless they are listed above.", columns: ["Trials", "First trial", "Reason"], align: "rll", groups: [{ heading: "", rows: retries.map((r) => [String(r.trials), r.first, r.reason]) }] }),
+    lost.length > 0 && table({ name: "lost", title: "Diverged and failed trials", caption: ["Diverged: the weights became infinite. Failed: the trial could not run."], columns: ["Cell", "Diverged", "Failed", "Confirm runs"], align: "lrrl", groups: [{ heading: "", rows: lost }] }),
+    where.length > 0 && table({ name: "where", title: "Configurations that diverged or failed", columns: ["Cell", "State", "Configuration"], align: "lll", groups: [{ heading: "", rows: where }] }),
+    Object.keys(failed).length > 0 && table({ name: "failed", title: "Failed trials", columns: ["Trial", "Reason"], align: "ll", groups: [{ heading: "", rows: Object.entries(failed) }] }),
+    retries.length > 0 && table({ name: "retries", title: "Retried packs", caption: ["Their trials finished on a retry, unless they are listed above."], columns: ["Trials", "First trial", "Reason"], align: "rll", groups: [{ heading: "", rows: retries.map((r) => [String(r.trials), r.first, r.reason]) }] }),
   ];
 }
 

@@ -5,7 +5,7 @@ const current = () => page.studies[Math.min(Number(recall("study", 0)), page.stu
 
 const SECTIONS = [
   ["summary", "Summary", summary],
-  ["comparison", "Two studies compared", () => (page.studies.length > 1 ? comparison(...page.studies) : null)],
+  ["comparison", "Studies compared", () => (page.studies.length > 1 ? comparison(page.studies) : null)],
   ["curves", "Score by round", curves],
   ["budgets", "Score against ε", byBudget],
   ["tables", "Tables", tables],
@@ -18,11 +18,10 @@ const SECTIONS = [
 ];
 
 function progressLine(study) {
-  const { finished, running, cells_ended: ended, cells_total: total, trials_ended: trials, trials_expected: expected, time, confirm } = study.status;
+  const { finished, running, cells_ended: ended, cells_total: total, trials_ended: trials, missing, time } = study.status;
   const state = finished ? "finished" : running ? "running" : "not finished";
   return el("p", { class: "progress" }, el("span", { class: `badge ${finished ? "good" : running ? "busy" : "open"}` }, state),
-    `${ended} of ${total} cells, ${trials} trials${!finished && expected ? ` of about ${expected}` : ""}`,
-    !finished && `, ${confirm.done} of ${confirm.total} confirm runs`,
+    `${ended} of ${total} cells, ${trials} trials`, missing && `, ${missing} missing`,
     time.elapsed_s !== null && ` · ${duration(time.elapsed_s)}`,
     !finished && time.left_s !== null && `, about ${duration(time.left_s)} left`,
     page.live && el("span", { class: "live" }, " · updates automatically"));

@@ -1,4 +1,4 @@
-// Results: summary, scores by round and by budget, tables, and the comparison of two studies.
+// Results: summary, scores by round and by budget, tables.
 
 const cellName = (study, cell) => (study.strategies.length > 1 ? `${cell.method} (${cell.strategy})` : cell.method);
 
@@ -13,8 +13,8 @@ function summary(study) {
       el("ul", { class: "findings" }, part.sentences.map((sentence) => el("li", {}, sentence.text)))]),
     !study.findings.length && el("p", {}, "Nothing has been started yet."),
     bestSoFar(study),
-    study.findings.some((part) => part.sentences.some((sentence) => sentence.winner)) && el("p", { class: "note" }, "± is one standard deviation over seeds. Ranges are 95% confidence intervals of the difference, paired by seed (t-test). " +
-      "Significance is at 5%, with Holm's correction over the methods at that budget; the tables print the same methods bold."),
+    study.findings.some((part) => part.sentences.some((sentence) => sentence.winner)) && note("± is one standard deviation over seeds; ranges are 95% confidence intervals of the difference.", "summary",
+      "Differences are paired by seed (t-test). Significance is at 5%, with Holm's correction over the methods at that budget; the tables print the same methods bold."),
     study.caveats.length > 0 && el("div", { class: "caveats" }, el("h3", {}, "Caveats"), el("ul", {}, study.caveats.map((text) => el("li", {}, text)))),
   ];
 }
@@ -41,7 +41,7 @@ const reach = (point, band) => (band === "none" || point.std === null ? 0 : band
 function curves(study) {
   const holder = el("div");
   const cells = study.cells.filter((cell) => cell.confirm.length);
-  if (!cells.length) return [el("p", {}, "No winner has been confirmed yet.")];
+  if (!cells.length) return bestCurves(study);
   const metrics = distinct(cells.flatMap((cell) => cell.confirm.flatMap((run) => Object.keys(run.curves))));
   const draw = () => {
     const setting = recall("curve-setting"), metric = recall("curve-metric"), band = recall("curve-band");
@@ -57,8 +57,7 @@ function curves(study) {
         const mine = all.filter(({ cell }) => cell.epsilon === epsilon);
         return curvePanel(study, mine, { width, metric, band, traces, kind, log, range: recall("curve-height") === "own" ? rangeOf(mine) : common });
       })))),
-    el("p", { class: "note" }, `Lines are means over the confirm seeds; the band is ${BANDS[band]}${traces ? "; thin lines are single seeds" : ""}. ` +
-      "Arrow keys move the cursor of a focused chart."));
+    note(`Lines are means over the confirm seeds; the band is ${BANDS[band]}${traces ? "; thin lines are single seeds" : ""}.`, "curves", "Arrow keys move the cursor of a focused chart."));
   };
   const controls = el("div", { class: "controls" },
     choice("curve-setting", "Setting", study.settings.map((s) => [s, s]), draw),
@@ -68,7 +67,42 @@ function curves(study) {
     choice("curve-height", "Vertical range", [["common", "same for all budgets"], ["own", "by budget"]], draw),
     tick("curve-traces", "single seeds", draw));
   draw();
+  return [controls, legend(study, keysOf(study), draw), holder, !study.status.finished && [el("h3", {}, "Search so far"), bestCurves(study)]];
+}
+
+// While the study runs: the best validation score of every cell by number of ended search trials.
+function bestCurves(study) {
+  const holder = el("div"), cells = study.cells.filter((cell) => cell.best.length);
+  if (!cells.length) return [el("p", {}, study.private ? "No winner has been confirmed yet; a private search shows nothing before." : "No search trial has finished yet.")];
+  const draw = () => {
+    const mine = cells.filter((cell) => cell.setting === recall("best-setting") && shown(cell));
+    const range = extent(mine.flatMap((cell) => cell.best.map(([, score]) => score)));
+    const epsilons = study.epsilons.filter((epsilon) => mine.some((cell) => cell.epsilon === epsilon));
+    holder.replaceChildren(el("div", { class: "panels" }, epsilons.map((epsilon) => el("figure", {}, el("figcaption", {}, budget(epsilon)),
+      drawn((width) => bestPanel(study, mine.filter((cell) => cell.epsilon === epsilon), range, width))))),
+    note("The best mean over seeds on the validation rows so far. Test rows are used once a winner is confirmed.", "best"));
+  };
+  const controls = el("div", { class: "controls" }, choice("best-setting", "Setting", study.settings.map((s) => [s, s]), draw));
+  draw();
   return [controls, legend(study, keysOf(study), draw), holder];
+}
+
+function bestPanel(study, cells, range, width) {
+  const most = Math.max(...cells.map((cell) => cell.search_ended)), log = study.objective.lower && range[0] > 0;
+  const { root, sx, sy } = frame({ width, height: 230, label: `Best validation ${study.objective.title} by ended search trials`,
+    x: { domain: [0, Math.max(1, most)], whole: true, label: "search trials ended" },
+    y: { domain: log ? [range[0] / 1.1, range[1] * 1.1] : padded(range), kind: log ? "log" : "linear", label: `validation ${study.objective.title}${study.objective.unit}` } });
+  const points = [];
+  for (const cell of cells) {
+    const steps = cell.best.flatMap(([n, score], k) => (k ? [[n, cell.best[k - 1][1]], [n, score]] : [[n, score]]));
+    steps.push([cell.search_ended, cell.best.at(-1)[1]]);
+    root.append(seriesLine(study, cell.method, cell.strategy, steps.map(([n, score]) => [sx(n), sy(score)])));
+    for (const [n, score] of cell.best) {
+      root.append(mark(markerOf(study, cell.method, cell.strategy), sx(n), sy(score), 3.4, inked(study, cell.method, cell.strategy)));
+      points.push({ x: sx(n), y: sy(score), n, score, cell });
+    }
+  }
+  return cursor(root, points, ({ n, score, cell }) => [cellName(study, cell), `${scored(study, score)} after ${n} search trial${n === 1 ? "" : "s"}`]);
 }
 
 function curvePanel(study, series, { width, metric, band, traces, kind, range, log }) {
@@ -105,6 +139,10 @@ function curvePanel(study, series, { width, metric, band, traces, kind, range, l
 
 // ---- score by budget
 
+const PRICE_NOTES = {
+  epsilon: "Claimed ε of one run.", actual: "Actual ε of one run, in the release model of the study.",
+  with_search: "ε of publishing all trials of a cell, search included, if each had independent noise.", private: "ε of publishing the winner of a cell's search.",
+};
 const PRICES = { epsilon: "claimed", actual: "actual", with_search: "with search" };
 
 function byBudget(study) {
@@ -114,10 +152,9 @@ function byBudget(study) {
     const price = recall("budget-price"), setting = recall("budget-setting");
     const mine = cells.filter((cell) => cell.setting === setting && shown(cell) && cell[price] !== null);
     holder.replaceChildren(drawn((width) => budgetPanel(study, mine, price, width), { class: "chart wide" }),
-      el("p", { class: "note" }, price === "with_search"
-        ? study.private ? "ε of publishing the winner of a cell's search." : "ε of publishing all trials of a cell, search included, if each had independent noise (squares of μ add up). Trials that share a seed share their noise, so this is the cost that a private search would have, not a guarantee for this one. Methods that sample rows are left out, because their account is not a single μ."
-        : price === "actual" ? "Actual ε of one run, in the release model of the study." : "Claimed ε of one run.",
-      " Whiskers: one standard deviation over seeds. ∞: training without noise."));
+      note(`${PRICE_NOTES[price === "with_search" && study.private ? "private" : price]} Whiskers: one standard deviation over seeds.`, "budgets",
+        price === "with_search" && !study.private && "Trials that share a seed share their noise, so this is the cost that a private search would have, not a guarantee for this one. Squares of μ add up; methods that sample rows are left out, because their account is not a single μ. ",
+        "∞: training without noise."));
   };
   const controls = el("div", { class: "controls" }, choice("budget-setting", "Setting", study.settings.map((s) => [s, s]), draw),
     choice("budget-price", "Kind of ε", [["epsilon", "claimed"], ["actual", "actual"], ["with_search", "with search"]], draw));
@@ -165,59 +202,4 @@ function tables(study) {
 
 function tablesOf(study, wanted) {
   return study.tables.filter(wanted).map((found, number) => table({ ...found, name: `${found.kind}-${number}` }));
-}
-
-// ---- two studies side by side
-
-function comparison(a, b) {
-  if (a.objective.metric !== b.objective.metric) return [el("p", {}, `${a.name} has the objective ${a.objective.title}, ${b.name} has ${b.objective.title}: their scores cannot be compared.`)];
-  const alone = a.settings.length === 1 && b.settings.length === 1; // then their names may differ
-  const oneStrategy = a.strategies.length === 1 && b.strategies.length === 1;
-  const alike = (x, y) => x.method === y.method && real(x.epsilon) === real(y.epsilon) && (oneStrategy || x.strategy === y.strategy) && (alone || x.setting === y.setting);
-  const pairs = a.cells.map((x) => [x, b.cells.find((y) => alike(x, y))]).filter(([, y]) => y);
-  const lone = [a.cells.filter((x) => !b.cells.some((y) => alike(x, y))).length, b.cells.filter((y) => !a.cells.some((x) => alike(x, y))).length];
-  const both = pairs.filter(([x, y]) => x.final && y.final);
-  return [
-    el("p", {}, `${pairs.length} ${pairs.length === 1 ? "cell is" : "cells are"} in both; ${lone[0]} only in ${a.name}, ${lone[1]} only in ${b.name}.`,
-      alone && a.settings[0] !== b.settings[0] ? ` Their settings differ (${a.settings[0]}; ${b.settings[0]}).` : "",
-      oneStrategy && a.strategies[0] !== b.strategies[0] ? ` Their search strategies differ (${a.strategies[0]}; ${b.strategies[0]}).` : ""),
-    both.length > 0 && [drawn((width) => dumbbells(a, b, both, width), { class: "chart wide" }),
-      el("p", { class: "note" }, `Filled marks: ${a.name}. Hollow marks: ${b.name}. Whiskers: one standard deviation over seeds.`)],
-    pairs.length > 0 && table({ name: "comparison", title: `${a.objective.final} of ${a.name} and ${b.name}`,
-      caption: `Difference: ${b.name} minus ${a.name}. Pairs: runs of both with the same seed; ± is the standard deviation of their differences.`,
-      columns: ["Method", "Budget", a.name, b.name, "Difference", "Pairs", `Chosen in ${a.name}`, `Chosen in ${b.name}`], align: "llrrrrpp",
-      groups: distinct(pairs.map(([x]) => x.setting)).map((setting, _, all) => ({ heading: all.length > 1 ? setting : "", rows: pairs.filter(([x]) => x.setting === setting).map(([x, y]) => comparedRow(a, x, y)) })) }),
-  ];
-}
-
-function comparedRow(study, x, y) {
-  const last = (run) => run.curves[study.objective.metric]?.at(-1);
-  const gaps = x.confirm.flatMap((run) => y.confirm.filter((r) => r.seed === run.seed).map((r) => last(r) - last(run))).filter(isNumber);
-  const text = ({ final }) => (final ? `${scored(study, final.mean)}${final.std === null ? "" : ` ± ${scored(study, final.std)}`}` : "–");
-  const chosen = (cell) => (cell.chosen ? cell.search.axes.map(({ name }) => `${name} = ${short(cell.chosen[name])}`).join(", ") : "–");
-  const gap = x.final && y.final ? y.final.mean - x.final.mean : null;
-  const shown = gap === null ? "–" : `${gap > 0 ? "+" : ""}${scored(study, gap)}${gaps.length > 1 ? ` ± ${scored(study, deviation(gaps))}` : ""}`;
-  return [cellName(study, x), budget(x.epsilon), text(x), text(y), shown, gaps.length ? String(gaps.length) : "none", chosen(x), chosen(y)];
-}
-
-function dumbbells(a, b, pairs, width) {
-  const several = distinct(pairs.map(([x]) => x.setting)).length > 1, high = 26, left = Math.min(width * 0.45, 300), top = 6;
-  const ends = ({ final }) => [final.mean - (final.std || 0), final.mean + (final.std || 0)];
-  const range = extent(pairs.flatMap(([x, y]) => [...ends(x), ...ends(y)]));
-  const { root, sx } = frame({ width, height: pairs.length * high + top + 40, left, top, label: `${a.objective.final} of ${a.name} and ${b.name}`,
-    x: { domain: padded(range), label: `${a.objective.final}${a.objective.unit}` }, y: { domain: [0, 1], ticks: [], label: "" } });
-  const points = [];
-  pairs.forEach(([x, y], row) => {
-    const middle = top + (row + 0.5) * high, colour = colourOf(a, x.method, x.strategy), name = `${cellName(a, x)}, ${budget(x.epsilon)}${several ? `, ${x.setting}` : ""}`;
-    const most = Math.floor(left / 7) - 1;
-    root.append(svg("text", { class: "tick", x: left - 8, y: middle + 4, "text-anchor": "end" }, name.length > most ? name.slice(0, most) + "…" : name),
-      svg("line", { class: "axis", x1: sx(x.final.mean), x2: sx(y.final.mean), y1: middle, y2: middle }));
-    [[a, x, -4], [b, y, 4]].forEach(([study, cell, aside], k) => {
-      const [low, top_] = ends(cell);
-      root.append(svg("line", { class: "whisker", x1: sx(low), x2: sx(top_), y1: middle + aside, y2: middle + aside, stroke: colour }),
-        mark("o", sx(cell.final.mean), middle + aside, 4.2, k ? { fill: "var(--ground)", stroke: colour, "stroke-width": 1.8 } : { fill: colour }));
-      points.push({ x: sx(cell.final.mean), y: middle + aside, cell, study, name });
-    });
-  });
-  return cursor(root, points, ({ cell, study, name }) => [name, `${study.name}: ${scored(study, cell.final.mean)}${cell.final.std === null ? "" : ` ± ${scored(study, cell.final.std)}`}`]);
 }

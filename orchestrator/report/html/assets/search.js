@@ -33,8 +33,16 @@ function sentence(study, cell) {
   const lost = Object.entries(cell.states).filter(([state]) => state !== "done").map(([state, count]) => `${count} ${state}`);
   return el("p", {}, `${means.length + out} configurations of ${cellName(study, cell)} at ${budget(cell.epsilon)}, `,
     `${Math.max(...seeds) > 1 ? `up to ${Math.max(...seeds)} seeds each` : "one seed each"}${lost.length ? ` (trials: ${lost.join(", ")})` : ""}. `,
-    winner === null ? "No winner yet." : `The winner's validation ${study.objective.title}${study.objective.unit}: ${scored(study, means[winner])}.`,
+    winnerSentence(study, cell),
     out > 0 && ` This page has the best ${means.length}; the ledger has ${out} more.`);
+}
+
+// The score that selected the winner, which tables and status show; the score of its search trials differs where a contest followed.
+function winnerSentence(study, cell) {
+  const { mean: means, winner } = cell.search, score = `validation ${study.objective.title}${study.objective.unit}`;
+  if (winner === null || !isNumber(cell.validation)) return "No winner yet.";
+  if (!cell.contest.length) return `The winner's ${score}: ${scored(study, cell.validation)}.`;
+  return `The winner's ${score}: ${scored(study, cell.validation)} in the contest, ${scored(study, means[winner])} in the search.`;
 }
 
 // ---- heat maps
@@ -52,11 +60,10 @@ function heatMaps(study, cell) {
     const panel = (what, title) => el("figure", {}, el("figcaption", {}, title), drawn((width) => heatPanel(study, cell, cells, what, width)));
     const spread = cells.list.some((c) => isNumber(c.std));
     holder.replaceChildren(el("div", { class: "panels two" }, panel("mean", `Validation ${study.objective.title}, mean over seeds`),
-      spread ? panel("std", "Standard deviation over seeds")
-        : panel("range", "Range over the other hyperparameters")),
-    el("p", { class: "note" }, `★ winner. Dashed frame: the winner lies on that edge, so a better value may lie beyond. × a seed diverged or failed. `,
-      names.length > 2 ? (others === "best" ? "Each field is the best over all other hyperparameters. " : "Each field is the mean over all other hyperparameters. ") : "",
-      !spread && "Each configuration has one seed, so the second map shows the range over the other hyperparameters instead of the standard deviation over seeds."));
+      spread ? panel("std", "Standard deviation over seeds") : names.length > 1 && panel("range", "Range over the other hyperparameters")),
+    note(`★ winner. × a seed diverged or failed.${names.length > 2 ? ` Each field is the ${others} over all other hyperparameters.` : ""}`, "heat",
+      "Dashed frame: the winner lies on that edge, so a better value may lie beyond. ",
+      !spread && names.length > 1 && "Each configuration has one seed, so the second map shows the range over the other hyperparameters instead of the standard deviation over seeds."));
   };
   const controls = el("div", { class: "controls" },
     choice(`heat-x-${key}`, "Horizontal", names.map((n) => [n, n]), draw, names[0]),
@@ -163,7 +170,7 @@ function parallel(study, cell) {
     const done = means.map((_, k) => k).filter((k) => isNumber(means[k])).sort((a, b) => (study.objective.lower ? means[a] - means[b] : means[b] - means[a]));
     const best = done.slice(0, Math.min(MOST_LINES, Math.max(1, Math.ceil(done.length * Number(recall("parallel-share"))))));
     holder.replaceChildren(drawn((width) => parallelPanel(study, cell, best, width), { class: "chart wide" }),
-      el("p", { class: "note" }, `${best.length} configurations; a stronger line is a better score, and the winner has its own colour. Left and right arrow keys step from best to worst.`));
+      note(`${best.length} configurations; a stronger line is a better score, and the winner has its own colour.`, "parallel", "Left and right arrow keys step from best to worst."));
   };
   const controls = el("div", { class: "controls" }, choice("parallel-share", "Shown", [["1", "all"], ["0.5", "best 50%"], ["0.1", "best 10%"], ["0.02", "best 2%"]], draw));
   draw();
@@ -216,9 +223,11 @@ function importances(cell) {
     const higherOrder = 1 - [...Object.values(found.single), ...Object.values(found.pairs)].reduce((sum, v) => sum + v, 0);
     const rows = [...shares, ...(found.exact && higherOrder > 0.005 ? [["higher order", higherOrder]] : [])];
     return el("figure", {}, el("figcaption", {}, `${found.stage}: ${found.n} configurations`), bars(rows.map(([name, value]) => ({ name, value, text: `${(100 * value).toFixed(1)}%` })), "Share of the variance"));
-  })), el("p", { class: "note" }, cell.importance.some((found) => found.exact)
-    ? "Share of the variance of the validation scores that a hyperparameter explains alone, or a pair explains beyond both (exact analysis of variance of the grid). A configuration that diverged or failed counts as the worst that finished."
-    : "Share of the variance of the validation scores that a hyperparameter explains alone, with its values in five bins of equal counts. These trials are not a grid, so the shares are approximate and need not sum to 1."));
+  })), cell.importance.some((found) => found.exact)
+    ? note("Share of the variance of the validation scores that a hyperparameter explains alone, or a pair explains beyond both.", "importance",
+      "An exact analysis of variance of the grid. A configuration that diverged or failed counts as the worst that finished.")
+    : note("Approximate share of the variance of the validation scores that a hyperparameter explains alone.", "importance",
+      "These trials are not a grid: values are grouped into five bins of equal counts, and the shares need not sum to 1."));
 }
 
 function bars(rows, label) {
@@ -238,7 +247,7 @@ function contest(study, cell) {
   if (!cell.contest.length) return null;
   const rows = cell.contest.map((c, k) => [`${k + 1}${c.won ? " ★" : ""}`, ...c.values.map((value) => short(value, 6)), scored(study, c.mean), scored(study, c.std), String(c.seeds), c.state]);
   return table({ name: `contest-${cell.method}`, title: "Contest: the best configurations on fresh seeds",
-    caption: "Ranked by mean validation score over the contest seeds, which the search did not use. The winner (★) is the best mean, or a mean within one paired standard error of it with a smaller standard deviation.",
+    caption: ["Ranked by mean validation score over the contest seeds, which the search did not use.", "The winner (★) is the best mean, or a mean within one paired standard error of it with a smaller standard deviation."],
     columns: ["Rank", ...cell.search.axes.map((axis) => axis.name), `Validation${study.objective.unit}`, "Std. dev.", "Seeds", "State"],
     align: `r${cell.search.axes.map((axis) => (axis.numeric ? "r" : "l")).join("")}rrrl`, groups: [{ heading: "", rows }] });
 }
@@ -263,7 +272,7 @@ function searchCurves(study, cell) {
     }
     return cursor(root, points, ({ t, v, trace, won }) => [`${won ? "the winner, " : ""}seed ${trace.seed}, round ${t}: ${scored(study, v)}`,
       ...cell.search.axes.map((axis, n) => `${axis.name} = ${short(cell.search.values[n][trace.configuration])}`)]);
-  }, { class: "chart wide" }), el("p", { class: "note" }, `The ${count} best configurations on the validation rows, one line per seed; the winner is coloured.`));
+  }, { class: "chart wide" }), note(`The ${count} best configurations on the validation rows, one line per seed; the winner is coloured.`));
 }
 
 // ---- every configuration
@@ -273,7 +282,7 @@ function configurations(study, cell) {
   const order = means.map((_, k) => k).sort((a, b) => (isNumber(means[b]) - isNumber(means[a])) || (study.objective.lower ? means[a] - means[b] : means[b] - means[a]));
   const rows = order.map((k, rank) => [`${rank + 1}${k === winner ? " ★" : ""}`, ...axes.map((_, n) => short(values[n][k], 6)), stages[k].join(", "), scored(study, means[k]), scored(study, std[k]), String(seeds[k]), state[k], short(seconds[k], 3)]);
   return table({ name: `configurations-${cell.method}`, title: `All configurations of ${cellName(study, cell)} at ${budget(cell.epsilon)}`,
-    caption: "Ranked by mean validation score over seeds; a configuration with a diverged or failed seed has none. Seconds: the shares of its trials in the time of their packs.",
+    caption: ["Ranked by mean validation score over the search seeds.", "A configuration with a diverged or failed seed has no mean. Seconds: the shares of its trials in the time of their packs."],
     columns: ["Rank", ...axes.map((axis) => axis.name), "Stage", `Validation${study.objective.unit}`, "Std. dev.", "Seeds", "State", "Seconds"],
     align: `r${axes.map((axis) => (axis.numeric ? "r" : "l")).join("")}lrrrlr`, groups: [{ heading: "", rows }] });
 }

@@ -16,7 +16,7 @@ function compare(a, b) {
   return String(a).localeCompare(String(b));
 }
 
-// spec: name, title, caption, columns, align, groups [{heading, rows, bold}], csv
+// spec: name, title, caption (its first sentence, then details), columns, align, groups [{heading, rows, bold}], csv
 function table(spec) {
   const sort = { column: recall(`sort-${spec.name}`, -1), down: recall(`down-${spec.name}`, false) };
   let limit = PAGE_ROWS;
@@ -76,7 +76,7 @@ function table(spec) {
     value: recall(`filter-${spec.name}`, ""), oninput: (event) => { memory.set(`filter-${spec.name}`, event.target.value); draw(); } });
   draw();
   return el("figure", { class: "table", id: `table-${spec.name}` },
-    el("figcaption", {}, el("h3", {}, spec.title), spec.caption && folded(`caption-${spec.name}`, "Description", el("p", {}, spec.caption))),
+    el("figcaption", {}, el("h3", {}, spec.title), spec.caption && note(spec.caption[0], `caption-${spec.name}`, spec.caption.slice(1).join(" "))),
     el("div", { class: "tools" }, total > 4 && filter,
       el("button", { type: "button", onclick: () => copy(toLatex(spec, visible()), "LaTeX") }, "Copy LaTeX"),
       el("button", { type: "button", onclick: () => copy(toCsv(spec, visible()), "CSV") }, "Copy CSV"),
@@ -87,6 +87,12 @@ function table(spec) {
 function folded(name, label, ...content) {
   return el("details", { open: recall(`open-${name}`, false), ontoggle: (event) => memory.set(`open-${name}`, event.target.open) },
     el("summary", {}, label), content);
+}
+
+// A caption of one or two sentences; the details are folded.
+function note(text, name, ...details) {
+  const more = details.filter(Boolean);
+  return el("div", { class: "note" }, text && el("p", {}, text), more.length > 0 && folded(name, "Details", el("p", {}, more)));
 }
 
 // ---- copies
