@@ -250,8 +250,13 @@ def test_export_to_optuna(results, fedsweep, tmp_path):
     assert names == [CELL := "synthetic frozen features / iid / DP-FedGD / eps 8", f"{CELL} / contest"], names
     for name in names:
         study = optuna.load_study(study_name=name, storage=out.strip())
-        of_search = results.trials[results.trials["stage"].isin(["contest"] if "contest" in name else ["coarse", "fine"])]
-        means = of_search.drop_duplicates("key").groupby("learning_rate")["accuracy"].mean()
+        stages = ["contest"] if "contest" in name else ["coarse", "fine"]
+        means = (
+            results.trials[results.trials["stage"].isin(stages)]
+            .drop_duplicates("key")
+            .groupby("learning_rate")["accuracy"]
+            .mean()
+        )
         assert {t.params["learning_rate"]: pytest.approx(t.value) for t in study.trials} == means.to_dict()
         assert study.best_value == pytest.approx(means.max()), "a mean over seeds, not the luckiest seed"
         (chosen,) = results.winners["learning_rate"]

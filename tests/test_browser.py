@@ -311,7 +311,7 @@ def test_the_page_fits_narrow_screens(chromium, report, width):
     page = opened(chromium, report / "report.html", width)
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
     links = "return [...document.querySelectorAll('nav a')].map((e) => e.getBoundingClientRect())"
-    assert all(0 <= box["left"] and box["right"] <= width for box in page.execute_script(links))
+    assert all(box["left"] >= 0 and box["right"] <= width for box in page.execute_script(links))
     line = "return Math.max(...[...document.querySelectorAll('main p')].map((e) => e.getBoundingClientRect().width))"
     assert page.execute_script(line) < 750, "about 80 characters"
     small = page.execute_script(

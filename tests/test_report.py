@@ -9,13 +9,14 @@ import large
 import numpy as np
 import pytest
 import reported
-from handmade_ledgers import SETTING, row, study, writing
+from handmade_ledgers import LAST, SETTING, row, study, writing
 
 from orchestrator.report import html
 from orchestrator.report.html import data, document, findings_text
 from orchestrator.report.html.configurations import Configuration, grouped, varied
 from orchestrator.report.html.data import as_json, gather
 from orchestrator.report.html.importance import importance
+from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search.objective import ACCURACY
@@ -90,7 +91,7 @@ def test_the_winner_has_the_score_that_selected_it(tmp_path):
     of = study(methods=["dp-fedgd"], epsilons=[8], seeds={"search": [1], "contest": [2, 3], "confirm": [4]})
     with writing(tmp_path, of) as writer:
         scores = {("coarse", 1): 60.0, ("contest", 2): 50.0, ("contest", 3): 52.0}
-        for (stage, seed), score in scores.items():
+        for (_, seed), score in scores.items():
             trial = writer.trial("dp-fedgd", 8, {"learning_rate": 0.1}, seed, confirm=False)
             writer.ledger.add([row(trial, {LAST: score})])
         for stage, seeds in {"coarse": [1], "contest": [2, 3]}.items():

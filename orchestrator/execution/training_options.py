@@ -85,8 +85,12 @@ class TrainingOptions:
     records: Annotated[
         str, "Name of the records, shared by data files prepared from the same ones; see `fedsweep account`."
     ] = ""
-    hosts: Annotated[int | None, "Number of client hosts (processes).  [default: one per core; a small run is computed in this process]"] = None
-    address: Annotated[str | None, "Address of a Ray cluster; without it, a local Ray is started unless the run is small."] = None
+    hosts: Annotated[
+        int | None, "Number of client hosts (processes).  [default: one per core; a small run needs no other process]"
+    ] = None
+    address: Annotated[
+        str | None, "Address of a Ray cluster; without it, a local Ray is started, unless the run is small."
+    ] = None
     on_round: Annotated[
         Callable[[int, LaneResult], None] | None, "Called after every round with its number and the result so far."
     ] = None

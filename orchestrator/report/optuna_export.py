@@ -27,7 +27,8 @@ def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     for ending in ("", "-journal", "-wal", "-shm"):
         Path(f"{file}{ending}").unlink(missing_ok=True)
     storage = f"sqlite:///{file}"
-    direction = "minimize" if results.study.objective_spec.lower_is_better else "maximize"
+    directions = optuna.study.StudyDirection
+    direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
     for cell in results.cells:
         search = {stage: keys for stage, keys in cell.stages.items() if stage not in ("contest", "confirm")}
         contest = {stage: keys for stage, keys in cell.stages.items() if stage == "contest"}
@@ -46,9 +47,7 @@ def _name(cell: CellResult) -> str:
     return name if cell.variant == cell.study.variants[0] else f"{name} ({cell.variant.name})"
 
 
-def _trial(
-    ledger: Ledger, cell: CellResult, configuration: Configuration, found: Mapping[str, Any]
-) -> FrozenTrial:
+def _trial(ledger: Ledger, cell: CellResult, configuration: Configuration, found: Mapping[str, Any]) -> FrozenTrial:
     """A configuration with all its seeds. One failed seed fails it: a mean over the others would be too good."""
     from optuna.trial import TrialState, create_trial
 

@@ -17,9 +17,8 @@ from orchestrator.report.html.configurations import Configuration, grouped, rank
 from orchestrator.report.html.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
-from orchestrator.report.tables.common import data_fingerprints, thinned
+from orchestrator.report.tables.common import data_fingerprints, missing_text, thinned
 from orchestrator.report.tables.privacy import with_search
-from orchestrator.report.tables.common import missing_text
 from orchestrator.report.tables.publication import with_price
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status

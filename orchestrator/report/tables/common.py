@@ -128,8 +128,9 @@ def thinned(values: Iterable[T], most: int) -> list[T]:
 
 def unfinished(cells: Iterable[CellResult]) -> list[str]:
     """A sentence, if trials are still to run."""
-    count = missing_text(list(cells))
-    return [f"The study is unfinished: {count} {'trial is' if count == '1' else 'trials are'} missing."] if count else []
+    if not (count := missing_text(list(cells))):
+        return []
+    return [f"The study is unfinished: {count} {'trial is' if count == '1' else 'trials are'} missing."]
 
 
 def missing_text(cells: Sequence[CellResult]) -> str:
