@@ -136,7 +136,7 @@ def test_methods_that_need_a_closed_form_refuse_it(example, tmp_path):
 def test_a_saved_model_names_the_missing_plugin(tmp_path, monkeypatch):
     weights = np.zeros(7 * 2 + 2 * 3 + 3, dtype=np.float32)
     SavedModel(weights, "low-rank:2", 6, 3, {}).save(tmp_path / "m.npz")
-    with pytest.raises(UserError, match=r"needs the model 'low-rank:2' of a plug-in that is not loaded; name it with"):
+    with pytest.raises(UserError, match=r"needs the model 'low-rank:2' of the plug-in 'low_rank', which is not loaded"):
         SavedModel.load(tmp_path / "m.npz")
     for variable in (plugins.VARIABLE, plugins.FOLDERS):
         monkeypatch.setenv(variable, "")

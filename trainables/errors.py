@@ -9,6 +9,10 @@ class UserError(Exception):
     """Bad input. The message is one sentence with the name and value at fault; the command exits with 2."""
 
 
+LOAD_A_PLUGIN = "; --import MODULE loads a plug-in's"
+"""The end of a sentence about an unknown name, where plug-ins can add names."""
+
+
 def in_range(low: float, high: float, ends: str = "[]", /, **values: float) -> None:
     """Raise unless every named value lies in the interval. ``in_range(0, 1, "(]", q=q)`` excludes 0 and includes 1;
     NaN lies in no interval."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +31,7 @@ def partition(
     absent = (counts == 0).sum(axis=1)
     for note in split.notes:
         stderr.print(f"note: {note}")
-    report = {
+    report: dict[str, Any] = {
         "counts": counts.tolist(),
         "sizes": list(split.sizes),
         "kl_from_uniform": divergence.tolist(),
@@ -40,10 +41,22 @@ def partition(
         "absent_mean": float(absent.mean()),
         "notes": list(split.notes),
     }
-    width, sizes = max(6, len(str(max(split.sizes))) + 1), counts.sum(axis=1)
+    sizes = counts.sum(axis=1)
+    classes = list(loaded.class_names) or [f"cls {c}" for c in range(loaded.classes)]
+    rows = [f"{i:>6}" for i in range(len(counts))]
+    if spec.kind == "explicit" and loaded.client_names:
+        names = loaded.client_names
+        rows = [f"{number}  {name:<{max(map(len, names))}}" for number, name in zip(rows, names, strict=True)]
+        report["clients"] = list(loaded.client_names)
+    widths = [max(len(name), len(str(max(split.sizes))), 5) + 1 for name in classes]
+
+    def line(first: str, values: Iterable[Any], total: Any) -> str:
+        columns = "".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
+        return f"{first:<{len(rows[0])}} {columns}{total:>8}"
+
     lines = [
-        "client " + "".join(f"{f'cls {c}':>{width}}" for c in range(loaded.classes)) + f"{'total':>8}",
-        *(f"{i:>6} " + "".join(f"{n:>{width}}" for n in row) + f"{row.sum():>8}" for i, row in enumerate(counts)),
+        line("client".rjust(6), classes, "total"),
+        *(line(client, row, row.sum()) for client, row in zip(rows, counts, strict=True)),
         f"sizes {sizes.min()} to {sizes.max()}, mean {sizes.mean():.1f}, std {sizes.std():.1f}",
         f"KL from uniform: mean {divergence.mean():.3f}, max {divergence.max():.3f}",
         f"absent classes per client: mean {absent.mean():.1f}, max {absent.max()}",

@@ -53,6 +53,7 @@ class SavedModel:
             raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
         about |= {"class_names": list(self.class_names), "schema": self.schema, "backbone": self.backbone}
+        about |= {"plugin": _plugin_of(self.model)}
         with replacing(path, mode=PRIVATE if self.provenance.get("secret_noise") else PUBLIC) as file:
             np.savez(file, weights=self.weights, about=json.dumps({**about, "provenance": self.provenance}))
 
@@ -72,7 +73,7 @@ class SavedModel:
                 backbone=about["backbone"],
             )
             model._check()
-            _check_plugin(path, model.model)
+            _check_plugin(path, model.model, str(about["plugin"]))
             head = models.parse(model.model, features=model.features, classes=model.classes)
         except _MissingPluginError as error:
             raise UserError(str(error)) from None
@@ -125,7 +126,13 @@ class _MissingPluginError(Exception):
     pass
 
 
-def _check_plugin(path: Path, model: str) -> None:
+def _plugin_of(model: str) -> str:
+    """The module that defines a model; "" for fedsweep's own models."""
+    head = models.HEADS.get(model.partition(":")[0])
+    return "" if head is None else head.__module__
+
+
+def _check_plugin(path: Path, model: str, plugin: str) -> None:
     """The plug-in of a model must be loaded before the model is."""
     kind = model.partition(":")[0]
     known = {form.partition(":")[0] for form in models.FORMS}
@@ -133,6 +140,6 @@ def _check_plugin(path: Path, model: str) -> None:
         plugins.load_all()
     if kind not in {*known, *models.HEADS}:
         raise _MissingPluginError(
-            f"{path} needs the model {model!r} of a plug-in that is not loaded; name it with --import, or from Python "
-            "with fedsweep.plugins.use"
+            f"{path} needs the model {model!r} of the plug-in {plugin!r}, which is not loaded; name its file with "
+            "--import, or from Python with fedsweep.plugins.use"
         )

@@ -8,7 +8,7 @@ import pkgutil
 from types import ModuleType
 
 from trainables import plugins
-from trainables.errors import UserError, one_of
+from trainables.errors import LOAD_A_PLUGIN, UserError
 from trainables.metrics.base import Metric
 
 METRICS: dict[str, Metric] = {}
@@ -36,5 +36,6 @@ plugins.on_load(add_all)
 def get(name: str) -> Metric:
     if name not in METRICS:
         plugins.load_all()  # a Ray worker has not loaded them yet
-        one_of(METRICS, metric=name)
+    if name not in METRICS:
+        raise UserError(f"metric = {name!r} is unknown; choose one of: {', '.join(METRICS)}{LOAD_A_PLUGIN}")
     return METRICS[name]

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Protocol
 
 from trainables import plugins
-from trainables.errors import UserError, in_range
+from trainables.errors import LOAD_A_PLUGIN, UserError, in_range
 from trainables.lazy import torch
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.head import defined_in
@@ -90,4 +90,4 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind in HEADS:
         with plugin_errors(f"model {kind!r}"):
             return HEADS[kind](parameter, features, classes)
-    raise UserError(f"model = {text!r} is unknown; choose one of: {', '.join([*FORMS, *HEADS])}")
+    raise UserError(f"model = {text!r} is unknown; choose one of: {', '.join([*FORMS, *HEADS])}{LOAD_A_PLUGIN}")
