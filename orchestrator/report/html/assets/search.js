@@ -238,7 +238,7 @@ function bars(rows, label) {
       svg("rect", { class: "bar", x: left, y: k * high + 4, height: high - 8, width: Math.max(1, ((width - left - 62) * row.value) / most), ...(row.colour ? { style: { fill: row.colour } } : {}) }),
       svg("text", { class: "tick", x: left + Math.max(1, ((width - left - 62) * row.value) / most) + 5, y: k * high + 17 }, row.text)));
     return root;
-  });
+  }, { class: "chart wide" });
 }
 
 // ---- the contest
@@ -268,6 +268,7 @@ function searchCurves(study, cell) {
       const line = trace.rounds.map((t, k) => [t, trace.curves[metric][k]]).filter(([, v]) => isNumber(v));
       const won = trace.configuration === cell.search.winner;
       root.append(svg("path", { class: won ? "trace won" : "trace", d: path(line.map(([t, v]) => [sx(t), sy(v)])), stroke: "currentColor" }));
+      if (line.length === 1) root.append(mark("o", sx(line[0][0]), sy(line[0][1]), 3, { fill: won ? "var(--series-1)" : "currentColor", "fill-opacity": won ? 1 : 0.4 }));
       for (const [t, v] of line) points.push({ x: sx(t), y: sy(v), t, v, trace, won });
     }
     return cursor(root, points, ({ t, v, trace, won }) => [`${won ? "the winner, " : ""}seed ${trace.seed}, round ${t}: ${scored(study, v)}`,
