@@ -106,7 +106,7 @@ def main() -> None:
         _fail("interrupted", 130)
     except _CommandLineError as error:
         sentence = error.format_message().replace("Value error, ", "").rstrip(".")  # type: ignore[attr-defined]
-        _fail(f"{sentence}; see fedsweep --help")
+        _fail(f"{sentence}; see fedsweep {_command(error)}--help")
     except Exception as error:
         from trainables import plugins
 
@@ -143,6 +143,14 @@ def _load_plugins(names: list[str]) -> None:
             raise UserError("--import names no module")
         plugins.use(name)
     plugins.load_all()
+
+
+def _command(error: Exception) -> str:
+    """The command that was not understood, with a space; empty if there was none."""
+    words, context = "", getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        words, context = f"{context.info_name} {words}", context.parent
+    return words
 
 
 def _fail(sentence: str, code: int = 2) -> None:
