@@ -129,7 +129,7 @@ def test_training_inside_a_tune_trial_says_what_to_reserve(local_ray):
 
 
 def test_budgets_are_shown_in_ascending_order(tmp_path):
-    found = from_mapping({**STUDY, "epsilons": [1, ".inf", 8, "mu=1", 3]}, "the study")
+    found = from_mapping({**STUDY, "epsilons": [1, float("inf"), 8, "mu=1", 3]}, "the study")
     assert found.epsilons == sorted(found.epsilons)
     face.run_study({**STUDY, "epsilons": [3, 1]}, tmp_path / "results", backend="local")
     header = next(line for line in (tmp_path / "results/tables/README.md").read_text().splitlines() if "ε = 3" in line)
