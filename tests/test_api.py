@@ -247,7 +247,8 @@ def test_export_to_optuna(results, fedsweep, tmp_path):
     code, out, err = fedsweep("export", results.folder, "--to", "optuna", "--out", tmp_path)
     assert code == 0, err
     names = optuna.get_all_study_names(out.strip())
-    assert names == [CELL := "synthetic frozen features / iid / DP-FedGD / eps 8", f"{CELL} / contest"], names
+    cell = f"{small.SMALL} / iid / DP-FedGD / eps 8"
+    assert names == [cell, f"{cell} / contest"]
     for name in names:
         study = optuna.load_study(study_name=name, storage=out.strip())
         stages = ["contest"] if "contest" in name else ["coarse", "fine"]

@@ -130,14 +130,16 @@ def unfinished(cells: Iterable[CellResult]) -> list[str]:
     """A sentence, if trials are still to run."""
     if not (count := missing_text(list(cells))):
         return []
-    return [f"The study is unfinished: {count} {'trial is' if count == '1' else 'trials are'} missing."]
+    return [f"The study is unfinished: {count} {'trial is' if count.split()[-1] == '1' else 'trials are'} missing."]
 
 
 def missing_text(cells: Sequence[CellResult]) -> str:
     """How many trials are still to run; empty if none."""
-    about = "about " if any(cell.more_to_come for cell in cells) else ""
-    count = missing_trials(cells)
-    return f"{about}{count}" if count else ""
+    if not (count := missing_trials(cells)):
+        return ""
+    if not any(cell.more_to_come for cell in cells):
+        return str(count)
+    return f"{'at least' if cells[0].study.private else 'about'} {count}"  # the trials of a private search are secret
 
 
 def missing_trials(cells: Sequence[CellResult]) -> int:
