@@ -35,13 +35,12 @@ from scipy import stats
 
 from orchestrator.report.tables import Results, render
 from orchestrator.report.tables.best import read_best
-from orchestrator.results import status
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
 from orchestrator.report.tables.partitions import split
 from orchestrator.report.tables.render import rounded_up
 from orchestrator.report.tables.tuning import shown_value
-from orchestrator.results import frames
+from orchestrator.results import frames, status
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.study import Study
 from trainables import methods
