@@ -106,9 +106,8 @@ def test_a_finished_study_is_not_run_again(results, monkeypatch):
     pd.testing.assert_frame_equal(again.trials, results.trials)
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("more", [{}, {"center": 0.1, "aggregate": "size", "secret_noise": True}])
-def test_weights_are_those_that_were_evaluated(more, local_ray, tmp_path):
+def test_weights_are_those_that_were_evaluated(more, tmp_path):
     """Scoring the test rows with the weights gives the reported accuracy, and so does the saved file."""
     data = features.load(small.SMALL)
     arrays = {name: getattr(data, name) for name in ("x_train", "y_train", "x_test", "y_test")}

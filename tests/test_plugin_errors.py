@@ -108,7 +108,7 @@ def test_on_ray_only_the_traceback_of_the_user_is_shown(tmp_path):
     )
     plugins.use(str(path))
     with pytest.raises(face.UserError) as caught:
-        face.train(small.SMALL, method="dp-fedgd", epsilon=8, rounds=2, clients=4, model="raising")
+        face.train(small.SMALL, method="dp-fedgd", epsilon=8, rounds=2, clients=4, hosts=2, model="raising")
     sentence, *trace = str(caught.value).splitlines()
     assert sentence == f"a client's round raised ValueError: no gradient today ({path}, line 7)"
     assert "site-packages" not in "".join(trace)
