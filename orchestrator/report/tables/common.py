@@ -135,17 +135,8 @@ def unfinished(cells: Iterable[CellResult]) -> list[str]:
 
 def missing_text(cells: Sequence[CellResult]) -> str:
     """How many trials are still to run; empty if none."""
-    if not (count := missing_trials(cells)):
+    if not (count := sum(cell.missing for cell in cells)):
         return ""
     if not any(cell.more_to_come for cell in cells):
         return str(count)
     return f"{'at least' if cells[0].study.private else 'about'} {count}"  # the trials of a private search are secret
-
-
-def missing_trials(cells: Sequence[CellResult]) -> int:
-    """A trial that several searches share counts once, as in `status`."""
-    total = sum(cell.missing for cell in cells)
-    if any(cell.study.private for cell in cells):  # their trials are secret
-        return total
-    waiting = [cell.waiting for cell in cells if cell.missing]
-    return total - sum(map(len, waiting)) + len(set[str]().union(*waiting))
