@@ -27,6 +27,7 @@ from orchestrator.commands import (
     export,
     figures,
     forget,
+    frontier,
     lookup,
     merge,
     methods,
@@ -64,6 +65,7 @@ for command in (
         tables.tables,
     ),
     *(figures.figures, report.report, serve.serve, best.best, compare.compare, export.export, lookup.lookup),
+    *(frontier.frontier,),
     *(methods.methods, calibrate.calibrate, partition.partition, train.train, predict.predict, account.account),
     *(audit.audit, check_method.check_method, check_model.check_model, doctor.doctor, bench.bench),
 ):

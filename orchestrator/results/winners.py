@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -26,6 +26,9 @@ from orchestrator.study.study import Study
 from search_spaces import Axis, Configuration
 from trainables.errors import UserError
 from trainables.metrics import METRICS
+
+if TYPE_CHECKING:
+    from orchestrator.results.surfaces import StudySurface
 
 CHUNK = 1000  # rows in memory at a time
 
@@ -156,6 +159,8 @@ class Results:
     """Of the settings whose test rows have clients."""
     class_counts: Mapping[SettingId, Sequence[Sequence[int]]]
     """Train rows of every class at every client; empty for a private search."""
+    surfaces: tuple[StudySurface, ...] = ()
+    """Of the methods that the strategy `surface` has searched."""
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -193,7 +198,15 @@ class Results:
         states = Counter(reader.shown.values()) if study.private else ledger.states()
         records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
         counts = {} if study.private else {setting: table for (setting, _), table in ledger.partitions().items()}
-        return cls(study, cells, states, records, clients, counts)
+        return cls(study, cells, states, records, clients, counts, _surfaces(ledger, study))
+
+
+def _surfaces(ledger: Ledger, study: Study) -> tuple[StudySurface, ...]:
+    if "surface" not in study.search.strategies:
+        return ()
+    from orchestrator.results.surfaces import study_surfaces  # imports SciPy, which is slow
+
+    return tuple(study_surfaces(ledger, study))
 
 
 class _Reader:

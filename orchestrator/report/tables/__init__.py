@@ -9,6 +9,7 @@ from orchestrator.report.tables import best, index, render
 from orchestrator.report.tables.accuracy import accuracy, rounds_to_95
 from orchestrator.report.tables.clients import clients
 from orchestrator.report.tables.differences import differences
+from orchestrator.report.tables.frontier import frontier
 from orchestrator.report.tables.mcnemar import mcnemar
 from orchestrator.report.tables.partitions import partitions
 from orchestrator.report.tables.privacy import privacy, trade_offs
@@ -26,6 +27,7 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
     "accuracy": accuracy,
     "hyperparameters": hyperparameters,
     "selection": selection,
+    "frontier": frontier,
     "search-strategies": search_strategies,
     "rounds-to-95": rounds_to_95,
     "differences": differences,

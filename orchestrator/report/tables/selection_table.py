@@ -25,7 +25,7 @@ def selection(results: Results, setting: str) -> Table | None:
         setting,
         title="How winners were chosen",
         summary="What one seed would have chosen, what was chosen, and how validation compares with test.",
-        caption=[caption, *_validation_against_test(results, cells), *unfinished(cells)],
+        caption=[caption, *_validation_against_test(results, cells), *_surfaces(results, setting), *unfinished(cells)],
         columns={
             **{"Best on one seed": "p", "Chosen": "p"},
             **dict.fromkeys(["Validation", "Test", "Difference", "Tied"], "r"),
@@ -50,6 +50,32 @@ def _validation_against_test(results: Results, cells: list[CellResult]) -> list[
     changed = [cell for cell in cells if cell.search.by_one_seed not in (None, cell.search.chosen)]
     if changed:
         sentences.append(f"In {len(changed)} of {len(cells)} cells one seed would have chosen another configuration.")
+    return sentences
+
+
+def _surfaces(results: Results, setting: str) -> list[str]:
+    """The surface of every method: what it expects at the searched budgets, and where its predictions were wrong."""
+    shown, sentences = results.study.objective_spec.format, []
+    for surface in results.surfaces:
+        if surface.setting != setting:
+            continue
+        points = [surface.at(epsilon) for epsilon in surface.epsilons]
+        expected = ", ".join(f"{shown(p.score)} ± {shown(2 * p.deviation)} at ε = {p.epsilon:g}" for p in points)
+        sentences.append(
+            f"Surface of {surface.method.shown}: it expects a best validation score (± two standard deviations) of "
+            f"{expected}."
+        )
+        finalists = surface.finalists
+        if finalists:
+            errors = [abs(finalist.predicted - finalist.score) for finalist in finalists]
+            worst = finalists[errors.index(max(errors))]
+            inside = sum(error <= 2 * f.deviation for error, f in zip(errors, finalists, strict=True))
+            sentences.append(
+                f"Before the contests it predicted the scores of {len(finalists)} finalists with a mean error of "
+                f"{shown(fmean(errors))}, {inside} of them within two standard deviations; the largest error is "
+                f"{shown(max(errors))}, at ε = {worst.epsilon:g} ({shown(worst.predicted)} predicted, "
+                f"{shown(worst.score)} found)."
+            )
     return sentences
 
 

@@ -1,0 +1,95 @@
+"""`fedsweep frontier`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.commands.options import Folder, Json
+from orchestrator.commands.sweep import warn_if_unfinished
+from orchestrator.console import show
+from trainables.choices import Release
+from trainables.errors import UserError
+
+if TYPE_CHECKING:
+    from orchestrator.results.surfaces import Point, StudySurface
+
+
+def frontier(
+    folder: Folder,
+    method: Annotated[str | None, typer.Option(help="Only this method, by its name in the tables.")] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Budgets to answer for, searched or not; repeatable.  [default: a curve]")
+    ] = None,
+    reach: Annotated[
+        float | None, typer.Option(metavar="SCORE", help="Find the smallest eps whose expected score reaches this.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Another delta than the study's.")] = None,
+    release: Annotated[Release | None, typer.Option(help="Another release model than the study's.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Only configurations with so many rounds; for studies that search the rounds.")
+    ] = None,
+    confirm: Annotated[
+        int,
+        typer.Option(metavar="SEEDS", help="Train the answers of --epsilon and --reach on so many new seeds."),
+    ] = 0,
+    figure: Annotated[bool, typer.Option(help="Draw the curve with its band into DIR/figures/frontier.svg.")] = False,
+    json: Json = False,
+) -> None:
+    """Predict the score at any budget, and the hyperparameters for it. For results of the strategy `surface`.
+
+    The score is the expected validation score of the best configuration, by the model of all trials of the search and
+    the contests, with a band of two standard deviations."""
+    from orchestrator.execution.frontier import confirmed, draw_frontier, read_surfaces
+
+    study, surfaces = read_surfaces(folder)
+    warn_if_unfinished(folder)
+    chosen = [surface for surface in surfaces if method in (None, surface.method.shown, surface.method.name)]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(surface.method.shown for surface in surfaces))
+        raise UserError(f"method = {method!r} was not searched by surface; methods: {names}")
+    if confirm and not (epsilon or reach is not None):
+        raise UserError("--confirm trains the configurations of --epsilon or --reach, and neither is given")
+    answers: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for surface in chosen:
+        lines.append(f"{surface.setting} / {surface.method.shown}")
+        points: list[tuple[Point, str]] = []
+        if reach is not None:
+            points.append(_reached(surface, surface.reach(reach, delta, release), reach))
+        if epsilon:
+            points += [(surface.at(value, delta, release, rounds), "") for value in epsilon]
+        elif reach is None:
+            points += [(point, "") for point in surface.curve(delta, release)]
+        for point, note in points:
+            answer = {"setting": surface.setting, "method": surface.method.shown, **asdict(point)}
+            lines.append(f"  {_line(surface, point)}{note}")
+            if confirm:
+                found = confirmed(surface, point, confirm, delta, release)
+                answer |= {"confirmed": found.mean, "confirmed_error": found.error, "confirmed_seeds": found.seeds}
+                shown = study.objective_spec.format
+                lines.append(f"      confirmed on {found.seeds} seeds: {shown(found.mean)} ± {shown(found.error)}")
+            answers.append(answer)
+    if figure:
+        lines.append(str(draw_frontier(folder, chosen, delta, release)))
+    show(answers, json, lines)
+
+
+def _reached(surface: StudySurface, point: Point | None, target: float) -> tuple[Point, str]:
+    if point is None:
+        raise UserError(
+            f"reach = {target:g}: no eps from {min(surface.epsilons):g} to {max(surface.epsilons):g} has an expected "
+            f"score of {target:g} for {surface.method.shown}"
+        )
+    return point, f"  <- smallest eps that reaches {target:g}"
+
+
+def _line(surface: StudySurface, point: Point) -> str:
+    shown, names = surface.study.objective_spec.format, list(surface.lattice.axes)
+    values = ", ".join(f"{name}={point.configuration[name]:g}" if isinstance(point.configuration[name], float) else
+                       f"{name}={point.configuration[name]}" for name in names)  # fmt: skip
+    searched = "searched" if point.searched else "predicted"
+    band = f"{shown(point.score)} ± {shown(2 * point.deviation)}"
+    return f"eps {point.epsilon:<8.4g} {band}  noise {point.noise:.4g}  {values}  ({searched})"

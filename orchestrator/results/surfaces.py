@@ -1,0 +1,281 @@
+"""The surfaces of a study that was searched by the strategy `surface`, and what they predict for any budget."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.searches import SearchRecord, configuration_of, search_records
+from orchestrator.search.surface.batches import highest
+from orchestrator.search.surface.lattice import Lattice
+from orchestrator.search.surface.model import Expected, Surface, Trial, log_noise
+from orchestrator.study.cell_id import CellId
+from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.study import Study
+from search_spaces import Configuration
+from trainables.choices import Release
+from trainables.errors import UserError
+from trainables.privacy.gaussian import mu_of
+
+MARGIN = 0.02
+"""Decades of noise beyond the searched budgets for which the surface still answers."""
+CURVE = 25
+"""Budgets of a curve."""
+_mu = cache(mu_of)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trial that finished or diverged."""
+
+    budget: int
+    """Number of the budget."""
+    stage: str
+    row: Row
+    score: float | None
+    """The study's objective; None if the trial diverged."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best configuration at a budget, by the surface."""
+
+    epsilon: float
+    noise: float
+    """Noise multiplier of a round."""
+    configuration: Configuration
+    score: float
+    deviation: float
+    """Standard deviation of the expected score."""
+    searched: bool
+    """Whether the study has trials at this budget."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A configuration of a contest: what the surface of the search predicted, and the mean over the contest seeds."""
+
+    epsilon: float
+    configuration: Configuration
+    predicted: float
+    deviation: float
+    score: float
+    error: float
+    """Standard error of `score`."""
+
+
+@dataclass(frozen=True)
+class StudySurface:
+    """A method in a setting, over all its budgets."""
+
+    study: Study
+    setting: str
+    method: MethodSettings
+    epsilons: tuple[float, ...]
+    """The searched budgets."""
+    results: tuple[Result, ...]
+    """Of the search and the contests."""
+
+    @cached_property
+    def lattice(self) -> Lattice:
+        return Lattice(self.method.space(), self.study.search.surface.values)
+
+    @cached_property
+    def surface(self) -> Surface:
+        """Of all trials."""
+        return self._fitted(self.results)
+
+    @cached_property
+    def of_search(self) -> Surface:
+        """Of the trials before the contest."""
+        return self._fitted([result for result in self.results if result.stage != "contest"])
+
+    def _fitted(self, results: Sequence[Result]) -> Surface:
+        objective, space = self.study.objective_spec, self.method.space()
+        points = self.lattice.coordinates([configuration_of(result.row, space) for result in results]).tolist()
+        trials = []
+        for result, point in zip(results, points, strict=True):
+            good = None if result.score is None else -objective.cost(result.score)
+            noise = log_noise(self._noise_of(result.row))
+            trials.append(Trial(point, noise, result.row.trial.seed, result.budget, good))
+        return Surface(trials, self.lattice.is_numeric, unit=1.0 if objective.unit else None)
+
+    def _noise_of(self, row: Row) -> float:
+        return math.sqrt(row.trial.rounds) / _mu(row.epsilon_unsampled, self.study.privacy.delta)
+
+    @cached_property
+    def _range(self) -> tuple[float, float]:
+        noise = [trial.noise for trial in self.surface.trials]
+        return min(noise) - MARGIN, max(noise) + MARGIN
+
+    @cached_property
+    def _sampling_credit(self) -> tuple[list[float], list[float]]:
+        """By log eps: how much larger mu is without credit for sampled rows than the claimed mu; 1 without sampling."""
+        firsts = {each.budget: each.row for each in reversed(self.results) if math.isfinite(each.row.epsilon_claimed)}
+        delta = self.study.privacy.delta
+        found = sorted(
+            (math.log(row.epsilon_claimed), _mu(row.epsilon_unsampled, delta) / _mu(row.epsilon_claimed, delta))
+            for row in firsts.values()
+        )
+        return [at for at, _ in found], [credit for _, credit in found]
+
+    def _noise(self, epsilon: float, delta: float, release: Release, rounds: int) -> float:
+        """The noise multiplier of a run, as an adversary of the study's release model sees it."""
+        mu = _mu(epsilon, delta)
+        if math.isinf(mu):
+            return 0.0
+        own = self.study.privacy.release
+        if release != own:
+            row = next(each.row for each in self.results if math.isfinite(each.row.epsilon_claimed))
+            local, secure = (_mu(e, self.study.privacy.delta) for e in (row.epsilon_local, row.epsilon_secure))
+            mu *= local / secure if release == "secure-aggregation" else secure / local
+        credit = float(np.interp(math.log(epsilon), *self._sampling_credit)) if self._sampling_credit[0] else 1.0
+        return math.sqrt(rounds) / (mu * credit)
+
+    def _rounds(self, configuration: Configuration) -> int:
+        return int(configuration.get("rounds", self.study.stage_rounds(self.method).confirm))
+
+    def at(
+        self,
+        epsilon: float,
+        delta: float | None = None,
+        release: Release | None = None,
+        rounds: int | None = None,
+    ) -> Point:
+        """The best configuration at a budget and its expected score on the validation rows. `delta`, `release` and
+        `rounds` are the study's by default."""
+        delta, own_release = delta or self.study.privacy.delta, release or self.study.privacy.release
+        known = {self._rounds(configuration) for configuration in self.lattice.configurations}
+        if rounds is not None and rounds not in known:
+            raise UserError(f"rounds = {rounds}: {self.method.shown} was searched with {_listed(known)} rounds")
+        noise = {count: self._noise(epsilon, delta, own_release, count) for count in known}
+        configurations = self.lattice.configurations
+        counts = np.array([self._rounds(configuration) for configuration in configurations])
+        by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
+        low, high = self._range
+        usable = (by_row >= low) & (by_row <= high)
+        if rounds is not None:
+            usable &= counts == rounds
+        if not usable.any():
+            least, most = (10**at for at in (low + MARGIN, high - MARGIN))
+            raise UserError(
+                f"epsilon = {epsilon:g} needs a noise multiplier of {min(noise.values()):.3g}; {self.method.shown} was "
+                f"searched from {least:.3g} to {most:.3g} (eps {max(self.epsilons):g} to {min(self.epsilons):g})"
+            )
+        is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
+        budget = self.epsilons.index(epsilon) if is_own and own_release == self.study.privacy.release else -1
+        score, deviation, cautious = (np.full(len(configurations), -math.inf) for _ in range(3))
+        for count in sorted(known):  # runs of other lengths have other noise
+            own = np.flatnonzero(usable & (counts == count))
+            if len(own):
+                found = self._expected(self.lattice.points[own], budget, noise[count], count)
+                score[own], deviation[own], cautious[own] = found
+        (index,) = highest(cautious, 1)
+        sign = -1.0 if self.study.objective_spec.lower_is_better else 1.0
+        chosen = configurations[index]
+        return Point(
+            epsilon,
+            noise[self._rounds(chosen)],
+            chosen,
+            sign * float(score[index]),
+            float(deviation[index]),
+            budget >= 0,
+        )
+
+    def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
+        """Of configurations with the same rounds. `budget`: number of a searched budget, else -1."""
+        if budget >= 0:
+            score, deviation = self.surface.scores(points, log_noise(noise), budget)
+            return Expected(score, deviation, score)
+        own = self.study.privacy
+        searched = {
+            number: log_noise(self._noise(epsilon, own.delta, own.release, rounds))
+            for number, epsilon in enumerate(self.epsilons)
+        }
+        return self.surface.between(points, log_noise(noise), searched)
+
+    def curve(self, delta: float | None = None, release: Release | None = None) -> list[Point]:
+        """Between the smallest and the largest finite budget, as far as the surface answers."""
+        finite = [epsilon for epsilon in self.epsilons if math.isfinite(epsilon)]
+        between = np.geomspace(min(finite), max(finite), CURVE).tolist() if len(finite) > 1 else []
+        points = []
+        for epsilon in sorted({*finite, *(float(f"{epsilon:.3g}") for epsilon in between)}):
+            try:
+                points.append(self.at(epsilon, delta, release))
+            except UserError:
+                continue
+        return points
+
+    def reach(self, target: float, delta: float | None = None, release: Release | None = None) -> Point | None:
+        """The smallest eps whose expected score reaches a target; None if none does between the searched budgets."""
+        lower_is_better = self.study.objective_spec.lower_is_better
+
+        def reaches(point: Point) -> bool:
+            return point.score <= target if lower_is_better else point.score >= target
+
+        curve = self.curve(delta, release)
+        first = next((number for number, point in enumerate(curve) if reaches(point)), None)
+        if first is None or first == 0:
+            return None if first is None else curve[0]
+        low, high = curve[first - 1].epsilon, curve[first]
+        while high.epsilon / low > 1.005:
+            middle = self.at(math.sqrt(low * high.epsilon), delta, release)
+            if reaches(middle):
+                high = middle
+            else:
+                low = middle.epsilon
+        return high
+
+    @cached_property
+    def finalists(self) -> list[Finalist]:
+        """Where the surface of the search was right and wrong: all configurations of the contests."""
+        space, objective = self.method.space(), self.study.objective_spec
+        groups: dict[tuple[int, str], list[Result]] = defaultdict(list)
+        for result in self.results:
+            if result.stage == "contest" and result.score is not None:
+                groups[result.budget, repr(sorted(configuration_of(result.row, space).items()))].append(result)
+        found, sign = [], -1.0 if objective.lower_is_better else 1.0
+        for (number, _), results in groups.items():
+            configuration, scores = (
+                configuration_of(results[0].row, space),
+                [r.score for r in results if r.score is not None],
+            )
+            point, noise = self.lattice.coordinates([configuration]), log_noise(self._noise_of(results[0].row))
+            predicted, deviation = self.of_search.scores(point, noise, number)
+            error = float(np.std(scores, ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
+            epsilon, expected = self.epsilons[number], sign * float(predicted[0])
+            found.append(Finalist(epsilon, configuration, expected, float(deviation[0]), fmean(scores), error))
+        return found
+
+
+def study_surfaces(ledger: Ledger, study: Study) -> list[StudySurface]:
+    """One for every setting and method that the strategy `surface` has searched."""
+    families: dict[CellId, list[SearchRecord]] = defaultdict(list)
+    for record in search_records(ledger, study):
+        if record.variant.strategy.name == "surface" and record.history.best("surface") is not None:
+            families[record.cell_id._replace(epsilon=0)].append(record)
+    found = []
+    for records in families.values():
+        results: list[Result] = []
+        for number, record in enumerate(records):
+            for stage in ("surface", "contest"):
+                for key, row in ledger.rows(record.stages.get(stage, []), whole=False).items():
+                    state, score, _ = record.history.outcomes.get(key, ("failed", None, None))
+                    if state != "failed":
+                        results.append(Result(number, stage, row, score if state == "done" else None))
+        first = records[0]
+        epsilons = tuple(record.epsilon for record in records)
+        found.append(StudySurface(study, first.setting, first.method, epsilons, tuple(results)))
+    return found
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(str(value) for value in sorted(values))
