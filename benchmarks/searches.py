@@ -132,18 +132,19 @@ def write_page() -> None:
         lines += [
             "",
             f"**{name}**: {first['configurations']} configurations, {first['axes']} "
-            f"ax{'is' if first['axes'] == 1 else 'es'}, {first['repetitions']} repetitions.",
+            f"ax{'is' if first['axes'] == 1 else 'es'}.",
             "",
-            "| strategy | search trials | of the grid's | trial-rounds | searched ε | other ε, contest only | "
-            "other ε, no trial |",
-            "|---|---:|---:|---:|---:|---:|---:|",
+            "| strategy | repetitions | search trials | of the grid's | trial-rounds | searched ε | "
+            "other ε, contest only | other ε, no trial |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for (strategy, _), own in rows.groupby(["strategy", "settings"], sort=False):
             of = {kind: own[own["budgets"] == kind].iloc[0] for kind in BUDGETS}
-            trials = of["searched"]["search_trials"]
+            main = of["searched"]
+            trials, rounds = main["search_trials"], main["trial_rounds"]
             texts = [f"{of[kind]['mean']:.2f} / {of[kind]['p95']:.2f}" for kind in of]
             lines.append(
-                f"| {strategy} | {trials:.0f} | {trials / grid:.0%} | {of['searched']['trial_rounds'] / 1000:.1f}k | "
+                f"| {strategy} | {main['repetitions']} | {trials:.0f} | {trials / grid:.0%} | {rounds / 1000:.1f}k | "
                 f"{' | '.join(texts)} |"
             )
     page.write("searches", [*lines, ""], page.DOCS / "benchmark.md")
