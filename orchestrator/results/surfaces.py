@@ -16,7 +16,7 @@ from orchestrator.results.ledger import Ledger, Row
 from orchestrator.results.searches import SearchRecord, configuration_of, search_records
 from orchestrator.search.surface.batches import highest
 from orchestrator.search.surface.lattice import Lattice
-from orchestrator.search.surface.model import Expected, Surface, Trial, log_noise
+from orchestrator.search.surface.model import Expected, Surface, Trial, log_noise, trial_noise
 from orchestrator.study.cell_id import CellId
 from orchestrator.study.settings.method import MethodSettings
 from orchestrator.study.study import Study
@@ -81,6 +81,7 @@ class StudySurface:
     method: MethodSettings
     epsilons: tuple[float, ...]
     """The searched budgets."""
+    validation_rows: int
     results: tuple[Result, ...]
     """Of the search and the contests."""
 
@@ -106,7 +107,9 @@ class StudySurface:
             good = None if result.score is None else -objective.cost(result.score)
             noise = log_noise(self._noise_of(result.row))
             trials.append(Trial(point, noise, result.row.trial.seed, result.budget, good))
-        return Surface(trials, self.lattice.is_numeric, unit=1.0 if objective.unit else None)
+        percent = bool(objective.unit)
+        noise = trial_noise(self.validation_rows, percent)
+        return Surface(trials, self.lattice.is_numeric, unit=1.0 if percent else None, noise=noise)
 
     def _noise_of(self, row: Row) -> float:
         return math.sqrt(row.trial.rounds) / _mu(row.epsilon_unsampled, self.study.privacy.delta)
@@ -273,7 +276,8 @@ def study_surfaces(ledger: Ledger, study: Study) -> list[StudySurface]:
                         results.append(Result(number, stage, row, score if state == "done" else None))
         first = records[0]
         epsilons = tuple(record.epsilon for record in records)
-        found.append(StudySurface(study, first.setting, first.method, epsilons, tuple(results)))
+        rows = first.history.task.validation_rows
+        found.append(StudySurface(study, first.setting, first.method, epsilons, rows, tuple(results)))
     return found
 
 

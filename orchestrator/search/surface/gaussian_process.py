@@ -56,11 +56,12 @@ class Prior:
     """Entries of A below the diagonal that may differ from 0, relative to the diagonal entry of their column."""
 
     @classmethod
-    def of(cls, length_scales: Sequence[float], mixed: Sequence[bool]) -> Prior:
-        """`length_scales`: their medians. `mixed`: which inputs may be combined with others."""
+    def of(cls, length_scales: Sequence[float], mixed: Sequence[bool], noise: float = 0.7) -> Prior:
+        """`length_scales` and `noise` (the standard deviation of a score) are medians. `mixed`: which inputs may be
+        combined with others."""
         count = len(length_scales)
         entries = tuple((i, j) for i in range(count) for j in range(i) if mixed[i] and mixed[j])
-        scalars = [math.log(6.0), math.log(0.7), 0.4, 0.3, math.log(0.5), math.log(0.4)]
+        scalars = [math.log(6.0), math.log(noise), 0.4, 0.3, math.log(0.5), math.log(0.4)]
         deviations = [0.5, 0.5, 0.4, 0.4, 0.5, 0.5]
         return cls(
             np.array([*scalars, *(-math.log(scale) for scale in length_scales), *[0.0] * len(entries)]),

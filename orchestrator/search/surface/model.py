@@ -22,6 +22,8 @@ NOISE_SCALE = 1.0
 AXIS_SCALE = 0.5
 """Median length scale of an axis, relative to its range."""
 ITERATIONS = 40
+TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
+"""Expected standard deviation of a score in percent, for so many validation rows."""
 DOUBT = 0.1
 """Standard deviation half way between two budgets, relative to the difference of their scores."""
 FLOOR = 0.01
@@ -31,6 +33,11 @@ FLOOR = 0.01
 def log_noise(multiplier: float) -> float:
     """The noise as the model sees it; defined without noise, too."""
     return math.log10(multiplier + FLOOR)
+
+
+def trial_noise(validation_rows: int, percent: bool) -> float:
+    """The expected standard deviation of a score, in points."""
+    return TRIAL_NOISE * math.sqrt(TRIAL_ROWS / validation_rows) if percent else TRIAL_NOISE
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,11 @@ class Expected(NamedTuple):
 class Surface:
     """Fitted to the trials of all budgets."""
 
-    def __init__(self, trials: Sequence[Trial], is_numeric: Sequence[bool], unit: float | None = None) -> None:
+    def __init__(
+        self, trials: Sequence[Trial], is_numeric: Sequence[bool], unit: float | None = None, noise: float = TRIAL_NOISE
+    ) -> None:
         """`is_numeric`: by coordinate. `unit`: the size of a point; default: scores are scaled such that the median
-        lies 10 points below the best."""
+        lies 10 points below the best. `noise`: the expected standard deviation of a score, in points."""
         self.trials = trials
         points = np.array([trial.point for trial in trials], dtype=float).reshape(len(trials), -1)
         noise = np.array([trial.noise for trial in trials])
@@ -75,7 +84,7 @@ class Surface:
         self._best = self._best_by_noise()
         gap = np.where(np.isnan(self._scores), math.inf, (self._level(self._noise) - self._scores) / self.unit)
         self._values = _compressed(gap)
-        prior = Prior.of([NOISE_SCALE, *[AXIS_SCALE] * points.shape[1]], [True, *is_numeric])
+        prior = Prior.of([NOISE_SCALE, *[AXIS_SCALE] * points.shape[1]], [True, *is_numeric], noise)
         first = GaussianProcess.fit(self._data(self._values), prior, ITERATIONS)
         smooth = first.mean(self._inputs, self._budgets)
         self.process = GaussianProcess(self._data(smooth), prior, first.parameters)

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.search.history import History
 from orchestrator.search.surface.lattice import Lattice
-from orchestrator.search.surface.model import Surface, Trial, log_noise
+from orchestrator.search.surface.model import Surface, Trial, log_noise, trial_noise
 from search_spaces import Configuration
 
 
 def fitted(budgets: Sequence[History], lattice: Lattice, stages: Sequence[str] = ("surface",)) -> Surface:
     """The model of all trials of these stages, of all budgets of a method."""
     trials = [trial for number, history in enumerate(budgets) for trial in _trials(number, history, lattice, stages)]
-    return Surface(trials, lattice.is_numeric, unit=1.0 if budgets[0].task.objective.unit else None)
+    task = budgets[0].task
+    percent = bool(task.objective.unit)
+    noise = trial_noise(task.validation_rows, percent)
+    return Surface(trials, lattice.is_numeric, unit=1.0 if percent else None, noise=noise)
 
 
 def noise_of(history: History, configuration: Configuration, stage: str = "surface") -> float:
