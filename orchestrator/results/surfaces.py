@@ -108,8 +108,8 @@ class StudySurface:
             noise = log_noise(self._noise_of(result.row))
             trials.append(Trial(point, noise, result.row.trial.seed, result.budget, good))
         percent = bool(objective.unit)
-        noise = trial_noise(self.validation_rows, percent)
-        return Surface(trials, self.lattice.is_numeric, unit=1.0 if percent else None, noise=noise)
+        deviation = trial_noise(self.validation_rows, percent)
+        return Surface(trials, self.lattice.is_numeric, unit=1.0 if percent else None, deviation=deviation)
 
     def _noise_of(self, row: Row) -> float:
         return math.sqrt(row.trial.rounds) / _mu(row.epsilon_unsampled, self.study.privacy.delta)

@@ -68,10 +68,14 @@ class Surface:
     """Fitted to the trials of all budgets."""
 
     def __init__(
-        self, trials: Sequence[Trial], is_numeric: Sequence[bool], unit: float | None = None, noise: float = TRIAL_NOISE
+        self,
+        trials: Sequence[Trial],
+        is_numeric: Sequence[bool],
+        unit: float | None = None,
+        deviation: float = TRIAL_NOISE,
     ) -> None:
         """`is_numeric`: by coordinate. `unit`: the size of a point; default: scores are scaled such that the median
-        lies 10 points below the best. `noise`: the expected standard deviation of a score, in points."""
+        lies 10 points below the best. `deviation`: the expected one of a score, in points."""
         self.trials = trials
         points = np.array([trial.point for trial in trials], dtype=float).reshape(len(trials), -1)
         noise = np.array([trial.noise for trial in trials])
@@ -84,7 +88,7 @@ class Surface:
         self._best = self._best_by_noise()
         gap = np.where(np.isnan(self._scores), math.inf, (self._level(self._noise) - self._scores) / self.unit)
         self._values = _compressed(gap)
-        prior = Prior.of([NOISE_SCALE, *[AXIS_SCALE] * points.shape[1]], [True, *is_numeric], noise)
+        prior = Prior.of([NOISE_SCALE, *[AXIS_SCALE] * points.shape[1]], [True, *is_numeric], deviation)
         first = GaussianProcess.fit(self._data(self._values), prior, ITERATIONS)
         smooth = first.mean(self._inputs, self._budgets)
         self.process = GaussianProcess(self._data(smooth), prior, first.parameters)

@@ -15,8 +15,8 @@ def fitted(budgets: Sequence[History], lattice: Lattice, stages: Sequence[str] =
     trials = [trial for number, history in enumerate(budgets) for trial in _trials(number, history, lattice, stages)]
     task = budgets[0].task
     percent = bool(task.objective.unit)
-    noise = trial_noise(task.validation_rows, percent)
-    return Surface(trials, lattice.is_numeric, unit=1.0 if percent else None, noise=noise)
+    deviation = trial_noise(task.validation_rows, percent)
+    return Surface(trials, lattice.is_numeric, unit=1.0 if percent else None, deviation=deviation)
 
 
 def noise_of(history: History, configuration: Configuration, stage: str = "surface") -> float:
