@@ -47,9 +47,9 @@ class Plan(NamedTuple):
 
 def plans(axes: int) -> Iterator[Plan]:
     """What is compared on a table with so many axes: the grid's default, and every other strategy with about a tenth of
-    its trials, half of these and more."""
+    its trials, fewer and more."""
     yield Plan("grid", "grid", None, {})
-    for trials in (8, 16, 24) if axes == 1 else (16 * axes // 2, 16 * axes, 24 * axes):
+    for trials in (8, 16, 24) if axes == 1 else (8 * axes, 12 * axes, 16 * axes):
         yield Plan("surface", "surface", trials, {"values": 1})
     samplers = STRATEGIES["optuna"].Settings.model_fields.get("sampler")
     for configurations in (5, 9, 16) if axes == 1 else (8 * axes // 3, 16 * axes // 3, 64):
