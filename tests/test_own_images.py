@@ -238,6 +238,26 @@ def test_wrong_preparations_are_one_sentence(fedsweep, work, arguments, culprit)
     assert_one_sentence(fedsweep("data", "prepare", *arguments), culprit)
 
 
+def test_published_images_take_any_backbone():
+    chosen = preparing.find_recipe("mnist", "tiny_backbones.py:tiny")
+    assert (chosen.name, chosen.source, chosen.backbone) == ("mnist-tiny", "mnist", "tiny_backbones.py:tiny")
+    assert preparing.find_recipe("cifar10", "efficientnet-lite0").name == "cifar10-efficientnet-lite0"
+    with pytest.raises(UserError, match="adult"):
+        preparing.find_recipe("adult", "resnet20")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"name": 1, "details": {}}', '{"name": "a"}'])
+def test_damaged_descriptions_of_a_backbone_are_refused(tmp_path, text):
+    y = np.arange(4) % 2
+    x = np.zeros((4, 3), dtype=np.float32)
+    with pytest.raises(UserError, match="damaged"):
+        features.from_arrays({"x_train": x, "y_train": y, "x_test": x, "y_test": y, "backbone": np.array(text)})
+    model = SavedModel(np.arange(8, dtype=np.float32), "softmax", 3, 2, {}, backbone=text)
+    model.save(tmp_path / "m.npz")
+    with pytest.raises(UserError, match="not a model that fedsweep saved"):
+        SavedModel.load(tmp_path / "m.npz")
+
+
 def test_a_head_without_a_backbone_takes_features():
     weights = np.arange(8, dtype=np.float32)
     model = SavedModel(weights, "softmax", 3, 2, {})

@@ -78,13 +78,13 @@ def _through_backbone(
     import numpy as np
 
     from orchestrator.commands.data_prepare import progress_bars
-    from trainables.data.backbones.backbone import read_record
     from trainables.data.backbones.extraction import extract_pieces
+    from trainables.data.feature_file import read_backbone
     from trainables.data.sources.own import rows_to_predict
     from trainables.federation.torch_model import backbone_of
 
     backbone = backbone_of(saved.backbone, named=named, weights=weights)
-    items, names, classes = rows_to_predict(data, read_record(saved.backbone), backbone)
+    items, names, classes = rows_to_predict(data, read_backbone(saved.backbone), backbone)
     with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
         pieces = extract_pieces(
             *(items, backbone.network, backbone.to_input),

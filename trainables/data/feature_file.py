@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 import tokenize
 import zipfile
@@ -56,6 +57,16 @@ def sha256(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
         raise UserError(f"data file {path} cannot be read: {error.strerror or error}") from None
+
+
+def read_backbone(text: str) -> dict[str, Any]:
+    """The description of a backbone in a feature file or a model, checked; raises ValueError."""
+    about = json.loads(text)
+    if not isinstance(about, dict) or not isinstance(about.get("details"), dict):
+        raise ValueError("its backbone is not described")
+    if not all(isinstance(about.get(key), str) for key in ("name", "rows", "column", "label")):
+        raise ValueError("its backbone is not described")
+    return about
 
 
 def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] = (*OPTIONAL, *NAMES)) -> dict[str, Any]:

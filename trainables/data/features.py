@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data import simulated, synthetic
-from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, NAMES, OPTIONAL, TEST_CLIENT_COLUMN, read_npz, sha256
+from trainables.data.feature_file import (
+    ARRAYS,
+    CLIENT_COLUMN,
+    NAMES,
+    OPTIONAL,
+    TEST_CLIENT_COLUMN,
+    read_backbone,
+    read_npz,
+    sha256,
+)
 from trainables.data.importing.conversion import convert_new_rows, load_table
 from trainables.data.importing.reading import is_table
 from trainables.data.importing.schema import schema_from_json
@@ -224,13 +234,21 @@ def _validated(name: str, fingerprint: str, arrays: Mapping[str, Any], *, counts
         class_names=class_names,
         client_names=client_names,
         schema=_schema(name, arrays),
-        backbone=_json_text(name, arrays, "backbone"),
+        backbone=_backbone(name, arrays),
     )
 
 
 def _schema(name: str, arrays: Mapping[str, Any]) -> str:
     text = _json_text(name, arrays, "schema")
     return schema_from_json(name, text).to_json() if text else ""
+
+
+def _backbone(name: str, arrays: Mapping[str, Any]) -> str:
+    text = _json_text(name, arrays, "backbone")
+    try:
+        return json.dumps(read_backbone(text)) if text else ""
+    except (ValueError, RecursionError):
+        raise UserError(f"data {name}: its description of the backbone is damaged") from None
 
 
 def _json_text(name: str, arrays: Mapping[str, Any], key: str) -> str:

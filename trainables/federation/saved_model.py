@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainables import models, plugins
-from trainables.data.feature_file import READ_ERRORS
+from trainables.data.feature_file import READ_ERRORS, read_backbone
 from trainables.errors import UserError
 from trainables.files import PRIVATE, PUBLIC, replacing
 from trainables.models.shard import Shard
@@ -96,6 +96,8 @@ class SavedModel:
             raise ValueError("its class names do not fit its classes")
         if not isinstance(self.schema, str) or not isinstance(self.backbone, str):
             raise TypeError("its schema or its backbone is not a text")
+        if self.backbone:
+            read_backbone(self.backbone)
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.str_]:
         """The most likely class of every row: its original name, or its number if the labels were numbers from 0."""

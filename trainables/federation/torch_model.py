@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainables import plugins
 from trainables.data.backbones import backbone as backbones
+from trainables.data.feature_file import read_backbone
 from trainables.data.sources.preparing import Options, chosen_backbone
 from trainables.errors import UserError
 from trainables.models import Model
@@ -69,7 +70,7 @@ def _linear(head: SoftmaxHead, weights: Tensor) -> torch.nn.Linear:
 
 def backbone_of(record: str, *, named: str = "", weights: Path | None = None) -> backbones.Backbone:
     """The backbone that a model records. One that is Python code of the user's must be `named` by the user."""
-    about = backbones.read_record(record)
+    about = read_backbone(record)
     name = about["name"]
     if backbones.is_function(name) and not named:
         raise UserError(

@@ -63,19 +63,6 @@ class Backbone:
         return replace(self, rows=TEXTS if texts else IMAGES)
 
 
-def read_record(text: str) -> dict[str, Any]:
-    """What `Backbone.record` wrote, checked."""
-    try:
-        about = json.loads(text)
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict) or not isinstance(about.get("details"), dict):
-        raise UserError("the backbone of the model is not described")
-    if not all(isinstance(about.get(key), str) for key in ("name", "rows", "column", "label")):
-        raise UserError("the backbone of the model is not described")
-    return about
-
-
 def is_function(name: str) -> bool:
     """Whether a backbone is a function of the user, MODULE:FUNCTION."""
     return ":" in name
@@ -158,4 +145,4 @@ def versions(*packages: str) -> dict[str, str]:
 def _as_image(array: NDArray[np.uint8]) -> Image:
     from PIL import Image
 
-    return Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
+    return Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).convert("RGB")
