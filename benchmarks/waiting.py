@@ -32,6 +32,9 @@ class WaitingFederation:
             time.sleep(0.05)
         self._trials, self._t, self._began = trials, 0, time.time()
 
+    def paused(self) -> None:
+        return None
+
     def lanes_that_fit(self, trials: list[Any], data: Any) -> None:
         return None
 
