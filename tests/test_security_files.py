@@ -17,7 +17,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from trainables import files
 from trainables.errors import UserError
-from trainables.federation.checkpoints import PackStorage
+from trainables.federation.checkpoints import ENDING, PackStorage
 
 STUDY = """\
 name: tiny
@@ -183,7 +183,7 @@ def test_checkpoints_do_not_follow_links(tmp_path, victim):
     (tmp_path / ".packs").unlink()
     storage.create()
     storage.save(["a"], 1, b"x")
-    (name,) = storage._names()
+    (name,) = storage._names(ENDING)
     for planted in (f"{name}.checkpoint", f"{name}.checkpoint.part"):
         (tmp_path / ".packs" / planted).unlink(missing_ok=True)
         (tmp_path / ".packs" / planted).symlink_to(victim)
