@@ -86,13 +86,15 @@ def test_a_results_folder_that_is_read_only(folder, undisturbed, tmp_path, tally
 
     def read_only(*arguments: str) -> tuple[int, str, str]:
         namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(folder)]
-        done = subprocess.run([*namespace, *arguments], capture_output=True, text=True, env=chaos.ENVIRONMENT)
-        return done.returncode, done.stdout, " ".join(done.stderr.split())
+        environment = {**chaos.ENVIRONMENT, "COLUMNS": "500"}
+        done = subprocess.run([*namespace, *arguments], capture_output=True, text=True, env=environment)
+        return done.returncode, done.stdout, done.stderr.strip()
 
     if read_only("--version")[0] == 77:
         pytest.skip("this user cannot mount a folder")
     for command in ("best", "status", "check"):
-        assert read_only(command, str(folder))[::2] == (0, "")
+        code, _, err = read_only(command, str(folder))
+        assert (code, err) == (0, ""), command
     for command, option, place in (("report", "--output", "page.html"), ("export", "--out", "export")):
         code, _, err = read_only(command, str(folder))
         assert code == 2
@@ -134,7 +136,8 @@ def test_a_suspended_driver_at_a_url_was_replaced(tmp_path, undisturbed, tally):
         arguments = ("run", str(study), "--results", url, "--backend", "local")
         scratch = tmp_path / "suspended"
         scratch.mkdir()
-        with Driver(scratch, *arguments, first=EAGER.format(120.0, options), temporary=scratch) as first:
+        slowly = "\nimport saboteur; saboteur.slow_down(0.1)"
+        with Driver(scratch, *arguments, first=EAGER.format(120.0, options) + slowly, temporary=scratch) as first:
             first.wait_until(lambda: files.exists(f"{url}/ledger.sqlite"), "trials are recorded")
             os.kill(first.process.pid, signal.SIGSTOP)
             tally.add("driver at a URL, suspended and replaced", "coarse")

@@ -40,7 +40,8 @@ def replacing(path: Path, *, mode: int = PUBLIC, durable: bool = False) -> Itera
             error.filename, error.filename2 = str(path), None  # the name that the user knows
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the reason is known already, or there is nothing to remove
+            temporary.unlink(missing_ok=True)
 
 
 def open_in_place(path: Path, flags: int, mode: int = PUBLIC) -> int:
