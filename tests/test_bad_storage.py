@@ -1,19 +1,15 @@
-"""Storage that hangs, is read-only, belongs to two drivers, or changes a digit: nothing that was finished is lost, and
+"""Storage that hangs, is read-only, or changes a digit: nothing that was finished is lost, and
 the results are those of an undisturbed run."""
 
-import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import chaos
-import fsspec
 import pytest
 from chaos import Driver, Left
-from moto.server import ThreadedMotoServer
 
 from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
@@ -111,47 +107,3 @@ def test_a_results_folder_that_is_read_only(folder, undisturbed, tmp_path, tally
     assert f"results folder {folder} cannot be" in err
     tally.add("folder is read-only", "elsewhere")
     assert Left.of(folder) == undisturbed
-
-
-# ---- two drivers at a URL
-
-EAGER = (
-    "from orchestrator.results import locations, remote_lock\n"
-    "locations.HEARTBEAT_S, remote_lock.EXPIRES_S = 0.5, {}\n"
-    "import fsspec; fsspec.config.conf['s3'] = {!r}"
-)
-
-
-def test_a_suspended_driver_at_a_url_was_replaced(tmp_path, undisturbed, tally):
-    """It wakes up after another driver has taken over its expired lock: it stops and changes nothing."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        options = {"endpoint_url": f"http://{host}:{port}", "key": "key", "secret": "secret"}
-        files = fsspec.filesystem("s3", use_listings_cache=False, **options)
-        files.mkdir("bucket")
-        url, study = "s3://bucket/study", tmp_path / "study.yaml"
-        study.write_text(chaos.study())
-        arguments = ("run", str(study), "--results", url, "--backend", "local")
-        scratch = tmp_path / "suspended"
-        scratch.mkdir()
-        slowly = "\nimport saboteur; saboteur.slow_down(0.1)"
-        with Driver(scratch, *arguments, first=EAGER.format(120.0, options) + slowly, temporary=scratch) as first:
-            first.wait_until(lambda: files.exists(f"{url}/ledger.sqlite"), "trials are recorded")
-            os.kill(first.process.pid, signal.SIGSTOP)
-            tally.add("driver at a URL, suspended and replaced", "coarse")
-            with Driver(tmp_path, *arguments, first=EAGER.format(0.0, options)) as second:
-                assert second.end() == 0, second.said
-            files.invalidate_cache()
-            before = {name: files.cat_file(name) for name in files.find(url)}
-            os.kill(first.process.pid, signal.SIGCONT)
-            assert first.end() == 2, first.said
-            assert f"results folder {url} was taken over by" in first.said
-        files.invalidate_cache()
-        assert {name: files.cat_file(name) for name in files.find(url)} == before
-        copy = tmp_path / "copy"
-        files.get(url, str(copy), recursive=True)
-        assert Left.of(copy) == undisturbed
-    finally:
-        server.stop()
