@@ -125,28 +125,16 @@ def no_ray(monkeypatch):
     )
 
 
-HAS_PASSED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """A test that was interrupted has neither passed nor failed."""
-    report = yield
-    if report.when == "call":
-        item.stash[HAS_PASSED] = report.passed
-    return report
-
-
 @pytest.fixture
 def tally(request, pytestconfig):
     """Counts the faults that a test injects. With `--counts-into`, pytest's cache keeps the counts of every test that
     passed, so that the table can be computed in several runs; `--cache-clear` starts again."""
     import chaos
 
-    faults = chaos.Tally()
+    faults, failed_before = chaos.Tally(), request.session.testsfailed
     yield faults
     page = pytestconfig.getoption("--counts-into")
-    if page is not None and request.node.stash.get(HAS_PASSED, False):
+    if page is not None and request.session.testsfailed == failed_before:
         tests = {**pytestconfig.cache.get("faults/tests", {}), request.node.name: faults.record()}
         pytestconfig.cache.set("faults/tests", tests)
         chaos.write_counts(tests, page)
