@@ -20,6 +20,7 @@ from trainables.errors import UserError
 
 TOKEN = re.compile(r"[0-9a-f]{16}")
 EXPIRES_S = 120.0  # several heartbeats
+PATIENCE_S = 5.0  # for a lock that is being written: not every file system writes atomically
 LOCK = "remote.lock"
 
 
@@ -74,16 +75,16 @@ class RemoteLock:
         return holder
 
     def _read(self, path: str) -> Holder | None:
-        for attempt in range(5):
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
             try:
                 return Holder.parse(self._files.cat_file(path))
             except FileNotFoundError:
                 return None
             except (ValueError, KeyError, TypeError):
-                if attempt == 4:
+                if time.monotonic() > give_up:
                     raise
-                time.sleep(0.05)  # read while it was being written: not every file system writes atomically
-        return None
+                time.sleep(0.05)
 
     def acquire(self) -> None:
         holder = None
