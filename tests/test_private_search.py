@@ -303,6 +303,7 @@ def test_an_unfinished_search_publishes_nothing(finished_study, tmp_path):
         deleted = ledger.stages()[CELL_ID, "private", "private"][0]
         ledger._db.execute("DELETE FROM trials WHERE key = ?", (deleted,))
         ledger._db.execute("DELETE FROM stages WHERE stage = 'confirm'")
+        ledger.correct_counts()
         write_tables(ledger, folder)
     text = (folder / "tables" / "README.md").read_text()
     assert "0 of 1 winners are known" in text

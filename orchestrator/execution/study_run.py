@@ -89,6 +89,7 @@ def run(
         opened = Ledger.write(folder, private=study.private, keeps_log=location.uploads_log)
         with opened as ledger, _log_to(folder, private=study.private):
             ledger.check_rows(location)
+            ledger.correct_counts()
             changed = plugins.changed(ledger.plugin_code())
             with ledger.transaction():  # nothing is recorded if the study does not fit the folder
                 _record_study(ledger, prepared, source)
@@ -136,6 +137,11 @@ def rebuild_tables(results: Path | str) -> list[str]:
         Ledger.read(folder) as ledger,
     ):
         ledger.check_rows(location)
+        if not ledger.counts_are_right():
+            raise UserError(
+                f"the counts of the ledger in {location} are not those of its trials; "
+                f"'fedsweep check {location} --repair' corrects them"
+            )
         tables = [location.address_of(path) for path in write_tables(ledger, folder)]
         location.upload_tables()
         return tables

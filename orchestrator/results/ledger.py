@@ -488,6 +488,12 @@ class Ledger:
     def counts_are_right(self) -> bool:
         return counts.are_right(self._db)
 
+    def correct_counts(self) -> None:
+        """Count again if rows were changed by another program."""
+        if not self.counts_are_right():
+            with self.transaction():
+                counts.recount(self._db)
+
     def check_rows(self, where: Any) -> None:
         """`where`: the results folder, for the error message."""
         if damaged := self.damaged_rows():

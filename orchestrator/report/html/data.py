@@ -19,7 +19,7 @@ from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.common import data_fingerprints, missing_text, thinned
 from orchestrator.report.tables.privacy import with_search
-from orchestrator.report.tables.publication import with_price
+from orchestrator.report.tables.publication import prices, with_price
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
@@ -317,19 +317,21 @@ def _ended(session: Session) -> list[tuple[float, int]]:
 
 def _tables(results: Results) -> list[dict[str, Any]]:
     found = [
-        {"kind": kind, "setting": setting, **_table(with_price(results, table, setting))}
+        {"kind": kind, "setting": setting, **_table(results, table, setting)}
         for setting in results.settings
         for kind, build in {"final": final_accuracy, **PER_SETTING}.items()
         if (table := build(results, setting)) is not None
     ]
-    timing = with_price(results, seconds_per_round(results))
-    return [*found, {"kind": "timing", "setting": "", **_table(timing)}]
+    return [*found, {"kind": "timing", "setting": "", **_table(results, seconds_per_round(results))}]
 
 
-def _table(table: render.Table) -> dict[str, Any]:
+def _table(results: Results, table: render.Table, setting: str | None = None) -> dict[str, Any]:
     return {
         "title": table.title,
-        "caption": [table.summary, table.caption],
+        "caption": [
+            " ".join([table.summary, *prices(results, setting)]),
+            with_price(results, table, setting).caption,
+        ],
         "columns": table.columns,
         "align": table.align,
         "groups": [

@@ -21,13 +21,20 @@ def with_price(results: Results, table: Table, setting: str | None = None) -> Ta
 def sentences(results: Results, setting: str | None = None) -> list[str]:
     if not results.study.private:
         return [ANALYST_ONLY]
-    groups = {tuple(cell.name for cell in cells): cells for cells in _groups(results, setting)}
     return [
         "The tables, figures, report and best.yaml of this folder may be published; the ledger, the log and the output "
         "of commands may not.",
-        *(_price(cells, results) for cells in groups.values()),
+        *prices(results, setting),
         *filter(None, [simulated_note(results.study.partitions)]),
     ]
+
+
+def prices(results: Results, setting: str | None = None) -> list[str]:
+    """What a private study costs in total, a sentence for each set of records; nothing for other studies."""
+    if not results.study.private:
+        return []
+    groups = {tuple(cell.name for cell in cells): cells for cells in _groups(results, setting)}
+    return [_price(cells, results) for cells in groups.values()]
 
 
 def _groups(results: Results, setting: str | None) -> list[list[CellResult]]:
