@@ -363,12 +363,12 @@ def test_a_grid_that_is_too_large_is_refused():
 
 
 def test_the_reference_of_comparisons_stays_when_methods_are_added():
-    old, more = read(TEXT), read(changed("epsilons:", "  - dp-ftrl\nepsilons:"))
+    old, more = read(TEXT), read(changed("defaults:", "  - dp-ftrl\ndefaults:"))
     assert (old.reference.shown, more.reference.shown) == ("DP-FedSOFIM", "DP-FTRL")
     extended = keep_reference(old, more)
     assert extended.reference.shown == "DP-FedSOFIM"
     assert keep_reference(extended, more) == extended, "the same file changes nothing"
-    explicit = read(changed("epsilons:", "  - dp-ftrl\ncompare_to: dp-ftrl\nepsilons:"))
+    explicit = read(changed("defaults:", "  - dp-ftrl\ncompare_to: dp-ftrl\ndefaults:"))
     assert keep_reference(old, explicit) == explicit, "an explicit compare_to takes precedence"
     assert keep_reference(old, old) == old
 
@@ -560,6 +560,12 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "search.optuna.seed": (TEXT + "search: {optuna: {seed: 1}}\n", 1, 42),
     "search.halving.rungs": (TEXT + "search: {halving: {rungs: 4}}\n", 4, 3),
     "search.halving.keep": (TEXT + "search: {halving: {keep: 0.5}}\n", 0.5, 1 / 3),
+    "search.optuna.sampler": (TEXT + "search: {optuna: {sampler: gp}}\n", "'gp'", "'tpe'"),
+    "search.optuna.options": (TEXT + "search: {optuna: {options: {seed: 1}}}\n", 1, None),
+    "search.surface.batch": (TEXT + "search: {surface: {batch: 8}}\n", 8, 4),
+    "search.surface.optimism": (TEXT + "search: {surface: {optimism: 2}}\n", "2.0", 1.5),
+    "search.surface.values": (TEXT + "search: {surface: {values: 9}}\n", 9, None),
+    "search.surface.seed": (TEXT + "search: {surface: {seed: 1}}\n", 1, 42),
     "search.halving.seed": (TEXT + "search: {halving: {seed: 1}}\n", 1, 42),
 }
 
@@ -577,8 +583,9 @@ def test_a_changed_setting_is_refused_with_its_old_value(name):
     text, after, before = FIXED_SETTINGS[name]
     with pytest.raises(UserError) as caught:
         check_extension(read(TEXT), read(text))
+    place = f"{name}.seed" if name == "search.optuna.options" else name
     assert str(caught.value) == (
-        f"the study has {name} = {after}, the folder was made with {before}; choose another folder"
+        f"the study has {place} = {after}, the folder was made with {before}; choose another folder"
     )
 
 

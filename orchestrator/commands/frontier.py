@@ -38,7 +38,9 @@ def frontier(
     figure: Annotated[bool, typer.Option(help="Draw the curve with its band into DIR/figures/frontier.svg.")] = False,
     json: Json = False,
 ) -> None:
-    """Predict the score at any budget, and the hyperparameters for it. For results of the strategy `surface`.
+    """Predict score and hyperparameters for any budget.
+
+    For results of the strategy `surface`.
 
     The score is the expected validation score of the best configuration, by the model of all trials of the search and
     the contests, with a band of two standard deviations."""
