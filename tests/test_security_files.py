@@ -380,3 +380,63 @@ def as_nobody(file):
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# ---- files that SQLite opens
+
+
+def test_a_journal_that_names_another_file_is_refused(results, victim, fedsweep):
+    """SQLite deletes the file that it names after the rollback."""
+    name = str(victim).encode()
+    content = b"\0" * 512 + name + len(name).to_bytes(4, "big") + bytes(4) + bytes.fromhex("d9d505f920a163d7")
+    (results / "ledger.sqlite-journal").write_bytes(content)
+    for command in ("status", "forget --node x", "resume --backend local", "tables"):
+        word, *options = command.split()
+        code, _, err = fedsweep(word, results, *options)
+        assert code == 2
+        assert "ledger.sqlite-journal names another file" in err
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("ending", ["", "-wal", "-shm", "-journal"])
+def test_hard_links_of_the_ledger_are_refused(ending, results, victim, fedsweep):
+    file = results / f"ledger.sqlite{ending}"
+    if ending:
+        file.unlink(missing_ok=True)
+        file.hardlink_to(victim)
+    else:
+        (victim.parent.parent / "other").hardlink_to(file)
+    before = victim.read_bytes()
+    code, _, err = fedsweep("status", results)
+    assert code == 2
+    assert f"{file} has several names (hard links), and nothing is written to it" in err
+    assert victim.read_bytes() == before
+
+
+def test_a_trigger_in_capitals_is_refused(results, fedsweep):
+    changed(
+        results,
+        ("CREATE TRIGGER t AFTER INSERT ON studies BEGIN DELETE FROM trials; END", ()),
+        ("PRAGMA writable_schema = ON", ()),
+        ("UPDATE sqlite_master SET type = 'TRIGGER' WHERE name = 't'", ()),
+    )
+    code, _, err = fedsweep("status", results)
+    assert code == 2
+    assert "it has views, triggers or virtual tables" in err
+
+
+def test_permissions_do_not_change_through_a_link(tmp_path):
+    victim = tmp_path / "home"
+    victim.mkdir(mode=0o755)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "ledger.lock").symlink_to(victim)
+    with pytest.raises(UserError, match="is a symbolic link"), Ledger.write(folder, private=True):
+        pass
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o755
+
+
+def test_a_winner_that_is_none_is_computed_again(results, fedsweep):
+    before = fedsweep("best", results)
+    changed(results, ("UPDATE winners SET winner = ?", ('{"a": [1, null]}',)))
+    assert fedsweep("best", results) == before

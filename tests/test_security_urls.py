@@ -24,6 +24,7 @@ WITH_SECRETS = (
     f"s3://key:ab/{SECRET}/c@bucket/results",
     f"sftp://{SECRET}@host.example:22/x",
     f"abfs://container@account.example/x?sig={SECRET}",
+    f"https://user:it's{SECRET}@host.example/x.npz?sig=a'{SECRET}",
 )
 
 
@@ -179,8 +180,10 @@ def test_no_link_behind_a_url_is_followed(tmp_path, fedsweep):
     results, victim = tmp_path / "results", tmp_path / "victim"
     reported.write(results)
     victim.write_text("mine")
-    for name in ("remote.lock", "cancel.requested", "ledger.sqlite", "fedsweep.log"):
+    names = ("remote.lock", "cancel.requested", "ledger.sqlite", "fedsweep.log", ".packs/here", "ledger.log/current")
+    for name in names:
         place = results / name
+        place.parent.mkdir(exist_ok=True)
         kept = place.read_bytes() if place.exists() else None
         place.unlink(missing_ok=True)
         place.symlink_to(victim)

@@ -49,18 +49,29 @@ def open_in_place(path: Path, flags: int, mode: int = PUBLIC) -> int:
     refuse_link(path)
     # O_NONBLOCK: a pipe would block
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
-    status = os.fstat(descriptor)
-    problem = "is not a plain file" if not stat.S_ISREG(status.st_mode) else ""
-    problem = problem or ("has several names (hard links)" if status.st_nlink > 1 else "")
-    if problem:
+    if problem := _problem(os.fstat(descriptor)):
         os.close(descriptor)
         raise UserError(f"{path} {problem}, and nothing is written to it")
     return descriptor
 
 
+def _problem(status: os.stat_result) -> str:
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a plain file"
+    return "has several names (hard links)" if status.st_nlink > 1 else ""
+
+
 def refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise UserError(f"{path} is a symbolic link, and nothing is written through one")
+
+
+def refuse_other_names(path: Path) -> None:
+    """For a file that a library writes in place: refuse links of both kinds, pipes and devices. It may not exist."""
+    refuse_link(path)
+    with contextlib.suppress(FileNotFoundError):
+        if problem := _problem(path.stat()):
+            raise UserError(f"{path} {problem}, and nothing is written to it")
 
 
 def subfolder(folder: Path, *names: str) -> Path:
@@ -75,6 +86,8 @@ def subfolder(folder: Path, *names: str) -> Path:
 
 def make_private(folder: Path, *names: str) -> None:
     """Close a folder, and files in it, to other users."""
+    for name in names:
+        refuse_link(folder / name)
     for path, mode in ((folder, PRIVATE_FOLDER), *((folder / name, PRIVATE) for name in names)):
         with contextlib.suppress(FileNotFoundError):
             if stat.S_IMODE(path.stat().st_mode) & 0o077:

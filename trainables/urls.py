@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.errors import UserError
-from trainables.files import refuse_link
+from trainables.files import refuse_link, refuse_other_names
 
 OPENED = (
     *("file", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"),
@@ -18,12 +18,20 @@ OPENED = (
 """Schemes of plain storage. fsspec has others that interpret what they read: `reference` renders templates and reads
 the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
 in with the user's password or keys at any host that a study names, and accept any host key."""
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>`]*)")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s\"<>`]*)")
 
 
 def shown(text: str) -> str:
     """A text for people: its URLs without user names, passwords and queries, which may hold credentials."""
-    return _URL.sub(lambda match: match[1] + _without_credentials(match[2]), text)
+    return _URL.sub(_shown, text)
+
+
+def _shown(match: re.Match[str]) -> str:
+    """A password may hold a ': only a URL that begins with one ends before the last."""
+    url, quote, after = match[2].rpartition("'")
+    if not quote or match.string[: match.start()][-1:] != "'":
+        url, quote, after = match[2], "", ""
+    return match[1] + _without_credentials(url) + quote + after
 
 
 def _without_credentials(rest: str) -> str:
@@ -48,10 +56,15 @@ def _printable(url: str) -> str:
 
 
 def refuse_links(files: Any, root: str, *names: str) -> None:
-    """If this is a folder on this machine, refuse links in it: fsspec would write through them."""
+    """If this is a folder on this machine, refuse links in it, and in its folders of these names: fsspec would write
+    through them."""
     if "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)):
-        for name in names:
-            refuse_link(Path(root) / name)
+        for path in (Path(root) / name for name in names):
+            refuse_link(path)
+            for found in [path] if path.is_file() else path.rglob("*"):
+                refuse_link(found)
+                if not found.is_dir():
+                    refuse_other_names(found)
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:

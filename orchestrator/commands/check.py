@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -32,7 +33,8 @@ def check(
             f"fedsweep resume {folder}{plugins.import_options()}"
         )
     elif damaged or not counted:
-        stderr.print(f"to run damaged trials again: fedsweep check {folder} --repair, then fedsweep resume {folder}")
+        name = shlex.quote(str(folder))
+        stderr.print(f"to run damaged trials again: fedsweep check {name} --repair, then fedsweep resume {name}")
         raise typer.Exit(1)
     else:
         echo("every recorded trial matches its checksum")

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = "6"
 SECRET_BYTES = 32
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+"""Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 READER_BYTES = 1 << 16  # a reader's index of a small write-ahead log needs less
 SCHEMA = """
@@ -287,8 +289,9 @@ class Ledger:
         return self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
 
     def _check_version(self, folder: Path) -> None:
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
-            raise UserError(f"the ledger in {folder} is damaged: it has views or triggers, which no ledger has")
+        others = "lower(type) NOT IN ('table', 'index') OR lower(sql) LIKE '%virtual%'"
+        if self._db.execute(f"SELECT 1 FROM sqlite_master WHERE {others}").fetchone():
+            raise UserError(f"the ledger in {folder} is damaged: it has views, triggers or virtual tables")
         version = self._meta("schema")
         if version != SCHEMA_VERSION:
             raise UserError(
@@ -740,6 +743,7 @@ def _checksum(values: Sequence[Any]) -> int:
 def _connect(uri: str, folder: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+        connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the second: a message that quotes damaged text
         reason = error if shutil.disk_usage(folder).free else "no space left on the disk"
@@ -748,9 +752,12 @@ def _connect(uri: str, folder: Path) -> sqlite3.Connection:
 
 
 def _refuse_links(folder: Path) -> None:
-    """SQLite would follow them."""
+    """SQLite would follow them, and would delete a file that a journal names."""
     for name in SQLITE_FILES:
-        files.refuse_link(folder / name)
+        files.refuse_other_names(folder / name)
+    journal = folder / "ledger.sqlite-journal"
+    if journal.is_file() and journal.read_bytes().endswith(JOURNAL_MAGIC):
+        raise UserError(f"the ledger in {folder} is damaged: {journal.name} names another file")
 
 
 def _make_private(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -125,7 +126,8 @@ class SearchRecord(SearchedCell):
     @cached_property
     def winner(self) -> Choice | None:
         if self.known_winner is not None:
-            return choice_from(self.known_winner)
+            with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):  # it is not one
+                return choice_from(self.known_winner)
         return winner(self.variant, self.history)
 
     @cached_property
