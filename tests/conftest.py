@@ -125,16 +125,27 @@ def no_ray(monkeypatch):
     )
 
 
+PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
 @pytest.fixture
 def tally(request, pytestconfig):
     """Counts the faults that a test injects. With `--counts-into`, pytest's cache keeps the counts of every test that
     passed, so that the table can be computed in several runs; `--cache-clear` starts again."""
     import chaos
 
-    faults, failed_before = chaos.Tally(), request.session.testsfailed
+    faults = chaos.Tally()
     yield faults
     page = pytestconfig.getoption("--counts-into")
-    if page is not None and request.session.testsfailed == failed_before:
+    if page is not None and request.node.stash.get(PASSED, False):
         tests = {**pytestconfig.cache.get("faults/tests", {}), request.node.name: faults.record()}
         pytestconfig.cache.set("faults/tests", tests)
         chaos.write_counts(tests, page)
