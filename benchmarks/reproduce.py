@@ -92,6 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "reproduction", help="folder for ledgers")
     parser.add_argument("--keep", type=Path, default=ROOT / "results" / "reproduction", help="folder to commit")
     parser.add_argument("--page", type=Path, help="where to write the summary for the documentation")
+    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: without Ray")
     parser.add_argument("--commit", default="", help="the commit that runs, where there is no git")
     return parser.parse_args()
 
@@ -109,7 +110,7 @@ def _run_all(options: argparse.Namespace) -> bool:
         elif missing := _missing_data(name):
             outcome = f"skipped, {missing}"
         else:
-            outcome = _run(name, options.work / name, made)
+            outcome = _run(name, options.work / name, made, options.backend)
         failed |= outcome == "failed"
         _log(f"{name}: {outcome} ({time.monotonic() - start:.0f} s so far)")
         if options.pack and outcome == "done":
@@ -120,14 +121,19 @@ def _run_all(options: argparse.Namespace) -> bool:
     return failed
 
 
-def _run(name: str, folder: Path, made: dict[str, Any]) -> str:
+def _run(name: str, folder: Path, made: dict[str, Any], backend: str) -> str:
     """Run a study to its end and record next to its ledger, once, what made it."""
     start = time.monotonic()
-    process = _fedsweep("run", name, "--results", folder, "--json", check=False)
+    options = [] if backend == "ray" else ["--backend", backend]
+    process = _fedsweep("run", name, "--results", folder, "--json", *options, check=False)
     if process.returncode != 0:
         _log(process.stderr[-3000:])
         return "failed"
-    record = {"command": f"fedsweep run {name}", "seconds": round(time.monotonic() - start, 1), **made}
+    record = {
+        "command": " ".join(["fedsweep run", name, *options]),
+        "seconds": round(time.monotonic() - start, 1),
+        **made,
+    }
     if not (folder / "made.json").is_file():
         (folder / "made.json").write_text(json.dumps(record, indent=1) + "\n")
     return "done"

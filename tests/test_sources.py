@@ -444,6 +444,10 @@ def test_state_dicts_have_the_published_names():
     assert {"features.0.weight", "features.41.running_mean", "classifier.0.weight", "classifier.6.bias"} <= vgg
 
 
+def cifar10_input(rows, device):
+    return normalised(torch.from_numpy(rows), backbones.CIFAR10_MEAN, backbones.CIFAR10_STD)
+
+
 def test_an_interrupted_extraction_resumes(tmp_path, monkeypatch):
     from trainables.data.backbones import extraction
 
@@ -451,8 +455,8 @@ def test_an_interrupted_extraction_resumes(tmp_path, monkeypatch):
     torch.manual_seed(0)
     network = backbones.BACKBONES["resnet20"](10)
     images = RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
-    to_input = lambda rows: normalised(torch.from_numpy(rows), backbones.CIFAR10_MEAN, backbones.CIFAR10_STD)  # noqa: E731
-    whole = extract(images, network, to_input, folder=tmp_path / "a", identity="x")
+
+    whole = extract(images, network, cifar10_input, folder=tmp_path / "a", identity="x")
 
     class PowerCutError(Exception):
         pass
@@ -462,12 +466,12 @@ def test_an_interrupted_extraction_resumes(tmp_path, monkeypatch):
             raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        extract(images, network, to_input, folder=tmp_path / "b", identity="x", progress=fails)
+        extract(images, network, cifar10_input, folder=tmp_path / "b", identity="x", progress=fails)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "b").iterdir()}
     assert len(kept) == 2
-    assert (extract(images, network, to_input, folder=tmp_path / "b", identity="x") == whole).all()
+    assert (extract(images, network, cifar10_input, folder=tmp_path / "b", identity="x") == whole).all()
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
-    extract(images, network, to_input, folder=tmp_path / "b", identity="other weights")
+    extract(images, network, cifar10_input, folder=tmp_path / "b", identity="other weights")
     assert len(list((tmp_path / "b").iterdir())) == 6
 
 
@@ -479,7 +483,7 @@ def test_the_paper_s_images_and_weights_give_its_features(shared_data, tmp_path)
         found = extract(
             images[f"x_{part}"],
             network,
-            lambda rows: normalised(torch.from_numpy(rows), backbones.CIFAR10_MEAN, backbones.CIFAR10_STD),
+            cifar10_input,
             folder=tmp_path,
             identity=part,
             batch=64,

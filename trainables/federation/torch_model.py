@@ -32,10 +32,11 @@ class TorchModel(torch.nn.Module):
         """The input for some images (PIL), or texts, of any size."""
         if self._backbone is None:
             raise UserError("the model does not know its backbone; it takes features")
-        return self._backbone.to_input(
+        rows = (
             row if isinstance(row, str) else np.asarray(row if isinstance(row, np.ndarray) else row.convert("RGB"))
             for row in rows
         )
+        return self._backbone.to_input(rows, next((each.device for each in self.parameters()), torch.device("cpu")))
 
     def forward(self, x: Any) -> Tensor:
         return self.head(self.backbone(x))

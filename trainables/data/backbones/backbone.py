@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainables.data import backbones
-from trainables.data.backbones.extraction import normalised
+from trainables.data.backbones.extraction import ToInput, normalised
 from trainables.data.sources.catalogue import EFFICIENTNET
 from trainables.errors import UserError
 from trainables.plugin_errors import plugin_errors
@@ -35,7 +35,7 @@ class Backbone:
 
     name: str
     network: torch.nn.Module
-    to_input: Callable[[Iterable[Any]], Any]
+    to_input: ToInput
     """The input of the network for some rows: images as arrays of bytes (height, width, channels), or texts."""
     details: dict[str, Any]
     """Weights, preprocessing and versions, for the provenance."""
@@ -89,9 +89,8 @@ def from_package(name: str) -> Backbone:
         )
     if name == WORDLLAMA:
         details = {"weights": "l2_supercat, 256 features", "norm": "as published"}
-        return Backbone(
-            *(name, backbones.from_wordllama(), list, details, TEXTS), batch=1000, versions=versions("wordllama")
-        )
+        network = backbones.from_wordllama()
+        return Backbone(name, network, _texts, details, TEXTS, batch=1000, versions=versions("wordllama"))
     network, config = backbones.from_timm(name.removeprefix("timm."))
     mean, std, size = config["mean"], config["std"], config["input_size"][-1]
     details = {"weights": "timm's pretrained", "mean": list(mean), "std": list(std), "input_size": size}
@@ -107,7 +106,7 @@ def from_function(name: str, function: Callable[[], Any], code: str) -> Backbone
     if not isinstance(network, torch.nn.Module) or not callable(preprocess):
         raise UserError(f"backbone {name} must return a torch module and a function that prepares one row for it")
 
-    def to_input(rows: Iterable[Any]) -> Any:
+    def to_input(rows: Iterable[Any], device: torch.device) -> Any:
         with plugin_errors(f"the preprocessing of backbone {name}"):
             prepared = [preprocess(row if isinstance(row, str) else _as_image(row)) for row in rows]
         tensors = [each for each in prepared if isinstance(each, Tensor)]
@@ -121,13 +120,14 @@ def from_function(name: str, function: Callable[[], Any], code: str) -> Backbone
     return Backbone(name, network.eval(), to_input, details, rows="")
 
 
-def image_input(mean: Sequence[float], std: Sequence[float], size: int) -> Callable[[Iterable[NDArray]], Tensor]:
-    """Normalised images of size x size pixels; others are rescaled (bilinear), also if that changes their shape."""
+def image_input(mean: Sequence[float], std: Sequence[float], size: int) -> ToInput:
+    """Normalised images of size x size pixels; others are rescaled (bilinear), also if that changes their shape. The
+    device rescales them: bytes are small to send."""
 
-    def to_input(images: Iterable[NDArray]) -> Tensor:
+    def to_input(images: Iterable[NDArray], device: torch.device) -> Tensor:
         if isinstance(images, np.ndarray):
-            return scaled(torch.from_numpy(np.ascontiguousarray(images)))
-        return torch.cat([scaled(torch.from_numpy(np.array(image))[None]) for image in images])
+            return scaled(torch.from_numpy(np.ascontiguousarray(images)).to(device))
+        return torch.cat([scaled(torch.from_numpy(np.array(image))[None].to(device)) for image in images])
 
     def scaled(images: Tensor) -> Tensor:
         x = normalised(images, tuple(mean), tuple(std))
@@ -136,6 +136,10 @@ def image_input(mean: Sequence[float], std: Sequence[float], size: int) -> Calla
         return torch.nn.functional.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
 
     return to_input
+
+
+def _texts(rows: Iterable[str], device: torch.device) -> list[str]:
+    return list(rows)
 
 
 def versions(*packages: str) -> dict[str, str]:

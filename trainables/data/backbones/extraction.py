@@ -16,6 +16,8 @@ from trainables.errors import UserError, in_range, one_of
 from trainables.files import replacing
 
 PIECE = 2_000  # images per saved file
+ToInput = Callable[[Iterable[Any], torch.device], Any]
+"""Turns some rows into the input of a network, on a device."""
 
 
 class Items(Protocol):
@@ -65,7 +67,7 @@ def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) 
 def extract(
     images: NDArray[np.uint8],
     network: torch.nn.Module,
-    to_input: Callable[[Any], Any],
+    to_input: ToInput,
     *,
     folder: Path,
     identity: str,
@@ -88,7 +90,7 @@ def extract(
 def extract_pieces(
     items: Items,
     network: torch.nn.Module,
-    to_input: Callable[[Any], Any],
+    to_input: ToInput,
     *,
     folder: Path,
     identity: str,
@@ -113,7 +115,7 @@ def extract_pieces(
             batches = []
             for first in range(start, stop, batch):
                 rows = items.read(first, min(first + batch, stop))
-                batches.append(_features(penultimate, to_input(rows), torch_device))
+                batches.append(_features(penultimate, to_input(rows, torch_device), torch_device))
                 if first + batch < stop:
                     progress(first + batch, len(items))
             with replacing(path) as file:
