@@ -24,7 +24,7 @@ from orchestrator.search.strategies import STRATEGIES
 from orchestrator.search.strategies.base import Proposal
 from orchestrator.search.surface.batches import highest
 from orchestrator.search.surface.lattice import Lattice
-from orchestrator.search.surface.model import Surface, log_noise
+from orchestrator.search.surface.model import Expected, Surface, log_noise
 from orchestrator.search.surface.observed import fitted
 from orchestrator.search.task import SearchTask, StageRounds
 from orchestrator.search.variant import SearchVariant, StageSeeds
@@ -37,6 +37,8 @@ SCALES = {"learning_rate": "log", "rho": "log", "tau": "log", "beta": "complemen
 FINALISTS = 8
 SEARCH_SEEDS, CONTEST_SEEDS = 3, 5
 DELTA, ROUNDS = 1e-5, 70
+RUNGS = (8, 24)
+"""Rounds after which successive halving compares, by its default settings."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +49,38 @@ class Dense:
     method: str
     epsilons: tuple[float, ...]
     axes: Mapping[str, tuple[float, ...]]
-    scores: np.ndarray
-    """Validation accuracy by budget, seed and configuration, in the order of the grid; nan if the trial diverged."""
+    by_round: Mapping[int, np.ndarray]
+    """Validation accuracy by budget, seed and configuration, in the order of the grid; nan if the trial diverged. By
+    round: after all rounds, and after the rungs of successive halving where they are known."""
+
+    @property
+    def scores(self) -> np.ndarray:
+        """After all rounds."""
+        return self.by_round[ROUNDS]
 
     @classmethod
-    def read(cls, file: Path, method: str) -> Dense:
+    def read(cls, file: Path, method: str, rungs: Path | None = None) -> Dense:
+        """`rungs`: the file with accuracies after fewer rounds (see benchmarks/dense.py)."""
         rows = pd.read_csv(file)
         rows = rows[rows["stage"] == "coarse"]
         axes = {name: tuple(sorted(rows[name].unique())) for name in SCALES if name in rows}
         axes = {name: values for name, values in axes.items() if len(values) > 1}
         epsilons, seeds = (tuple(sorted(rows[name].unique())) for name in ("epsilon", "seed"))
-        index = np.zeros(len(rows), dtype=int)
-        for name, values in axes.items():
-            index = index * len(values) + np.searchsorted(values, rows[name])
         shape = len(epsilons), len(seeds), int(np.prod([len(v) for v in axes.values()]))
-        scores = np.full(shape, np.nan)
-        place = np.searchsorted(epsilons, rows["epsilon"]), np.searchsorted(seeds, rows["seed"]), index
-        scores[place] = rows["accuracy"]
-        return cls(file.name.removesuffix(".csv.gz").removeprefix("dense-"), method, epsilons, axes, scores)
+
+        def scores(rows: pd.DataFrame, column: str) -> np.ndarray:
+            index = np.zeros(len(rows), dtype=int)
+            for name, values in axes.items():
+                index = index * len(values) + _positions(values, rows[name])
+            found = np.full(shape, np.nan)
+            found[_positions(epsilons, rows["epsilon"]), _positions(seeds, rows["seed"]), index] = rows[column]
+            return found
+
+        by_round = {ROUNDS: scores(rows, "accuracy")}
+        if rungs is not None and rungs.exists():
+            early = pd.read_csv(rungs)
+            by_round |= {rung: scores(early, f"accuracy_{rung}") for rung in RUNGS}
+        return cls(file.name.removesuffix(".csv.gz").removeprefix("dense-"), method, epsilons, axes, by_round)
 
     @cached_property
     def means(self) -> np.ndarray:
@@ -89,6 +105,12 @@ class Dense:
         return int(distance.argmin())
 
 
+def _positions(values: Sequence[float], column: pd.Series) -> np.ndarray:
+    """The index of the nearest value, because files may round differently."""
+    distances = np.abs(np.asarray(values)[None] - column.to_numpy(dtype=float)[:, None])
+    return distances.argmin(1)
+
+
 @dataclass
 class Replay:
     """One repetition of a search of some budgets of a table."""
@@ -101,9 +123,9 @@ class Replay:
     budgets: Sequence[int]
     repetition: int
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    errors: list[float] = field(default_factory=list)
-    """Predicted minus true scores of the choices at budgets without a trial."""
-    _surface: Surface | None = None
+    predictions: list[tuple[bool, float, float, float]] = field(default_factory=list)
+    """What `fedsweep frontier` would state: whether the budget was searched, the expected score, its standard
+    deviation, and the true score of the configuration."""
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.repetition)
@@ -149,20 +171,28 @@ class Replay:
     def _run(self, number: int, proposal: Proposal) -> None:
         history = self.histories[number]
         stage = history.stages.setdefault(proposal.stage, [])
+        last = self.variant.last_round(proposal.stage, ROUNDS)
         for position, configuration in enumerate(proposal.configurations):
             index = self.table.nearest(configuration)
             own = self.variant.seeds(proposal.stage) if proposal.seeds is None else [proposal.seeds[position]]
             for seed in own:
-                key = f"{number}:{index}:{seed}:{'c' if proposal.stage == 'contest' else 's'}"
-                self.outcomes[key] = self._outcome(self.budgets[number], index, seed)
+                key = f"{number}:{index}:{seed}:{last}:{'c' if proposal.stage == 'contest' else 's'}"
+                self.outcomes[key] = self._outcome(self.budgets[number], index, seed, last)
                 history.configurations[key] = self.table.lattice.configurations[index]  # type: ignore[index]
                 history.trial_seeds[key] = seed  # type: ignore[index]
                 stage.append(key)
 
     @property
-    def search_trials(self) -> list[int]:
-        """Distinct trials of the search, by budget."""
-        return [len({k for s, keys in h.stages.items() if s != "contest" for k in keys}) for h in self.histories]
+    def search_rounds(self) -> list[int]:
+        """Trial-rounds of the search, by budget. Trials of a higher rung continue those of the one below."""
+        found = []
+        for history in self.histories:
+            last: dict[tuple[str, str], int] = {}
+            for key in (key for stage, keys in history.stages.items() if stage != "contest" for key in keys):
+                _, index, seed, rounds, _ = key.split(":")
+                last[index, seed] = max(int(rounds), last.get((index, seed), 0))
+            found.append(sum(last.values()))
+        return found
 
     def winners(self) -> list[int]:
         """The winning configuration of every searched budget."""
@@ -174,21 +204,37 @@ class Replay:
         """The best configuration at budgets that were not searched, by the surface of all trials; with a contest of
         the best ones, or without any trial there. Strategies without a surface use the winners of the two neighbouring
         budgets in the contest, or that of the next smaller one."""
-        points = self.table.lattice.points
-        if self.strategy == "surface" and self._surface is None:
-            self._surface = fitted(self.histories, self.table.lattice, ("surface", "contest"))
+        won = dict(zip(self.budgets, self.winners(), strict=True))
         for budget in budgets:
-            if self._surface is None:
-                won = dict(zip(self.budgets, self.winners(), strict=True))
-                finalists = [won[budget - 1], won[budget + 1]]
-            else:
-                searched = {number: self._noise(own) for number, own in enumerate(self.budgets)}
-                expected = self._surface.between(points, self._noise(budget), searched)
+            if self.strategy == "surface":
+                expected = self.expected(budget)
                 finalists = highest(expected.cautious, FINALISTS if contest else 1)
-                self.errors += (
-                    [] if contest else [expected.score[finalists[0]] - self.table.means[budget, finalists[0]]]
-                )
+                if not contest:
+                    self._predict(budget, expected, finalists[0], searched=False)
+            else:
+                finalists = [won[budget - 1], won[budget + 1]]
             yield self._contest(budget, finalists) if contest else finalists[0]
+
+    @cached_property
+    def surface(self) -> Surface:
+        """Of all trials of search and contests."""
+        return fitted(self.histories, self.table.lattice, ("surface", "contest"))
+
+    def expected(self, budget: int) -> Expected:
+        """At a budget that was not searched."""
+        searched = {number: self._noise(own) for number, own in enumerate(self.budgets)}
+        return self.surface.between(self.table.lattice.points, self._noise(budget), searched)
+
+    def predict_searched(self) -> None:
+        """Predictions at the searched budgets."""
+        for number, budget in enumerate(self.budgets):
+            score, deviation = self.surface.scores(self.table.lattice.points, self._noise(budget), number)
+            (best,) = highest(score, 1)
+            self._predict(budget, Expected(score, deviation, score), best, searched=True)
+
+    def _predict(self, budget: int, expected: Expected, index: int, *, searched: bool) -> None:
+        true = float(self.table.means[budget, index])
+        self.predictions.append((searched, float(expected.score[index]), float(expected.deviation[index]), true))
 
     def _noise(self, budget: int) -> float:
         return log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
@@ -203,6 +249,6 @@ class Replay:
         choice = win_contest(list(candidates), outcomes)
         return candidates[choice.candidate] if choice else configurations[0]
 
-    def _outcome(self, budget: int, index: int, seed: int) -> Outcome:
-        score = self.table.scores[budget, seed, index]
+    def _outcome(self, budget: int, index: int, seed: int, rounds: int = ROUNDS) -> Outcome:
+        score = self.table.by_round[rounds][budget, seed, index]
         return ("diverged", None, None) if np.isnan(score) else ("done", float(score), 0.0)

@@ -1,14 +1,20 @@
 """Compares search strategies on dense tables (see benchmarks/replay.py).
 
-python -m benchmarks.searches FOLDER runs what benchmarks/reports/searches.csv lacks. --page writes docs/benchmark.md
-and its figure from that file."""
+python -m benchmarks.searches --tables FOLDER ... --into FOLDER replays what FOLDER/replays.jsonl lacks, a line for
+every repetition, in several processes. --collect FOLDER writes benchmarks/reports/searches.csv from it. --page writes
+docs/benchmark.md and its figure from that file."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import multiprocessing
+import os
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +22,17 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import page
-from benchmarks.replay import FINALISTS, ROUNDS, Dense, Replay
-from orchestrator.search.strategies import STRATEGIES
+from benchmarks.replay import FINALISTS, ROUNDS, RUNGS, Dense, Replay
 
 REPORT = Path(__file__).resolve().parent / "reports" / "searches.csv"
 FIGURE = page.DOCS / "figures" / "searches.svg"
 REPETITIONS = 20
 TABLES = {
-    "dense-fedgd-centred-cifar10": "dp-fedgd",
-    "dense-fedsofim-cifar10": "dp-fedsofim",
-    "dense-fedsofim3-cifar10": "dp-fedsofim",
-    "dense-fedadam4-cifar10": "dp-fedadam",
-    "dense-fedsofim3-crc5": "dp-fedsofim",
+    "fedgd-centred-cifar10": "dp-fedgd",
+    "fedsofim-cifar10": "dp-fedsofim",
+    "fedsofim3-cifar10": "dp-fedsofim",
+    "fedadam4-cifar10": "dp-fedadam",
+    "fedsofim3-crc5": "dp-fedsofim",
 }
 """Files and their methods."""
 BUDGETS = ("searched", "contest only", "no trial")
@@ -44,86 +49,162 @@ class Plan(NamedTuple):
     """`search.trials`: configurations, or trials for `surface`."""
     settings: dict[str, Any]
 
+    @property
+    def text(self) -> str:
+        return json.dumps({"trials": self.trials, **self.settings})
+
+
+SAMPLERS = {"tpe": "Optuna TPE", "cmaes": "Optuna CMA-ES", "gp": "Optuna GP"}
+
 
 def plans(axes: int) -> Iterator[Plan]:
     """What is compared on a table with so many axes: the grid's default, and every other strategy with about a tenth of
-    its trials, fewer and more."""
-    yield Plan("grid", "grid", None, {})
-    for trials in (8, 16, 24) if axes == 1 else (8 * axes, 12 * axes, 16 * axes):
+    its trials, fewer and more. The slowest come last."""
+    for trials in (8, 16, 24) if axes == 1 else (16 * axes, 12 * axes, 8 * axes):
         yield Plan("surface", "surface", trials, {"values": 1})
-    samplers = STRATEGIES["optuna"].Settings.model_fields.get("sampler")
-    for configurations in (5, 9, 16) if axes == 1 else (8 * axes // 3, 16 * axes // 3, 64):
+    yield Plan("grid", "grid", None, {})
+    counts = (5, 9, 16) if axes == 1 else (8 * axes // 3, 16 * axes // 3, 64)
+    for configurations in counts:
         yield Plan("random", "random", configurations, {})
-        for sampler, label in (("tpe", "Optuna TPE"), ("gp", "Optuna GP"), ("cmaes", "Optuna CMA-ES")):
-            if samplers is None and sampler != "tpe":
-                continue
-            if sampler == "gp" and configurations > 40:
-                continue  # hours
-            chosen = {} if samplers is None else {"sampler": sampler}
-            yield Plan(label, "optuna", configurations, {"batch": 4, **chosen})
+        yield Plan("halving", "halving", configurations, {})
+    for sampler, label in SAMPLERS.items():
+        for configurations in counts:
+            yield Plan(label, "optuna", configurations, {"batch": 4, "sampler": sampler})
 
 
-def measure(table: Dense, plan: Plan, repetitions: int) -> list[dict[str, Any]]:
+class Task(NamedTuple):
+    """One repetition."""
+
+    folders: tuple[Path, ...]
+    table: str
+    plan: Plan
+    repetition: int
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        return self.table, self.plan.label, self.plan.text, self.repetition
+
+
+@cache
+def read(folders: tuple[Path, ...], name: str) -> Dense | None:
+    """A table of one of these folders."""
+    for folder in folders:
+        if (file := folder / f"dense-{name}.csv.gz").exists():
+            rungs = next((f for each in folders if (f := each / f"rungs-{name}.csv.gz").exists()), None)
+            return Dense.read(file, TABLES[name], rungs)
+    return None
+
+
+def measure(task: Task) -> dict[str, Any]:
     """Regrets at every second budget, which are searched, and at those between."""
-    every = range(len(table.epsilons))
-    searched, between = list(every[::2]), list(every[1::2])
-    between = [budget for budget in between if budget < searched[-1]]
-    start, trials, errors = time.process_time(), [], []
-    regrets: dict[str, list[float]] = {kind: [] for kind in BUDGETS}
-    for repetition in range(repetitions):
-        replay = Replay(table, plan.strategy, plan.trials, plan.settings, searched, repetition)
-        replay.run()
-        regrets["searched"] += [table.regret(b, w) for b, w in zip(searched, replay.winners(), strict=True)]
-        for kind, contest in zip(BUDGETS[1:], (True, False), strict=True):
-            chosen = replay.predicted(between, contest=contest)
-            regrets[kind] += [table.regret(b, w) for b, w in zip(between, chosen, strict=True)]
-        trials += replay.search_trials
-        errors += replay.errors
-    seconds = time.process_time() - start
-    contest = FINALISTS * len(replay.variant.seeds("contest"))
-    return [
-        {
-            "table": table.name,
-            "axes": len(table.axes),
-            "configurations": table.means.shape[1],
-            "strategy": plan.label,
-            "settings": json.dumps({"trials": plan.trials, **plan.settings}),
-            "search_trials": round(float(np.mean(trials)), 1),
-            "contest_trials": contest,
-            "trial_rounds": round(ROUNDS * (float(np.mean(trials)) + contest)),
-            "budgets": kind,
-            "repetitions": repetitions,
-            "mean": round(float(np.mean(values)), 3),
-            "p95": round(float(np.quantile(values, 0.95)), 3),
-            "worst": round(max(values), 3),
-            "prediction_error": round(float(np.mean(np.abs(errors))), 3) if errors and kind == "no trial" else None,
-            "cpu_s": round(seconds, 1),
-        }
-        for kind, values in regrets.items()
-    ]
+    table, plan = read(task.folders, task.table), task.plan
+    assert table is not None
+    every, start = range(len(table.epsilons)), time.process_time()
+    searched = list(every[::2])
+    between = [budget for budget in every[1::2] if budget < searched[-1]]
+    replay = Replay(table, plan.strategy, plan.trials, plan.settings, searched, task.repetition)
+    replay.run()
+    regrets = {"searched": [table.regret(b, w) for b, w in zip(searched, replay.winners(), strict=True)]}
+    for kind, contest in zip(BUDGETS[1:], (True, False), strict=True):
+        chosen = replay.predicted(between, contest=contest)
+        regrets[kind] = [round(table.regret(b, w), 4) for b, w in zip(between, chosen, strict=True)]
+    if plan.strategy == "surface":
+        replay.predict_searched()
+    return {
+        **dict(zip(("table", "strategy", "settings", "repetition"), task.identity, strict=True)),
+        "axes": len(table.axes),
+        "configurations": table.means.shape[1],
+        "search_rounds": replay.search_rounds,
+        "contest_trials": FINALISTS * len(replay.variant.seeds("contest")),
+        "regrets": regrets,
+        "predictions": [[kind, *(round(value, 4) for value in values)] for kind, *values in replay.predictions],
+        "cpu_s": round(time.process_time() - start, 2),
+    }
 
 
-def run(folder: Path, names: list[str], labels: list[str], report: Path) -> None:
-    for name, method in TABLES.items():
-        file = folder / f"{name}.csv.gz"
-        if not file.exists() or (names and not any(part in name for part in names)):
+def tasks(folders: tuple[Path, ...], names: Sequence[str], labels: Sequence[str], repetitions: int) -> list[Task]:
+    """All repetitions; those of the quick plans first."""
+    found = []
+    missing = {name for name in ("optuna", "cmaes") if importlib.util.find_spec(name) is None}
+    for name in TABLES:
+        if (names and not any(part in name for part in names)) or (table := read(folders, name)) is None:
             continue
-        table = Dense.read(file, method)
-        for plan in plans(len(table.axes)):
-            done = pd.read_csv(report) if report.exists() else pd.DataFrame(columns=["table", "strategy", "settings"])
-            settings = json.dumps({"trials": plan.trials, **plan.settings})
-            known = (done["table"] == table.name) & (done["strategy"] == plan.label) & (done["settings"] == settings)
-            if known.any() or (labels and plan.label not in labels):
-                continue
-            lines = pd.DataFrame(measure(table, plan, REPETITIONS))
-            lines.to_csv(report, mode="a", header=not report.exists(), index=False)
-            shown = ["table", "strategy", "settings", "search_trials", "budgets", "mean", "p95", "cpu_s"]
-            print(lines[shown].to_string(index=False, header=False), flush=True)
+        for order, plan in enumerate(plans(len(table.axes))):
+            lacks_rungs = plan.strategy == "halving" and not {*RUNGS} <= {*table.by_round}
+            lacks_package = plan.strategy == "optuna" and missing & {"optuna", plan.settings["sampler"]}
+            if not lacks_rungs and not lacks_package and (not labels or plan.label in labels):
+                slow = plan.settings.get("sampler") == "gp"
+                cost = (slow and (plan.trials or 0) > 40, slow, order)
+                found += [(cost, Task(folders, name, plan, repetition)) for repetition in range(repetitions)]
+    return [task for _, task in sorted(found, key=lambda pair: pair[0])]
+
+
+def run(todo: Sequence[Task], into: Path, processes: int, seconds: float) -> None:
+    """Adds a line for every repetition that the file lacks, until the time is over."""
+    deadline, file = time.time() + seconds, into / "replays.jsonl"
+    done = {tuple(line[name] for name in ("table", "strategy", "settings", "repetition")) for line in lines_of(file)}
+    todo = [task for task in todo if task.identity not in done]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool, file.open("a", encoding="utf-8") as out:
+        results = pool.imap_unordered(measure, todo)
+        for count in range(1, len(todo) + 1):
+            try:
+                line = results.next(timeout=max(0.1, deadline - time.time()))
+            except multiprocessing.TimeoutError:
+                print(f"{len(todo) - count + 1} repetitions were not run in time", flush=True)
+                break
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+            if count % 100 == 0:
+                print(f"{count} of {len(todo)} repetitions", flush=True)
+        pool.terminate()
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Without the last line if it was cut off."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def collect(into: Path) -> pd.DataFrame:
+    """The report: a line for every plan and kind of budget."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    order = {(name, plan.label, plan.text): (place, number) for place, name in enumerate(TABLES)
+             for axes in range(1, 5) for number, plan in enumerate(plans(axes))}  # fmt: skip
+    for line in lines_of(into / "replays.jsonl"):
+        groups[order[line["table"], line["strategy"], line["settings"]]].append(line)
+    rows = []
+    for _, own in sorted(groups.items()):
+        first = own[0]
+        rounds = float(np.mean([rounds for line in own for rounds in line["search_rounds"]]))
+        predictions = [prediction for line in own for prediction in line["predictions"]]
+        for kind in BUDGETS:
+            values = [value for line in own for value in line["regrets"][kind]]
+            predicted = [p for p in predictions if (kind == "searched") == p[0] and kind != "contest only"]
+            errors = np.array([score - true for _, score, _, true in predicted])
+            deviations = np.array([deviation for _, _, deviation, _ in predicted])
+            rows.append(
+                {
+                    **{name: first[name] for name in ("table", "axes", "configurations", "strategy", "settings")},
+                    "search_trials": round(rounds / ROUNDS, 1),
+                    "contest_trials": first["contest_trials"],
+                    "trial_rounds": round(rounds + ROUNDS * first["contest_trials"]),
+                    "budgets": kind,
+                    "repetitions": len(own),
+                    "mean": round(float(np.mean(values)), 3),
+                    "p95": round(float(np.quantile(values, 0.95)), 3),
+                    "worst": round(max(values), 3),
+                    "prediction_error": round(float(np.abs(errors).mean()), 3) if len(errors) else None,
+                    "in_band": round(float((np.abs(errors) <= 2 * deviations).mean()), 3) if len(errors) else None,
+                    "cpu_s": round(sum(line["cpu_s"] for line in own), 1),
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def write_page() -> None:
     report = pd.read_csv(REPORT)
-    order = {name.removeprefix("dense-"): number for number, name in enumerate(TABLES)}
+    order = {name: number for number, name in enumerate(TABLES)}
     names = sorted(report["table"].unique(), key=lambda name: order.get(name, 99))
     lines: list[str] = []
     for name in names:
@@ -176,14 +257,24 @@ def draw(report: pd.DataFrame, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help="folder with the dense tables")
-    parser.add_argument("--tables", nargs="+", default=[], help="parts of their names")
+    parser.add_argument("--tables", nargs="+", type=Path, help="folders with dense tables and their rungs")
+    parser.add_argument("--into", type=Path, help="folder of replays.jsonl")
+    parser.add_argument("--only", nargs="+", default=[], help="parts of the tables' names")
     parser.add_argument("--strategies", nargs="+", default=[])
-    parser.add_argument("--report", type=Path, default=REPORT, help="file to add results to")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e6)
+    parser.add_argument("--collect", type=Path, help="folder of replays.jsonl: write the report")
     parser.add_argument("--page", action="store_true", help="write docs/benchmark.md and its figure")
     options = parser.parse_args()
-    if options.folder:
-        run(options.folder, options.tables, options.strategies, options.report)
+    if options.into:
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[name] = "1"
+        options.into.mkdir(parents=True, exist_ok=True)
+        todo = tasks(tuple(options.tables), options.only, options.strategies, options.repetitions)
+        run(todo, options.into, options.processes, options.seconds)
+    if options.collect:
+        collect(options.collect).to_csv(REPORT, index=False)
     if options.page:
         write_page()
 

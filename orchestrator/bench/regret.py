@@ -12,6 +12,7 @@ Packs run in this process, without Ray.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -166,6 +167,7 @@ def _study(options: RegretOptions, method: str, repetition: int, *, warm: bool) 
                 "optuna": {"seed": start + 7},
                 "random": {"seed": start + 7},
                 "halving": {"seed": start + 7},
+                "surface": {"seed": start + 7},
             },
         }
     )
@@ -228,9 +230,11 @@ def _cell_regrets(
     }
 
 
-def _summary(losses: list[float], choices: list[Choice]) -> dict[str, float]:
+def _summary(losses: list[float], choices: list[Choice]) -> dict[str, Any]:
     return {
         "mean": fmean(losses),
+        "error": stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None,
+        "losses": [round(loss, 4) for loss in losses],
         "p95": float(np.percentile(losses, 95)),
         "worst": max(losses),
         "trial_rounds": fmean(choice.trial_rounds for choice in choices),
