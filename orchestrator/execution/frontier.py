@@ -45,7 +45,7 @@ def read_surfaces(results: Path | str) -> tuple[Study, list[StudySurface]]:
 
 
 def confirmed(
-    surface: StudySurface, point: Point, seeds: int, delta: float | None, release: Release | None
+    surface: StudySurface, point: Point, seeds: int, delta: float | None, release: Release | None, device: str = "cpu"
 ) -> Confirmed:
     """Train a predicted configuration on new seeds, in this process, and evaluate it on the validation rows."""
     study = surface.study
@@ -61,8 +61,9 @@ def confirmed(
     rounds = study.stage_rounds(surface.method).confirm
     trials = cell.trials(point.configuration, cell.study.seeds.contest, rounds)
     scores = []
-    for pack in make_packs(trials, Capacity(FederationSize(1, 1.0, 0.0), 1, AUTO_LANES["cpu"])):
-        lanes = run_pack(pack, ProblemData.of(prepared.problems[pack[0].problem.key]), device="cpu")
+    size = FederationSize(1, 1.0, float(device == "cuda"))
+    for pack in make_packs(trials, Capacity(size, 1, AUTO_LANES[device])):
+        lanes = run_pack(pack, ProblemData.of(prepared.problems[pack[0].problem.key]), device=device)
         for trial in pack:
             values = lanes[trial.key].metrics.get(study.objective, {})
             if lanes[trial.key].state == "done" and trial.last_round in values:
