@@ -18,8 +18,8 @@ class Rows(NamedTuple):
     clients: int = 20
     most: int = 2000
     """Rows that a resplit draws."""
-    power_law: bool = False
-    """Whether the k-th client has 1 / k times the rows of the first; else sizes follow a Dirichlet distribution (0.5)."""
+    power_law: int = 0
+    """1: the k-th client has 1 / k times the rows of the first. 0: sizes follow a Dirichlet distribution (0.5)."""
 
 
 def keel(name: str, kind: str = "balanced", **changes: int) -> Rows:
@@ -70,7 +70,7 @@ BENCHMARK: dict[str, Callable[[Path], Rows]] = {
         for name in ("twonorm", "mushroom", "spambase", "segment", "magic", "penbased", "contraceptive", "australian")
     },
     "page-blocks": lambda _: keel("page-blocks0", "imbalanced"),
-    "a9a, 200 users": lambda folder: features("adult-a9a.npz", folder, clients=200, most=5000, power_law=True),
+    "a9a, 200 users": lambda folder: features("adult-a9a.npz", folder, clients=200, most=5000, power_law=1),
     "1 : 20 : 100": lambda _: imbalanced(),
 }
 """Those that no rule was chosen on; only a9a with its 200 users has rows of a development set."""
@@ -88,7 +88,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name, load in (DEVELOPMENT | BENCHMARK).items():
         rows = load(options.features)
-        np.savez_compressed(options.out / file_of(name), **rows._asdict())  # type: ignore[arg-type]
+        np.savez_compressed(options.out / file_of(name), **rows._asdict())
         print(f"{name}: {rows.x.shape}, {rows.clients} clients")
 
 

@@ -16,7 +16,7 @@ def study(**changes):
 
 def test_a_plain_study_is_scaled_centred_and_size_weighted_and_tunes_the_clip():
     (method,) = study().methods
-    assert method.shown == "DP-FedGD, scaled, auto-centred, size-weighted"
+    assert method.shown == "DP-FedGD, adaptive"
     assert method.space().coarse["clip"] == (1.0, 3.0, 10.0)
     (cell,) = PreparedStudy.prepare(study()).cells
     (trial,) = cell.trials({"learning_rate": 0.1, "clip": 3.0}, [1], 5)
@@ -28,7 +28,7 @@ def test_a_plain_study_is_scaled_centred_and_size_weighted_and_tunes_the_clip():
     ("changes", "label", "clip_tuned"),
     [
         ({"defaults": "paper"}, "DP-FedGD", False),
-        ({"privacy": {"clip": 5}}, "DP-FedGD, scaled, auto-centred, size-weighted", False),
+        ({"privacy": {"clip": 5}}, "DP-FedGD, adaptive", False),
         ({"preprocess": {"center": 0}}, "DP-FedGD, size-weighted", True),
         ({"aggregate": "uniform"}, "DP-FedGD, scaled, auto-centred", True),
         ({"privacy": {"level": "user"}}, "DP-FedGD, scaled, auto-centred", True),

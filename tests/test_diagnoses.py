@@ -53,6 +53,20 @@ def test_small_clients_set_the_noise(tmp_path):
     assert "`aggregate: size` avoids this" in sentence
 
 
+def test_winner_on_an_edge(tmp_path):
+    """The best of 0.1, 1 and 10 is 10; nothing is said of the middle."""
+    tried = {0.1: 90.0, 1.0: 93.0, 10.0: 96.0}
+    with writing(tmp_path, study(methods=["dp-fedgd"], epsilons=[8])) as writer:
+        writer.search("dp-fedgd", 8, {"coarse": [({"learning_rate": rate}, score) for rate, score in tried.items()]})
+        writer.confirm("dp-fedgd", 8, {"learning_rate": 10.0}, {42: {20: 90.0}, 7: {20: 90.0}}, measured=GOOD)
+    with Ledger.read(tmp_path) as ledger:
+        (sentence,) = diagnoses(Results.read(ledger))
+    assert sentence == (
+        "In 1 of 1 cells the winner lies on an edge of the search space, so a better value may lie beyond: DP-FedGD at "
+        "ε = 8 (learning_rate ↑). Extend these axes under `coarse` of the method."
+    )
+
+
 def test_few_validation_rows(tmp_path):
     """100 rows at 60%: sqrt(0.24 / 100) = 4.9 points."""
     of = study(methods=["dp-fedgd"], epsilons=[8])

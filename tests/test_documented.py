@@ -20,7 +20,7 @@ PLACEHOLDERS = {  # placeholder in the documentation: value in this test
     "FORM": "csv",
     "FILE": "results/cifar10-resnet20/export/trials.parquet",
     "MODULE:CLASS": "examples/plugin/heavy_ball.py:DPHeavyBall",
-    "NAME": "synthetic-frozen:300,60,6,3 / dirichlet:0.5 / DP-FedGD, scaled, auto-centred, size-weighted / eps 1",
+    "NAME": "synthetic-frozen:300,60,6,3 / dirichlet:0.5 / DP-FedGD, adaptive / eps 1",
     "features.npz": "mine.npz",
 }
 TESTED_ELSEWHERE = {  # a word of the command: where it is tested, and why

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.study.settings.method import MethodSettings
-from orchestrator.study.settings.preprocess import PreprocessSettings
+from orchestrator.study.settings.preprocess import ADAPTIVE
 
-SCALED = PreprocessSettings(scale="auto", center="auto", bound=10.0)
 CLIPS = [1.0, 3.0, 10.0]
 """Features are scaled to a length of about 8."""
 CLIP = 3.0
@@ -22,7 +21,7 @@ def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, 
         return method
     changes: dict[str, Any] = {}
     if scaled and method.preprocess is None:
-        changes["preprocess"] = SCALED
+        changes["preprocess"] = ADAPTIVE
     if size_weighted and method.aggregate is None:
         changes["aggregate"] = "size"
     space = method.space()

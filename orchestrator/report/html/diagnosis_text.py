@@ -1,6 +1,6 @@
 """Why a study's scores are low or uncertain, and what helps: sentences for the analyst, computed from its results.
 
-They are functions of private data, so a private search has none."""
+They are functions of private data. A private search has only those about its winners, which are published."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from orchestrator.report.tables.common import budget, short_name
+from orchestrator.report.tables.tuning import edges
 from orchestrator.results.winners import CellResult, Results
 from orchestrator.study.cell_id import SettingId
 
@@ -25,9 +26,7 @@ Counts = Mapping[SettingId, Sequence[Sequence[int]]]
 
 def diagnoses(results: Results) -> list[str]:
     """Cause and remedy; the most important first."""
-    if results.study.private:
-        return []
-    found = (_at_chance, _noise, _clipping, _small_clients, _validation)
+    found = [_edges] if results.study.private else [_at_chance, _noise, _clipping, _small_clients, _validation, _edges]
     return [sentence for diagnose in found for sentence in diagnose(results)]
 
 
@@ -43,10 +42,12 @@ def _at_chance(results: Results) -> Iterator[str]:
             best = max(cell.curve[cell.last].mean for cell in cells)
             if best <= largest + 200 * math.sqrt(largest / 100 * (1 - largest / 100) / max(1, rows)):
                 where = f"{setting}: " if len(results.settings) > 1 else ""
+                adaptive = "" if results.study.defaults == "adaptive" else "`defaults: adaptive`, "
                 yield (
                     f"{where}At {budget(epsilon)} no method is better than always answering the largest class "
-                    f"({largest:.1f}% of the train rows): nothing was learned. A larger ε, more rows or `release: "
-                    "secure-aggregation` helps; so do `defaults: adaptive` and features that separate the classes."
+                    f"({largest:.1f}% of the train rows): nothing was learned. A larger ε, more rows, {adaptive}"
+                    "features that separate the classes, or `release: secure-aggregation` (if only the sum is visible) "
+                    "helps."
                 )
 
 
@@ -135,6 +136,20 @@ def _validation(results: Results) -> Iterator[str]:
                 f"{error:.1f} points, so the search may prefer a worse configuration. A larger `validation: "
                 "{fraction}` or fewer, coarser axes help."
             )
+
+
+def _edges(results: Results) -> Iterator[str]:
+    """Of cells whose search is over. An edge of the fine grid alone is none: the coarse grid has values beyond it."""
+    beyond = [
+        (cell, ", ".join(marks))
+        for cell in results.cells
+        if cell.confirm and (marks := [mark for mark in edges(cell) if "(fine)" not in mark])
+    ]
+    if beyond:
+        yield (
+            f"In {len(beyond)} of {len(results.cells)} cells the winner lies on an edge of the search space, so a "
+            f"better value may lie beyond: {_named(beyond, results)}. Extend these axes under `coarse` of the method."
+        )
 
 
 def _measured(cell: CellResult, name: str) -> float:

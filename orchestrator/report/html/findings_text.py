@@ -11,7 +11,6 @@ from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, method_name, short_name, unfinished
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
 from orchestrator.report.tables.publication import sentences
-from orchestrator.report.tables.tuning import edges
 from orchestrator.results.winners import CellResult, Results
 
 FEW_SEEDS = 3
@@ -94,7 +93,6 @@ def caveats(results: Results) -> list[str]:
         *_few_seeds(results),
         *_lost(results),
         *diagnoses(results),
-        *_edges(results),
         *_tied(results),
         *_validation_gaps(results),
         *_not_monotone(results),
@@ -149,18 +147,6 @@ def _lost(results: Results) -> list[str]:
 def _searched(results: Results) -> list[CellResult]:
     """Cells whose search is over, so that their winner is final."""
     return [cell for cell in results.cells if cell.confirm]
-
-
-def _edges(results: Results) -> list[str]:
-    beyond = [(cell, marks) for cell in _searched(results) if (marks := [m for m in edges(cell) if "(fine)" not in m])]
-    if not beyond:
-        return []
-    named = [f"{_cell(cell, results)} ({', '.join(marks)})" for cell, marks in beyond[:MOST_NAMED]]
-    more = f"; and {len(beyond) - len(named)} more" if len(beyond) > len(named) else ""
-    return [
-        f"In {len(beyond)} of {len(results.cells)} cells the winner lies on an edge of the search space, so a better "
-        f"value may lie beyond: {'; '.join(named)}{more}. Extend these axes under `coarse` of the method."
-    ]
 
 
 def _tied(results: Results) -> list[str]:

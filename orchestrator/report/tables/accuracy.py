@@ -129,7 +129,9 @@ def rounds_to_95(results: Results, setting: str) -> Table | None:
 
 
 def _notes(results: Results, setting: str) -> list[str]:
+    adaptive = any("adaptive" in method.own_options for method in results.study.methods if not method.label)
     return [
+        *(["adaptive: features scaled and centred privately, clients weighted by their rows."] if adaptive else []),
         *_seed_notes(results, results.of(setting)),
         *option_effects.sentences(results, setting),
         *not_monotone(results, setting),

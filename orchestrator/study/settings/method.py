@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 import search_spaces
 from orchestrator.section import Section
-from orchestrator.study.settings.preprocess import PreprocessSettings
+from orchestrator.study.settings.preprocess import ADAPTIVE, PreprocessSettings
 from search_spaces import SearchSpace
 from trainables.choices import Aggregate, Precision
 from trainables.errors import UserError
@@ -127,11 +127,13 @@ class MethodSettings(Section):
 
     @property
     def own_options(self) -> list[str]:
-        """Options that distinguish this variant of the method, in words."""
+        """Options that distinguish this variant of the method, in words. One word for those of `defaults: adaptive`."""
         own = self.preprocess or PreprocessSettings()
         scaled = ["scaled"] if own.scale or own.length else []
         centred = [] if not own.center else ["auto-centred" if own.center == "auto" else "centred"]
         weighted = ["size-weighted"] if self.aggregate == "size" else []
+        if weighted and own == ADAPTIVE:
+            scaled, centred, weighted = ["adaptive"], [], []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
         return [*scaled, *centred, *weighted, *clipped, *self._precision]
 

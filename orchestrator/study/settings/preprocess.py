@@ -31,3 +31,7 @@ class PreprocessSettings(Section):
         if self.length and self.scale:
             raise ValueError(f"length = {self.length:g} is declared, so scale = {self.scale} is not needed")
         return self
+
+
+ADAPTIVE = PreprocessSettings(scale="auto", center="auto", bound=10.0)
+"""Of `defaults: adaptive`."""
