@@ -77,10 +77,12 @@ __all__ = [
     "data_source",
     "head",
     "learning_rate",
+    "network",
     "partition",
     "use",
 ]
 
+NetworkFunction = Callable[[int, int], Any]
 HeadFunction = Callable[[str, int, int], Model]
 Source = Callable[[str], Mapping[str, NDArray[Any]]]
 Partitioner = Callable[[FeatureSet, PartitionSpec], list[Rows]]
@@ -90,6 +92,12 @@ def head(name: str) -> Callable[[HeadFunction], HeadFunction]:
     """Register a function that returns a `Model`, for models that compute their own clipped gradients; a subclass of
     `Head` is simpler. The function gets the text after the colon and the numbers of features and classes."""
     return _register(name, models.HEADS, {form.partition(":")[0] for form in models.FORMS}, "head")
+
+
+def network(name: str) -> Callable[[NetworkFunction], NetworkFunction]:
+    """Register a network whose layers train. The function gets the numbers of features and classes and returns a torch
+    module with its weights: an `nn.Sequential`, or a module with a method `stages` that returns one."""
+    return _register(name, models.NETWORKS, {"resnet20", "resnet32", "resnet44", "resnet56", "vgg16"}, "network")
 
 
 def data_source(name: str) -> Callable[[Source], Source]:

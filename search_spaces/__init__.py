@@ -15,7 +15,7 @@ import yaml
 
 from trainables import methods
 from trainables.errors import UserError, one_of
-from trainables.methods.base import Hyperparameter
+from trainables.methods.base import OF_NETWORKS, Hyperparameter
 from trainables.spec import HyperValue
 
 Axis = tuple[HyperValue, ...]
@@ -29,6 +29,7 @@ RUN_AXES = (
 )
 """Settings of a run that may be searched like hyperparameters; they override the study's values."""
 RUN_NAMES = tuple(axis.name for axis in RUN_AXES)
+NETWORK_NAMES = tuple(axis.name for axis in OF_NETWORKS)
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,11 @@ def build(
         raise UserError(f"{method}: axis {name!r} is in only one of the coarse and the fine grid")
     for name in (*fixed, *coarse):
         if name not in searchable:
-            raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(searchable)}")
+            known = [name for name in searchable if name not in NETWORK_NAMES]
+            raise UserError(f"{method} has no hyperparameter {name!r}; it has: {', '.join(known)}")
         if name in fixed and name in coarse:
             raise UserError(f"{method}: {name!r} is both fixed and an axis")
-    scales = {name: scale.get(name, "log" if name in RUN_NAMES else "linear") for name in coarse}
+    scales = {name: scale.get(name, "log" if name in (*RUN_NAMES, *NETWORK_NAMES) else "linear") for name in coarse}
     for name, kind in scales.items():
         one_of(SCALES, **{f"{method}: scale of {name}": kind})
 
@@ -146,7 +148,7 @@ def build(
 
 def hyperparameters_of(method: str) -> dict[str, Hyperparameter]:
     """Everything that can be an axis."""
-    return {h.name: h for h in (*methods.get(method).hyperparameters, *RUN_AXES)}
+    return {h.name: h for h in (*OF_NETWORKS, *methods.get(method).hyperparameters, *RUN_AXES)}
 
 
 def unique(configurations: Iterable[Configuration]) -> list[Configuration]:

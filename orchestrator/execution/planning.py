@@ -18,7 +18,7 @@ from orchestrator.study.study import Study
 from trainables.data.stored import StoredRows
 from trainables.federation.trial_spec import TrialSpec
 from trainables.lazy import torch
-from trainables.models import kernels
+from trainables.models import kernels, operations
 
 # share of a core's rate for matrix products that trial-rounds reach (measured by fedsweep bench)
 GEMM_SHARE = {"compiled": 0.6, "torch": 0.4}
@@ -121,7 +121,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         for trial in members:
             rounds += trial.last_round
             problem = prepared.problems[trial.problem.key]
-            flops += 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.last_round * passes(trial)
+            flops += operations(problem.model) * sum(problem.partition.sizes) * trial.last_round * passes(trial)
     load, slowdown = 0.0, 1.0
     if capacity.size.device == "cuda":
         rate = GPU_RATE * capacity.federations * capacity.size.gpus_per_host * capacity.size.hosts

@@ -18,6 +18,7 @@ from trainables.federation.lane_result import LaneResult
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.trial_spec import TrialSpec
 from trainables.lazy import torch
+from trainables.models import operations
 
 SMALL = 1e11  # floating-point operations; about the time that Ray takes to start
 
@@ -40,8 +41,7 @@ def open_federation(trial: TrialSpec, problem: Problem, address: str | None, hos
 
 
 def is_small(trial: TrialSpec, problem: Problem) -> bool:
-    operations = 4.0 * sum(problem.partition.sizes) * problem.model.dimension * trial.rounds * passes(trial)
-    return operations < SMALL
+    return operations(problem.model) * sum(problem.partition.sizes) * trial.rounds * passes(trial) < SMALL
 
 
 @contextmanager

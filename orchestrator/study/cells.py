@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from trainables.federation.problem import Problem
 from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
 from trainables.methods import METHODS
 from trainables.methods.base import Method
+from trainables.models.network_settings import is_network
 from trainables.privacy.plan import PrivacySettings, large_delta
 from trainables.privacy.shares import shares
 from trainables.spec import HyperValue
@@ -83,10 +85,19 @@ class Cell:
         given = (self.study.preprocess if own is None else own).model_dump()
         open_ = [name for name in ("scale", "center") if given[name] == "auto"]
         if open_:
-            allowed = self.setting.can_be_centred
+            own_model = self.method.model
+            allowed = self.setting.can_be_centred if own_model is None else not is_network(own_model)
             chosen = shares(self._privacy, self.setting.sizes, self.setting.features)._asdict()
             given |= {name: chosen[name] if allowed else 0.0 for name in open_}
         return Preprocess(**given)
+
+    @cached_property
+    def _search_problems(self) -> Mapping[int, ProblemSpec]:
+        return {seed: with_model(spec, self.method) for seed, spec in self.setting.search.items()}
+
+    @cached_property
+    def _confirm_problems(self) -> Mapping[int, ProblemSpec]:
+        return {seed: with_model(spec, self.method) for seed, spec in self.setting.confirm.items()}
 
     def private_trial(
         self, configuration: Configuration, seed: int, evaluate_on: Literal["validation", "test"], noise_key: str = ""
@@ -111,7 +122,7 @@ class Cell:
         privacy = self._privacy
         if "clip" in configuration:
             privacy = privacy.model_copy(update={"clip": float(configuration["clip"])})
-        problems = self.setting.confirm if confirm else self.setting.search
+        problems = self._confirm_problems if confirm else self._search_problems
         metrics, common = self.study.trial_metrics, None
         trials = []
         for seed in seeds:
@@ -134,6 +145,11 @@ class Cell:
                 }
             trials.append(TrialSpec.trusted({**common, "problem": problems[seed], "seed": seed}))
         return trials
+
+
+def with_model(spec: ProblemSpec, method: MethodSettings) -> ProblemSpec:
+    """The problem with the method's own model, if it has one."""
+    return spec if method.model is None else spec.model_copy(update={"model": method.model})
 
 
 def _checked(method: Method, configuration: Configuration) -> dict[str, HyperValue]:
@@ -181,6 +197,12 @@ class PreparedStudy:
             for index in range(len(study.partitions)):
                 setting = _setting(study, number, index, model, draws, problems)
                 cells += [Cell(study, setting, m, epsilon) for epsilon in study.epsilons for m in study.methods]
+        for problem, (index, method) in itertools.product(list(problems.values()), enumerate(study.methods)):
+            with errors_point_to("methods", index, "model"):
+                spec = with_model(problem.spec, method)
+                if spec.key not in problems:
+                    problems[spec.key] = replace(problem, spec=spec)
+                    models.parse(spec.model, features=problem.data.features, classes=problem.data.classes)
         prepared = cls(study, tuple(cells), problems, fingerprints)
         for cell in cells:
             with errors_point_to("methods", study.methods.index(cell.method)):

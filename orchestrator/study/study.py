@@ -20,7 +20,7 @@ from orchestrator.study.adaptive_defaults import with_defaults
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.errors import invalid
 from orchestrator.study.settings.data import DataSettings
-from orchestrator.study.settings.method import MethodSettings
+from orchestrator.study.settings.method import MethodSettings, model_text
 from orchestrator.study.settings.preprocess import PreprocessSettings
 from orchestrator.study.settings.privacy import PrivacyStudySettings
 from orchestrator.study.settings.resources import ResourceSettings
@@ -53,7 +53,8 @@ class Study(Section):
     """Number of clients; auto: as many as the data set names."""
     model: str = "softmax"
     """The head that is trained on the features: softmax, mlp:HIDDEN (one hidden layer), or a generalised linear model
-    (logistic, multinomial, poisson); auto: the model that simulated data were drawn from."""
+    (logistic, multinomial, poisson); auto: the model that simulated data were drawn from. A mapping {network, cut,
+    train} trains layers of a network, too; see train-layers.md."""
     precision: Precision = "float32"
     """Precision of the matrix products. tf32 and bf16 are faster on GPUs and change results slightly; sums stay in
     float32, and the clip is still exact."""
@@ -113,6 +114,11 @@ class Study(Section):
                 for method in self.methods
             ]
         return self
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model_as_text(cls, value: Any) -> Any:
+        return model_text(value)
 
     @field_validator("methods", mode="before")
     @classmethod

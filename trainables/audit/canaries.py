@@ -12,7 +12,7 @@ from trainables.errors import UserError
 from trainables.federation.pack import ClientWork
 from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.trial_spec import TrialSpec
-from trainables.models import centring
+from trainables.models import at_cut, centring
 from trainables.models.centres import Centres
 from trainables.models.shard import Shard
 
@@ -76,9 +76,10 @@ class Canaries:
 
     def _gradients(self, sign: int, work: ClientWork, theta: torch.Tensor) -> NDArray[np.float64]:
         x, clip, model = sign * self.x, torch.from_numpy(work.clip), self.problem.model
+        x, model = at_cut(model, x), work.data.model
         shard = Shard.build([(x[i : i + 1], self.y[i : i + 1]) for i in range(len(self.y))])
         if work.centre is not None:
-            shard = shard.with_centres(Centres.of(work.centre, "cpu", work.factor))
+            shard = centring.with_centres(model, shard, Centres.of(work.centre, "cpu", work.factor))
         options = {"automatic": True} if work.automatic else {}
         gradients, _ = centring.clipped_gradient_sum(model, shard, theta, clip, **options)
         return gradients.numpy()

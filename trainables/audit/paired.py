@@ -19,6 +19,7 @@ rows, in pairs of opposite labels, cancel.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -220,7 +221,9 @@ def from_zero(model: Model) -> Model:
     """The same model with zero initial weights for every seed."""
     kind: Any = type(model)
     zero = type(f"{kind.__name__}FromZero", (kind,), {"initial": lambda self, seed: torch.zeros(self.dimension)})
-    return zero(**vars(model))
+    copied = copy.copy(model)
+    object.__setattr__(copied, "__class__", zero)
+    return copied
 
 
 class RecordingHosts(Hosts):

@@ -15,6 +15,7 @@ from trainables.federation.lane_vectors import LaneVectors
 from trainables.federation.pack import CENTRE, LENGTHS, ClientWork
 from trainables.methods.base import Parts, Sample, State
 from trainables.models import Model, centring
+from trainables.models.network import NetworkModel
 from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
 from trainables.privacy.noise import Address, keyed
@@ -41,7 +42,7 @@ class Batch:
         def automatic_sum(theta: torch.Tensor, clip: torch.Tensor) -> torch.Tensor:
             return centring.clipped_gradient_sum(model, shard, theta, clip, automatic=True)[0]
 
-        if shard.x.is_cuda:
+        if shard.x.is_cuda and not isinstance(model, NetworkModel):  # a graph would keep the memory of its activations
             return cls(clients, shard, Recordings(gradient_sum), Recordings(automatic_sum))
         return cls(clients, shard, gradient_sum, automatic_sum)
 
@@ -221,7 +222,7 @@ class BatchRound:
 
     def _feature_sums(self) -> torch.Tensor:
         if self._factor is None:
-            return self.for_distinct_noises(lambda rows: rows.feature_sum(self._bound))
+            return self.for_distinct_noises(lambda rows: centring.feature_sum(self.model, rows, self._bound))
         factors, which = np.unique(self._factor[self._lanes.distinct.cpu().numpy()], return_inverse=True)
         sums = [self._shard.feature_sum(self._bound / factor) * factor for factor in factors.tolist()]
         return torch.stack(sums, dim=1)[:, torch.from_numpy(which.reshape(-1)).to(self._lanes.device)]

@@ -20,8 +20,10 @@ from trainables.federation.lane_vectors import LaneVectors
 from trainables.federation.pack import ClientWork
 from trainables.federation.staging import Staging
 from trainables.methods.base import State
+from trainables.models import Model, at_cut, centring
 from trainables.models.centres import Centres
 from trainables.models.lanes import SHAPES
+from trainables.models.network import NetworkModel
 from trainables.models.shard import Shard
 from trainables.plugin_errors import plugin_errors
 
@@ -74,6 +76,8 @@ class ClientHost:
         self._loaded: str | None = None
         """Identifies the data and the clients of `_raw_batches`."""
         self._raw_batches: list[Batch] = []
+        self._settings: object = None
+        """Of the network that `_raw_batches` are for."""
         self._batches: list[Batch] = []
         """The same, or with the centres of the lanes."""
         self._centre: NDArray[np.float32] | None = None
@@ -181,8 +185,10 @@ class ClientHost:
         clients, sizes = work.assignment[self.index], work.data.sizes
         # one by one: sampled batches vary in size, and clients that do not take part must not be computed
         apart = work.program.samples or work.program.participation < 1
-        # rows that will be centred are rounded afterwards
-        precision = "float32" if work.preprocesses else work.precision
+        # rows that will be centred are rounded afterwards; those of a network are never centred themselves
+        model = work.data.model
+        centred = work.preprocesses and not isinstance(model, NetworkModel)
+        precision = "float32" if centred else work.precision
         wanted = f"{work.data.key}:{clients}:{apart}:{precision}"
         if self._loaded != wanted:
             self._loaded, self._states, self._raw_batches = None, None, []
@@ -190,19 +196,26 @@ class ClientHost:
             x, y, rows = (work.data.load(name) for name in ("x", "y", "rows"))
             features_of = _reader(x, {client: rows[client] for client in clients})
             for batch, length in SHAPES[self.device].batches(clients, sizes, apart):
-                parts = [(features_of(client), y[rows[client]]) for client in batch]
+                parts = [(at_cut(model, features_of(client), self.device), y[rows[client]]) for client in batch]
                 public_sizes = [sizes[client] for client in batch]
                 shard = Shard.build(parts, self.device, rows=length, sizes=public_sizes, precision=precision)
-                self._raw_batches.append(Batch.load(batch, shard, work.data.model))
-            self._loaded = wanted
+                self._raw_batches.append(Batch.load(batch, shard, model))
+            self._loaded, self._settings = wanted, _settings(model)
+        if self._settings != _settings(model):  # a network with other hyperparameters, and the same rows
+            self._raw_batches = [Batch.load(batch.clients, batch.shard, model) for batch in self._raw_batches]
+            self._batches, self._centre, self._settings = self._raw_batches, None, _settings(model)
         if self._centre is not work.centre:
             self._batches, self._centre = self._raw_batches, work.centre
             if work.centre is not None:
                 centres = Centres.of(work.centre, self.device, work.factor)
                 self._batches = [
-                    Batch.load(batch.clients, batch.shard.with_centres(centres, work.precision), work.data.model)
+                    Batch.load(batch.clients, centring.with_centres(model, batch.shard, centres, work.precision), model)
                     for batch in self._raw_batches
                 ]
+
+
+def _settings(model: Model) -> object:
+    return model.settings if isinstance(model, NetworkModel) else None
 
 
 def _errors_of_program() -> contextlib.AbstractContextManager[None]:

@@ -20,7 +20,8 @@ from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.trial_spec import ProblemSpec, TrialSpec
 from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
-from trainables.models import Model
+from trainables.models import Model, network_settings
+from trainables.models.network import NetworkModel
 from trainables.privacy.lengths import declared_factors
 from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 
@@ -31,8 +32,8 @@ PackGroup = tuple[str, str, int, int, int, str]
 
 
 def pack_group(trial: TrialSpec) -> PackGroup:
-    """Trials of one group can share a pack: data, client program, rounds, clipping, participation, noise, and the bound
-    on a row in the private mean if features are centred."""
+    """Trials of one group can share a pack: data, client program, rounds, clipping, participation, noise, the bound on
+    a row in the private mean if features are centred, and the model's own hyperparameters."""
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
@@ -40,6 +41,10 @@ def pack_group(trial: TrialSpec) -> PackGroup:
     if trial.preprocess.scales:
         features = f"{features}:{trial.privacy.level}:{trial.preprocess.length}:{trial.preprocess.scale > 0}"
     features += ",".join(("", *trial.metrics))
+    own = {
+        name: trial.hyperparameters[name] for name in network_settings.HYPERPARAMETERS if name in trial.hyperparameters
+    }
+    features += str(own or "")
     rounds = trial.rounds, trial.last_round, trial.evaluate_every
     return trial.problem.key, program_of(trial).name, *rounds, features
 
@@ -82,16 +87,22 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     trial.preprocess.check()
     one_of(AGGREGATES, aggregate=trial.aggregate)
     one_of(PRECISIONS, precision=trial.precision)
-    if trial.precision != "float32" and trial.problem.model != "softmax":
+    network = isinstance(problem.model, NetworkModel)
+    if (
+        trial.precision != "float32"
+        and trial.problem.model != "softmax"
+        and not (network and trial.precision == "bf16")
+    ):
         raise UserError(
             f"precision = {trial.precision!r} needs the model softmax; {trial.problem.model!r} uses float32"
         )
+    _check_hyperparameters_of_model(trial, problem.model)
     if not method.accepts(problem.model):
         raise UserError(f"model = {trial.problem.model!r}: {method.name} cannot be run on it")
     for name in trial.metrics:
         _check_metric(name, problem)
     if not getattr(problem.model, "linear_in_features", True):
-        if trial.preprocess.center:
+        if trial.preprocess.center and not network:  # a network centres the inputs of its head
             raise UserError(f"center = {trial.preprocess.center:g}: model = {trial.problem.model!r} cannot be centred")
         if trial.preprocess.scales:
             raise UserError(f"scale: the features of model = {trial.problem.model!r} cannot be scaled")
@@ -102,6 +113,15 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     if trial.privacy.secret_participation < 1:
         _check_secret(trial)
     return plan_of(trial, problem.partition.sizes)
+
+
+def _check_hyperparameters_of_model(trial: TrialSpec, model: Model) -> None:
+    given = {name: value for name, value in trial.hyperparameters.items() if name in network_settings.HYPERPARAMETERS}
+    if isinstance(model, NetworkModel):
+        model.settings.with_hyperparameters(given)
+    elif given:
+        name, value = next(iter(given.items()))
+        raise UserError(f"{name} = {value}: model = {trial.problem.model!r} has no such hyperparameter; a network has")
 
 
 def _check_metric(name: str, problem: Problem) -> None:
@@ -149,11 +169,12 @@ def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str] = ())
     """Hash of the code of the plug-ins that a trial uses; empty without plug-ins."""
     sources = (
         type(methods.get(method)),
-        models.HEADS.get(problem.model.partition(":")[0]),
+        models.defined_by(problem.model),
         partition.PLUGIN_PARTITIONS.get(problem.partition.kind),
         *(type(metrics.get(name)) for name in metric_names),
     )
-    return "+".join(code for source in sources if source and (code := plugins.code_hash(source.__module__)))
+    codes = [plugins.code_hash(source.__module__) for source in sources if source]
+    return "+".join(filter(None, [*codes, models.weights_hash(problem.model)]))
 
 
 @lru_cache(maxsize=4096)

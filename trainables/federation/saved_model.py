@@ -110,8 +110,8 @@ class SavedModel:
         """(rows, classes), higher for more likely classes; for a model of counts, the log of the expected count."""
         if x.ndim != 2 or x.shape[1] != self.features:
             raise UserError(f"features of shape {x.shape}: the model needs the shape (rows, {self.features})")
-        rows = Shard.build([(x, np.zeros(len(x), dtype=np.int64))]).x[0]
         head = models.parse(self.model, features=self.features, classes=self.classes)
+        rows = Shard.build([(models.at_cut(head, x), np.zeros(len(x), dtype=np.int64))]).x[0]
         return head.scores(rows, torch.tensor(self.weights)).numpy()
 
     def to_torch(self, backbone: str = "") -> TorchModel:

@@ -38,7 +38,7 @@ from trainables.federation.problem import ProblemData
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import State
 from trainables.metrics.base import Predictions
-from trainables.models import centring, kernels
+from trainables.models import at_cut, centring, configured, kernels
 from trainables.models.centres import Centres
 from trainables.models.kernels import Kernel
 from trainables.models.lanes import SHAPES
@@ -88,7 +88,7 @@ class Server:
         self._final: np.ndarray | None = None
         self._paused: tuple[list[str], bytes] | None = None
         self.trials = order_lanes(trials)
-        self.data = data
+        self.data = data = replace(data, model=configured(data.model, trials[0].hyperparameters))
         self._results = {trial.key: LaneResult(trial.key) for trial in self.trials}
         self._metrics = MetricsBuffer()
         self.t = 0
@@ -325,12 +325,13 @@ class Server:
         if centre is None:
             return shard
         if self._evaluation is None or self._evaluation[0] is not centre or self._evaluation[1].x is not shard.x:
-            self._evaluation = (centre, shard.with_centres(Centres.of(centre, self.device, self._work.factor)))
+            centres = Centres.of(centre, self.device, self._work.factor)
+            self._evaluation = (centre, centring.with_centres(self.data.model, shard, centres))
         return self._evaluation[1]
 
     def _raw_evaluation_rows(self) -> Shard:
         if self._evaluation_rows is None or self._evaluation_rows[0] != self.data.key:
-            rows = self.data.load("x_eval"), self.data.load("y_eval")
+            rows = at_cut(self.data.model, self.data.load("x_eval"), self.device), self.data.load("y_eval")
             self._evaluation_rows = (self.data.key, Shard.build([rows], self.device))
         return self._evaluation_rows[1]
 

@@ -104,6 +104,16 @@ def learning_rate(default: float) -> Hyperparameter:
     return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
 
 
+OF_NETWORKS = (
+    *(
+        Hyperparameter(f"{kind}_scale", 1.0, f"scale of the {kind} parameters of a network", low=0, open_low=True)
+        for kind in ("norm", "bias", "lora")
+    ),
+    Hyperparameter("rank", 4, "rank of the LoRA factors of a network", low=1, high=1024, integer=True),
+)
+"""Hyperparameters of a model that is a network, for any method."""
+
+
 def as_released(difference: str) -> Hyperparameter:
     """The option to run the authors' released program, for programs whose actual eps differs from the claimed one."""
     return Hyperparameter("as_released", False, f"the authors' program: {difference}", shared=True, boolean=True)
@@ -341,11 +351,13 @@ class Method(ABC):
         """The weights after round t = 1, 2, ..., given the mean release G. May update `state`."""
 
     def check(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-        """All hyperparameters: the given ones checked, the others at their defaults."""
-        known = {h.name: h for h in self.hyperparameters}
+        """All hyperparameters: the given ones checked, the others at their defaults. Those of a network only if they
+        are given."""
+        own = {h.name: h for h in self.hyperparameters}
+        known = own | {h.name: h for h in OF_NETWORKS if h.name in given}
         for name in given:
             if name not in known:
-                raise UserError(f"{self.name} has no hyperparameter {name!r}; it has: {', '.join(known)}")
+                raise UserError(f"{self.name} has no hyperparameter {name!r}; it has: {', '.join(own)}")
         return {name: h.check(given.get(name, h.default)) for name, h in known.items()}
 
     @property

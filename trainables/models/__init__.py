@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainables import plugins
 from trainables.errors import LOAD_A_PLUGIN, UserError, in_range
@@ -12,11 +15,13 @@ from trainables.lazy import torch
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.head import defined_in
 from trainables.models.mlp import MLPHead
+from trainables.models.network import NetworkModel, network_model
+from trainables.models.network_settings import FORM, NETWORKS, NetworkSettings, is_network
 from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
 from trainables.plugin_errors import plugin_errors
 
-FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson")
+FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson", FORM)
 
 
 HEADS: dict[str, Callable[[str, int, int], Model]] = {}
@@ -71,6 +76,37 @@ class Model(Protocol):
         """Mean loss per lane (lanes,), and whether each row is classified correctly (lanes, rows); None for counts."""
 
 
+def operations(model: Model) -> float:
+    """Floating-point operations of one row in a round: two products with the weights, or the passes of a network."""
+    return model.operations if isinstance(model, NetworkModel) else 4.0 * model.dimension
+
+
+def defined_by(text: str) -> Callable[..., Any] | None:
+    """The function or class of a plug-in that defines a model."""
+    if not is_network(text):
+        return HEADS.get(text.partition(":")[0])
+    return NETWORKS.get(NetworkSettings.parse(text).network)
+
+
+def weights_hash(text: str) -> str:
+    """Of the weights of a packaged network; empty for other models."""
+    if not is_network(text):
+        return ""
+    from trainables.models import networks  # imports torch
+
+    return networks.weights_hash(NetworkSettings.parse(text))
+
+
+def at_cut(model: Model, x: NDArray[np.float32], device: str = "cpu") -> NDArray[np.float32]:
+    """Rows of features as the model takes them: for a network, its activations at the cut."""
+    return model.at_cut(x, device) if isinstance(model, NetworkModel) else x
+
+
+def configured(model: Model, hyperparameters: Mapping[str, Any]) -> Model:
+    """The model with those hyperparameters of a trial that belong to it."""
+    return model.configured(hyperparameters) if isinstance(model, NetworkModel) else model
+
+
 def parse(text: str, *, features: int, classes: int) -> Model:
     """`softmax`, the linear head, `mlp:HIDDEN`, a head with one hidden layer, or a generalised linear model."""
     kind, _, parameter = text.partition(":")
@@ -85,6 +121,9 @@ def parse(text: str, *, features: int, classes: int) -> Model:
         return Multinomial(features, classes)
     if text == "poisson":
         return Poisson(features)
+    if is_network(text):
+        settings = NetworkSettings.parse(text)
+        return network_model(settings, features, classes, defined_by(text) or weights_hash(text))
     if kind not in HEADS:
         plugins.load_all()
     if kind in HEADS:

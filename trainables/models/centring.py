@@ -6,12 +6,15 @@ subtracted from the rows, and its lanes are computed apart.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from trainables.choices import Precision
 from trainables.lazy import torch
 from trainables.models import Model
 from trainables.models.centres import Centres, Sharing, sharing_of
 from trainables.models.compiled import LastCall
+from trainables.models.network import NetworkModel
 from trainables.models.shard import Diagnostics, Shard
 
 
@@ -19,7 +22,7 @@ def clipped_gradient_sum(
     model: Model, shard: Shard, theta: torch.Tensor, clip: torch.Tensor, *, diagnose: bool = False, **options: Any
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     """`Model.clipped_gradient_sum` of the centred rows."""
-    if shard.centres is None:
+    if shard.centres is None or isinstance(model, NetworkModel):
         return model.clipped_gradient_sum(shard, theta, clip, diagnose=diagnose, **options)
     sharing = sharing_of(model, shard, theta, **options)
     apart = _computed_apart(shard.centres, sharing)
@@ -37,7 +40,7 @@ def clipped_gradient_sum(
 
 def evaluate(model: Model, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`Model.evaluate` of the centred rows."""
-    if shard.centres is None:
+    if shard.centres is None or isinstance(model, NetworkModel):
         return model.evaluate(shard, theta)
     sharing = sharing_of(model, shard, theta)
     apart = _computed_apart(shard.centres, sharing)
@@ -52,6 +55,18 @@ def evaluate(model: Model, shard: Shard, theta: torch.Tensor) -> tuple[torch.Ten
         if right is not None:
             correct[lanes] = right
     return losses, None if right is None else correct
+
+
+def with_centres(model: Model, shard: Shard, centres: Centres, precision: Precision = "float32") -> Shard:
+    """The rows for lanes with these centres. A network subtracts them from the inputs of its head."""
+    if isinstance(model, NetworkModel):
+        return replace(shard, centres=centres)
+    return shard.with_centres(centres, precision)
+
+
+def feature_sum(model: Model, shard: Shard, bound: float) -> torch.Tensor:
+    """For every client, the sum of the vectors that would be centred, each clipped to l2 norm `bound`; in float64."""
+    return model.feature_sum(shard, bound) if isinstance(model, NetworkModel) else shard.feature_sum(bound)
 
 
 def _computed_apart(centres: Centres, sharing: Sharing) -> list[int]:

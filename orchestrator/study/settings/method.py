@@ -16,11 +16,22 @@ from search_spaces import SearchSpace
 from trainables.choices import Aggregate, Precision
 from trainables.errors import UserError
 from trainables.methods import METHODS
+from trainables.models.network_settings import NetworkSettings
 from trainables.privacy.plan import Clipping
 from trainables.spec import HyperValue
 
 LARGEST_GRID = 100_000
 """Most configurations of a method in one stage: more than anyone runs, and still planned in seconds."""
+
+
+def model_text(value: Any) -> Any:
+    """A network may be written as a mapping; as text it is part of a trial."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return NetworkSettings.from_mapping(value).text
+    except UserError as error:
+        raise ValueError(str(error).removeprefix("model: ")) from None
 
 
 class SpaceSettings(Section):
@@ -55,6 +66,8 @@ class MethodSettings(Section):
     """Instead of the study's."""
     precision: Precision | None = None
     """Instead of the study's."""
+    model: str | None = None
+    """Instead of the study's: a table can show a head alone and with trained layers."""
     search_space: SpaceSettings | None = None
     """In place of the packaged one. A file named after the method, next to the study file, has the same effect."""
     fixed: dict[str, HyperValue] = {}
@@ -79,6 +92,11 @@ class MethodSettings(Section):
         if not isinstance(value, cls | dict) or (isinstance(value, dict) and "name" not in value):
             raise ValueError("it should be the name of a method, or one name with its changes")
         return value
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model_as_text(cls, value: Any) -> Any:
+        return model_text(value)
 
     @field_validator("name")
     @classmethod
@@ -135,7 +153,7 @@ class MethodSettings(Section):
         if weighted and own == ADAPTIVE:
             scaled, centred, weighted = ["adaptive"], [], []
         clipped = [f"{self.clipping} clipping"] if self.clipping in ("automatic", "adaptive") else []
-        return [*scaled, *centred, *weighted, *clipped, *self._precision]
+        return [*scaled, *centred, *weighted, *clipped, *self._precision, *([self.model] if self.model else [])]
 
     @property
     def _precision(self) -> list[str]:

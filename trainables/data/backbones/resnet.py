@@ -42,6 +42,13 @@ class ResNet(nn.Module):
     def _stage(channels: int, out: int, stride: int, blocks: int) -> nn.Sequential:
         return nn.Sequential(Block(channels, out, stride), *(Block(out, out, 1) for _ in range(blocks - 1)))
 
+    def stages(self) -> dict[str, nn.Module]:
+        """The network as a chain, for models that train its last stages."""
+        stem = nn.Sequential(self.conv1, self.bn1, nn.ReLU())
+        stages = {f"layer{number}": getattr(self, f"layer{number}") for number in (1, 2, 3)}
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return {"stem": stem, **stages, "pool": pool, "fc": self.fc}
+
     def penultimate(self, x: Tensor) -> Tensor:
         """64 features per image."""
         x = torch.relu(self.bn1(self.conv1(x)))

@@ -1,0 +1,209 @@
+"""A network whose norm layers, biases, LoRA factors and head train behind a cut.
+
+Rows reach the model as activations at the cut, which `at_cut` computes once. Lanes are computed one after the other,
+and each client's rows in blocks of a fixed size: neither other lanes nor other clients change a lane's bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.lazy import torch
+from trainables.models.clipping import factors_
+from trainables.models.gradients import MARGIN
+from trainables.models.head import Head
+from trainables.models.network_settings import NetworkSettings
+from trainables.models.shard import Diagnostics, Shard
+
+CELLS = {"cpu": 1 << 22, "cuda": 1 << 30}
+"""Numbers that the trained layers of a block of rows give, at most."""
+LARGEST_BLOCK = 1 << 14  # rows
+PROBED = 3  # rows that check the network
+
+
+@lru_cache(maxsize=16)
+def network_model(settings: NetworkSettings, features: int, classes: int, source: object) -> NetworkModel:
+    """Shared by the problems of a study: checking a network takes a second. `source`: what defines its weights."""
+    return NetworkModel(settings, features, classes)
+
+
+class NetworkModel(Head):
+    name = "network"
+
+    def __init__(self, settings: NetworkSettings, features: int, classes: int) -> None:
+        from trainables.models import networks  # imports torch
+
+        super().__init__(settings.text, features, classes)
+        self.settings = settings
+        self.network = networks.load(settings, features, classes)
+        self._tails: dict[tuple[str, torch.dtype], Any] = {}
+        self._measure()
+
+    def configured(self, hyperparameters: Mapping[str, Any]) -> NetworkModel:
+        """With those hyperparameters of a trial that belong to the model."""
+        settings = self.settings.with_hyperparameters(hyperparameters)
+        if settings == self.settings:
+            return self
+        other = copy.copy(self)
+        other.settings, other._tails, other.parameter = settings, {}, settings.text
+        other._measure()
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_tails": {}}
+
+    def _measure(self) -> None:
+        """Run a few rows, which checks the network and shows its sizes."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        tail = self._tail("cpu", torch.float32)
+        self._shapes = tail.shapes(self.classes)
+        rows = torch.from_numpy(np.random.default_rng(0).random((PROBED, self.features), dtype=np.float32))
+        arrays = self.arrays(self.initial(0) + 0.1)  # not at zero, where LoRA factors have no gradient
+        with torch.no_grad():
+            x = tail.prefix(rows)
+            self.cut_shape = tuple(x.shape[1:])
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            tail.head_inputs(x, arrays, recording=True)
+            values = sum(output.numel() for layer in tail.layers for output in layer.outputs)
+        with torch.no_grad():
+            tail.check(x, arrays)
+        self.operations = 2.0 * counter.get_total_flops() / PROBED + 4.0 * self.dimension
+        """Of one row in a round: a forward pass, and a backward pass through the same frozen weights."""
+        self._values_per_row = max(1, values // PROBED)
+
+    # ---- the interface of models
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def forward(self, weights: Any, x: torch.Tensor) -> torch.Tensor:
+        return self._tail(x.device.type, torch.float32).scores(self._at_cut_shape(x[None, :-1]), weights)[0]
+
+    def initial(self, seed: int) -> torch.Tensor:
+        """LoRA's second factor starts at 0, so training starts from the network as it is."""
+        weights = super().initial(seed)
+        for name, values in self.arrays(weights).items():
+            if name.endswith(".lora_up"):
+                values.zero_()
+        return weights
+
+    def at_cut(self, x: NDArray[np.float32], device: str = "cpu") -> NDArray[np.float32]:
+        """Rows of features as flat activations at the cut."""
+        tail, step = self._tail(device, torch.float32), self._block(device)
+        with torch.no_grad(), _fixed_algorithms():
+            parts = [
+                tail.prefix(torch.from_numpy(x[start : start + step]).to(device)).flatten(1).cpu().numpy()
+                for start in range(0, len(x), step)
+            ]
+        return np.concatenate(parts) if parts else np.zeros((0, int(np.prod(self.cut_shape))), dtype=np.float32)
+
+    def clipped_gradient_sum(
+        self,
+        shard: Shard,
+        theta: torch.Tensor,
+        clip: torch.Tensor,
+        *,
+        diagnose: bool = False,
+        automatic: bool = False,
+    ) -> tuple[torch.Tensor, Diagnostics | None]:
+        per_client = theta if theta.dim() == 3 else theta.expand(shard.clients, *theta.shape)
+        total = torch.zeros(per_client.shape, dtype=torch.float64, device=theta.device)
+        losses = torch.zeros(per_client.shape[:2], dtype=theta.dtype, device=theta.device)
+        clipped = torch.zeros_like(losses)
+        centres = shard.centres_for(theta.shape[-2])
+        bounds = clip.double() * (1 - MARGIN)
+        tail = self._tail(theta.device.type, torch.bfloat16 if shard.precision == "bf16" else torch.float32)
+        for client, rows in self._blocks(shard):
+            x, labels = self._at_cut_shape(shard.x[client, rows, :-1]), shard.y[client, rows]
+            for lane in range(theta.shape[-2]):
+                centre = None if centres is None else centres.means[centres.of_lane[lane]]
+                with torch.no_grad(), _fixed_algorithms():
+                    found, loss = tail.gradients(x, labels, self.arrays(per_client[client, lane]), centre)
+                    norms = torch.stack([part.squared_norms() for part in found]).sum(0).sqrt()
+                    finite = torch.isfinite(norms)
+                    factors = factors_(norms.where(finite, 1), bounds[lane], automatic).where(finite, 0)
+                    total[client, lane] += torch.cat([part.weighted_sum(factors) for part in found])
+                losses[client, lane] += loss.sum()
+                clipped[client, lane] += (factors < 1).sum()
+        return total, Diagnostics(losses, clipped) if diagnose else None
+
+    def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        tail, step = self._tail(x.device.type, torch.float32), self._block(x.device.type)
+        arrays, rows = self.arrays(weights), x[:, :-1].float()
+        with torch.no_grad(), _fixed_algorithms():
+            return torch.cat(
+                [tail.scores(self._at_cut_shape(rows[a : a + step]), arrays) for a in range(0, len(rows), step)]
+            )
+
+    def evaluate(self, shard: Shard, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if shard.centres is not None:
+            theta = shard.centres.for_raw_features(theta, self.blocks[0])
+        return super().evaluate(shard.without_centres(), theta)
+
+    def feature_sum(self, shard: Shard, bound: float) -> torch.Tensor:
+        """For every client, the sum of its rows' head inputs before training, each clipped; in float64."""
+        tail = self._tail(shard.x.device.type, torch.float32)
+        start = self.arrays(torch.zeros(self.dimension, device=shard.x.device))
+        total = torch.zeros(shard.clients, tail.inputs, dtype=torch.float64, device=shard.x.device)
+        for client, rows in self._blocks(shard):
+            with torch.no_grad(), _fixed_algorithms():
+                x = self._at_cut_shape(shard.x[client, rows, :-1].float())
+                inputs = tail.head_inputs(x, start).double().nan_to_num(0, 0, 0)
+            norm = torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
+            total[client] += (inputs * (bound * (1 - MARGIN) / norm).clamp(max=1)).nan_to_num(0).sum(0)
+        return total
+
+    def state_dict(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Of the plain torch module with these weights."""
+        return self._tail("cpu", torch.float32).merged(self.arrays(weights))
+
+    # ---- blocks of rows
+
+    def _tail(self, device: str, dtype: torch.dtype) -> Any:
+        """A copy of the network per device and precision."""
+        if (device, dtype) not in self._tails:
+            from trainables.models.tail import Tail  # imports torch
+
+            tail = Tail(self.settings, self.network)
+            layout = torch.channels_last if device == "cuda" else torch.contiguous_format
+            for part in (*tail.prefix.modules(), *tail.body.modules()):
+                if isinstance(part, torch.nn.Conv2d):
+                    part.weight.data = part.weight.data.contiguous(memory_format=layout)
+            tail.module.to(device=device, dtype=dtype)
+            tail.body.to(device=device, dtype=dtype)
+            tail.prefix.to(device)
+            self._tails[device, dtype] = tail
+        return self._tails[device, dtype]
+
+    def _at_cut_shape(self, x: torch.Tensor) -> torch.Tensor:
+        shaped = x.unflatten(1, self.cut_shape) if len(self.cut_shape) > 1 else x
+        if x.is_cuda and shaped.dim() == 4:
+            return shaped.contiguous(memory_format=torch.channels_last)
+        return shaped.contiguous()
+
+    def _block(self, device: str) -> int:
+        """Rows of a block, a power of two."""
+        fits = CELLS[device] // self._values_per_row
+        return min(LARGEST_BLOCK, 1 << max(3, fits.bit_length() - 1))
+
+    def _blocks(self, shard: Shard) -> Iterator[tuple[int, slice]]:
+        """The rows of every client, which come before its padding."""
+        step = self._block(shard.x.device.type)
+        for client, count in enumerate(shard.real_rows.tolist()):
+            for start in range(0, count, step):
+                yield client, slice(start, min(start + step, count))
+
+
+@contextlib.contextmanager
+def _fixed_algorithms() -> Iterator[None]:
+    """Convolutions that do not depend on what ran before, in full precision."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield

@@ -1,0 +1,94 @@
+"""Networks whose layers train: packaged ones with their weights, and those of plug-ins.
+
+A network is a chain of named stages, and the last one is its head, a linear layer. An `nn.Sequential` is such a chain;
+another module has a method `stages` that returns one. The first stage takes rows of features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from trainables import plugins
+from trainables.data import backbones
+from trainables.data.backbones.extraction import normalised
+from trainables.data.sources import fetching
+from trainables.data.sources.catalogue import WEIGHTS
+from trainables.errors import LOAD_A_PLUGIN, UserError
+from trainables.models.network_settings import NETWORKS, NetworkSettings
+from trainables.plugin_errors import plugin_errors
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module, and the chain of stages that computes the same from rows of features."""
+
+    module: nn.Module
+    stages: dict[str, nn.Module]
+
+
+class Pixels(nn.Module):
+    """Rows of pixels / 255, (height, width, channels), as the input of a packaged network."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        size = backbones.CIFAR_SIZE
+        images = rows.unflatten(1, (size, size, 3))
+        return normalised(images * 255, backbones.CIFAR10_MEAN, backbones.CIFAR10_STD)
+
+
+def load(settings: NetworkSettings, features: int, classes: int) -> Network:
+    name = settings.network
+    if name in backbones.BACKBONES:
+        return _packaged(settings, features)
+    if name not in NETWORKS:
+        plugins.load_all()
+    if name not in NETWORKS:
+        known = [*(name for name, made in backbones.BACKBONES.items() if _has_stages(made)), *NETWORKS]
+        raise UserError(f"network = {name!r} is unknown; choose one of: {', '.join(known)}{LOAD_A_PLUGIN}")
+    if settings.weights:
+        raise UserError(f"weights = {settings.weights!r}: the plug-in that defines network {name!r} loads its weights")
+    with plugin_errors(f"network {name!r}"):
+        module = NETWORKS[name](features, classes)
+        stages = module.stages() if hasattr(module, "stages") else dict(module.named_children())
+    if not (isinstance(module, nn.Sequential) or hasattr(module, "stages")):
+        raise UserError(f"network {name!r} must be a torch.nn.Sequential, or have a method `stages` that returns one")
+    return Network(module, dict(stages.named_children()) if isinstance(stages, nn.Sequential) else dict(stages))
+
+
+@cache
+def weights_hash(settings: NetworkSettings) -> str:
+    """Of the weights of a packaged network; empty for a plug-in's, whose code is hashed."""
+    return fetching.sha256(_weights_file(settings))[:16] if settings.network in backbones.BACKBONES else ""
+
+
+def _packaged(settings: NetworkSettings, features: int) -> Network:
+    name, size = settings.network, backbones.CIFAR_SIZE
+    if not _has_stages(backbones.BACKBONES[name]):
+        raise UserError(f"network = {name!r} has no stages to cut at")
+    if features != 3 * size * size:
+        raise UserError(
+            f"network = {name!r} takes {size} x {size} pixels of 3 colours, {3 * size * size} numbers a row; the data "
+            f"has {features} features"
+        )
+    module = backbones.load(name, _weights_file(settings))
+    return Network(module, {"pixels": Pixels(), **module.stages()})  # type: ignore[operator]
+
+
+@cache
+def _has_stages(made: Callable[[int], nn.Module]) -> bool:
+    return hasattr(getattr(made, "func", made), "stages")
+
+
+def _weights_file(settings: NetworkSettings) -> Path:
+    """A file of the user, relative to the current folder or the folder of data files; or the published one."""
+    if not settings.weights:
+        return fetching.fetch(WEIGHTS[settings.network])
+    places = [Path.cwd(), fetching.data_folder()]
+    found = next((place / settings.weights for place in places if (place / settings.weights).is_file()), None)
+    if found is None:
+        raise UserError(f"weights {settings.weights!r} are neither in the current folder nor in {places[1]}")
+    return found
