@@ -9,7 +9,7 @@ product itself, whichever takes fewer operations (Bu et al. 2022).
 Norms and sums are in float64, from the same numbers, which the forward and the backward pass may have computed in any
 precision. So a clipped contribution is longer than its bound at most by a relative 2^-52 times the number of terms.
 Only the sum over pairs may cancel: its rounding is at most 2^-52 times the number of terms times the square of the sum
-of |a_t| |e_t|, which is added to it. `MARGIN`, by which the bound is reduced, is more than the rest for up to 2^30 terms.
+of |a_t| |e_t|, which is added to it. `MARGIN`, by which the bound is reduced, covers the rest for up to 2^30 terms.
 """
 
 from __future__ import annotations

@@ -61,8 +61,6 @@ class NetworkModel(Head):
 
     def _measure(self) -> None:
         """Run a few rows, which checks the network and shows its sizes."""
-        from torch.utils.flop_counter import FlopCounterMode
-
         tail = self._tail("cpu", torch.float32)
         self._shapes = tail.shapes(self.classes)
         rows = torch.from_numpy(np.random.default_rng(0).random((PROBED, self.features), dtype=np.float32))
@@ -70,12 +68,8 @@ class NetworkModel(Head):
         with torch.no_grad():
             x = tail.prefix(rows)
             self.cut_shape = tuple(x.shape[1:])
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            tail.head_inputs(x, arrays, recording=True)
-            values = sum(output.numel() for layer in tail.layers for output in layer.outputs)
-        with torch.no_grad():
-            tail.check(x, arrays)
-        self.operations = 2.0 * counter.get_total_flops() / PROBED + 4.0 * self.dimension
+            forward, values = tail.check(x, arrays)
+        self.operations = 2.0 * forward / PROBED + 4.0 * self.dimension
         """Of one row in a round: a forward pass, and a backward pass through the same frozen weights."""
         self._values_per_row = max(1, values // PROBED)
 
@@ -120,9 +114,10 @@ class NetworkModel(Head):
         clipped = torch.zeros_like(losses)
         centres = shard.centres_for(theta.shape[-2])
         bounds = clip.double() * (1 - MARGIN)
-        tail = self._tail(theta.device.type, torch.bfloat16 if shard.precision == "bf16" else torch.float32)
+        dtype = torch.bfloat16 if shard.precision == "bf16" else torch.float32
+        tail = self._tail(theta.device.type, dtype)
         for client, rows in self._blocks(shard):
-            x, labels = self._at_cut_shape(shard.x[client, rows, :-1]), shard.y[client, rows]
+            x, labels = self._at_cut_shape(shard.x[client, rows, :-1].to(dtype)), shard.y[client, rows]
             for lane in range(theta.shape[-2]):
                 centre = None if centres is None else centres.means[centres.of_lane[lane]]
                 with torch.no_grad(), _fixed_algorithms():

@@ -83,7 +83,7 @@ class Tail:
         losses = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
         errors = scores.softmax(1)
         errors[torch.arange(len(labels), device=labels.device), labels] -= 1
-        found: list[Gradients] = [Product(seen.unsqueeze(1), errors.unsqueeze(1))]
+        found: list[Gradients] = [Product(errors.unsqueeze(1), seen.unsqueeze(1))]  # as (inputs, classes)
         if self.layers:
             outputs = [layer.outputs[0] for layer in self.layers]
             derivatives = torch.autograd.grad(inputs, outputs, errors @ arrays[HEAD][:-1].T)
@@ -100,11 +100,13 @@ class Tail:
         trained = {name: value for layer in self.layers for name, value in layer.merged().items()}
         return {**self.module.state_dict(), **trained, **head}
 
-    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> None:
+    def check(self, x: Tensor, arrays: Mapping[str, Tensor]) -> tuple[float, int]:
         """Compare the gradients of some rows with those of every row alone, taken by torch: a network in which rows
-        depend on one another, or with a layer that is not called exactly once, is refused."""
+        depend on one another, or with a layer that is not called exactly once, is refused. Returns the operations of
+        the forward pass, and how many numbers the trained layers give."""
         labels = torch.arange(len(x), device=x.device) % arrays[HEAD].shape[1]
-        self.head_inputs(x, arrays, recording=True)
+        operations = self._operations(x, arrays)
+        values = sum(output.numel() for layer in self.layers for output in layer.outputs)
         for layer in self.layers:
             if len(layer.outputs) != 1:
                 calls = len(layer.outputs)
@@ -123,6 +125,20 @@ class Tail:
                     "the gradient of a row among others differs from its gradient alone: the network's rows depend on "
                     "one another, or a trained layer changes its output in place"
                 )
+        return operations, values
+
+    def _operations(self, x: Tensor, arrays: Mapping[str, Tensor]) -> float:
+        """Of the products with weights in a forward pass."""
+        counted: list[float] = []
+
+        def count(part: Any, _: Any, output: Tensor) -> None:
+            counted.append(2.0 * output.numel() * part.weight.numel() / len(part.weight))
+
+        hooks = [part.register_forward_hook(count) for part in self.body.modules() if isinstance(part, WITH_BIAS)]
+        self.head_inputs(x, arrays, recording=True)
+        for hook in hooks:
+            hook.remove()
+        return sum(counted)
 
 
 def _trained_layers(settings: NetworkSettings, module: nn.Module, body: nn.Module) -> Iterator[Layer]:

@@ -1,0 +1,257 @@
+"""Networks whose norm layers, biases and LoRA factors train next to the head."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from plugin_registry import temporary_plugins
+from repository_files import REPOSITORY
+from small import run, trial
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from trainables import methods, models, plugins
+from trainables.audit import model_contract, paired
+from trainables.data import features
+from trainables.data import partition as partitions
+from trainables.errors import UserError
+from trainables.federation import pack
+from trainables.federation.hosts import Hosts
+from trainables.federation.problem import Problem, ProblemData
+from trainables.federation.server import Server, run_pack
+from trainables.federation.trial_spec import DataSpec, ProblemSpec
+from trainables.models.network_settings import NETWORKS, NetworkSettings
+from trainables.models.shard import Shard
+from trainables.privacy.plan import PrivacySettings
+
+EXAMPLE = REPOSITORY / "examples" / "plugin" / "tiny_transformer.py"
+ALL = "network:tiny-transformer,cut=1,train=norm+bias+lora+head,norm_scale=0.5,rank=2"
+IMAGES = "network:images,cut=none,train=norm+bias+head,norm_scale=0.2"
+PIXELS, CLASSES, ROWS = 2 * 6 * 6, 3, 40
+
+
+def images(features: int, classes: int) -> nn.Module:
+    """Batch norm after convolutions, group norm, and a rectifier that works in place."""
+    torch.manual_seed(1)
+    module = nn.Sequential(
+        *(nn.Unflatten(1, (2, 6, 6)), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
+        *(nn.Conv2d(4, 6, 3, bias=False), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, classes)),
+    )
+    module.train()(torch.randn(64, features))  # sets the running statistics
+    return module
+
+
+@pytest.fixture(autouse=True)
+def networks(monkeypatch):
+    for variable in (plugins.VARIABLE, plugins.FOLDERS):
+        monkeypatch.setenv(variable, "")
+    with temporary_plugins():
+        plugins.use(str(EXAMPLE))
+        NETWORKS["images"] = images
+        yield
+        NETWORKS.pop("images")
+
+
+def shard_of(model, count=ROWS, scale=1.0):
+    random = np.random.default_rng(0)
+    x = (scale * random.normal(size=(count, model.features))).astype(np.float32)
+    labels = np.arange(count) % model.classes
+    return Shard.build([(models.at_cut(model, x), labels)]), x, labels
+
+
+def per_example_gradients(model, weights, x, labels):
+    """With torch.func on the plain module: a scale s and LoRA's product enter by the chain rule."""
+    module, settings = copy.deepcopy(model.network.module).eval(), model.settings
+    plain = {name: value.detach() for name, value in module.state_dict().items()}
+    head = list(model.network.stages)[-1]
+
+    def loss(flat, row, label):
+        arrays, state = model.arrays(flat), dict(plain)
+        for name, value in arrays.items():
+            layer, _, kind = name.rpartition(".")
+            if name == "head":
+                state |= {f"{head}.weight": value[:-1].T, f"{head}.bias": value[-1]}
+            elif kind == "lora_down":
+                product = arrays[f"{layer}.lora_up"] @ value
+                state[f"{layer}.weight"] = plain[f"{layer}.weight"] + settings.lora_scale * product
+            elif kind != "lora_up":
+                norm = not isinstance(module.get_submodule(layer), nn.Linear | nn.Conv2d)
+                state[name] = plain[name] + (settings.norm_scale if norm else settings.bias_scale) * value
+        scores = functional_call(module, state, (row.unsqueeze(0),))
+        return nn.functional.cross_entropy(scores, label.unsqueeze(0))
+
+    return vmap(grad(loss), in_dims=(None, 0, 0))(weights, torch.from_numpy(x), torch.from_numpy(labels))
+
+
+@pytest.mark.parametrize(("text", "features"), [(ALL, 24), (IMAGES, PIXELS)])
+@pytest.mark.parametrize("clip", [0.7, 1e9])
+def test_clipped_sums_are_those_of_per_example_gradients(text, features, clip):
+    model = models.parse(text, features=features, classes=CLASSES)
+    shard, x, labels = shard_of(model)
+    weights = model.initial(3) + 0.1
+    rows = per_example_gradients(model, weights, x, labels).double()
+    norms = rows.norm(dim=1, keepdim=True)
+    expected = (rows * (clip / norms).clamp(max=1)).sum(0)
+    total, seen = model.clipped_gradient_sum(shard, weights[None], torch.tensor([clip]), diagnose=True)
+    assert (total[0, 0] - expected).norm() <= 1e-5 * expected.norm()
+    assert int(seen.clipped) == int((norms > clip).sum())
+    tail = model._tail("cpu", torch.float32)
+    with torch.no_grad():
+        parts, _ = tail.gradients(model._at_cut_shape(shard.x[0, :, :-1]), shard.y[0], model.arrays(weights))
+    ours = sum(part.squared_norms() for part in parts).sqrt()
+    torch.testing.assert_close(ours, norms.squeeze(1), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_no_row_contributes_more_than_the_clip(precision):
+    """Also where the pairs of positions nearly cancel, and where a row is not finite."""
+    model = models.parse(ALL, features=24, classes=CLASSES)
+    for scale in (1.0, 1e3, 1e30):
+        shard, *_ = shard_of(model, 12, scale)
+        weights = torch.stack([5 * model.initial(1), model.initial(2) + 0.3])
+        for row in range(12):
+            one = replace(
+                shard,
+                x=shard.x[:, row : row + 1],
+                y=shard.y[:, row : row + 1],
+                norm=shard.norm[:, row : row + 1],
+                precision=precision,
+            )
+            total, _ = model.clipped_gradient_sum(one, weights, torch.tensor([0.5, 0.01]))
+            assert torch.isfinite(total).all()
+            assert (total[0].norm(dim=1) <= torch.tensor([0.5, 0.01]).double()).all()
+
+
+def test_lanes_and_clients_do_not_change_bits():
+    model = models.parse(ALL, features=24, classes=CLASSES)
+    x, labels = shard_of(model)[1:]
+    x = models.at_cut(model, x)
+    clients = [(x[:30], labels[:30]), (x[30:], labels[30:])]
+    theta, clip = torch.stack([model.initial(seed) for seed in range(3)]), torch.tensor([0.5, 1.0, 2.0])
+    together, _ = model.clipped_gradient_sum(Shard.build(clients), theta, clip)
+    for lane in range(3):
+        for client in range(2):
+            one = slice(lane, lane + 1)
+            alone, _ = model.clipped_gradient_sum(Shard.build([clients[client]]), theta[one], clip[one])
+            assert torch.equal(alone[0, 0], together[client, lane])
+
+
+def test_the_model_contract_holds():
+    text = ALL.replace("0.5", "0.3")
+    assert [result.failure for result in model_contract.run_checks(text)] == [""] * 5
+
+
+def problem_of(text=ALL, data="synthetic-frozen:90,40,24,3"):
+    loaded = features.load(data)
+    spec = ProblemSpec(
+        data=DataSpec(fingerprint=loaded.fingerprint),
+        partition=partitions.parse("iid", clients=3, seed=42),
+        train_on="all",
+        evaluate_on="test",
+        model=text,
+    )
+    return Problem.prepare(loaded, spec)
+
+
+def centred(spec, share=0.05):
+    return spec.model_copy(update={"preprocess": spec.preprocess.model_copy(update={"center": share, "bound": 3.0})})
+
+
+def test_a_resumed_pack_has_the_same_bits():
+    """On another number of hosts, too. Centred: the centre is part of the checkpoint."""
+    problem = problem_of()
+    own = {"rank": 3, "norm_scale": 0.3}
+    trials = [centred(trial(problem, "dp-fedadam", own, rounds=4, every=2, seed=seed)) for seed in (1, 2)]
+    whole = run(trials, problem)
+    assert whole == run(trials, problem, restart_at=2, hosts=3)
+    assert run(trials[1:], problem) == {trials[1].key: whole[trials[1].key]}
+
+
+@pytest.mark.parametrize("method", ["dp-fedgd", "dp-fedadamw", "dp-fedsofim", "dp-scaffold", "dp-fedsam"])
+def test_first_order_methods_train_it(method):
+    problem = problem_of("network:tiny-transformer,cut=3,train=norm+lora:*.out+head")
+    few = {"local_steps": 2} if "local_steps" in {h.name for h in methods.get(method).hyperparameters} else {}
+    spec = trial(problem, method, few, rounds=2, every=2)
+    pack.check(spec, problem)
+    (result,) = run_pack([spec], ProblemData.of(problem)).values()
+    assert result.state == "done"
+
+
+@pytest.mark.parametrize("method", ["dp-fedfc", "dp-fednew", "dp-fednewton"])
+def test_methods_that_need_the_closed_form_refuse_it(method):
+    problem = problem_of()
+    with pytest.raises(UserError, match=f"{method} cannot be run on it"):
+        pack.check(trial(problem, method), problem)
+
+
+def test_the_centre_of_the_head_inputs_moves_into_the_saved_constant():
+    problem = problem_of()
+    spec = centred(trial(problem, "dp-fedgd", rounds=2, every=2))
+    server = Server(Hosts(1))
+    server.open([spec], ProblemData.of(problem))
+    server.advance(2)
+    rows = Shard.build([(models.at_cut(problem.model, problem.x_eval), problem.y_eval)])
+    weights = torch.from_numpy(server.final_weights())
+    scores = problem.model.scores(rows.x[0], weights)
+    accuracy = 100 * float((scores.argmax(1).numpy() == problem.y_eval).mean())
+    assert accuracy == pytest.approx(server.results[spec.key].metrics["accuracy"][2])
+    loss = float(nn.functional.cross_entropy(scores, rows.y[0]))
+    assert loss == pytest.approx(server.results[spec.key].metrics["loss"][2], rel=1e-5)
+
+
+@pytest.mark.audits
+def test_the_paired_audit_passes():
+    text = "network:words,cut=none,train=norm+lora+head"
+    NETWORKS["words"] = lambda features, classes: nn.Sequential(
+        nn.Linear(features, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, classes)
+    )
+    try:
+        claim = PrivacySettings(epsilon=1.0)
+        result = paired.audit("dp-fedgd", claim, {}, model=text, repetitions=512)
+        assert not result.caught
+    finally:
+        NETWORKS.pop("words")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("network:nothing", "is unknown"),
+        ("network:tiny-transformer,cut=9", "is no stage"),
+        ("network:tiny-transformer,train=norm", "lacks the head"),
+        ("network:tiny-transformer,train=lora:*.nothing+head", "matches no layer"),
+        ("network:tiny-transformer,train=conv+head", "is unknown"),
+        ("network:tiny-transformer,rank=0", "rank"),
+        ("network:tiny-transformer,depth=2", "is unknown"),
+        ("network:mixing,train=norm+head", "depend on"),
+    ],
+)
+def test_errors_name_what_is_wrong(text, error):
+    class Mixing(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    NETWORKS["mixing"] = lambda features, classes: nn.Sequential(
+        nn.LayerNorm(features), Mixing(), nn.Linear(features, classes)
+    )
+    try:
+        with pytest.raises(UserError, match=error):
+            models.parse(text, features=24, classes=3)
+    finally:
+        NETWORKS.pop("mixing")
+
+
+def test_a_hyperparameter_must_belong_to_what_trains():
+    problem = problem_of("network:tiny-transformer,train=norm+head")
+    with pytest.raises(UserError, match=r"rank = 2: .* trains no lora parameters"):
+        pack.check(trial(problem, "dp-fedgd", {"rank": 2}), problem)
+
+
+def test_text_and_mapping_are_the_same():
+    mapping = {"network": "resnet20", "cut": "layer3", "train": ["norm", "head"], "norm_scale": 0.2}
+    settings = NetworkSettings.from_mapping(mapping)
+    assert settings.text == "network:resnet20,cut=layer3,train=norm+head,norm_scale=0.2"
+    assert NetworkSettings.parse(settings.text) == settings
