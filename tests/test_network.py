@@ -1,17 +1,25 @@
 """Networks whose norm layers, biases and LoRA factors train next to the head."""
 
 import copy
+import json
+import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from plugin_registry import temporary_plugins
-from repository_files import REPOSITORY
+from repository_files import DOCS, REPOSITORY, blocks
 from small import run, trial
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
+from orchestrator.execution.training import saved_model, set_up, train
+from orchestrator.execution.training_options import TrainingOptions
+from orchestrator.results.ledger import Ledger
+from orchestrator.study.reading import parse
 from trainables import methods, models, plugins
 from trainables.audit import model_contract, paired
 from trainables.data import features
@@ -255,3 +263,57 @@ def test_text_and_mapping_are_the_same():
     settings = NetworkSettings.from_mapping(mapping)
     assert settings.text == "network:resnet20,cut=layer3,train=norm+head,norm_scale=0.2"
     assert NetworkSettings.parse(settings.text) == settings
+
+
+def test_the_page_shows_the_example_and_its_study_runs(tmp_path):
+    (shown,), studies = blocks(DOCS / "train-layers.md", "python"), blocks(DOCS / "train-layers.md", "yaml")
+    text = (EXAMPLE.parent / "lora.yaml").read_text()
+    assert shown == EXAMPLE.read_text()
+    assert studies[-1] == text
+    study = parse(text, "lora.yaml", tmp_path)
+    study_run.run(study, text, tmp_path / "results", View(), backend="local")
+    table = (tmp_path / "results" / "tables" / "accuracy.md").read_text()
+    assert "DP-FedGD, LoRA" in table
+    assert "DP-FedGD, head alone" in table
+    with Ledger.open(tmp_path / "results") as ledger:
+        assert {row.state for row in ledger.rows()} == {"done"}
+
+
+def read_safetensors(path):
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    metadata, kinds = header.pop("__metadata__"), {"F32": np.float32, "I64": np.int64}
+    arrays = {
+        name: torch.from_numpy(
+            np.frombuffer(data[slice(*part["data_offsets"])], dtype=kinds[part["dtype"]]).copy()
+        ).reshape(part["shape"])
+        for name, part in header.items()
+    }
+    return arrays, metadata
+
+
+@pytest.mark.parametrize(
+    ("text", "data"), [(ALL, "synthetic-frozen:90,40,24,3"), (IMAGES, "synthetic-frozen:90,40,72,3")]
+)
+def test_a_saved_network_loads_into_the_plain_module(tmp_path, text, data):
+    options = TrainingOptions(
+        **{"method": "dp-fedgd", "epsilon": 5.0, "model": text, "rounds": 2, "clients": 3, "center": 0.05},
+        hyperparameters={"norm_scale": 0.7},
+        hosts=1,
+    )
+    training = set_up(data, options)
+    trained = train(training, address=None, hosts=1, on_round=None)
+    saved_model(training, trained, secret=False).save(tmp_path / "model.safetensors")
+    arrays, metadata = read_safetensors(tmp_path / "model.safetensors")
+    account = json.loads(metadata["fedsweep"])["provenance"]
+    assert account["epsilon"]["actual"]["local"] == pytest.approx(5.0, rel=1e-3)
+    problem = training.problem
+    module = copy.deepcopy(problem.model.network.module).eval()
+    module.load_state_dict(arrays)
+    with torch.no_grad():
+        predicted = module(torch.from_numpy(problem.x_eval)).argmax(1).numpy()
+    accuracy = trained.result.metrics["accuracy"]
+    assert 100 * (predicted == problem.y_eval).mean() == pytest.approx(accuracy[max(accuracy)])
+    with pytest.raises(UserError, match=r"ends in \.safetensors"):
+        saved_model(training, trained, secret=False).save(tmp_path / "model.npz")

@@ -59,12 +59,18 @@ def train(
     cell: Annotated[str | None, typer.Option(help="With --from: the cell.  [default: the only one]")] = None,
     address: Address = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="Save the model with its provenance and privacy account.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="Save the model with its provenance and privacy account; a network as FILE.safetensors.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Train one model and print its accuracy and privacy account."""
     from orchestrator.execution import training as trainings
+    from trainables.federation.saved_model import check_file_name
+    from trainables.models.network_settings import is_network
 
     if save is not None and (save.exists() or save.is_symlink()):
         raise UserError(f"--save {save} already exists; choose another name")
@@ -80,6 +86,8 @@ def train(
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
         training = trainings.set_up(data or "synthetic-frozen", options)
+    if save is not None and (is_network(training.trial.problem.model) or save.suffix == ".safetensors"):
+        check_file_name(save, training.trial.problem.model)
     _run(training, options, save, json)
 
 

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from trainables import models, plugins
 from trainables.data.feature_file import READ_ERRORS, read_backbone
 from trainables.errors import UserError
+from trainables.federation import safetensors
 from trainables.files import PRIVATE, PUBLIC, replacing
+from trainables.models.network import NetworkModel
+from trainables.models.network_settings import is_network
 from trainables.models.shard import Shard
 
 if TYPE_CHECKING:
@@ -48,7 +51,18 @@ class SavedModel:
     """JSON text about the backbone that the features come from, which is public; "" if it is not known."""
 
     def save(self, path: Path) -> None:
-        """Atomic; an existing file is not overwritten."""
+        """Atomic; an existing file is not overwritten. A network is saved as safetensors: the state dict of the plain
+        torch module, with the provenance as metadata."""
+        check_file_name(path, self.model)
+        if is_network(self.model):
+            network = models.parse(self.model, features=self.features, classes=self.classes)
+            assert isinstance(network, NetworkModel)
+            network = network.configured(self.provenance["trial"]["hyperparameters"])
+            about = {"class_names": list(self.class_names), "model": self.model, "provenance": self.provenance}
+            private = bool(self.provenance.get("secret_noise"))
+            state = network.state_dict(torch.tensor(self.weights))
+            safetensors.write(path, state, {"fedsweep": json.dumps(about)}, private=private)
+            return
         if path.exists():
             raise UserError(f"{path} exists already; choose another name")
         about = {"format": FORMAT, "model": self.model, "features": self.features, "classes": self.classes}
@@ -122,6 +136,13 @@ class SavedModel:
         head = models.parse(self.model, features=self.features, classes=self.classes)
         found = backbone_of(self.backbone, named=backbone) if self.backbone else None
         return TorchModel(found, head, torch.tensor(self.weights))
+
+
+def check_file_name(path: Path, model: str) -> None:
+    """Networks are saved as safetensors, other models as npz."""
+    if (path.suffix == ".safetensors") != is_network(model):
+        rule = "ends in .safetensors" if is_network(model) else "does not end in .safetensors"
+        raise UserError(f"--save {path}: the name of a file with model = {model!r} {rule}")
 
 
 class _MissingPluginError(Exception):

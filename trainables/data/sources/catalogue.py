@@ -171,6 +171,8 @@ UNPUBLISHED = {
 }
 """Feature files that studies use but that cannot be made from a published source."""
 
+PIXELS = "pixels"
+"""In place of a backbone: the pixels themselves, for networks whose layers train."""
 IMAGES = ("cifar", "medmnist", "idx", "emnist")
 """Formats that hold images."""
 
@@ -183,6 +185,8 @@ def recipe(name: str) -> Recipe | None:
         return Recipe(name, name)
     for source in SOURCES:
         backbone = name.removeprefix(f"{source}-")
+        if backbone == PIXELS and SOURCES[source].format in IMAGES:
+            return Recipe(name, source)
         known = backbone in (*WEIGHTS, EFFICIENTNET) or is_timm(backbone) or components(backbone) is not None
         if backbone != name and SOURCES[source].format in IMAGES and known:
             return Recipe(name, source, backbone)
@@ -205,6 +209,14 @@ def recipes() -> list[Recipe]:
     SOURCE-BACKBONE can be made, too."""
     names = ["cifar10-resnet20", "cifar10-vgg16", "cifar10-efficientnet-lite0", "pathmnist-resnet20"]
     names += ["pathmnist-vgg16", "mnist", "fashion-mnist"]
-    names += ["emnist-digits", "emnist-balanced-pca100", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
+    names += [
+        "cifar10-pixels",
+        "emnist-digits",
+        "emnist-balanced-pca100",
+        "cifar10-resnet44",
+        "adult-a9a",
+        "heart-disease",
+        "tcga-brca",
+    ]
     names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
     return [known for name in names if (known := recipe(name)) is not None]

@@ -1,0 +1,32 @@
+"""Writes safetensors files: arrays by name and text as metadata, without code. Any reader of the format loads them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trainables.errors import UserError
+from trainables.files import PRIVATE, PUBLIC, replacing
+
+NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL", torch.uint8: "U8"}
+
+
+def write(path: Path, arrays: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, private: bool) -> None:
+    """Atomic; an existing file is not overwritten."""
+    if path.exists():
+        raise UserError(f"{path} exists already; choose another name")
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    parts, end = [], 0
+    for name, value in arrays.items():
+        content = value.detach().cpu().contiguous().numpy().tobytes()
+        start, end = end, end + len(content)
+        header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+        parts.append(content)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path, mode=PRIVATE if private else PUBLIC) as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
