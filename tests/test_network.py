@@ -18,7 +18,6 @@ from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.execution.training import saved_model, set_up, train
 from orchestrator.execution.training_options import TrainingOptions
-from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import parse
 from trainables import methods, models, plugins
 from trainables.audit import model_contract, paired
@@ -275,8 +274,6 @@ def test_the_page_shows_the_example_and_its_study_runs(tmp_path):
     table = (tmp_path / "results" / "tables" / "accuracy.md").read_text()
     assert "DP-FedGD, LoRA" in table
     assert "DP-FedGD, head alone" in table
-    with Ledger.open(tmp_path / "results") as ledger:
-        assert {row.state for row in ledger.rows()} == {"done"}
 
 
 def read_safetensors(path):
@@ -293,10 +290,9 @@ def read_safetensors(path):
     return arrays, metadata
 
 
-@pytest.mark.parametrize(
-    ("text", "data"), [(ALL, "synthetic-frozen:90,40,24,3"), (IMAGES, "synthetic-frozen:90,40,72,3")]
-)
-def test_a_saved_network_loads_into_the_plain_module(tmp_path, text, data):
+@pytest.mark.parametrize(("text", "features"), [(ALL, 24), (IMAGES, PIXELS)])
+def test_a_saved_network_loads_into_the_plain_module(tmp_path, text, features):
+    data = f"synthetic-frozen:90,40,{features},3"
     options = TrainingOptions(
         **{"method": "dp-fedgd", "epsilon": 5.0, "model": text, "rounds": 2, "clients": 3, "center": 0.05},
         hyperparameters={"norm_scale": 0.7},

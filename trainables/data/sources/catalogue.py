@@ -209,14 +209,7 @@ def recipes() -> list[Recipe]:
     SOURCE-BACKBONE can be made, too."""
     names = ["cifar10-resnet20", "cifar10-vgg16", "cifar10-efficientnet-lite0", "pathmnist-resnet20"]
     names += ["pathmnist-vgg16", "mnist", "fashion-mnist"]
-    names += [
-        "cifar10-pixels",
-        "emnist-digits",
-        "emnist-balanced-pca100",
-        "cifar10-resnet44",
-        "adult-a9a",
-        "heart-disease",
-        "tcga-brca",
-    ]
+    names += ["emnist-digits", "emnist-balanced-pca100", "cifar10-resnet44", "adult-a9a", "heart-disease", "tcga-brca"]
+    names += ["cifar10-pixels"]
     names += [f"{name}-resnet20" for name in SOURCES if SOURCES[name].format == "medmnist" and name != "pathmnist"]
     return [known for name in names if (known := recipe(name)) is not None]
