@@ -53,7 +53,7 @@ class NetworkModel(Head):
             return self
         other = copy.copy(self)
         other.settings, other._tails, other.parameter = settings, {}, settings.text
-        other._measure()
+        other._shapes = other._tail("cpu", torch.float32).shapes(self.classes)
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,9 +172,7 @@ class NetworkModel(Head):
             for part in (*tail.prefix.modules(), *tail.body.modules()):
                 if isinstance(part, torch.nn.Conv2d):
                     part.weight.data = part.weight.data.contiguous(memory_format=layout)
-            tail.module.to(device=device, dtype=dtype)
-            tail.body.to(device=device, dtype=dtype)
-            tail.prefix.to(device)
+            tail.to(device, dtype)
             self._tails[device, dtype] = tail
         return self._tails[device, dtype]
 

@@ -49,6 +49,16 @@ class Tail:
         for layer in self.layers:
             layer.module.forward = layer
 
+    def to(self, device: str, dtype: torch.dtype) -> None:
+        """The prefix and the norm layers that train stay in float32."""
+        norms = [layer.module for layer in self.layers if isinstance(layer, NormLayer)]
+        exact = [copy.deepcopy(norm.state_dict()) for norm in norms]
+        self.module.to(device=device)
+        self.prefix.to(device=device)
+        self.body.to(device=device, dtype=dtype)
+        for norm, state in zip(norms, exact, strict=True):
+            norm.float().load_state_dict(state)
+
     def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
         """The head first: centred features move into its constant."""
         shapes: dict[str, tuple[int, ...]] = {HEAD: (self.inputs + 1, classes)}
