@@ -43,7 +43,7 @@ PLUGIN_NAMES = (
         "Candidate",
         "Rank",
     ),
-    *("head", "data_source", "partition"),
+    *("head", "network", "data_source", "partition"),
 )
 
 

@@ -69,8 +69,6 @@ def train(
 ) -> None:
     """Train one model and print its accuracy and privacy account."""
     from orchestrator.execution import training as trainings
-    from trainables.federation.saved_model import check_file_name
-    from trainables.models.network_settings import is_network
 
     if save is not None and (save.exists() or save.is_symlink()):
         raise UserError(f"--save {save} already exists; choose another name")
@@ -86,7 +84,9 @@ def train(
         if cell is not None:
             raise UserError(f"cell = {cell!r} goes with --from")
         training = trainings.set_up(data or "synthetic-frozen", options)
-    if save is not None and (is_network(training.trial.problem.model) or save.suffix == ".safetensors"):
+    if save is not None:
+        from trainables.federation.saved_model import check_file_name  # imports torch
+
         check_file_name(save, training.trial.problem.model)
     _run(training, options, save, json)
 
