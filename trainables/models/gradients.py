@@ -14,6 +14,8 @@ of |a_t| |e_t|, which is added to it. `MARGIN`, by which the bound is reduced, c
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +67,15 @@ class Product:
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         a, e = (_without_dropped(part.flatten(1), factors).view(part.shape) for part in (self.inputs, self.errors))
         return ((e * factors.view(-1, 1, 1)).flatten(0, 1).mT @ a.flatten(0, 1)).flatten()
+
+
+def joined(parts: Sequence[Gradients]) -> list[Gradients]:
+    """The same with neighbouring small arrays as one: fewer operations."""
+    found: list[Gradients] = []
+    for expanded, group in itertools.groupby(parts, key=lambda part: isinstance(part, Expanded)):
+        members = list(group)
+        found += [Expanded(torch.cat([part.values for part in members], 1))] if expanded else members  # type: ignore[attr-defined]
+    return found
 
 
 def _without_dropped(values: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

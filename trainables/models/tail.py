@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables.errors import UserError
-from trainables.models.gradients import Gradients, Product
+from trainables.models.gradients import Gradients, Product, joined
 from trainables.models.layers import LINEAR, NORMS, WITH_BIAS, Layer, LinearLayer, NormLayer
 from trainables.models.network_settings import NO_CUT, NetworkSettings
 from trainables.models.networks import Network
@@ -84,7 +84,7 @@ class Tail:
     def gradients(
         self, x: Tensor, labels: Tensor, arrays: Mapping[str, Tensor], centre: Tensor | None = None
     ) -> tuple[list[Gradients], Tensor]:
-        """The gradients of all rows in every array, in the order of `shapes`, and their losses."""
+        """The gradients of all rows in all arrays, in the order of `shapes`, and their losses."""
         with torch.enable_grad():
             inputs = self.head_inputs(x, arrays, recording=True)
         seen = inputs.detach() if centre is None else inputs.detach() - centre
@@ -100,7 +100,7 @@ class Tail:
             for layer, derivative in zip(self.layers, derivatives, strict=True):
                 found += layer.gradients(layer.inputs[0], derivative)
                 layer.inputs, layer.outputs = [], []
-        return found, losses
+        return joined(found), losses
 
     def merged(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state dict of the plain module with what was trained."""
