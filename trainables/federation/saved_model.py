@@ -58,10 +58,9 @@ class SavedModel:
             network = models.parse(self.model, features=self.features, classes=self.classes)
             assert isinstance(network, NetworkModel)
             network = network.configured(self.provenance["trial"]["hyperparameters"])
-            about = {"class_names": list(self.class_names), "model": self.model, "provenance": self.provenance}
+            text = json.dumps({"class_names": self.class_names, "model": self.model, "provenance": self.provenance})
             private = bool(self.provenance.get("secret_noise"))
-            state = network.state_dict(torch.tensor(self.weights))
-            safetensors.write(path, state, {"fedsweep": json.dumps(about)}, private=private)
+            safetensors.write(path, network.state_dict(torch.tensor(self.weights)), {"fedsweep": text}, private=private)
             return
         if path.exists():
             raise UserError(f"{path} exists already; choose another name")
