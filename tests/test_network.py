@@ -257,6 +257,20 @@ def test_a_hyperparameter_must_belong_to_what_trains():
         pack.check(trial(problem, "dp-fedgd", {"rank": 2}), problem)
 
 
+@pytest.mark.data
+@pytest.mark.parametrize("cut", ["none", "layer3", "fc"])
+def test_pixels_through_resnet20_give_the_paper_s_features(shared_data, cut):
+    """At the cut or, from there on, at the head."""
+    images, given = (np.load(shared_data(f"cifar10-{what}.npz")) for what in ("images-sample", "resnet20"))
+    weights = shared_data("backbones/cifar100_resnet20.pth")
+    kinds = "head" if cut == "fc" else "norm+head"
+    model = models.parse(f"network:resnet20,cut={cut},train={kinds},weights={weights}", features=3072, classes=10)
+    x, y = images["x_test"][:4].reshape(4, -1) / np.float32(255), np.zeros(4, dtype=np.int64)
+    shard = Shard.build([(models.at_cut(model, x[i : i + 1]), y[:1]) for i in range(4)])
+    found = model.feature_sum(shard, 1e9).numpy()
+    np.testing.assert_allclose(found, given["x_test"][:4], atol=5e-3)
+
+
 def test_text_and_mapping_are_the_same():
     mapping = {"network": "resnet20", "cut": "layer3", "train": ["norm", "head"], "norm_scale": 0.2}
     settings = NetworkSettings.from_mapping(mapping)
