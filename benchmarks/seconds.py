@@ -32,9 +32,9 @@ ROUNDS = 20
 def whole(study: Study, text: str, folder: Path) -> None:
     clock, write_tables = Clock(), study_run.write_tables
 
-    def timed_tables(*arguments: Any) -> Any:
+    def timed_tables(*arguments: Any, **options: Any) -> Any:
         clock.mark("rounds and the driver's work during them, end of Ray")
-        return write_tables(*arguments)
+        return write_tables(*arguments, **options)
 
     clock.mark("imports of Python and Ray")
     with mock.patch.object(study_run, "write_tables", timed_tables):

@@ -142,7 +142,7 @@ def writing(folder: Path, of: Study, **options):
 
 def build(folder: Path) -> list[Path]:
     with Ledger.read(folder) as ledger:
-        return write_tables(ledger, folder)
+        return write_tables(ledger, folder)[0]
 
 
 def lines(folder: Path, name: str) -> list[list[str]]:

@@ -1,17 +1,24 @@
 """What keeps a study of a million trials small gives the same results as for a small study."""
 
+import math
+import sqlite3
+import zlib
+
 import pandas as pd
 import pytest
 import reported
 from simulated_search import drive, near, study
 
 from orchestrator.execution import sweep
-from orchestrator.report.tables import trials_file
+from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.render import frame_to_csv
-from orchestrator.results import frames
-from orchestrator.results.ledger import Ledger
+from orchestrator.report.tables.trials_file import TrialsFile
+from orchestrator.results import checks, frames
+from orchestrator.results.ledger import REAL_COLUMNS as REALS
+from orchestrator.results.ledger import Ledger, Row, _checksum
 from orchestrator.results.searches import search_records
 from orchestrator.results.spec_parts import read_parts
+from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.results.winners import Results
 from orchestrator.search.candidates import paired_difference, within_standard_error
 from trainables.federation.trial_spec import TrialSpec
@@ -36,10 +43,14 @@ def test_recorded_winners_are_those_of_the_trials(tmp_path):
             assert (known.winner.candidate, known.winner.score) == (other.winner.candidate, other.winner.score)
 
 
-def lines(values: list) -> list[dict]:
-    """Rows of trials.csv; None: the trial has no such hyperparameter."""
-    names = [{"key": str(number)} | ({} if value is None else {"x": value}) for number, value in enumerate(values)]
-    return [dict.fromkeys(frames.TRIAL_COLUMNS, 0.1 + 0.2) | line for line in names]
+def columns(values: list) -> TrialColumns:
+    """One trial per value of its hyperparameter x; None: the trial has no such hyperparameter."""
+    found: dict[str, list] = {name: [0.1 + 0.2] * len(values) for name in TrialColumns._fields}
+    chosen = [{} if value is None else {"x": value} for value in values]
+    content = [{"seed": 7, "privacy": {"clip": 3.0}, "hyperparameters": each} for each in chosen]
+    keys = [str(number) for number in range(len(values))]
+    texts = {"key": keys, "state": ["done"] * len(values), "reason": [""] * len(values)}
+    return TrialColumns(**found | texts | {"rounds": [20] * len(values), "content": content})
 
 
 @pytest.mark.parametrize(
@@ -62,14 +73,69 @@ def lines(values: list) -> list[dict]:
 )
 def test_trials_are_written_as_their_frame_would_be(tmp_path, monkeypatch, values):
     reported.write(tmp_path)
-    monkeypatch.setattr(frames, "trial_lines", lambda ledger, results: iter(lines(values)))
-    monkeypatch.setattr(trials_file, "LINES", 1)
+    trials = columns(values)
     with Ledger.read(tmp_path) as ledger:
         results = Results.read(ledger)
-        written = trials_file.write_trials(tmp_path / "trials.csv", ledger, results).read_text()
+        file = TrialsFile()
+        file.begin(results.study, 1)
+        for place in range(len(values)):
+            file.add(results.cells[0], "coarse", trials.at([place]))
+        rows = [(results.cells[0], "coarse", row) for row in Row.from_columns(trials)]
+        monkeypatch.setattr(frames, "_ended", lambda *arguments, **options: rows)
+        written = file.write(tmp_path / "trials.csv", ledger, results).read_text()
         frame = frames.trials(ledger, results).drop(columns="seconds")
     assert written == frame_to_csv(frame)
     assert len(pd.read_csv(tmp_path / "trials.csv")) == len(values)
+
+
+def test_lines_collected_while_results_are_read_are_all_trials(tmp_path):
+    drive(tmp_path, study(), near(0.3))
+    with Ledger.read(tmp_path) as ledger:
+        (written, results) = write_tables(ledger, tmp_path, verified=True)
+        frame = frames.trials(ledger, results).drop(columns="seconds")
+    (path,) = (path for path in written if path.name == "trials.csv")
+    assert path.read_text() == frame_to_csv(frame)
+
+
+ROW = ("a" * 24, '{"x":1}', "done", "", 20, 50.0, 0.5, "{}", 1.0, 0.9, 0.5, 0.9, 2.0, b"\x00'")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({}, {3: "it's"}, {3: "ä"}, {1: "it's"}, {1: '{"x":"ä"}'}, {1: "a\\b"}, {1: "a\nb"}, {7: "'"}, {0: 5}),
+        *({5: None, 6: None}, {5: 50}, {6: math.nan}, {8: math.nan}, {9: -0.0}, {9: 0.0}, {10: 1}, {12: 3}),
+        *({12: math.inf}, {4: 20.0}, {13: "text"}, {8: "1"}, {8: -math.inf, 9: math.inf}),
+    ],
+    ids=str,
+)
+def test_the_checksum_of_a_row_is_that_of_its_values(changed):
+    """Computed here from the list of values, with floats in the columns of floats and nothing in place of NaN."""
+    values = [changed.get(position, value) for position, value in enumerate(ROW)]
+    stored = [
+        (None if math.isnan(value) else float(value)) if position in REALS and isinstance(value, int | float) else value
+        for position, value in enumerate(values)
+    ]
+    assert _checksum(values) == zlib.crc32(repr(stored).encode(errors="replace"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({0: "A" * 24}, {2: "ended"}, {3: 1}, {4: -1}, {4: 2.0}, {5: 101.0}, {5: "x"}),
+        *({6: b""}, {8: None}, {12: "1"}, {13: ""}),
+    ],
+    ids=str,
+)
+def test_columns_are_refused_as_their_rows_are(changed):
+    trial = '{"hyperparameters":{},"seed":1,"rounds":20}'
+    right = (*ROW[:1], trial, *ROW[2:])
+    wrong = tuple(changed.get(position, value) for position, value in enumerate(right))
+    assert len(checks.columns([right, right])) == len(TrialColumns._fields)
+    with pytest.raises(sqlite3.DataError):
+        checks.row(wrong)
+    with pytest.raises(sqlite3.DataError):
+        checks.columns([right, wrong])
 
 
 def test_parts_of_a_specification_are_read_as_the_whole(tmp_path):

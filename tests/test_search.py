@@ -464,7 +464,7 @@ def test_the_partition_seed_follows_from_the_trial_seed(tmp_path, given, search,
     for stage, expected in (("coarse", search), ("fine", search), ("contest", contest), ("confirm", confirm)):
         assert {t.seed: t.problem.partition.seed for t in ran.of("DP-FedGD", stage)} == expected
     with Ledger.read(tmp_path) as ledger:
-        tables = [path.name for path in write_tables(ledger, tmp_path)]
+        tables = [path.name for path in write_tables(ledger, tmp_path)[0]]
     assert ("partitions.md" in tables) == (given != 9)
     partition_seed = read_best(tmp_path / "best.yaml")[cell("DP-FedGD")]["partition_seed"]
     assert partition_seed == (9 if given == 9 else confirm)

@@ -22,10 +22,9 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.html.diagnosis_text import diagnoses
 from orchestrator.report.tables import best, write_tables
 from orchestrator.report.tables.render import write_text
-from orchestrator.results.ledger import Ledger, SettingFacts
+from orchestrator.results.ledger import DamagedRowError, Ledger, SettingFacts
 from orchestrator.results.locations import LEDGER, ResultsLocation, results_location
 from orchestrator.results.searches import record_winners
-from orchestrator.results.winners import Results
 from orchestrator.study.advice import advice
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.cells import PreparedStudy
@@ -108,8 +107,8 @@ def run(
                 chosen.run(SweepRun(sweep, resources, location, view, deadline))
             failed = sum(1 for key in sweep.known if sweep.outcomes.get(key, ("",))[0] == "failed")
             record_winners(ledger, study)
-            found = Results.read(ledger)
-            tables = [location.address_of(path) for path in write_tables(ledger, folder, found)]
+            written, found = write_tables(ledger, folder)
+            tables = [location.address_of(path) for path in written]
             page = (folder / "tables" / "README.md").read_text(encoding="utf-8")
             doubts = diagnoses(found) if sweep.finished else []
             return Finished(sweep.finished, failed, tables, page, doubts)
@@ -136,15 +135,19 @@ def rebuild_tables(results: Path | str) -> list[str]:
         _write_errors(location, runs_trials=False),
         Ledger.read(folder) as ledger,
     ):
-        ledger.check_rows(location)
         if not ledger.counts_are_right():
             raise UserError(
                 f"the counts of the ledger in {location} are not those of its trials; "
                 f"'fedsweep check {location} --repair' corrects them"
             )
-        tables = [location.address_of(path) for path in write_tables(ledger, folder)]
+        ledger.check_rows(location, in_no_stage=True)
+        try:
+            written, _ = write_tables(ledger, folder, verified=True)
+        except DamagedRowError:
+            ledger.check_rows(location)
+            raise
         location.upload_tables()
-        return tables
+        return [location.address_of(path) for path in written]
 
 
 def draw_figures(results: Path | str) -> list[str]:

@@ -30,10 +30,10 @@ def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     directions = optuna.study.StudyDirection
     direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
     for cell in results.cells:
-        search = {stage: keys for stage, keys in cell.stages.items() if stage not in ("contest", "confirm")}
-        contest = {stage: keys for stage, keys in cell.stages.items() if stage == "contest"}
+        search = [stage for stage in cell.stages if stage not in ("contest", "confirm")]
+        contest = [stage for stage in cell.stages if stage == "contest"]
         for name, stages in ((_name(cell), search), (f"{_name(cell)} / contest", contest)):
-            if not (configurations := grouped(ledger, stages, cell.objective)):
+            if not (configurations := grouped(ledger, cell, stages)):
                 continue
             study = optuna.create_study(study_name=name, storage=storage, direction=direction)
             found = distributions([c.values for c in configurations], cell.method.space().scale)

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.results.spec_parts import check_hyperparameters, read_parts
 
 KEY = re.compile(r"[0-9a-f]{24}")  # as `content_key` computes it
+KEYS = re.compile(r"[0-9a-f]*")
 LONGEST_NAME = 100
 MOST_ROUNDS = 10**6  # as in a study
 MOST_ROWS = 10**12
@@ -129,6 +130,34 @@ def row(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         *(*accounts, number(seconds), correct),
     )
     return columns, content
+
+
+def columns(rows: Sequence[Sequence[Any]]) -> tuple[Sequence[Any], ...]:
+    """As `row`, of many rows: their columns, and a column of specifications. Checking a whole column is faster."""
+    found = list(zip(*rows, strict=True))
+    if not _are_plain(found):
+        checked = [row(values) for values in rows]
+        return (*zip(*(of_row for of_row, _ in checked), strict=True), [content for _, content in checked])
+    return (*found[:7], list(map(_metrics, found[7])), *found[8:], list(map(spec, found[1])))
+
+
+def _are_plain(found: Sequence[Sequence[Any]]) -> bool:
+    """Whether every column apart from specifications and metrics holds only values that `row` returns unchanged."""
+    keys, _, states, reasons, last, shares, losses, _, *numbers, correct = found
+    kinds = [set(map(type, column)) for column in (keys, reasons, last, correct)]
+    if kinds != [{str}, {str}, {int}, {bytes}] or set(map(len, keys)) != {24} or not KEYS.fullmatch("".join(keys)):
+        return False
+    if any(set(map(type, column)) - {float, type(None)} for column in (shares, losses)):
+        return False
+    known = [share for share in shares if share is not None]
+    return (
+        all(set(map(type, column)) == {float} for column in numbers)
+        and set(states) <= set(STATES)
+        and all(map(str.isprintable, set(reasons)))
+        and min(last) >= 0
+        and max(last) <= MOST_ROUNDS
+        and (not known or (min(known) >= 0 and max(known) <= 100))
+    )
 
 
 def _metrics(value: Any) -> dict[str, dict[int, Any]]:

@@ -9,7 +9,9 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.results.winners import CHUNK, CellResult, Results, actual_epsilon
+from orchestrator.results.searches import SearchedCell
+from orchestrator.results.trial_columns import CHUNK
+from orchestrator.results.winners import CellResult, Results, actual_epsilon
 from orchestrator.search.variant import SECRET
 from trainables.metrics import METRICS
 
@@ -19,7 +21,7 @@ TRIAL = ("setting", "epsilon", "method", "search", "stage", "key", "seed", "stat
 """Columns that identify a trial. A trial that belongs to several stages has a row in each."""
 
 
-def names(cell: CellResult) -> dict[str, str | float]:
+def names(cell: SearchedCell) -> dict[str, str | float]:
     values = (cell.setting, cell.epsilon, cell.method.shown, cell.variant.name)
     return dict(zip(NAMES, values, strict=True))
 

@@ -21,8 +21,8 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
-from functools import cache, cached_property
+from dataclasses import astuple, dataclass, field
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from pydantic import ValidationError
 
 from orchestrator.results import checks, counts
 from orchestrator.results.counts import EVERYWHERE, KEYS_PER_QUERY
+from orchestrator.results.trial_columns import CHUNK, TrialColumns
 from orchestrator.study.cell_id import CellId, SettingId
 from trainables import files
 from trainables.errors import UserError
@@ -125,7 +126,10 @@ COLUMNS = (
 SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
 REAL_COLUMNS = frozenset((5, 6, *range(8, 13)))
 """Positions of the columns that hold a float or nothing."""
+PLAIN = bytes(set(range(32, 127)) - set(b"'\\"))
+"""ASCII characters that `repr` keeps as they are, between single quotes."""
 NUMBER_OF_CELL = "SELECT number FROM cells WHERE data = ? AND partition = ? AND method = ? AND epsilon = ?"
+as_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder for every trial
 StageKey = tuple[CellId, str, str]
 """Cell, name of the search variant, stage."""
 Outcome = tuple[str, float | None, float | None]
@@ -170,7 +174,7 @@ class Row:
 
     def values(self) -> tuple[Any, ...]:
         """In the order of COLUMNS."""
-        metrics = json.dumps(self.metrics, separators=(",", ":"))
+        metrics = as_json(self.metrics)
         return (
             *(self.key, self.spec, self.state, self.reason, self.rounds, self.accuracy, self.loss, metrics),
             *(self.epsilon_claimed, self.epsilon_local, self.epsilon_secure, self.epsilon_unsampled),
@@ -178,14 +182,15 @@ class Row:
         )
 
     @classmethod
-    def from_values(cls, values: Sequence[Any]) -> Row:
-        columns, content = checks.row(values)
-        row = cls.__new__(cls)  # the constructor of a frozen class takes long
-        vars(row).update(zip(ROW_FIELDS, (*columns, content), strict=True))
-        return row
+    def from_columns(cls, columns: TrialColumns) -> Iterator[Row]:
+        for values in zip(*columns, strict=True):
+            row = cls.__new__(cls)  # the constructor of a frozen class takes long
+            vars(row).update(zip(TrialColumns._fields, values, strict=True))
+            yield row
 
 
-ROW_FIELDS = (*(f.name for f in fields(Row)), "content")
+class DamagedRowError(sqlite3.DataError):
+    """A row does not match its checksum."""
 
 
 @dataclass(frozen=True)
@@ -423,12 +428,11 @@ class Ledger:
             counts.recount(self._db)
 
     def _sound_rows(self) -> Iterator[tuple[Any, ...]]:
-        """All rows of `trials`, verified, without building a `Row` of each."""
-        for *values, checksum in self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid"):
-            if _checksum(values) != checksum:
-                raise sqlite3.DataError(f"the row of trial {values[0]!r:.50} does not match its checksum")
-            checks.row(values)
-            yield (*values, checksum)
+        """All rows of `trials` with their checksums, verified."""
+        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
+        while chunk := rows.fetchmany(CHUNK):
+            checks.columns(_verified(chunk))
+            yield from chunk
 
     def _origins_as(self, numbers: Mapping[int, int]) -> Iterator[tuple[str, int, str]]:
         """All rows of `origins`, with other numbers of the sessions."""
@@ -483,9 +487,10 @@ class Ledger:
                 )
             counts.recount(self._db)
 
-    def damaged_rows(self) -> list[str]:
-        """The keys of all trials whose row does not match its checksum."""
-        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
+    def damaged_rows(self, *, in_no_stage: bool = False) -> list[str]:
+        """The keys of all trials whose row does not match its checksum. `in_no_stage`: only of trials in no stage."""
+        where = "WHERE NOT EXISTS (SELECT 1 FROM stages WHERE stages.key = trials.key)" if in_no_stage else ""
+        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials {where} ORDER BY rowid")
         return sorted(str(values[0]) for *values, checksum in rows if _checksum(values) != checksum)
 
     def counts_are_right(self) -> bool:
@@ -497,9 +502,9 @@ class Ledger:
             with self.transaction():
                 counts.recount(self._db)
 
-    def check_rows(self, where: Any) -> None:
-        """`where`: the results folder, for the error message."""
-        if damaged := self.damaged_rows():
+    def check_rows(self, where: Any, *, in_no_stage: bool = False) -> None:
+        """`where`: the results folder, for the error message. `in_no_stage`: only trials that are in no stage."""
+        if damaged := self.damaged_rows(in_no_stage=in_no_stage):
             others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise UserError(
                 f"the ledger in {where} is damaged: the row of trial {damaged[0]!r:.50}{others} does not match its "
@@ -515,7 +520,8 @@ class Ledger:
             outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials {where}", values)
             checked = checks.accuracy if metric == "accuracy" else lambda score: score
             return {checks.key(key): (state, checked(score), loss) for key, state, score, loss in outcomes}
-        rows = map(Row.from_values, self._db.execute(f"SELECT {COLUMNS} FROM trials {where}", values))
+        found = self._db.execute(f"SELECT {COLUMNS} FROM trials {where}", values)
+        rows = (row for columns in _columns(found) for row in Row.from_columns(columns))
         return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
     def rows(self, keys: Iterable[str], *, whole: bool = True) -> dict[str, Row]:
@@ -523,12 +529,12 @@ class Ledger:
         correctness, which are most of a row."""
         wanted = list(dict.fromkeys(keys))
         columns = COLUMNS if whole else SHORT_COLUMNS
-        rows = {}
+        rows: dict[str, Row] = {}
         for start in range(0, len(wanted), KEYS_PER_QUERY):
             chunk = wanted[start : start + KEYS_PER_QUERY]
             marks = ", ".join("?" * len(chunk))
-            for values in self._db.execute(f"SELECT {columns} FROM trials WHERE key IN ({marks})", chunk):
-                rows[values[0]] = Row.from_values(values)
+            found = self._db.execute(f"SELECT {columns} FROM trials WHERE key IN ({marks})", chunk)
+            rows |= {row.key: row for columns_ in _columns(found) for row in Row.from_columns(columns_)}
         return {key: rows[key] for key in wanted if key in rows}
 
     # ---- cells and stages
@@ -579,6 +585,32 @@ class Ledger:
         where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ?"
         rows = self._db.execute(f"SELECT key FROM stages WHERE {where} ORDER BY position", (*cell, strategy, stage))
         return [checks.key(key) for (key,) in rows]
+
+    def stage_names(self, cell: CellId, strategy: str) -> set[str]:
+        """The open stages of a search."""
+        where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ?"
+        return {
+            checks.name(stage)
+            for (stage,) in self._db.execute(f"SELECT DISTINCT stage FROM stages WHERE {where}", (*cell, strategy))
+        }
+
+    def stage_trials(
+        self, cell: CellId, strategy: str, stage: str, *, whole: bool, verified: bool
+    ) -> Iterator[tuple[list[str], TrialColumns | None]]:
+        """The keys of the trials of a stage, in the order proposed, and those of the trials that have ended; in parts.
+        `whole`: with metrics and correctness. `verified`: rows must match their checksums."""
+        columns = COLUMNS if whole or verified else SHORT_COLUMNS
+        found = self._db.execute(
+            f"SELECT stages.key, trials.{columns}, checksum FROM stages LEFT JOIN trials ON trials.key = stages.key "
+            f"WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? ORDER BY position",
+            (*cell, strategy, stage),
+        )
+        while chunk := found.fetchmany(CHUNK):
+            ended = [row[1:] for row in chunk if row[1] is not None]
+            values = _verified(ended) if verified else [row[:-1] for row in ended]
+            if verified and not whole:
+                values = [(*row[:7], "{}", *row[8:13], b"") for row in values]
+            yield [checks.key(key) for key, *_ in chunk], TrialColumns(*checks.columns(values)) if values else None
 
     def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
         """As `outcomes`, of the trials of one search."""
@@ -730,14 +762,57 @@ class Ledger:
         self._db.execute("COMMIT")
 
 
+def _columns(rows: sqlite3.Cursor) -> Iterator[TrialColumns]:
+    while chunk := rows.fetchmany(CHUNK):
+        yield TrialColumns(*checks.columns(chunk))
+
+
+def _verified(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows that end with their checksums, without them."""
+    values = [row[:-1] for row in rows]
+    for row, of_row in zip(rows, values, strict=True):
+        if _checksum(of_row) != row[-1]:
+            raise DamagedRowError(f"the row of trial {row[0]!r:.50} does not match its checksum")
+    return values
+
+
 def _checksum(values: Sequence[Any]) -> int:
     """Of a row, as SQLite returns it: floats in REAL columns, and nothing in place of NaN."""
-    stored = list(values)
-    for position in REAL_COLUMNS:
-        value = stored[position]
-        if (type(value) is not float or value != value) and isinstance(value, int | float):
-            stored[position] = None if math.isnan(value) else float(value)
-    return zlib.crc32(repr(stored).encode(errors="replace"))
+    text = _plain_text(values)
+    if text is None:
+        stored = list(values)
+        for position in REAL_COLUMNS:
+            value = stored[position]
+            if (type(value) is not float or value != value) and isinstance(value, int | float):
+                stored[position] = None if math.isnan(value) else float(value)
+        text = repr(stored).encode(errors="replace")
+    return zlib.crc32(text)
+
+
+def _plain_text(values: Sequence[Any]) -> bytes | None:
+    """`repr` of the list of these values, faster; None if a value is of a rare kind."""
+    key, spec, state, reason, rounds, share, loss, metrics, claimed, local, secure, unsampled, seconds, correct = values
+    numbers = {type(claimed), type(local), type(secure), type(unsampled), type(seconds)}
+    if numbers != {float} or not {type(share), type(loss)} <= {float, type(None)}:
+        return None
+    if not type(key) is type(spec) is type(state) is type(metrics) is str:
+        return None
+    texts = f"{key}{spec}{state}{metrics}"
+    if not texts.isascii() or texts.encode().translate(None, PLAIN) or math.isnan(claimed + local + secure + unsampled):
+        return None
+    if seconds != seconds or (share is not None and share != share) or (loss is not None and loss != loss):
+        return None
+    return (
+        f"['{key}', '{spec}', '{state}', {reason!r}, {rounds!r}, {share!r}, {loss!r}, '{metrics}', {_repr(claimed)}, "
+        f"{_repr(local)}, {_repr(secure)}, {_repr(unsampled)}, {_repr(seconds)}, {correct!r}]"
+    ).encode(errors="replace")
+
+
+def _repr(number: float) -> str:
+    return _repr_of_number(number) if number else repr(number)  # 0.0 == -0.0
+
+
+_repr_of_number = lru_cache(maxsize=4096)(float.__repr__)
 
 
 def _connect(uri: str, folder: Path) -> sqlite3.Connection:

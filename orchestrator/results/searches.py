@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.results import checks
 from orchestrator.results.counts import OPENED
-from orchestrator.results.ledger import Ledger, Row, SettingFacts
+from orchestrator.results.ledger import Ledger, Outcome, SettingFacts
 from orchestrator.search.candidates import Candidate
 from orchestrator.search.expected_trials import expected_trials, trials_to_come
 from orchestrator.search.history import History
@@ -93,8 +93,16 @@ class SearchRecord(SearchedCell):
     def history(self) -> History:
         """Without configurations, which are in the rows of the trials. Stages are read before outcomes: while a study
         runs, what is read later can only know more."""
-        searched = {stage: keys for stage, keys in self.stages.items() if stage != "confirm"}
-        outcomes = self.ledger.outcomes_of(self.cell_id, self.variant.name, self.study.objective)
+        stages = self.stages
+        return self._history(stages, self.ledger.outcomes_of(self.cell_id, self.variant.name, self.study.objective))
+
+    def with_trials(self, stages: dict[str, list[str]], outcomes: dict[str, Outcome]) -> SearchRecord:
+        """Whose trials have been read already."""
+        vars(self).update(stages=stages, history=self._history(stages, outcomes))
+        return self
+
+    def _history(self, stages: dict[str, list[str]], outcomes: dict[str, Outcome]) -> History:
+        searched = {stage: keys for stage, keys in stages.items() if stage != "confirm"}
         return History(self.task, self.variant.seeds, outcomes, searched, trial_seeds=self._trial_seeds())
 
     def _trial_seeds(self) -> dict[str, int]:
@@ -214,6 +222,6 @@ def choice_from(stored: Any) -> Choice | None:
     )
 
 
-def configuration_of(row: Row, space: SearchSpace) -> Configuration:
-    spec: Mapping[str, Any] = row.content
+def configuration_of(spec: Mapping[str, Any], space: SearchSpace) -> Configuration:
+    """`spec`: of a trial."""
     return space.configuration(spec["hyperparameters"], clip=spec["privacy"]["clip"], rounds=spec["rounds"])

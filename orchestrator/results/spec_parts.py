@@ -24,7 +24,7 @@ def read_parts(text: str) -> dict[str, Any] | None:
     if start < 0 or end < 0:
         return None
     values = start + len(HYPERPARAMETERS)
-    before, chosen, after = _part(text[:start] + '"":0}'), _chosen(text[values:end]), _part('{"":0' + text[end:])
+    before, chosen, after = _before(text[:start]), _chosen(text[values:end]), _after(text[end:])
     if before is None or chosen is None or after is None or "hyperparameters" in after:
         return None
     return {**before, "hyperparameters": chosen, **after}
@@ -48,6 +48,15 @@ def _chosen(text: str) -> dict[str, Any] | None:
 
 
 @lru_cache(maxsize=MOST_PARTS)
+def _before(text: str) -> dict[str, Any] | None:
+    return _part(text + '"":0}')
+
+
+@lru_cache(maxsize=MOST_PARTS)
+def _after(text: str) -> dict[str, Any] | None:
+    return _part('{"":0' + text)
+
+
 def _part(text: str) -> dict[str, Any] | None:
     """A JSON object, without the member that completes it."""
     try:

@@ -113,7 +113,7 @@ def _missing(record: SearchRecord) -> dict[str, int]:
 
 def _tuned(row: Row, space: SearchSpace) -> Configuration:
     """The hyperparameters that the search varies; best.yaml has all."""
-    configuration = configuration_of(row, space)
+    configuration = configuration_of(row.content, space)
     return {name: value for name, value in configuration.items() if name in {*space.coarse, *space.fine}}
 
 

@@ -101,7 +101,7 @@ class StudySurface:
 
     def _fitted(self, results: Sequence[Result]) -> Surface:
         objective, space = self.study.objective_spec, self.method.space()
-        points = self.lattice.coordinates([configuration_of(result.row, space) for result in results]).tolist()
+        points = self.lattice.coordinates([configuration_of(result.row.content, space) for result in results]).tolist()
         trials = []
         for result, point in zip(results, points, strict=True):
             good = None if result.score is None else -objective.cost(result.score)
@@ -244,11 +244,11 @@ class StudySurface:
         groups: dict[tuple[int, str], list[Result]] = defaultdict(list)
         for result in self.results:
             if result.stage == "contest" and result.score is not None:
-                groups[result.budget, repr(sorted(configuration_of(result.row, space).items()))].append(result)
+                groups[result.budget, repr(sorted(configuration_of(result.row.content, space).items()))].append(result)
         found, sign = [], -1.0 if objective.lower_is_better else 1.0
         for (number, _), results in groups.items():
             configuration, scores = (
-                configuration_of(results[0].row, space),
+                configuration_of(results[0].row.content, space),
                 [r.score for r in results if r.score is not None],
             )
             point, noise = self.lattice.coordinates([configuration]), log_noise(self._noise_of(results[0].row))

@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pandas as pd
 
 from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
-from orchestrator.results.ledger import Ledger, Row, SettingFacts
+from orchestrator.results.ledger import Ledger, Outcome, Row, SettingFacts
 from orchestrator.results.records import records_of
 from orchestrator.results.searches import SearchedCell, SearchRecord, configuration_of, search_records
+from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.search.objective import Objective
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.private import fixed_grid
@@ -23,14 +24,13 @@ from orchestrator.search.variant import SECRET
 from orchestrator.search.winner import competing_stages, winner_of_first_seed
 from orchestrator.study.cell_id import SettingId
 from orchestrator.study.study import Study
-from search_spaces import Axis, Configuration
+from search_spaces import Axis, Configuration, SearchSpace
 from trainables.errors import UserError
+from trainables.federation.trial_spec import TrialSpec
 from trainables.metrics import METRICS
 
 if TYPE_CHECKING:
     from orchestrator.results.surfaces import StudySurface
-
-CHUNK = 1000  # rows in memory at a time
 
 
 class Score(NamedTuple):
@@ -186,15 +186,27 @@ class Results:
         return len(self.study.variants) > 1
 
     @classmethod
-    def read(cls, ledger: Ledger, earlier: Results | None = None) -> Results:
-        """`earlier`: results of the same ledger; cells that have not changed since are reused."""
+    def read(
+        cls,
+        ledger: Ledger,
+        earlier: Results | None = None,
+        *,
+        collector: TrialCollector | None = None,
+        verified: bool = False,
+    ) -> Results:
+        """`earlier`: results of the same ledger; cells that have not changed since are reused. `collector`: gets the
+        trials of all other cells while they are read. `verified`: the rows of all trials must match their
+        checksums."""
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
         study = Study.recorded(recorded[0], ledger.plugins()).as_shown
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
-        reader = _Reader(ledger, study, known)
-        cells = tuple(reader.cell(record) for record in search_records(ledger, study, verified=True))
+        reader = _Reader(ledger, study, known, collector, verified)
+        searches = list(search_records(ledger, study, verified=True))
+        if collector is not None:
+            collector.begin(study, len(searches))
+        cells = tuple(map(reader.cell, searches))
         states = Counter(reader.shown.values()) if study.private else ledger.states()
         records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
         counts = {} if study.private else {setting: table for (setting, _), table in ledger.partitions().items()}
@@ -209,9 +221,66 @@ def _surfaces(ledger: Ledger, study: Study) -> tuple[StudySurface, ...]:
     return tuple(study_surfaces(ledger, study))
 
 
+class TrialCollector(Protocol):
+    """Sees all trials that have ended while results are read from a ledger."""
+
+    def begin(self, study: Study, searches: int) -> None: ...
+
+    def add(self, cell: SearchedCell, stage: str, trials: TrialColumns) -> None:
+        """Of a private search, nothing is added."""
+
+    def end(self, cell: CellResult) -> None:
+        """All trials of a search have been added."""
+
+
+class _SearchTrials:
+    """What the result of a search needs of its trials."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self.stages: dict[str, list[str]] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self.configurations: dict[str, Configuration] = {}
+        """Of the trials before confirm."""
+        self.rounds: dict[str, int] = {}
+        """By the full key of a trial: a trial that continues a shorter one adds only its further rounds."""
+        self.seconds: list[float] = []
+        self.states: Counter[str] = Counter()
+
+    def add(self, trials: TrialColumns, metric: str, *, searched: bool) -> None:
+        if metric in ("accuracy", "loss"):
+            scores: Sequence[float | None] = trials.accuracy if metric == "accuracy" else trials.loss
+        else:
+            scores = [row.score(metric) for row in Row.from_columns(trials)]
+        self.outcomes.update(zip(trials.key, zip(trials.state, scores, trials.loss, strict=True), strict=True))
+        if not searched:
+            return
+        new = [place for place, key in enumerate(trials.key) if key not in self.configurations]
+        if len(new) < len(trials.key):  # trials of an earlier stage
+            trials = trials.at(new)
+        configurations = (configuration_of(content, self._space) for content in trials.content)
+        self.configurations.update(zip(trials.key, configurations, strict=True))
+        for key, spec, content, rounds in zip(trials.key, trials.spec, trials.content, trials.rounds, strict=True):
+            full_key = key if content.get("stop_after") is None else TrialSpec.model_validate_json(spec).full_key
+            self.rounds[full_key] = max(rounds, self.rounds.get(full_key, 0))
+        timed = zip(trials.seconds, trials.rounds, strict=True)
+        self.seconds += [seconds / rounds for seconds, rounds in timed if rounds]
+        self.states.update(trials.state)
+
+
 class _Reader:
-    def __init__(self, ledger: Ledger, study: Study, known: Mapping[str, CellResult]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        study: Study,
+        known: Mapping[str, CellResult],
+        collector: TrialCollector | None,
+        verified: bool,
+    ) -> None:
         self.ledger, self.study, self.known = ledger, study, known
+        self.collector, self.verified = collector, verified
+        self.whole = study.objective not in ("accuracy", "loss") or bool(study.trial_metrics)
+        """Whether metrics are needed that have no column."""
         self.shown: dict[str, str] = {}
         """The states of the trials of private searches that may be shown."""
 
@@ -234,7 +303,7 @@ class _Reader:
             missing = record.waiting + sum(record.to_come.values())
             more = record.stages_to_open
         facts = {f.name: getattr(record, f.name) for f in fields(SearchedCell)} | {"stages": shown}
-        return CellResult(
+        cell = CellResult(
             **facts,
             search=search,
             confirm=confirm_runs(record),
@@ -242,22 +311,30 @@ class _Reader:
             more_to_come=more,
             progress=progress,
         )
+        if self.collector is not None:
+            self.collector.end(cell)
+        return cell
+
+    def _read_trials(self, record: SearchRecord) -> _SearchTrials:
+        """Every row once: most of the time for very many trials is spent here."""
+        ledger, place, found = self.ledger, (record.cell_id, record.variant.name), _SearchTrials(record.task.space)
+        names = ledger.stage_names(*place)
+        for stage in record.variant.stages:
+            if stage not in names:
+                continue
+            opened = found.stages[stage] = []
+            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole, verified=self.verified):
+                opened += keys
+                if trials is not None:
+                    found.add(trials, self.study.objective, searched=stage != "confirm")
+                    if self.collector is not None:
+                        self.collector.add(record, stage, trials)
+        return found
 
     def _search(self, record: SearchRecord) -> SearchResult:
-        history, outcomes = record.history, record.history.outcomes
-        keys = list(dict.fromkeys(key for keys in history.stages.values() for key in keys))
-        ended = [key for key in keys if key in outcomes]
-        configurations: dict[str, Configuration] = {}
-        seconds: list[float] = []
-        rounds: dict[str, int] = {}
-        """By the full key of a trial: a trial that continues a shorter one adds only its further rounds."""
-        for start in range(0, len(ended), CHUNK):
-            for key, row in self.ledger.rows(ended[start : start + CHUNK], whole=False).items():
-                configurations[key] = configuration_of(row, history.task.space)
-                full_key = row.key if '"stop_after":null' in row.spec else row.trial.full_key  # parsing is slow
-                rounds[full_key] = max(row.rounds, rounds.get(full_key, 0))
-                if row.rounds:
-                    seconds.append(row.seconds / row.rounds)
+        trials = self._read_trials(record)
+        history = record.with_trials(trials.stages, trials.outcomes).history
+        configurations = trials.configurations
         searched = {stage: history.candidates(stage) for stage in history.stages if stage != "contest"}
         competing = competing_stages(record.variant, history)
         choice, of_one_seed = record.winner, winner_of_first_seed(record.variant, history)
@@ -275,14 +352,14 @@ class _Reader:
                 and any(configurations.get(c.key) == winner for c in candidates)
             ),
             configurations=len({candidate for stage in adding for candidate in searched[stage]}),
-            trials=len(keys),
-            trial_rounds=sum(rounds.values()),
-            states=Counter(outcomes[key][0] for key in ended),
+            trials=len({key for keys in history.stages.values() for key in keys}),
+            trial_rounds=sum(trials.rounds.values()),
+            states=trials.states,
             axes={
                 stage: _axes(configurations[c.key] for c in candidates if c.key in configurations)
                 for stage, candidates in searched.items()
             },
-            seconds=tuple(seconds),
+            seconds=tuple(trials.seconds),
         )
 
     def _private_search(self, record: SearchRecord) -> SearchResult:
@@ -292,7 +369,7 @@ class _Reader:
         choice, chosen = record.winner, None
         if choice is not None:
             (row,) = self.ledger.rows([choice.key], whole=False).values()
-            chosen = configuration_of(row, space)
+            chosen = configuration_of(row.content, space)
         grid = fixed_grid(space)
         return SearchResult(
             choice=choice,

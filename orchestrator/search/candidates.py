@@ -17,7 +17,7 @@ Outcomes = Mapping[str, Outcome]
 """By trial key."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A configuration with its trials, one per seed."""
 

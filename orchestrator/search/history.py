@@ -37,6 +37,8 @@ class History:
     memo: dict[str, Any] = field(default_factory=dict)
     """A cache for the strategy, of values that follow from the other fields. It may be empty at any call. Searches of
     budgets that are searched together share it."""
+    _listed: dict[str, tuple[list[str], int, list[Candidate]]] = field(default_factory=dict, repr=False, compare=False)
+    """The candidates of a stage, with the list of its trials and its length when they were listed."""
 
     def configuration(self, candidate: Candidate) -> Configuration:
         """The hyperparameters of a candidate."""
@@ -44,15 +46,22 @@ class History:
 
     def candidates(self, *stages: str, unique: bool = True) -> list[Candidate]:
         """The candidates of these stages, in order; each once."""
-        found = [c for stage in stages for c in candidates_of(self.stages.get(stage, []), self._seed_count(stage))]
         if unique:
-            return list(dict.fromkeys(found))
+            found = [candidate for stage in stages for candidate in self._unique(stage)]
+            return found if len(stages) == 1 else list(dict.fromkeys(found))
         return [
             Candidate(tuple(keys[start : start + self._seed_count(stage)]))
             for stage in stages
             for keys in [self.stages.get(stage, [])]
             for start in range(0, len(keys), self._seed_count(stage))
         ]
+
+    def _unique(self, stage: str) -> list[Candidate]:
+        keys = self.stages.get(stage, [])
+        known = self._listed.get(stage)
+        if known is None or known[0] is not keys or known[1] != len(keys):
+            known = self._listed[stage] = keys, len(keys), candidates_of(keys, self._seed_count(stage))
+        return known[2]
 
     def _seed_count(self, stage: str) -> int:
         return len(self.seeds_of_stage(stage)) or 1

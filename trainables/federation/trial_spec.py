@@ -143,4 +143,7 @@ ALL_FIELDS = set(TrialSpec.model_fields)  # shared by all trials: one set per tr
 
 
 def _key_of(hashed: dict[str, Any]) -> str:
-    return content_key(json.dumps(hashed, sort_keys=True, separators=(",", ":")))
+    return content_key(_as_json(hashed))
+
+
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # `json.dumps` would build one for every key

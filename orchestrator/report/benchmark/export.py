@@ -18,7 +18,8 @@ from orchestrator.report.benchmark.columns import COLUMNS, FILE, HYPER
 from orchestrator.report.tables.common import data_fingerprints
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.results.winners import CHUNK, Results
+from orchestrator.results.trial_columns import CHUNK
+from orchestrator.results.winners import Results
 from trainables.errors import UserError
 from trainables.files import replacing
 

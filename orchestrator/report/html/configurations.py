@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 from orchestrator.results.ledger import Ledger, Row
+from orchestrator.results.trial_columns import TrialColumns
+from orchestrator.results.winners import CellResult
 from orchestrator.search.objective import Objective
 from trainables.spec import HyperValue
 
-CHUNK = 1000  # rows in memory at a time
 WORST_FIRST = ("failed", "diverged", "done")
 
 
@@ -46,26 +47,55 @@ class Configuration:
         return stdev(scores) if self.mean is not None and len(scores) > 1 else None
 
 
-def grouped(ledger: Ledger, stages: Mapping[str, Sequence[str]], objective: Objective) -> list[Configuration]:
+class Groups:
     """The configurations of a cell's search, in the order of their first trials. A trial that belongs to several stages
     counts once."""
-    configurations: dict[str, Configuration] = {}
-    by_key: dict[str, Configuration] = {}
-    for stage, keys in stages.items():
-        for row in _rows(ledger, [key for key in keys if key not in by_key], objective):
-            trial = row.content
+
+    def __init__(self) -> None:
+        self._found: dict[str, Configuration] = {}
+        self._by_key: dict[str, Configuration] = {}
+        self._alike: dict[tuple[int, Any, Any], tuple[Any, Configuration]] = {}
+        """By the identity of the hyperparameters, which seeds share, clip and rounds."""
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        return list(self._found.values())
+
+    def add(self, stage: str, trials: TrialColumns, objective: Objective) -> None:
+        scores = trials.accuracy if objective.metric == "accuracy" else trials.loss
+        if objective.metric not in ("accuracy", "loss"):
+            scores = [row.score(objective.metric) for row in Row.from_columns(trials)]
+        columns = zip(trials.key, trials.content, trials.state, scores, trials.seconds, strict=True)
+        for key, trial, state, score, seconds in columns:
+            here = self._by_key.get(key)
+            if here is None:
+                here = self._by_key[key] = self._configuration(trial)
+                here.states.append(state)
+                here.seeds.append(trial["seed"])
+                here.scores.append(score if state == "done" else None)
+                here.seconds += seconds
+                here.keys.append(key)
+            if stage not in here.stages:
+                here.stages.append(stage)
+
+    def _configuration(self, trial: Mapping[str, Any]) -> Configuration:
+        chosen = trial["hyperparameters"]
+        alike = id(chosen), trial["privacy"]["clip"], trial["stop_after"] or trial["rounds"]
+        if alike not in self._alike:
             values = values_of(trial)
-            here = configurations.setdefault(json.dumps(values, sort_keys=True), Configuration(values))
-            here.states.append(row.state)
-            here.seeds.append(trial["seed"])
-            here.scores.append(row.score(objective.metric) if row.state == "done" else None)
-            here.seconds += row.seconds
-            here.keys.append(row.key)
-            by_key[row.key] = here
-        for key in keys:
-            if key in by_key and stage not in by_key[key].stages:
-                by_key[key].stages.append(stage)
-    return list(configurations.values())
+            name = json.dumps(values, sort_keys=True)
+            self._alike[alike] = chosen, self._found.setdefault(name, Configuration(values))
+        return self._alike[alike][1]
+
+
+def grouped(ledger: Ledger, cell: CellResult, stages: Iterable[str]) -> list[Configuration]:
+    """The configurations of some stages of a cell's search."""
+    groups, whole = Groups(), cell.objective.metric not in ("accuracy", "loss")
+    for stage in stages:
+        for _, trials in ledger.stage_trials(cell.cell_id, cell.variant.name, stage, whole=whole, verified=False):
+            if trials is not None:
+                groups.add(stage, trials, cell.objective)
+    return groups.configurations
 
 
 def values_of(trial: Mapping[str, Any]) -> dict[str, HyperValue]:
@@ -81,12 +111,6 @@ def varied(configurations: Sequence[Configuration]) -> list[str]:
         for name, value in configuration.values.items():
             values.setdefault(name, set()).add(value)
     return [name for name, tried in values.items() if len(tried) > 1]
-
-
-def _rows(ledger: Ledger, keys: Sequence[str], objective: Objective) -> Iterator[Row]:
-    whole = objective.metric not in ("accuracy", "loss")  # these have their own columns
-    for start in range(0, len(keys), CHUNK):
-        yield from ledger.rows(keys[start : start + CHUNK], whole=whole).values()
 
 
 def ranked(configurations: Iterable[Configuration], objective: Objective) -> list[int]:

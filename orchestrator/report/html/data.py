@@ -13,7 +13,7 @@ from typing import Any
 import search_spaces
 from orchestrator.report import palette
 from orchestrator.report.html import findings_text
-from orchestrator.report.html.configurations import Configuration, grouped, ranked, varied
+from orchestrator.report.html.configurations import Configuration, Groups, ranked, varied
 from orchestrator.report.html.importance import importance
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
@@ -23,6 +23,8 @@ from orchestrator.report.tables.publication import prices, with_price
 from orchestrator.report.tables.timing import seconds_per_round
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
+from orchestrator.results.searches import SearchedCell
+from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.results.winners import CellResult, Results, actual_epsilon
 from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
@@ -67,15 +69,29 @@ class Memory:
         self.limits: Limits | None = None
         self.most = Limits(MOST_CONFIGURATIONS)
         """The limits before any were halved."""
-        self.cells: dict[str, tuple[CellResult, Any]] = {}
+        self.cells: dict[str, tuple[CellResult, Any, int]] = {}
+        """The data of every cell, and its size in bytes."""
         self.searches: dict[str, tuple[CellResult, _Cell]] = {}
 
-    def search(self, ledger: Ledger, cell: CellResult) -> _Cell:
-        """What is shown of a cell's search at most; smaller limits need not read its trials again."""
-        known = self.searches.get(cell.name)
-        if known is None or known[0] is not cell:
-            known = self.searches[cell.name] = cell, _Cell(ledger, cell, self.most.configurations)
-        return known[1]
+        """What is shown of every cell's search at most; smaller limits need not read its trials again."""
+        self._search, self._contest = Groups(), Groups()
+
+    # a collector of trials, while results are read
+
+    def begin(self, study: Study, searches: int) -> None:
+        if self.limits is None:
+            self.most = Limits(MOST_CONFIGURATIONS // max(1, searches))
+
+    def add(self, cell: SearchedCell, stage: str, trials: TrialColumns) -> None:
+        if stage in cell.variant.strategy.stages:
+            self._search.add(stage, trials, cell.objective)
+        elif stage == "contest":
+            self._contest.add(stage, trials, cell.objective)
+
+    def end(self, cell: CellResult) -> None:
+        found, contest = self._search.configurations, self._contest.configurations
+        self.searches[cell.name] = cell, _Cell(cell, found, contest, self.most.configurations)
+        self._search, self._contest = Groups(), Groups()
 
 
 def gather(
@@ -83,24 +99,27 @@ def gather(
 ) -> dict[str, Any]:
     """`name`: of the results, when two are compared; `most`: bytes."""
     memory = memory or Memory()
-    results = memory.results = Results.read(ledger, memory.results)
+    results = memory.results = Results.read(ledger, memory.results, collector=memory)
     common = _plain(_study_data(ledger, name, running, results))
-    left = most - _size(common)
-    if memory.limits is None:
-        memory.most = Limits(MOST_CONFIGURATIONS // max(1, len(results.cells)))
-    limits = memory.limits or memory.most
-    while _size(cells := _cells(ledger, results, limits, memory)) > left and limits.configurations > 1:
+    limits, left = memory.limits or memory.most, most - _size(common)
+    while (cells := _cells(ledger, results, limits, memory, left)) is None:
         limits = limits.halved
     return {**common, "cells": cells}
 
 
-def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory) -> list[Any]:
+def _cells(ledger: Ledger, results: Results, limits: Limits, memory: Memory, most: int) -> list[Any] | None:
+    """None if they have more than `most` bytes and smaller limits help."""
     if limits != memory.limits:
         memory.cells, memory.limits = {}, limits
+    size = 1  # of the JSON list
     for cell in results.cells:
-        if cell.name not in memory.cells or memory.cells[cell.name][0] is not cell:
-            content = memory.search(ledger, cell).content(ledger, limits)
-            memory.cells[cell.name] = cell, _plain(content)
+        known = memory.cells.get(cell.name)
+        if known is None or known[0] is not cell:
+            content = _plain(memory.searches[cell.name][1].content(ledger, limits))
+            known = memory.cells[cell.name] = cell, content, _size(content)
+        size += known[2] + 1
+        if size > most and limits.configurations > 1:
+            return None
     return [memory.cells[cell.name][1] for cell in results.cells]
 
 
@@ -165,11 +184,13 @@ def _status(ledger: Ledger, name: str, running: str | None, results: Results) ->
 class _Cell:
     """One method in one setting at one budget: its search by configuration, its confirm runs by seed."""
 
-    def __init__(self, ledger: Ledger, cell: CellResult, most: int) -> None:
-        """Keeps the best `most` configurations, and the winner."""
+    def __init__(
+        self, cell: CellResult, found: Sequence[Configuration], contest: Sequence[Configuration], most: int
+    ) -> None:
+        """Keeps the best `most` configurations of those found, and the winner. `contest`: those of the contest."""
         self.cell, strategy = cell, cell.variant.strategy
         stages = {stage: keys for stage, keys in cell.stages.items() if stage in strategy.stages}
-        found, compared = grouped(ledger, stages, cell.objective), set(strategy.competing(stages))
+        compared = set(strategy.competing(stages))
         order = ranked(found, cell.objective)
         order.sort(key=lambda number: compared.isdisjoint(found[number].stages))
         self._count, self._order, self._won = len(order), order[:most], self._winner(found)
@@ -179,7 +200,6 @@ class _Cell:
         self._best, self._ended = self._best_so_far(found), sum(len(c.keys) for c in found)
         self._axes = [self._axis(name, found) for name in self._varied]
         self._shares = [share for stage in stages for share in self._importance(stage, found)]
-        contest = grouped(ledger, {"contest": cell.stages.get("contest", [])}, cell.objective)
         self.contest = [contest[number] for number in ranked(contest, cell.objective)]
 
     def content(self, ledger: Ledger, limits: Limits) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from orchestrator.report.tables.privacy import privacy, trade_offs
 from orchestrator.report.tables.publication import with_price
 from orchestrator.report.tables.selection_table import selection
 from orchestrator.report.tables.timing import seconds_per_round
-from orchestrator.report.tables.trials_file import write_trials
+from orchestrator.report.tables.trials_file import TrialsFile
 from orchestrator.report.tables.tuning import hyperparameters, search_strategies
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
@@ -40,10 +40,11 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
 apply to the study."""
 
 
-def write_tables(ledger: Ledger, folder: Path, results: Results | None = None) -> list[Path]:
-    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written. `results`:
-    those of the ledger, if they have been read."""
-    results = results or Results.read(ledger)
+def write_tables(ledger: Ledger, folder: Path, *, verified: bool = False) -> tuple[list[Path], Results]:
+    """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written, and what they
+    show. `verified`: the rows of all trials must match their checksums."""
+    trials = TrialsFile()
+    results = Results.read(ledger, collector=trials, verified=verified)
     tables, endings = subfolder(folder, "tables"), render.endings(results.settings)
     written: list[Path] = []
     entries: list[index.Entry] = []
@@ -60,7 +61,7 @@ def write_tables(ledger: Ledger, folder: Path, results: Results | None = None) -
                 table = with_price(results, table, setting)
                 entries.append(index.Entry(setting, stem + endings[setting], table))
                 written += render.write_table(table, tables, stem + endings[setting])
-    written.append(write_trials(tables / "trials.csv", ledger, results))
+    written.append(trials.write(tables / "trials.csv", ledger, results))
     for name, frame in (
         ("seeds", frames.seeds(ledger, results)),
         ("trade-off", trade_offs(results)),
@@ -72,7 +73,7 @@ def write_tables(ledger: Ledger, folder: Path, results: Results | None = None) -
     written += render.write_table(timing, subfolder(folder, "timing"), "seconds-per-round")
     written.append(render.write_text(folder / "best.yaml", best.page(results)))
     _remove_outdated(tables, stems, written)
-    return written
+    return written, results
 
 
 def _remove_outdated(tables: Path, stems: Iterable[str], written: list[Path]) -> None:

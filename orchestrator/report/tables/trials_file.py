@@ -1,4 +1,4 @@
-"""trials.csv, written row by row: a data frame of a million trials would need gigabytes.
+"""trials.csv, written while the trials are read: a data frame of a million trials would need gigabytes.
 
 The file is the one that `frame_to_csv` would write. It formats numbers by column; here each value is formatted alone.
 The two differ only in columns that mix numbers with text, or that hold very large integers: then the frame is written.
@@ -9,21 +9,25 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from orchestrator.report.tables.render import _csv_cell, frame_to_csv, write_text
 from orchestrator.results import frames
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.winners import Results
+from orchestrator.results.searches import SearchedCell
+from orchestrator.results.trial_columns import TrialColumns
+from orchestrator.results.winners import CellResult, Results
+from orchestrator.search.variant import SECRET
+from orchestrator.study.study import Study
 from trainables.files import replacing
 
-LINES = 2000  # formatted at a time
 LARGE = 10**10  # an integer with more digits than a float is written with
 NOT_REPEATABLE = "seconds"
+FIRST_COLUMNS = tuple(name for name in frames.TRIAL_COLUMNS if name != NOT_REPEATABLE)
+MOST_CONFIGURATIONS = 20_000  # whose texts are kept
 SCALARS = {bool, int, float, str, type(None)}
 
 
@@ -31,35 +35,109 @@ class _MixedColumnError(Exception):
     """A column whose values cannot be formatted one by one."""
 
 
-def write_trials(path: Path, ledger: Ledger, results: Results) -> Path:
-    with suppress(_MixedColumnError), tempfile.TemporaryFile() as body:
-        columns = [name for name in frames.TRIAL_COLUMNS if name != NOT_REPEATABLE]
-        parts = list(_write_lines(body, frames.trial_lines(ledger, results), columns))
-        body.seek(0)
-        with replacing(path) as file:
-            file.write(_as_csv([[_csv_cell(name) for name in columns]]))
-            for length, known in parts:  # columns that appear later are empty in earlier lines
-                file.write(body.read(length).replace(b"\n", b"," * (len(columns) - known) + b"\n"))
+class TrialsFile:
+    """A `TrialCollector` that writes the lines into a temporary file."""
+
+    def __init__(self) -> None:
+        self._body = tempfile.TemporaryFile()  # noqa: SIM115
+        self._parts: list[tuple[int, int]] = []
+        """Length and number of columns of every part: columns that appear later are empty in earlier lines."""
+        self._columns = list(FIRST_COLUMNS)
+        self._kinds: dict[str, set[type]] = {}
+        self._texts: dict[int, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
+        """By the identity of the hyperparameters, which trials share: the texts of the columns that follow."""
+        self._metrics: Sequence[str] = ()
+        self._more: Sequence[str] = ()
+        """Metrics that have no column in the ledger."""
+        self._private = self._mixed = False
+
+    def begin(self, study: Study, searches: int) -> None:
+        self._metrics, self._private = study.trial_metrics, study.private
+        self._more = [name for name in self._metrics if name not in FIRST_COLUMNS]
+
+    def add(self, cell: SearchedCell, stage: str, trials: TrialColumns) -> None:
+        if self._mixed:
+            return
+        try:
+            lines = self._lines({**frames.names(cell), "stage": stage}, trials)
+        except _MixedColumnError:
+            self._mixed = True
+            return
+        part = _as_csv(lines)
+        self._body.write(part)
+        self._parts.append((len(part), len(self._columns)))
+
+    def end(self, cell: CellResult) -> None:
+        if self._private and cell.confirm:
+            rows = cell.confirm.values()
+            columns = ([getattr(row, name) for row in rows] for name in TrialColumns._fields)
+            self.add(cell, "confirm", TrialColumns(*columns))
+
+    def write(self, path: Path, ledger: Ledger, results: Results) -> Path:
+        with self._body as body:
+            if self._mixed:
+                return write_text(path, frame_to_csv(frames.trials(ledger, results).drop(columns=NOT_REPEATABLE)))
+            body.seek(0)
+            with replacing(path) as file:
+                file.write(_as_csv([[_csv_cell(name) for name in self._columns]]))
+                for length, known in self._parts:
+                    file.write(body.read(length).replace(b"\n", b"," * (len(self._columns) - known) + b"\n"))
         return path
-    return write_text(path, frame_to_csv(frames.trials(ledger, results).drop(columns=NOT_REPEATABLE)))
 
+    def _lines(self, same: Mapping[str, Any], trials: TrialColumns) -> Iterable[Iterable[str]]:
+        """`same`: the first columns, equal for all of these trials."""
+        chosen = [content["hyperparameters"] for content in trials.content]
+        configurations = {id(values): values for values in chosen}
+        self._add_columns(configurations.values())
+        columns = {
+            "key": trials.key,
+            "seed": [None if content["seed"] == SECRET else content["seed"] for content in trials.content],
+            "state": trials.state,
+            "reason": trials.reason,
+            "rounds": trials.rounds,
+            "accuracy": trials.accuracy,
+            "loss": trials.loss,
+            "epsilon_claimed": trials.epsilon_claimed,
+            "epsilon_local": trials.epsilon_local,
+            "epsilon_secure": trials.epsilon_secure,
+            "epsilon_unsampled": trials.epsilon_unsampled,
+            "clip": [content["privacy"]["clip"] for content in trials.content],
+        }
+        for name in self._metrics:
+            by_trial = zip(trials.metrics, trials.rounds, strict=True)
+            columns[name] = [metrics.get(name, {}).get(rounds) for metrics, rounds in by_trial]
+        for name, value in same.items():
+            _check(self._kinds.setdefault(name, set()), [value])
+        for name, column in columns.items():
+            _check(self._kinds.setdefault(name, set()), column)
+        equal = (repeat(_text(value), len(chosen)) for value in same.values())
+        texts = (_texts(column, self._kinds[name]) for name, column in columns.items())
+        by_configuration = {number: self._texts_of(values) for number, values in configurations.items()}
+        last = (by_configuration[id(values)] for values in chosen)
+        return ((*first, *texts) for *first, texts in zip(*equal, *texts, last, strict=True))
 
-def _write_lines(body: IO[bytes], lines: Iterator[dict[str, Any]], columns: list[str]) -> Iterator[tuple[int, int]]:
-    """Length and number of columns of every part. Adds columns as they appear."""
-    kinds: dict[str, set[type]] = {}
-    last: Any = None
-    while chunk := list(islice(lines, LINES)):
-        for line in chunk:
-            if line.keys() != last:
-                last = line.keys()
-                columns += [name for name in last if name != NOT_REPEATABLE and name not in columns]
-        values = [[line.get(name) for line in chunk] for name in columns]
-        for name, column in zip(columns, values, strict=True):
-            _check(kinds.setdefault(name, set()), column)
-        columns_of_text = [_texts(column, kinds[name]) for name, column in zip(columns, values, strict=True)]
-        part = _as_csv(zip(*columns_of_text, strict=True))
-        body.write(part)
-        yield len(part), len(columns)
+    def _add_columns(self, configurations: Iterable[Mapping[str, Any]]) -> None:
+        if len(self._columns) == len(FIRST_COLUMNS):
+            self._columns += self._more
+        own = {*FIRST_COLUMNS, *self._more, NOT_REPEATABLE}
+        for values in configurations:
+            if not own.isdisjoint(values):
+                raise _MixedColumnError
+            new = [name for name in values if name not in self._columns]
+            if new:
+                self._columns += new
+                self._texts.clear()
+
+    def _texts_of(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        known = self._texts.get(id(values))
+        if known is None:
+            if len(self._texts) >= MOST_CONFIGURATIONS:
+                self._texts.clear()
+            for name, value in values.items():
+                _check(self._kinds.setdefault(name, set()), [value])
+            names = self._columns[len(FIRST_COLUMNS) + len(self._more) :]
+            known = self._texts[id(values)] = values, tuple(_text(values.get(name)) for name in names)
+        return known[1]
 
 
 def _check(kinds: set[type], column: Sequence[Any]) -> None:

@@ -1,0 +1,33 @@
+"""Trials that have ended, by column: with an object for each, a million trials would take too long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+CHUNK = 1000  # trials in memory at a time
+
+
+class TrialColumns(NamedTuple):
+    """The fields of `Row`, by trial, and the specification read from JSON. All values are checked."""
+
+    key: Sequence[str]
+    spec: Sequence[str]
+    state: Sequence[str]
+    reason: Sequence[str]
+    rounds: Sequence[int]
+    accuracy: Sequence[float | None]
+    loss: Sequence[float | None]
+    metrics: Sequence[Mapping[str, Mapping[int, float]]]
+    epsilon_claimed: Sequence[float]
+    epsilon_local: Sequence[float]
+    epsilon_secure: Sequence[float]
+    epsilon_unsampled: Sequence[float]
+    seconds: Sequence[float]
+    correct: Sequence[bytes]
+    content: Sequence[dict[str, Any]]
+
+    def at(self, places: Sequence[int]) -> TrialColumns:
+        """Some of the trials."""
+        columns: Any = ([column[place] for place in places] for column in self)
+        return TrialColumns(*columns)
