@@ -1,15 +1,20 @@
 """The desk with simulated slots: how much of a core it needs, and how long slots wait for their next pack.
 
     python -m benchmarks.desk 500 2000        this many slots, packs of 60 seconds
+    python -m benchmarks.desk queue           waiting times that follow from the measured CPU time per message
 
 The desk is the real one, in its own process. Simulated slots share a few processes: each sends heartbeats with a report
 at the pace that the desk asks for, ends its pack, and takes the next. The driver exchanges packs and reports every
 0.1 s. The first packs have random lengths, so that packs end at different times. Adds to reports/scaling.json.
+
+On a machine that has no free core for the desk, measured waiting times say nothing about it. `queue` simulates the
+queue of messages in front of a desk with a core of its own, in simulated time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import random
 import statistics
@@ -25,6 +30,7 @@ from trainables.ray_actors.desk import Pace, PackDesk
 
 PROCESSES = 2
 PACK_S, MEASURED_S = 60.0, 40.0
+QUEUED_S = 600.0  # of simulated time
 ORDER, RESULT = 20_000, 60_000  # bytes: 128 trials
 
 
@@ -114,9 +120,37 @@ def measure(slots: int) -> dict[str, float]:
         }
 
 
-def main() -> None:
-    from benchmarks.scaling import save
+def queued(slots: int, seconds: float) -> dict[str, float]:
+    """How long messages wait if the desk needs `seconds` of CPU time for each and handles them in their order."""
+    pace, chance = Pace.of(slots), random.Random(0)
+    arrivals: list[tuple[float, int]] = []
+    """Time and number of messages: at the end of a pack a slot reports it, and takes the next."""
+    for _ in range(slots):
+        beat, end = chance.uniform(0, pace.heartbeat_s), chance.uniform(0, PACK_S)
+        arrivals += [(beat + k * pace.heartbeat_s, 1) for k in range(int(QUEUED_S / pace.heartbeat_s))]
+        arrivals += [(end + k * PACK_S, 2) for k in range(int(QUEUED_S / PACK_S))]
+    free, beats, packs = 0.0, [], []
+    for at, messages in sorted(arrivals):
+        free = max(free, at) + messages * seconds
+        (beats if messages == 1 else packs).append(1000 * (free - at))
+    return {
+        "queued_message_ms": statistics.median(beats),
+        "queued_message_99_ms": statistics.quantiles(beats, n=100)[98],
+        "queued_pack_ms": statistics.median(packs),
+        "queued_pack_99_ms": statistics.quantiles(packs, n=100)[98],
+        "queued_share_of_core": sum(messages for _, messages in arrivals) * seconds / QUEUED_S,
+    }
 
+
+def main() -> None:
+    from benchmarks.scaling import REPORT, save
+
+    if sys.argv[1:] == ["queue"]:
+        for slots, measured in json.loads(REPORT.read_text())["desk"].items():
+            found = queued(int(slots), measured["desk_share_of_core"] / measured["messages_per_s"])
+            print(slots, found)
+            save("desk", slots, found, machine=measured["machine"])
+        return
     for slots in map(int, sys.argv[1:]):
         found = measure(slots)
         print(slots, found, flush=True)

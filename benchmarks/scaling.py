@@ -53,6 +53,7 @@ AXES: dict[str, dict[str, list[float]]] = {
 RATES = {"dp-scaffold": "server_learning_rate"}
 BARS = {
     "driver_ms": ("driver, CPU time per trial", "0.25 ms"),
+    "driver_wall_ms": ("driver, elapsed time per trial", ""),
     "driver_bytes": ("driver, memory per trial", "500 B"),
     "ledger_bytes": ("ledger per trial", ""),
     "status": ("`status`", "2 s"),
@@ -252,14 +253,14 @@ def _merge(folder: Path, scratch: Path) -> dict[str, float]:
     return command("merge", *map(str, halves), "--results", str(scratch / "merged"))
 
 
-def machine() -> str:
+def _machine() -> str:
     names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()]
     return f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.0f}" if names else ""
 
 
-def save(section: str, name: str, found: dict[str, Any]) -> None:
+def save(section: str, name: str, found: dict[str, Any], machine: str = "") -> None:
     known = json.loads(REPORT.read_text()) if REPORT.exists() else {}
-    known.setdefault(section, {}).setdefault(name, {}).update({**found, "machine": machine()})
+    known.setdefault(section, {}).setdefault(name, {}).update({**found, "machine": machine or _machine()})
     REPORT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
@@ -282,7 +283,7 @@ def table() -> str:
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
-    if name == "driver_ms":
+    if name.startswith("driver") and name.endswith("ms"):
         return f"{value:.2f} ms"
     if name.endswith("bytes"):
         return f"{value:.0f} B"

@@ -45,6 +45,7 @@ def test_a_merged_ledger_has_the_counts_of_its_trials(tmp_path):
             ledger.add_stage(CELLS[0], "grid", "coarse", [key(number) for number in range(10)])
             ledger.add(row(number) for number in numbers)
         ours.copy_rows(theirs)
+        ours.recount()
         assert counts.are_right(ours._db)
         assert ours.totals() == {"opened": 10, "done": 9}
         assert sorted(session.computed for session in ours.sessions()) == [4, 5]

@@ -603,6 +603,7 @@ def test_copying_rows_keeps_their_sessions(tmp_path):
         with Ledger.write(tmp_path / "two") as two:
             two.add([row("d")])  # added since the last copy
             into.copy_rows(two)
+        into.recount()
         sessions = into.sessions()
         assert set(into.outcomes()) == {"a", "b", "c", "d"}
     assert [(session.environment["device"], session.computed) for session in sessions] == [("cpu", 2), ("cuda", 2)]

@@ -59,6 +59,8 @@ def test_parts_of_other_studies_are_refused(tmp_path):
     part(tmp_path / "other", study(methods=[GD], clients=5), 1, 1)
     with pytest.raises(UserError, match=r"other is of another study: the study has clients = 5, the folder was made w"):
         merge([tmp_path / "one", tmp_path / "other"], tmp_path / "merged")
+    with Ledger.read(tmp_path / "merged") as ledger:
+        assert ledger.study() is None, "all parts or none"
     with pytest.raises(UserError, match="holds no ledger"):
         merge([tmp_path / "nowhere"], tmp_path / "nothing")
 

@@ -19,14 +19,18 @@ from orchestrator.study.study import Study
 from trainables.errors import UserError
 from trainables.urls import shown
 
+PAGE_CACHE_MB = 300  # keys arrive in random order: the indexes of a million trials should fit
+
 
 def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
     """Copy all rows of the parts into `results` and write its tables. Existing rows stay."""
     location = results_location(results)
-    with location.open_for_writing(), Ledger.write(location.folder) as ledger:
-        for part in parts:
-            with results_location(part).open_for_reading() as folder, Ledger.read(folder) as other:
-                _copy(other, ledger, str(part))
+    with location.open_for_writing(), Ledger.write(location.folder, page_cache_mb=PAGE_CACHE_MB) as ledger:
+        with ledger.transaction():  # all parts or none
+            for part in parts:
+                with results_location(part).open_for_reading() as folder, Ledger.read(folder) as other:
+                    _copy(other, ledger, str(part))
+            ledger.recount()
         study = ledger.study()
         assert study is not None
         write_text(location.folder / "study.yaml", shown(study[1]))
@@ -65,10 +69,9 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
         if secrets.get(cell, secret) != secret:
             raise UserError(f"results folder {name} has another private search of {cell} than the parts before it")
     into.add_secrets(part.secrets())
-    known = into.stages()
     for (cell, variant, stage), keys in part.stages().items():
-        common = known.get((cell, variant, stage), [])[: len(keys)]
-        if common != keys[: len(common)]:
+        known = into.stage(cell, variant, stage)
+        if known[: len(keys)] != keys[: len(known)]:
             raise UserError(f"results folder {name} has other {stage} trials of {cell!r} than the parts before it")
-        into.add_stage(cell, variant, stage, keys)
+        into.copy_stage(cell, variant, stage, keys, len(known))
     into.copy_rows(part)

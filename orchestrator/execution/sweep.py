@@ -36,10 +36,11 @@ class Sweep:
         """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
         self._most_open = OPEN_TRIALS
         self._left: dict[int, int] = {}
-        self._recorded = ledger.stages()
-        self.outcomes: dict[str, Outcome] = without_retryable_failures(
-            ledger.outcomes(study.objective), self._recorded, study.variants, warm_start=study.search.warm_start
-        )
+        self.outcomes: dict[str, Outcome] = ledger.outcomes(study.objective)
+        if ledger.failed():
+            self.outcomes = without_retryable_failures(
+                self.outcomes, ledger.stages(), study.variants, warm_start=study.search.warm_start
+            )
         self.searches = [
             CellSearch(
                 cell,
@@ -189,12 +190,11 @@ class Sweep:
     def _record(self, search: CellSearch, stage: str, trials: list[TrialSpec], start: int) -> None:
         keys = [trial.key for trial in trials]
         place = search.cell.id, search.variant.name
-        recorded = self._recorded.get((*place, stage), [])[start : start + len(keys)]
+        recorded = self.ledger.stage(*place, stage, start, len(keys))
         if recorded != keys[: len(recorded)] and self._computes_otherwise(search, trials):
             stages = search.variant.stages
             later = {(*place, each): 0 for each in stages[stages.index(stage) + 1 :]}
             self.ledger.forget((), {(*place, stage): start, **later})
-            self._recorded = self.ledger.stages()
             recorded = []
         if recorded != keys[: len(recorded)]:
             raise UserError(

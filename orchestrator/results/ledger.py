@@ -46,6 +46,8 @@ SECRET_BYTES = 32
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
+PAGE_CACHE_MB = 32
+LOG_PAGES = 8000  # in SQLite's log before they are merged into the ledger: 32 MB
 READER_BYTES = 1 << 16  # a reader's index of a small write-ahead log needs less
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -237,7 +239,9 @@ class Ledger:
 
     @classmethod
     @contextlib.contextmanager
-    def write(cls, folder: Path, *, private: bool = False, keeps_log: bool = False) -> Iterator[Ledger]:
+    def write(
+        cls, folder: Path, *, private: bool = False, keeps_log: bool = False, page_cache_mb: int = PAGE_CACHE_MB
+    ) -> Iterator[Ledger]:
         """For the one process that runs the study. `private`: only this user can read the folder. `keeps_log`: SQLite
         does not merge its log into the ledger; another connection does."""
         try:
@@ -253,8 +257,8 @@ class Ledger:
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
-                if keeps_log:
-                    connection.execute("PRAGMA wal_autocheckpoint=0")
+                connection.execute(f"PRAGMA cache_size=-{1000 * page_cache_mb}")
+                connection.execute(f"PRAGMA wal_autocheckpoint={0 if keeps_log else LOG_PAGES}")
                 ledger = cls(connection, folder)
                 if ledger._is_empty():
                     version = f"INSERT INTO meta VALUES ('schema', '{SCHEMA_VERSION}');"
@@ -417,7 +421,7 @@ class Ledger:
         return self._db.total_changes - before
 
     def copy_rows(self, other: Ledger) -> None:
-        """Add all trials of another ledger, with the sessions that computed them."""
+        """Add all trials of another ledger, with the sessions that computed them. `recount` counts them."""
         marks = ", ".join("?" * (COLUMNS.count(",") + 2))
         with self.transaction():
             self._db.executemany(
@@ -425,6 +429,15 @@ class Ledger:
             )
             numbers = {number: self._copy_session(session) for number, session in other._sessions().items()}
             self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?, ?)", other._origins_as(numbers))
+
+    def copy_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int) -> None:
+        """As `add_stage`, from a position that is free. `recount` counts its trials."""
+        number = self._cell_number(cell)
+        members = ((number, strategy, stage, position, key) for position, key in enumerate(keys[start:], start))
+        self._db.executemany("INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)", members)
+
+    def recount(self) -> None:
+        with self.transaction():
             counts.recount(self._db)
 
     def _sound_rows(self) -> Iterator[tuple[Any, ...]]:
@@ -436,9 +449,10 @@ class Ledger:
 
     def _origins_as(self, numbers: Mapping[int, int]) -> Iterator[tuple[str, int, str]]:
         """All rows of `origins`, with other numbers of the sessions."""
+        checked = cache(lambda nodes: json.dumps(checks.names(nodes)))
         for key, session, nodes in self._db.execute("SELECT key, session, nodes FROM origins"):
             if session in numbers:
-                yield checks.key(key), numbers[session], json.dumps(checks.names(nodes))
+                yield checks.key(key), numbers[session], checked(nodes)
 
     def _copy_session(self, session: Session) -> int:
         """Its number here. Replaces an earlier copy of the same session, which may have continued since."""
@@ -499,8 +513,7 @@ class Ledger:
     def correct_counts(self) -> None:
         """Count again if rows were changed by another program."""
         if not self.counts_are_right():
-            with self.transaction():
-                counts.recount(self._db)
+            self.recount()
 
     def check_rows(self, where: Any, *, in_no_stage: bool = False) -> None:
         """`where`: the results folder, for the error message. `in_no_stage`: only trials that are in no stage."""
@@ -580,11 +593,11 @@ class Ledger:
             stages.setdefault(checks.name(stage), []).append(checks.key(key))
         return stages
 
-    def stage(self, cell: CellId, strategy: str, stage: str) -> list[str]:
-        """The keys of the trials of one stage; empty if it is not open."""
-        where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ?"
-        rows = self._db.execute(f"SELECT key FROM stages WHERE {where} ORDER BY position", (*cell, strategy, stage))
-        return [checks.key(key) for (key,) in rows]
+    def stage(self, cell: CellId, strategy: str, stage: str, start: int = 0, count: int = -1) -> list[str]:
+        """The keys of the trials of one stage from a position on, by default of all; empty if it is not open."""
+        where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? AND position >= ?"
+        query = f"SELECT key FROM stages WHERE {where} ORDER BY position LIMIT ?"
+        return [checks.key(key) for (key,) in self._db.execute(query, (*cell, strategy, stage, start, count))]
 
     def stage_names(self, cell: CellId, strategy: str) -> set[str]:
         """The open stages of a search."""
