@@ -253,11 +253,10 @@ class Ledger:
             _make_private(folder)
         lock = _take_lock(folder)
         try:
-            connection = _connect(f"file:{_quoted(folder / 'ledger.sqlite')}", folder)
+            connection = _connect(f"file:{_quoted(folder / 'ledger.sqlite')}", folder, page_cache_mb)
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
-                connection.execute(f"PRAGMA cache_size=-{1000 * page_cache_mb}")
                 connection.execute(f"PRAGMA wal_autocheckpoint={0 if keeps_log else LOG_PAGES}")
                 ledger = cls(connection, folder)
                 if ledger._is_empty():
@@ -828,10 +827,11 @@ def _repr(number: float) -> str:
 _repr_of_number = lru_cache(maxsize=4096)(float.__repr__)
 
 
-def _connect(uri: str, folder: Path) -> sqlite3.Connection:
+def _connect(uri: str, folder: Path, page_cache_mb: int = PAGE_CACHE_MB) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
         connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute(f"PRAGMA cache_size = -{1000 * page_cache_mb}")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the second: a message that quotes damaged text
         reason = error if shutil.disk_usage(folder).free else "no space left on the disk"
