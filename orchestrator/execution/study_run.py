@@ -136,6 +136,7 @@ def rebuild_tables(results: Path | str) -> list[str]:
         Ledger.read(folder) as ledger,
     ):
         if not ledger.counts_are_right():
+            ledger.check_rows(location)
             raise UserError(
                 f"the counts of the ledger in {location} are not those of its trials; "
                 f"'fedsweep check {location} --repair' corrects them"
