@@ -91,7 +91,7 @@ def test_trials_are_written_as_their_frame_would_be(tmp_path, monkeypatch, value
 def test_lines_collected_while_results_are_read_are_all_trials(tmp_path):
     drive(tmp_path, study(), near(0.3))
     with Ledger.read(tmp_path) as ledger:
-        (written, results) = write_tables(ledger, tmp_path, verified=True)
+        (written, results) = write_tables(ledger, tmp_path)
         frame = frames.trials(ledger, results).drop(columns="seconds")
     (path,) = (path for path in written if path.name == "trials.csv")
     assert path.read_text() == frame_to_csv(frame)

@@ -191,10 +191,6 @@ class Row:
             yield row
 
 
-class DamagedRowError(sqlite3.DataError):
-    """A row does not match its checksum."""
-
-
 @dataclass(frozen=True)
 class Session:
     """One run of a driver: when it began, and when it recorded what. Never part of a table."""
@@ -500,10 +496,9 @@ class Ledger:
                 )
             counts.recount(self._db)
 
-    def damaged_rows(self, *, in_no_stage: bool = False) -> list[str]:
-        """The keys of all trials whose row does not match its checksum. `in_no_stage`: only of trials in no stage."""
-        where = "WHERE NOT EXISTS (SELECT 1 FROM stages WHERE stages.key = trials.key)" if in_no_stage else ""
-        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials {where} ORDER BY rowid")
+    def damaged_rows(self) -> list[str]:
+        """The keys of all trials whose row does not match its checksum."""
+        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
         return sorted(str(values[0]) for *values, checksum in rows if _checksum(values) != checksum)
 
     def counts_are_right(self) -> bool:
@@ -514,9 +509,9 @@ class Ledger:
         if not self.counts_are_right():
             self.recount()
 
-    def check_rows(self, where: Any, *, in_no_stage: bool = False) -> None:
-        """`where`: the results folder, for the error message. `in_no_stage`: only trials that are in no stage."""
-        if damaged := self.damaged_rows(in_no_stage=in_no_stage):
+    def check_rows(self, where: Any) -> None:
+        """`where`: the results folder, for the error message."""
+        if damaged := self.damaged_rows():
             others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise UserError(
                 f"the ledger in {where} is damaged: the row of trial {damaged[0]!r:.50}{others} does not match its "
@@ -607,22 +602,19 @@ class Ledger:
         }
 
     def stage_trials(
-        self, cell: CellId, strategy: str, stage: str, *, whole: bool, verified: bool
+        self, cell: CellId, strategy: str, stage: str, *, whole: bool
     ) -> Iterator[tuple[list[str], TrialColumns | None]]:
         """The keys of the trials of a stage, in the order proposed, and those of the trials that have ended; in parts.
-        `whole`: with metrics and correctness. `verified`: rows must match their checksums."""
-        columns = COLUMNS if whole or verified else SHORT_COLUMNS
+        `whole`: with metrics and correctness, which are most of a row."""
+        columns = COLUMNS if whole else SHORT_COLUMNS
         found = self._db.execute(
-            f"SELECT stages.key, trials.{columns}, checksum FROM stages LEFT JOIN trials ON trials.key = stages.key "
+            f"SELECT stages.key, trials.{columns} FROM stages LEFT JOIN trials ON trials.key = stages.key "
             f"WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? ORDER BY position",
             (*cell, strategy, stage),
         )
         while chunk := found.fetchmany(CHUNK):
             ended = [row[1:] for row in chunk if row[1] is not None]
-            values = _verified(ended) if verified else [row[:-1] for row in ended]
-            if verified and not whole:
-                values = [(*row[:7], "{}", *row[8:13], b"") for row in values]
-            yield [checks.key(key) for key, *_ in chunk], TrialColumns(*checks.columns(values)) if values else None
+            yield [checks.key(row[0]) for row in chunk], TrialColumns(*checks.columns(ended)) if ended else None
 
     def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
         """As `outcomes`, of the trials of one search."""
@@ -784,7 +776,7 @@ def _verified(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     values = [row[:-1] for row in rows]
     for row, of_row in zip(rows, values, strict=True):
         if _checksum(of_row) != row[-1]:
-            raise DamagedRowError(f"the row of trial {row[0]!r:.50} does not match its checksum")
+            raise sqlite3.DataError(f"the row of trial {row[0]!r:.50} does not match its checksum")
     return values
 
 

@@ -190,19 +190,16 @@ class Results:
         cls,
         ledger: Ledger,
         earlier: Results | None = None,
-        *,
         collector: TrialCollector | None = None,
-        verified: bool = False,
     ) -> Results:
         """`earlier`: results of the same ledger; cells that have not changed since are reused. `collector`: gets the
-        trials of all other cells while they are read. `verified`: the rows of all trials must match their
-        checksums."""
+        trials of all other cells while they are read."""
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
         study = Study.recorded(recorded[0], ledger.plugins()).as_shown
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
-        reader = _Reader(ledger, study, known, collector, verified)
+        reader = _Reader(ledger, study, known, collector)
         searches = list(search_records(ledger, study, verified=True))
         if collector is not None:
             collector.begin(study, len(searches))
@@ -275,10 +272,8 @@ class _Reader:
         study: Study,
         known: Mapping[str, CellResult],
         collector: TrialCollector | None,
-        verified: bool,
     ) -> None:
-        self.ledger, self.study, self.known = ledger, study, known
-        self.collector, self.verified = collector, verified
+        self.ledger, self.study, self.known, self.collector = ledger, study, known, collector
         self.whole = study.objective not in ("accuracy", "loss") or bool(study.trial_metrics)
         """Whether metrics are needed that have no column."""
         self.shown: dict[str, str] = {}
@@ -323,7 +318,7 @@ class _Reader:
             if stage not in names:
                 continue
             opened = found.stages[stage] = []
-            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole, verified=self.verified):
+            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole):
                 opened += keys
                 if trials is not None:
                     found.add(trials, self.study.objective, searched=stage != "confirm")

@@ -92,7 +92,7 @@ def grouped(ledger: Ledger, cell: CellResult, stages: Iterable[str]) -> list[Con
     """The configurations of some stages of a cell's search."""
     groups, whole = Groups(), cell.objective.metric not in ("accuracy", "loss")
     for stage in stages:
-        for _, trials in ledger.stage_trials(cell.cell_id, cell.variant.name, stage, whole=whole, verified=False):
+        for _, trials in ledger.stage_trials(cell.cell_id, cell.variant.name, stage, whole=whole):
             if trials is not None:
                 groups.add(stage, trials, cell.objective)
     return groups.configurations
