@@ -13,11 +13,12 @@ from handmade_ledgers import LAST, SETTING, row, study, writing
 
 from orchestrator.report import html
 from orchestrator.report.html import data, document, findings_text
-from orchestrator.report.html.configurations import Configuration, grouped, varied
+from orchestrator.report.html.configurations import Configuration, Groups, varied
 from orchestrator.report.html.data import as_json, gather
 from orchestrator.report.html.importance import importance
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
+from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.results.winners import Results
 from orchestrator.search.objective import ACCURACY
 
@@ -137,7 +138,10 @@ def test_several_seeds_are_one_configuration(tmp_path):
                 trial = writer.trial("dp-fedgd", 8, {"learning_rate": rate}, seed, confirm=False)
                 writer.ledger.add([row(trial, {}, state=score) if isinstance(score, str) else row(trial, {20: score})])
                 keys.append(trial.key)
-        found = grouped(writer.ledger, {"coarse": keys, "fine": keys[:3]}, ACCURACY)
+        groups = Groups()
+        for stage, members in {"coarse": keys, "fine": keys[:3]}.items():
+            groups.add(stage, TrialColumns.of(writer.ledger.rows(members).values()), ACCURACY)
+    found = groups.configurations
     assert [c.values["learning_rate"] for c in found] == [0.1, 1.0]
     first, second = found
     assert (first.mean, first.std, first.seeds, first.state) == (62.0, stdev([60, 62, 64]), [1, 2, 3], "done")

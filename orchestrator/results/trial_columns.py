@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 CHUNK = 1000  # trials in memory at a time
@@ -26,6 +26,12 @@ class TrialColumns(NamedTuple):
     seconds: Sequence[float]
     correct: Sequence[bytes]
     content: Sequence[dict[str, Any]]
+
+    @classmethod
+    def of(cls, rows: Collection[Any]) -> TrialColumns:
+        """The columns of some rows."""
+        columns: Any = ([getattr(row, name) for row in rows] for name in cls._fields)
+        return cls(*columns)
 
     def at(self, places: Sequence[int]) -> TrialColumns:
         """Some of the trials."""

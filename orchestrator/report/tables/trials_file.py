@@ -69,9 +69,7 @@ class TrialsFile:
 
     def end(self, cell: CellResult) -> None:
         if self._private and cell.confirm:
-            rows = cell.confirm.values()
-            columns = ([getattr(row, name) for row in rows] for name in TrialColumns._fields)
-            self.add(cell, "confirm", TrialColumns(*columns))
+            self.add(cell, "confirm", TrialColumns.of(cell.confirm.values()))
 
     def write(self, path: Path, ledger: Ledger, results: Results) -> Path:
         with self._body as body:
