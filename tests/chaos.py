@@ -29,6 +29,7 @@ import saboteur
 
 from orchestrator.results.ledger import Ledger, Row
 from trainables.errors import UserError
+from trainables.federation.pack_runner import CHUNK_S
 
 RAY = str(Path(sys.executable).with_name("ray"))
 TESTS = Path(__file__).resolve().parent
@@ -325,7 +326,7 @@ class SmallDisk:
     through `seen`."""
 
     def __init__(self, mounted_on: Path, size: str = "2m") -> None:
-        mounted_on.mkdir()
+        mounted_on.mkdir(parents=True)
         self.path = mounted_on
         script = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo ready && exec sleep 1000'
         self._keeper = subprocess.Popen(
@@ -367,6 +368,21 @@ def checkpoints(folder: Path) -> list[Path]:
     with contextlib.suppress(FileNotFoundError):  # one was replaced meanwhile
         return list(folder.rglob("*.checkpoint"))
     return []
+
+
+def known_checkpoint(folder: Path) -> Callable[[], bool]:
+    """Whether the checkpoint of a pack has been rewritten for long enough that its slot has reported an earlier one."""
+    first: dict[Path, int] = {}
+
+    def look() -> bool:
+        ages = []
+        for path in checkpoints(folder):
+            with contextlib.suppress(FileNotFoundError):
+                written = path.stat().st_mtime_ns
+                ages.append((written - first.setdefault(path, written)) / 1e9)
+        return any(age > 3 * CHUNK_S for age in ages)
+
+    return look
 
 
 def retries(folder: Path) -> list[tuple[int, str, str]]:

@@ -416,8 +416,8 @@ def remove(file: Path, chance: random.Random) -> None:
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_off, remove])
 def test_a_damaged_checkpoint_is_not_used(damage, folder, undisturbed, tally):
     """The server dies, and the checkpoint of its pack is corrupt: the pack restarts from round 0, with a log entry."""
-    with Driver.run(folder, chaos.study(), checkpoint_every_s=0) as driver:
-        driver.wait_until(lambda: chaos.checkpoints(folder), "there is a checkpoint")
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0, round_takes_s=0.05) as driver:
+        driver.wait_until(chaos.known_checkpoint(folder), "the driver knows of a checkpoint")
         with driver.held():  # so that no newer one takes its place
             for file in chaos.checkpoints(folder):
                 with contextlib.suppress(FileNotFoundError):  # an older one, which Tune has just removed
@@ -451,13 +451,19 @@ def test_every_flipped_bit_and_truncation_of_a_checkpoint_is_detected(tmp_path):
 # ---- a full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    with SmallDisk(tmp_path / "disk") as disk:
+@contextlib.contextmanager
+def small_disk_on(folder: Path) -> Iterator[SmallDisk]:
+    with SmallDisk(folder) as disk:
         if not disk.made:
             pytest.skip(
                 "this user may not make a mount namespace (unshare --user --mount), so there is no disk to fill"
             )
+        yield disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    with small_disk_on(tmp_path / "disk") as disk:
         yield disk
 
 
@@ -501,19 +507,17 @@ def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, un
 
 
 @pytest.mark.chaos
-def test_a_disk_that_is_full_when_a_checkpoint_is_written(small_disk, folder, undisturbed, tally):
+def test_a_disk_that_is_full_when_a_checkpoint_is_written(folder, undisturbed, tally):
     """The pack continues without one, with a log entry; a server that dies then costs rounds, not the study."""
-    folder.mkdir()
-    (folder / PACKS).symlink_to(small_disk.path)  # checkpoints have a disk of their own, the ledger another
-    with Driver.run(folder, chaos.study(), wrapper=small_disk.wrapper, checkpoint_every_s=0) as driver:
-        driver.wait_until(lambda: chaos.checkpoints(small_disk.seen), "there is a checkpoint")
-        small_disk.fill()
-        tally.add("full disk, checkpoint", "coarse")
-        driver.wait_until(lambda: "could not write a checkpoint" in chaos.log(folder), "the log says so")
-        driver.strike("server", IN_FINE)
-        assert driver.end() == 0, driver.said
-    (folder / PACKS).unlink()
-    assert driver.left_behind() == []
+    with small_disk_on(folder / PACKS) as disk:  # checkpoints have a disk of their own, the ledger another
+        with Driver.run(folder, chaos.study(), wrapper=disk.wrapper, checkpoint_every_s=0) as driver:
+            driver.wait_until(lambda: chaos.checkpoints(disk.seen), "there is a checkpoint")
+            disk.fill()
+            tally.add("full disk, checkpoint", "coarse")
+            driver.wait_until(lambda: "could not write a checkpoint" in chaos.log(folder), "the log says so")
+            driver.strike("server", IN_FINE)
+            assert driver.end() == 0, driver.said
+        assert driver.left_behind() == [str(folder / PACKS)], "the disk was there"
     assert Left.of(folder) == undisturbed
 
 
