@@ -27,7 +27,10 @@ from pathlib import Path
 
 import saboteur
 
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
 from orchestrator.results.ledger import Ledger, Row
+from orchestrator.study.reading import parse
 from trainables.errors import UserError
 from trainables.federation.pack_runner import CHUNK_S
 
@@ -348,6 +351,10 @@ class SmallDisk:
     def make_room(self) -> None:
         (self.seen / "ballast").unlink()
 
+    def allow_writing(self, allowed: bool) -> None:
+        mode = "rw" if allowed else "ro"
+        subprocess.run([*self.wrapper, "mount", "-o", f"remount,{mode}", str(self.path)], check=True)
+
     def __enter__(self) -> SmallDisk:
         return self
 
@@ -440,6 +447,12 @@ class Left:
             },
             stages,
         )
+
+
+def run_alone(folder: Path, text: str) -> Left:
+    """What a study leaves on the local backend, where nothing disturbs it."""
+    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
+    return Left.of(folder)
 
 
 # ---- counts

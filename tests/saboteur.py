@@ -46,13 +46,15 @@ def install() -> None:
 
 
 def poison(key: str, victim: str) -> None:
-    """This trial kills the process that runs it, every time."""
+    """This trial kills the process that runs it, or its whole node, every time."""
     from trainables.federation.client_host import ClientHost
     from trainables.federation.server import Server
     from trainables.ray_actors.slot import PackSlot
 
+    on_host = (ClientHost, "round", lambda host, work, *_: work.lanes)
     kind, method, keys = {
-        "client host": (ClientHost, "round", lambda host, work, *_: work.lanes),
+        "client host": on_host,
+        "node": on_host,
         "server": (Server, "progress", lambda server, *_: [trial.key for trial in server.trials]),
         "trial process": (PackSlot, "_advance", lambda slot: [trial.key for trial in slot.runner.trials]),
     }[victim]
@@ -60,6 +62,8 @@ def poison(key: str, victim: str) -> None:
 
     def deadly(self, *arguments):
         if key in keys(self, *arguments):
+            if victim == "node":
+                os.kill(os.getppid(), signal.SIGKILL)  # the raylet
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, *arguments)
 

@@ -1,27 +1,21 @@
-"""A ledger with a changed digit: nothing that was finished is lost, and the results are those of an undisturbed run."""
+"""Storage that hangs, fills up, is read-only or changes what it holds: nothing that was finished is lost, and the
+results are those of an undisturbed run."""
 
+import re
+import shutil
 import sqlite3
 from pathlib import Path
 
 import chaos
 import pytest
-from chaos import Left
-
-from orchestrator.execution import study_run
-from orchestrator.execution.progress import View
-from orchestrator.study.reading import parse
+from chaos import Driver, Left, SmallDisk
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 
 
-def run_alone(folder: Path, text: str) -> Left:
-    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
-    return Left.of(folder)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Left:
-    return run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
+    return chaos.run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
 
 
 @pytest.fixture
@@ -29,9 +23,94 @@ def folder(tmp_path) -> Path:
     return tmp_path / "results"
 
 
+def test_a_storage_that_hangs_delays_no_pack(folder, undisturbed, tally):
+    """Every checkpoint takes a minute to write."""
+    with Driver.run(folder, chaos.study(), checkpoint_every_s=0, storage_hangs_s=60.0) as driver:
+        assert driver.end() == 0, driver.said
+    tally.add("storage of checkpoints hangs", "coarse")
+    assert Left.of(folder) == undisturbed
+    took = [float(seconds) for seconds in re.findall(r"trials ended after ([\d.]+) s", chaos.log(folder))]
+    assert len(took) > 5
+    assert max(took) < 60
+
+
+def test_memory_limits_are_remembered(folder, undisturbed, tally):
+    """The driver dies after a pack did not fit; the next one makes no pack of that size."""
+    with Driver.run(folder, chaos.study(), memory_for=2) as driver:
+        driver.wait_until(lambda: "packs are made smaller" in chaos.log(folder), "a pack did not fit")
+        driver.process.kill()
+        driver.process.wait()
+    tally.add("out of memory, driver killed", chaos.current_stage(folder))
+    with Driver.resume(folder, memory_for=2) as driver:
+        assert driver.end() == 0, driver.said
+    assert Left.of(folder) == undisturbed
+    assert chaos.log(folder).count("pack of 4 trials starts: dp-scaffold") == 1, "in the first run only"
+
+
+HURRIED = """\
+import time
+from orchestrator.results import locations, remote_lock
+remote_lock.EXPIRES_S, locations.HEARTBEAT_S = 8.0, 0.5
+from orchestrator.results.remote_ledger import RemoteLedger
+upload = RemoteLedger.upload
+def slow(self, *arguments):
+    print("uploading", flush=True)
+    time.sleep({})
+    upload(self, *arguments)
+RemoteLedger.upload = slow
+"""
+
+
+def test_an_upload_that_takes_longer_than_the_lock_is_valid(tmp_path, undisturbed, tally):
+    """A second driver is refused all the while, and the first leaves what an undisturbed run leaves."""
+    shared = tmp_path / "shared"
+    url = f"file://{shared}"
+    study = tmp_path / "study.yaml"
+    study.write_text(chaos.study())
+    command = ("run", str(study), "--results", url)
+    with Driver(shared, *command, first=HURRIED.format(16)) as driver:
+        driver.wait_until(lambda: "uploading" in driver.said, "an upload has begun")
+        with Driver(tmp_path / "second", *command, first=HURRIED.format(0)) as second:
+            assert second.end() == 2
+            assert f"results folder {url} is in use by process {driver.process.pid} on " in second.said
+        tally.add("upload longer than the lock", "coarse")
+        assert driver.end() == 0, driver.said
+    assert Left.of(shared) == undisturbed
+
+
+def test_a_folder_that_is_read_only(tmp_path, undisturbed, tally):
+    """As on an archive: what only reads works; what would write names another place or says so, with exit code 2."""
+    with SmallDisk(tmp_path / "disk", size="20m") as disk:
+        if not disk.made:
+            pytest.skip("this user may not make a mount namespace (unshare --user --mount)")
+        folder, seen = disk.path / "results", disk.seen / "results"
+        there = {"wrapper": disk.wrapper, "seen": seen}
+        with Driver.run(folder, chaos.study(), "--backend", "local", **there) as driver:
+            assert driver.end() == 0, driver.said
+        disk.allow_writing(False)
+        tally.add("results folder is read-only", "elsewhere")
+        for command in ("status", "best", "check"):
+            with Driver(folder, command, str(folder), **there) as driver:
+                assert driver.end() == 0, driver.said
+        for command in ("report", "tables", "resume"):
+            with Driver(folder, command, str(folder), **there) as driver:
+                assert driver.end() == 2, driver.said
+                assert driver.said.startswith("fedsweep: ")
+                assert "read-only" in driver.said.lower()
+                assert "Traceback" not in driver.said
+        page = tmp_path / "report.html"
+        with Driver(folder, "report", str(folder), "--output", str(page), **there) as driver:
+            assert driver.end() == 0, driver.said
+        assert page.exists()
+        disk.allow_writing(True)
+        with Driver.resume(folder, **there) as driver:
+            assert driver.end() == 0, driver.said
+        assert Left.of(shutil.copytree(seen, tmp_path / "after")) == undisturbed
+
+
 def test_a_digit_of_the_ledger_changes(folder, undisturbed, tally, fedsweep):
     """The row is named, forgotten by `check --repair` and computed again."""
-    run_alone(folder, chaos.study())
+    chaos.run_alone(folder, chaos.study())
     tables = {file: file.read_bytes() for file in (folder / "tables").iterdir()}
     with sqlite3.connect(folder / "ledger.sqlite") as connection:
         key, before = connection.execute("SELECT key, epsilon_local FROM trials WHERE state = 'done'").fetchone()
@@ -44,4 +123,4 @@ def test_a_digit_of_the_ledger_changes(folder, undisturbed, tally, fedsweep):
         assert f"the row of trial '{key}' does not match its checksum" in err
     assert {file: file.read_bytes() for file in tables} == tables
     assert fedsweep("check", folder, "--repair")[0] == 0
-    assert run_alone(folder, chaos.study()) == undisturbed
+    assert chaos.run_alone(folder, chaos.study()) == undisturbed

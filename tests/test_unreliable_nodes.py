@@ -16,21 +16,12 @@ import saboteur
 from chaos import Cluster, Driver, Left, Moment
 from repository_files import REPOSITORY
 
-from orchestrator.execution import study_run
-from orchestrator.execution.progress import View
-from orchestrator.study.reading import parse
-
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
-
-
-def run_alone(folder: Path, text: str) -> Left:
-    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
-    return Left.of(folder)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Left:
-    return run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
+    return chaos.run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
 
 
 @pytest.fixture
@@ -148,6 +139,56 @@ def test_a_storage_that_fails_for_a_while(folder, undisturbed, tally):
     assert "checkpoints can be written again, after 2 failed attempts" in log
 
 
+# ---- a pack that kills nodes
+
+DEADLY = """\
+name: deadly
+data: [{source: "synthetic-frozen:400,100,6,3", label: chaos}]
+clients: 4
+partitions: [iid]
+methods: [{dp-fedgd: {coarse: {learning_rate: [0.01, 1, 3]}, fine: {learning_rate: [2]}}}]
+epsilons: [40]
+defaults: paper
+rounds: {coarse: 10, fine: 10, confirm: 10}
+seeds: {search: 42, contest: [], confirm: [42]}
+search: {refine: table}
+resources: {gpus_per_host: 0, hosts: 1, lanes_per_pack: 1, federations: 1}
+"""
+TWO_NODES = "from orchestrator.execution import scheduler; scheduler.LOST_WITH_NODES = 2"
+
+
+def test_a_trial_that_kills_its_node_is_not_retried_for_ever(folder, tmp_path, tally):
+    """It fails after two nodes here (eight by default); all other trials have the results of an undisturbed run."""
+    calm = chaos.run_alone(tmp_path / "calm", DEADLY).trials
+    (key,) = [key for key, (spec, *_) in calm.items() if json.loads(spec)["hyperparameters"]["learning_rate"] == 0.01]
+    with Cluster(nodes=3, poison=key, victim="node") as cluster:
+        order = {"first": TWO_NODES, "poison": key, "victim": "node"}
+        with Driver.run(folder, DEADLY, "--address", cluster.address, **order) as driver:
+            assert driver.end() == 1, driver.said
+    tally.add("trial kills its node", "coarse")
+    after = Left.of(folder).trials
+    assert after.pop(key)[1] == "failed"
+    del calm[key]
+    assert after == calm
+    with chaos.Ledger.read(folder) as ledger:
+        assert "2 nodes died while it ran, and it got no further" in str(ledger.failed())
+
+
+def test_a_host_that_hangs_on_another_node_than_its_slot(folder, undisturbed, tally):
+    """A federation is spread over two nodes: the node of the process that hangs is named."""
+    with Cluster(nodes=0) as cluster:
+        nodes = {name: cluster.add(name) for name in ("one", "two")}
+        order = {"patience_s": 5.0, "checkpoint_every_s": 0.2}
+        with Driver.run(folder, chaos.study(hosts=2), "--address", cluster.address, **order) as driver:
+            driver.wait_until(lambda: all(node.processes("client host") for node in nodes.values()), "hosts are there")
+            driver.reach(Moment("coarse", 0.0))
+            (far,) = [name for name, node in nodes.items() if not node.processes("server")]
+            os.kill(nodes[far].processes("client host")[0], signal.SIGSTOP)
+            tally.add("client host hangs, on another node", chaos.current_stage(folder))
+            finished(driver, undisturbed)
+    assert re.search(rf"client host \d \(node {far}, process \d+\) has not answered for 5 s", chaos.log(folder))
+
+
 # ---- a node that is slow
 
 RACE = """\
@@ -179,7 +220,7 @@ def sweep_seconds(folder: Path) -> float:
 def test_a_node_that_is_ten_times_slower(tmp_path, tally):
     """The sweep takes at most 1.3 times as long as without that node, because the other nodes compute copies of its
     packs; all tables are the same."""
-    calm, took = run_alone(tmp_path / "calm", RACE), {}
+    calm, took = chaos.run_alone(tmp_path / "calm", RACE), {}
     for slow in (False, True):
         folder = tmp_path / f"slow-{slow}"
         with Cluster(nodes=0, round_takes_s=ROUND_S) as cluster:
@@ -222,7 +263,7 @@ NOTICE_S = 15
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory) -> Left:
-    return run_alone(tmp_path_factory.mktemp("calm") / "results", SPOT)
+    return chaos.run_alone(tmp_path_factory.mktemp("calm") / "results", SPOT)
 
 
 def at(line: str) -> float:
