@@ -1,6 +1,7 @@
 """`fedsweep check-method` catches every method of tests/cheats.py, and no honest one."""
 
 import itertools
+from dataclasses import replace
 
 import cheats
 import pytest
@@ -130,3 +131,28 @@ def options():
 @pytest.mark.parametrize(("name", "level", "changed"), options())
 def test_no_false_alarm(name, level, changed):
     assert shift_checks.failure(METHODS[name], METHODS[name].check(changed), level) == ""
+
+
+@pytest.fixture
+def only_amplified_rounding(monkeypatch):
+    """As if rounding differed on every processor: no two releases are equal, so that the rounding that a release
+    amplifies is measured everywhere."""
+    monkeypatch.setattr(noise_shift, "_equal", lambda first, second, size: False)
+
+
+def test_amplified_rounding_is_no_false_alarm(only_amplified_rounding):
+    """Two steps with the inverse of a noisy Hessian."""
+    assert shift_of("dp-fednewton", "record", "replace-one", "local", local_steps=2).mu > 0
+
+
+def test_a_record_is_not_taken_for_amplified_rounding(only_amplified_rounding, monkeypatch):
+    """A release that differs by a ten-thousandth from what the shift explains."""
+    follow = noise_shift._Pair.play
+
+    def other(self, shifts=None, extra=None, reference=None):
+        played = follow(self, shifts, extra, reference)
+        return replace(played, release=played.release * 1.0001) if reference is not None else played
+
+    monkeypatch.setattr(noise_shift._Pair, "play", other)
+    with pytest.raises(noise_shift.ShiftError, match="no shift of the noise hides a record"):
+        shift_of("dp-fednewton", "record", "replace-one", "local", local_steps=2)

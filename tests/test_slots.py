@@ -1,5 +1,6 @@
 """Slots on a real Ray and Tune, with federations that only wait: all run at the same time, and are reused."""
 
+import contextlib
 import functools
 import json
 import shutil
@@ -26,6 +27,7 @@ from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import PACKS, SCRATCH, results_location
 from orchestrator.study.cells import PreparedStudy
 from trainables.code_identity import OtherCodeError
+from trainables.errors import UserError
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.messages import Failure
 from trainables.ray_actors.errors import ActorLostError, HungError, NodeExcludedError, NotStartedError
@@ -235,3 +237,29 @@ def test_the_failure_of_a_slot_is_what_tune_has_recorded(tmp_path):
     for nothing in (None, str(tmp_path / "gone")):
         failure = failures.failure_of(SimpleNamespace(pickled_error_file=nothing))
         assert failure == Failure("its process ended without an error message")
+
+
+def test_a_desk_that_cannot_live_ends_the_study(monkeypatch, tmp_path):
+    """For example if no worker process can start: not a loop without end."""
+    backend, starts = ray_backend, []
+
+    def lose_the_desk(*_, **__):
+        starts.append(1)
+        raise backend.DeskLostError from RuntimeError("The worker died.\nmore")
+
+    for name in ("_free_capacity", "within_memory", "session_folder", "session_facts"):
+        monkeypatch.setattr(backend, name, lambda *_: {})
+    monkeypatch.setattr(backend, "connected", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(backend.nodes, "node_resources", list)
+    monkeypatch.setattr(backend, "run_slots", lose_the_desk)
+    sweep = SimpleNamespace(
+        outcomes={},
+        prepared=SimpleNamespace(most_clients=1, most_weights=1),
+        ledger=SimpleNamespace(begin_session=lambda _: None),
+    )
+    view = contextlib.nullcontext()
+    view.started = lambda *_: None
+    run = SimpleNamespace(sweep=sweep, resources=None, view=view, location=SimpleNamespace(folder=tmp_path))
+    with pytest.raises(UserError, match=r"the desk's process died 5 times before a trial ended: The worker died\.$"):
+        backend.RayBackend().run(run)
+    assert len(starts) == 5

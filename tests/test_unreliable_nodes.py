@@ -146,7 +146,7 @@ name: deadly
 data: [{source: "synthetic-frozen:400,100,6,3", label: chaos}]
 clients: 4
 partitions: [iid]
-methods: [{dp-fedgd: {coarse: {learning_rate: [0.01, 1, 3]}, fine: {learning_rate: [2]}}}]
+methods: [{dp-fedgd: {coarse: {learning_rate: [1.0e-9, 1, 3]}, fine: {learning_rate: [2]}}}]
 epsilons: [40]
 defaults: paper
 rounds: {coarse: 10, fine: 10, confirm: 10}
@@ -160,8 +160,8 @@ TWO_NODES = "from orchestrator.execution import scheduler; scheduler.LOST_WITH_N
 def test_a_trial_that_kills_its_node_is_not_retried_for_ever(folder, tmp_path, tally):
     """It fails after two nodes here (eight by default); all other trials have the results of an undisturbed run."""
     calm = chaos.run_alone(tmp_path / "calm", DEADLY).trials
-    (key,) = [key for key, (spec, *_) in calm.items() if json.loads(spec)["hyperparameters"]["learning_rate"] == 0.01]
-    with Cluster(nodes=3, poison=key, victim="node") as cluster:
+    (key,) = [key for key, (spec, *_) in calm.items() if json.loads(spec)["hyperparameters"]["learning_rate"] == 1e-9]
+    with Cluster(nodes=4, poison=key, victim="node") as cluster:
         order = {"first": TWO_NODES, "poison": key, "victim": "node"}
         with Driver.run(folder, DEADLY, "--address", cluster.address, **order) as driver:
             assert driver.end() == 1, driver.said
@@ -176,13 +176,13 @@ def test_a_trial_that_kills_its_node_is_not_retried_for_ever(folder, tmp_path, t
 
 def test_a_host_that_hangs_on_another_node_than_its_slot(folder, undisturbed, tally):
     """A federation is spread over two nodes: the node of the process that hangs is named."""
-    with Cluster(nodes=0) as cluster:
+    order = {"patience_s": 5.0, "checkpoint_every_s": 0.2, "round_takes_s": 0.05}
+    with Cluster(nodes=0, **order) as cluster:
         nodes = {name: cluster.add(name) for name in ("one", "two")}
-        order = {"patience_s": 5.0, "checkpoint_every_s": 0.2}
-        with Driver.run(folder, chaos.study(hosts=2), "--address", cluster.address, **order) as driver:
-            driver.wait_until(lambda: all(node.processes("client host") for node in nodes.values()), "hosts are there")
-            driver.reach(Moment("coarse", 0.0))
-            (far,) = [name for name, node in nodes.items() if not node.processes("server")]
+        where = ("--address", cluster.address, "--resource", "placement=spread")
+        with Driver.run(folder, chaos.study(hosts=2), *where, **order) as driver:
+            driver.wait_until(lambda: "starts: " in chaos.log(folder), "a pack has started")
+            far = next(name for name, node in nodes.items() if not node.processes("trial process"))
             os.kill(nodes[far].processes("client host")[0], signal.SIGSTOP)
             tally.add("client host hangs, on another node", chaos.current_stage(folder))
             finished(driver, undisturbed)

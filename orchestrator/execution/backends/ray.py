@@ -66,6 +66,7 @@ REPORT_WAITING_EVERY_S = 30.0
 WAIT_FOR_CLUSTER_S = 900.0  # for a cluster to start the first node that is large enough
 WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before smaller federations are started
 DESK_TIMEOUT_S = 120.0
+DESKS_IN_A_ROW = 5  # that die before any trial ends: another one would die, too
 MOST_SLOTS = 10_000  # calls that can wait at the desk; Ray's default would be 1,000
 SLOT_TIMEOUT_S = 120.0  # without a heartbeat; slots send one every two seconds, also during a long round
 NODE_LABEL = "ray.io/node-id"
@@ -101,7 +102,7 @@ class RayBackend:
     def run(self, run: SweepRun) -> None:
         """Run the sweep. If nodes are lost and federations no longer fit, start again with smaller ones."""
         elastic = self._address is not None  # nodes may still join
-        prepared, health = run.sweep.prepared, NodeHealth()
+        prepared, health, desks = run.sweep.prepared, NodeHealth(), 0
         files.refuse_link(run.location.folder / SCRATCH)
         with connected(self._address):
             while True:
@@ -110,9 +111,19 @@ class RayBackend:
                 run.view.started(run.sweep, capacity)
                 cluster_facts = {"nodes": str(len(nodes.node_resources())), "logs": f"{session_folder()}/logs"}
                 run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
-                with contextlib.suppress(RestartError), run.view:
-                    run_slots(run, capacity, elastic=elastic, health=health)
+                before = len(run.sweep.outcomes)
+                try:
+                    with run.view:
+                        run_slots(run, capacity, elastic=elastic, health=health)
                     return
+                except DeskLostError as error:
+                    desks = desks + 1 if len(run.sweep.outcomes) == before else 0
+                    if desks == DESKS_IN_A_ROW:
+                        reason = str(error.__cause__).strip().partition("\n")[0]
+                        died = f"the desk's process died {desks} times before a trial ended: {reason}"
+                        raise UserError(f"no trial can run here: {died}") from error
+                except RestartError:
+                    desks = 0
 
 
 def _free_capacity(
