@@ -58,8 +58,8 @@ SAMPLERS = {"tpe": "Optuna TPE", "cmaes": "Optuna CMA-ES", "gp": "Optuna GP"}
 
 
 def plans(axes: int) -> Iterator[Plan]:
-    """What is compared on a table with so many axes: the grid's default, and every other strategy with about a tenth of
-    its trials, fewer and more. The slowest come last."""
+    """What is compared on a table with this many axes: the grid's default, and every other strategy with about a tenth
+    of its trials, fewer and more. The slowest come last."""
     for trials in (8, 16, 24) if axes == 1 else (16 * axes, 12 * axes, 8 * axes):
         yield Plan("surface", "surface", trials, {"values": 1})
     yield Plan("grid", "grid", None, {})

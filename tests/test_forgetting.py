@@ -53,7 +53,7 @@ def test_the_same_results_lead_to_the_same_stages(tmp_path, strategy):
 
 def test_other_results_lead_to_other_stages(tmp_path):
     """The node had inflated a score, so that another configuration won: afterwards everything is as if the node had
-    never been there, except that results nobody needs are kept."""
+    never been there, except that results that are not needed are kept."""
     of = study(methods=[GD, SOFIM])
     honest = drive(tmp_path / "honest", of, near(0.3))
 

@@ -286,7 +286,7 @@ def test_every_folder_and_cell_has_its_own_secret_and_merging_keeps_it(finished_
 
 
 def test_a_foreign_secret_does_not_replace_ones_own(finished_study, tmp_path):
-    """Whoever knows the secret of a search can subtract its noise."""
+    """Anyone who knows the secret of a search can subtract its noise."""
     other = Path(shutil.copytree(finished_study, tmp_path / "other"))
     with Ledger.write(other) as ledger:
         ledger._db.execute("DELETE FROM stages")

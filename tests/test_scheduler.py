@@ -586,8 +586,7 @@ def test_a_pack_that_fails_everywhere_blocks_no_node(tmp_path):
 
 
 def test_failed_packs_keep_their_history_when_nodes_join(tmp_path):
-    """When nodes come, what waits is put together anew: not what has failed, nor its parts, for whose sake it was
-    cut."""
+    """When nodes join, waiting packs are packed again, except those that have failed and the parts of them."""
     with Cluster(tmp_path, of_many(64), lanes=64, federations=1) as cluster:
         for _ in range(2):
             cluster.take()

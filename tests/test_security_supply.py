@@ -166,7 +166,7 @@ def test_a_kernel_is_compiled_once_into_a_private_folder(cache):
 
 @pytest.mark.parametrize("attack", ["writable", "link", "folder is writable"])
 def test_a_planted_kernel_is_compiled_again(attack, cache):
-    """Whoever can write the file, or could put it there, could execute code as this user."""
+    """Anyone who can write or place the file could execute code as this user."""
     folder, calls = cache
     file = kernels._compile()
     file.write_text("planted")

@@ -139,7 +139,7 @@ class RecordingView(View):
 @pytest.mark.parametrize("select", ["[contest]", "[single]"])
 def test_plan_run_status_and_readme_count_the_same_trials(select, tmp_path):
     """One learning rate of the fine grid is in the coarse grid as well, and so are two of DP-FedSOFIM's points:
-    such a trial is one, whoever counts."""
+    such a trial counts as one everywhere."""
     text = study_text().replace("fine: {learning_rate: [0.3, 2]", "fine: {learning_rate: [0.1, 1, 2]")
     text = text.replace("search: 42, contest: []", "search: [1, 2], contest: [3, 4]")
     text = text.replace("refine: table", f"refine: table, finalists: 2, select: {select}")

@@ -29,11 +29,11 @@ def frontier(
     delta: Annotated[float | None, typer.Option(help="Another delta than the study's.")] = None,
     release: Annotated[Release | None, typer.Option(help="Another release model than the study's.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Only configurations with so many rounds; for studies that search the rounds.")
+        int | None, typer.Option(help="Only configurations with this many rounds; for studies that search the rounds.")
     ] = None,
     confirm: Annotated[
         int,
-        typer.Option(metavar="SEEDS", help="Train the answers of --epsilon and --reach on so many new seeds."),
+        typer.Option(metavar="SEEDS", help="Train the answers of --epsilon and --reach on this many new seeds."),
     ] = 0,
     figure: Annotated[bool, typer.Option(help="Draw the curve with its band into DIR/figures/frontier.svg.")] = False,
     json: Json = False,

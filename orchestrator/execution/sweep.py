@@ -109,7 +109,7 @@ class Sweep:
             return [*self._advance_all(completed), *self._open_searches()]
 
     def open_at_least(self, trials: int) -> None:
-        """Let at least this many trials wait, if there are so many: all slots have work, and packs can be balanced."""
+        """Let at least this many trials wait, if the study has them: all slots have work, and packs can be balanced."""
         if trials > self._most_open:
             self._most_open = trials
             with self.ledger.transaction():

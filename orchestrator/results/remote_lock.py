@@ -3,7 +3,7 @@
 The lock is an object with the holder's token and the time of its last heartbeat. It expires if it is not renewed. A
 driver takes over an expired lock by creating a second object, named after the expired token, which only one driver can
 do: storage refuses to create an object that exists. So of several drivers one wins, and a driver that was suspended
-notices that it has lost the lock before it writes anything. Nobody overwrites or deletes the lock of another.
+notices that it has lost the lock before it writes anything. No driver overwrites or deletes the lock of another.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class SearchTask:
         return self.trials or grids
 
     def noise(self, rounds: int) -> float:
-        """The noise multiplier of a run with so many rounds: the standard deviation of a round's noise, relative to the
-        sensitivity, for which the run has the cell's budget. 0 without privacy."""
+        """The noise multiplier of a run with this many rounds: the standard deviation of a round's noise, relative to
+        the sensitivity, with which the run has the cell's budget. 0 without privacy."""
         assert self.noise_by_rounds is not None
         return self.noise_by_rounds(rounds)

@@ -12,7 +12,7 @@ CLIPS = [1.0, 3.0, 10.0]
 CLIP = 3.0
 """Where a study has its own search space, which is taken as it is, and in spaces with many axes."""
 FEW_AXES = 2
-"""Spaces with at most so many axes get the clip as a further one: it multiplies the number of configurations by 3."""
+"""Spaces with at most this many axes also search the clip, which multiplies the number of configurations by 3."""
 
 
 def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, clip_tuned: bool) -> MethodSettings:

@@ -125,7 +125,7 @@ class Shard:
         return torch.zeros(lanes, dtype=torch.int64, device=self.x.device) if centres is None else centres.of_lane
 
     def centres_for(self, lanes: int) -> Centres | None:
-        """The centres, which must be those of so many lanes."""
+        """The centres, which must have this many lanes."""
         if self.centres is not None and len(self.centres.of_lane) != lanes:
             raise ValueError(f"the rows have centres for {len(self.centres.of_lane)} lanes, not for {lanes}")
         return self.centres

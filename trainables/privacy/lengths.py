@@ -18,7 +18,7 @@ BINS = HIGHEST - LOWEST
 TYPICAL = 8.0
 """The typical length after scaling: the packaged search spaces were made for such features."""
 SURE = 3.0
-"""The two bins together must stand out from the noise by so many standard deviations."""
+"""The two bins together must exceed the noise by this many standard deviations."""
 
 
 def factor_of(length: float) -> float:

@@ -37,7 +37,7 @@ _REUSED = _ReusedGenerator()
 
 
 def keyed(purpose: str, key: str) -> str:
-    """The purpose of a draw that nobody without the key can repeat; without a key, the purpose itself."""
+    """The purpose of a draw that can be repeated only with the key; without a key, the purpose itself."""
     return f"{purpose}:{key}" if key else purpose
 
 

@@ -23,7 +23,7 @@ AXIS_SCALE = 0.5
 """Median length scale of an axis, relative to its range."""
 ITERATIONS = 40
 TRIAL_NOISE, TRIAL_ROWS = 0.7, 5000
-"""Expected standard deviation of a score in percent, for so many validation rows."""
+"""Expected standard deviation of a score in percent, for this many validation rows."""
 DOUBT = 0.1
 """Standard deviation half way between two budgets, relative to the difference of their scores."""
 FLOOR = 0.01
