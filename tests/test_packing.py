@@ -112,7 +112,7 @@ def test_lanes_of_a_pack():
 
 
 def test_lanes_that_fit_a_gpu():
-    """Fewer if clients keep state or there are many weights, none if nothing fits. Even 2,000 clients leave room for all
+    """Fewer if clients keep state or weights are many, none if nothing fits. Even 2,000 clients leave room for all
     useful lanes, because only some are computed at a time."""
     head, large = SoftmaxHead(64, 10), 139 * 2**30
     fits = lanes_that_fit(head, [2500] * 20, False, large)
