@@ -1,6 +1,6 @@
 """Time of a private round that trains the norm layers and the head of ResNet-20, and the throughput of Opacus.
 
-    python -m benchmarks.tail OUT [--rows 45000] [--rounds 8] [--device cuda] [--precision bf16] [--cut none]
+    python -m benchmarks.tail OUT [--rows 45000] [--clients 20] [--rounds 8] [--device cuda] [--precision bf16] [--cut none]
 
 Runs without Ray. Images and weights are random: neither changes the time. Both programs train the same parameters, the
 scale and shift of all norm layers and the head, with the same precision, and clip every row's gradient. Opacus has no
@@ -31,7 +31,7 @@ from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.models.networks import Pixels
 from trainables.privacy.plan import PrivacySettings
 
-PIXELS, CLASSES, CLIENTS, CLIP = 3072, 10, 20, 4.0
+PIXELS, CLASSES, CLIP = 3072, 10, 4.0
 OPACUS_BATCH = 1500  # rows of a step; --opacus-batch finds the fastest
 
 
@@ -63,7 +63,7 @@ def private_rounds(arrays: dict[str, np.ndarray], weights: str, options: argpars
     model = f"network:resnet20,cut={options.cut},train=norm+head,weights={weights}"
     spec = ProblemSpec(
         data=DataSpec(fingerprint=data.fingerprint),
-        partition=parse("dirichlet:0.5", clients=CLIENTS, seed=42),
+        partition=parse("dirichlet:0.5", clients=options.clients, seed=42),
         train_on="all",
         evaluate_on="test",
         model=model,
@@ -166,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, default=45_000)
+    parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16", choices=("bf16", "float32"))
