@@ -112,10 +112,11 @@ def test_clipped_sums_are_those_of_per_example_gradients(text, features, clip):
     torch.testing.assert_close(ours, norms.squeeze(1), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize(("text", "features"), [(ALL, 24), (IMAGES, PIXELS)])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_no_row_contributes_more_than_the_clip(precision):
+def test_no_row_contributes_more_than_the_clip(precision, text, features):
     """Also where the pairs of positions nearly cancel, and where a row is not finite."""
-    model = models.parse(ALL, features=24, classes=CLASSES)
+    model = models.parse(text, features=features, classes=CLASSES)
     for scale in (1.0, 1e3, 1e30):
         shard, *_ = shard_of(model, 12, scale)
         weights = torch.stack([5 * model.initial(1), model.initial(2) + 0.3])
