@@ -21,7 +21,7 @@ def test_a_plain_study_is_scaled_centred_and_size_weighted_and_tunes_the_clip():
     (cell,) = PreparedStudy.prepare(study()).cells
     (trial,) = cell.trials({"learning_rate": 0.1, "clip": 3.0}, [1], 5)
     assert (trial.aggregate, trial.preprocess.scale, trial.preprocess.bound) == ("size", 0.005, 10.0)
-    assert 0 < trial.preprocess.center <= 0.1
+    assert (trial.preprocess.center, trial.preprocess.shrink) == (0.05, True)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_the_papers_choices_are_those_of_studies_before():
 def test_shares_follow_from_rows_clients_features_and_budget():
     """Replace-one, local release: noise = sqrt(n) / (mu N), lengths (6 * 2 * noise)^2, mean (6 sqrt(p) noise)^2."""
     digits = [65] * 20
-    # mu = 0.2681: noise = 4.4721 / (0.2681 * 1300) = 0.012831; 0.02371 and 0.3793, which is above 0.1
-    assert shares(PrivacySettings(epsilon=1), digits, 64) == (0.024, 0.1)
-    # mu = 1.6677: noise = 0.0020628; 0.000613 and 0.0098
-    assert shares(PrivacySettings(epsilon=8), digits, 64) == (0.005, 0.01)
-    # 30 features, 12 clients, 410 rows: noise = 0.031515; 0.143 and 1.07: too expensive, so features are not centred
-    assert shares(PrivacySettings(epsilon=1), [34] * 11 + [36], 30) == (0.05, 0.0)
-    assert shares(PrivacySettings(epsilon=1, release="secure-aggregation"), digits, 64) == (0.005, 0.019)
+    # mu = 0.2681: noise = 4.4721 / (0.2681 * 1300) = 0.012831; 0.02371 and 0.3793, which is above 0.25
+    assert shares(PrivacySettings(epsilon=1), digits, 64) == (0.024, 0.25)
+    # mu = 1.6677: noise = 0.0020628; 0.000613 and 0.0098, which is below 0.05
+    assert shares(PrivacySettings(epsilon=8), digits, 64) == (0.005, 0.05)
+    # 30 features, 12 clients, 410 rows: noise = 0.031515; 0.1431, rounded up, and 1.07
+    assert shares(PrivacySettings(epsilon=1), [34] * 11 + [36], 30) == (0.144, 0.25)
+    assert shares(PrivacySettings(epsilon=1, release="secure-aggregation"), digits, 64) == (0.005, 0.05)

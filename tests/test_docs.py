@@ -148,6 +148,19 @@ def test_the_study_page_shows_the_defaults():
         assert set(yaml.safe_load(text)[section]) == set(shown[section]), section
 
 
+def test_the_tables_of_the_defaults_are_those_of_the_reports():
+    from benchmarks.defaults import PARTS, REPORTS
+
+    page, found = (DOCS / "defaults.md").read_text(), 0
+    for part, lines in PARTS.values():
+        report = REPORTS / f"{part}.json"
+        if report.exists():
+            found += 1
+            table = "\n".join(lines(json.loads(report.read_text())))
+            assert f" -->\n{table}\n<!-- end of {part} -->" in page
+    assert found
+
+
 def test_the_page_on_methods_shows_the_example_itself():
     """The code on the page is the code that the tests run."""
     sources = [(REPOSITORY / "examples" / "plugin" / name).read_text() for name in ("heavy_ball.py", "look_ahead.py")]

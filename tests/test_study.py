@@ -531,6 +531,7 @@ FIXED_SETTINGS = {  # setting: the changed study, and the new and the old value 
     "privacy.level": (TEXT + "privacy: {level: user}\n", "'user'", "'record'"),
     "preprocess.center": (TEXT + "preprocess: {center: 0.02}\n", 0.02, 0.0),
     "preprocess.bound": (TEXT + "preprocess: {bound: 3}\n", 3.0, 16.0),
+    "preprocess.shrink": (TEXT + "preprocess: {shrink: true}\n", True, False),
     "preprocess.scale": (TEXT + "preprocess: {scale: 0.1}\n", 0.1, 0.0),
     "preprocess.length": (TEXT + "preprocess: {length: 4}\n", 4.0, 0.0),
     "aggregate": (TEXT + "aggregate: size\n", "'size'", "'uniform'"),

@@ -37,7 +37,7 @@ def pack_group(trial: TrialSpec) -> PackGroup:
     clipping, participation = trial.privacy.clipping, trial.privacy.secret_participation
     features = f"{trial.aggregate}:{clipping}:{participation}:{trial.precision}:{trial.noise_key}"
     if trial.preprocess.center:
-        features = f"{features}:{trial.privacy.level}:{trial.preprocess.bound}"
+        features = f"{features}:{trial.privacy.level}:{trial.preprocess.bound}:{trial.preprocess.shrink}"
     if trial.preprocess.scales:
         features = f"{features}:{trial.privacy.level}:{trial.preprocess.length}:{trial.preprocess.scale > 0}"
     features += ",".join(("", *trial.metrics))

@@ -24,6 +24,7 @@ from trainables.federation.hosts import Hosts
 from trainables.federation.lane_metrics import MetricsBuffer
 from trainables.federation.lane_result import LaneResult, Progress
 from trainables.federation.pack import (
+    CENTRE,
     LENGTHS,
     LaneGroup,
     assign,
@@ -45,6 +46,7 @@ from trainables.models.lanes import SHAPES
 from trainables.models.shard import Shard
 from trainables.plugin_errors import PluginError, plugin_errors
 from trainables.privacy import lengths
+from trainables.privacy.noisy_means import shrunk, std_of_mean
 from trainables.privacy.participation import cohort
 
 
@@ -232,7 +234,11 @@ class Server:
         work = self._work
         if work.needs_centre:
             means = self._sum(self.hosts.prepare(work)).div_(len(self.data.sizes)).to(self.theta).cpu().numpy()
-            means = means[work.distinct_noises()[1]]
+            first, which = work.distinct_noises()
+            if self.trials[0].preprocess.shrink:
+                std = work.noise_std[CENTRE][first].astype(np.float64)
+                means = shrunk(means, std_of_mean(std, self.data.sizes, work.level == "user"))
+            means = means[which]
             if work.factor is not None:
                 means = (means / work.factor[:, None]).astype(np.float32)
             self._work = replace(work, centre=means)

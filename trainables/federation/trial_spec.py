@@ -50,6 +50,8 @@ class Preprocess(BaseModel):
     centring. Centring makes the noise scale with the features' spread instead of their length."""
     bound: float = 16.0
     """l2 bound on a row in that mean, after scaling."""
+    shrink: bool = Field(default=False, exclude_if=lambda shrink: not shrink)
+    """Whether that mean is shrunk towards 0, the more of its length is noise."""
     scale: float = Field(default=0.0, exclude_if=lambda share: not share)
     """Share of the budget (of mu squared) spent on the typical length of a row, which scales the features; 0: it is
     not estimated."""

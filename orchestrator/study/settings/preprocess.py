@@ -20,6 +20,9 @@ class PreprocessSettings(Section):
     rule in defaults.md, which may be 0."""
     bound: float = Field(default=Preprocess().bound, gt=0, allow_inf_nan=False)
     """l2 bound on a row in that mean, after scaling."""
+    shrink: bool = False
+    """Whether that mean is shrunk towards 0, the more of its length is noise: where noise prevails, features are hardly
+    centred. It costs no budget."""
     scale: Share = 0.0
     """Share of the budget spent on the typical length of a row, which scales the features to a length of about 8; auto:
     by the rule in defaults.md."""
@@ -33,5 +36,5 @@ class PreprocessSettings(Section):
         return self
 
 
-ADAPTIVE = PreprocessSettings(scale="auto", center="auto", bound=10.0)
+ADAPTIVE = PreprocessSettings(scale="auto", center="auto", bound=10.0, shrink=True)
 """Of `defaults: adaptive`."""
