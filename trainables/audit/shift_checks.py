@@ -67,7 +67,7 @@ def cases(method: Method, base: Mapping[str, HyperValue], level: Level) -> Itera
             ("secret participation", {"secret_participation": 0.6}, {}),
             ("size weights", {}, {"aggregate": "size"}),
             ("centred features", {}, {"preprocess": Preprocess(center=0.2, bound=1.0)}),
-            ("scaled features", {}, {"preprocess": Preprocess(center=0.2, bound=8.0, scale=0.1)}),
+            ("scaled features", {}, {"preprocess": Preprocess(center=0.2, bound=8.0, scale=0.1, shrink=True)}),
         ):
             yield Case(name, base, claim.model_copy(update=changed), numbers=(0,), options=options)
 
