@@ -67,8 +67,9 @@ def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> 
         name = ".".join(str(part) for part in first["loc"][:2] if part not in ("int", "literal['auto']"))
         raise UserError(f"{name} = {first['input']!r}: {first['msg']}") from None
     privacy = options.privacy()
-    of_length = {"scale": options.scale, "length": options.length}
-    preprocess = Preprocess(center=options.center, bound=options.center_bound, **of_length).check()
+    preprocess = Preprocess(
+        center=options.center, bound=options.center_bound, scale=options.scale, length=options.length
+    ).check()
     partitions.parse(options.partition, clients=partitions.clients_of(options.clients), seed=options.partition_seed)
     hyperparameters = methods.get(options.method).check(options.hyperparameters)
     if options.hosts is not None:
