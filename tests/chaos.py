@@ -253,7 +253,7 @@ class Driver:
         """After its end: processes, ports, shared memory, and files that are not results."""
         logs = self.temporary / f"fedsweep-{os.geteuid()}"  # of the local Ray, which stay
         files = [*({*self.temporary.glob("fedsweep-*")} - {logs}), *self.folder.rglob("*.part")]
-        files += [*self.folder.glob(".packs"), *self.folder.glob(".tune")]
+        files += self.folder.glob(".packs")
         return [*map(str, session(self.process.pid).items()), *self.traces.left(), *map(str, files)]
 
     @contextlib.contextmanager

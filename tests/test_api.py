@@ -15,8 +15,8 @@ import small
 
 import fedsweep
 from orchestrator.commands.train import train as train_command
-from orchestrator.report.export import _short
 from orchestrator.report.optuna_export import distributions
+from orchestrator.report.trackers import _short
 from orchestrator.study.reading import parse
 from trainables.data import features
 
@@ -245,11 +245,12 @@ def test_export_to_optuna(results, fedsweep, tmp_path):
 
     code, out, err = fedsweep("export", results.folder, "--to", "optuna", "--out", tmp_path)
     assert code == 0, err
-    names = optuna.get_all_study_names(out.strip())
+    storage = f"sqlite:///{out.strip()}"
+    names = optuna.get_all_study_names(storage)
     cell = f"{small.SMALL} / iid / DP-FedGD / eps 8"
     assert names == [cell, f"{cell} / contest"]
     for name in names:
-        study = optuna.load_study(study_name=name, storage=out.strip())
+        study = optuna.load_study(study_name=name, storage=storage)
         stages = ["contest"] if "contest" in name else ["coarse", "fine"]
         means = (
             results.trials[results.trials["stage"].isin(stages)]
@@ -343,7 +344,7 @@ def test_export_to_wandb(results, fedsweep, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     code, out, err = fedsweep("export", results.folder, "--to", "wandb")
     assert code == 0, err
-    assert out.endswith(f"{len(results.trials)} runs in the W&B project from-python\n")
+    assert f"{len(results.trials)} runs in the W&B project from-python; W&B's files are in {tmp_path}" in out
     kept = {file.stem.removeprefix("run-"): file.read_bytes() for file in tmp_path.rglob("run-*.wandb")}
     assert set(kept) == {f"{trial.stage}-{trial.key}" for trial in results.trials.itertuples()}
     assert all(b"learning_rate" in content and b"accuracy" in content for content in kept.values())

@@ -137,14 +137,6 @@ def test_folders_that_are_links_are_refused(command, name, results, victim, feds
     assert f"{results / name} is a symbolic link, and nothing is written through one" in err
 
 
-def test_the_folder_of_ray_tune_is_no_link(results, victim, fedsweep):
-    changed(results, ("DELETE FROM trials", ()))
-    plant(results, ".tune", victim.parent)
-    code, _, err = fedsweep("resume", results)
-    assert code == 2
-    assert ".tune is a symbolic link" in err
-
-
 def test_hard_links_are_not_written(tmp_path, victim):
     for name in ("ledger.lock", "fedsweep.log"):
         folder = tmp_path / name

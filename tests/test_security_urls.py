@@ -3,7 +3,9 @@
 import json
 import logging
 import os
+import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -220,16 +222,67 @@ def test_trackers_are_not_run_in_a_results_folder(tracker, tmp_path, fedsweep, m
     assert not used.mock_calls
 
 
-@pytest.mark.parametrize("place", ["wandb", ".wandb"])
-def test_a_planted_server_gets_no_key_of_wandb(place, tmp_path, fedsweep, monkeypatch):
-    """W&B reads from the current folder to which server it sends the key of the user."""
+class FakeWandb:
+    """What W&B does with the current folder: it reads settings there, and runs git."""
+
+    def __init__(self):
+        self.folders, self.settings = [], []
+
+    def Settings(self, **values):  # noqa: N802
+        return values
+
+    def init(self, *, settings, **values):
+        self.settings.append(settings)
+        self.folders.append((os.getcwd(), os.listdir()))
+        if not settings.get("disable_git"):
+            subprocess.run(["git", "status"], check=False, capture_output=True)
+        return MagicMock()
+
+
+def test_wandb_runs_no_git_and_reads_no_settings(tmp_path, fedsweep, monkeypatch):
+    """Git executes commands that the configuration of a repository names."""
     reported.write(tmp_path / "results")
-    (tmp_path / place).mkdir()
-    (tmp_path / place / "settings").write_text("[default]\nbase_url = http://attacker.example\n")
-    used = MagicMock()
-    monkeypatch.setitem(sys.modules, "wandb", used)
+    executed = tmp_path / "executed"
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    with (tmp_path / ".git" / "config").open("a") as config:
+        config.write(f'[core]\n\tfsmonitor = "touch {executed}; false"\n')
+    for place in ("wandb", ".wandb"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "settings").write_text("[default]\nbase_url = http://attacker.example\n")
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", used := FakeWandb())
     monkeypatch.chdir(tmp_path)
-    code, _, err = fedsweep("export", tmp_path / "results", "--to", "wandb")
+    code, _, err = fedsweep("export", "results", "--to", "wandb")
+    assert code == 0, err
+    assert used.settings
+    assert not executed.exists()
+    for settings, (current, files) in zip(used.settings, used.folders, strict=True):
+        assert (settings["disable_code"], settings["save_code"]) == (True, False)
+        assert not files
+        assert not Path(current).is_relative_to(tmp_path)
+        root = Path(settings["root_dir"])
+        assert root.parent == tmp_path / "results" / "export" / "wandb"
+        assert not os.listdir(root)
+    assert Path.cwd() == tmp_path
+
+
+def test_the_store_of_mlflow_is_named_by_the_user(tmp_path, fedsweep, monkeypatch):
+    """Its default is a database or a folder in the current folder, which may be a stranger's."""
+    reported.write(tmp_path / "results")
+    used = MagicMock()
+    used.is_tracking_uri_set.return_value = False
+    monkeypatch.setitem(sys.modules, "mlflow", used)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedsweep("export", "results", "--to", "mlflow")
     assert code == 2
-    assert f"{place}/settings in the current folder" in err
-    assert not used.mock_calls
+    assert "MLFLOW_TRACKING_URI is not set" in err
+    assert [call[0] for call in used.mock_calls] == ["is_tracking_uri_set"]
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "a?b", "a{b}", "file:a?mode=memory", "a#b%3F"])
+def test_the_name_of_a_folder_does_not_redirect_the_optuna_export(name, tmp_path, fedsweep):
+    reported.write(tmp_path / name)
+    code, _, err = fedsweep("export", tmp_path / name, "--to", "optuna")
+    assert code == 0, err
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.db*")] == [Path(f"{name}/export/optuna/optuna.db")]
+    assert (tmp_path / name / "export" / "optuna" / "optuna.db").read_bytes().startswith(b"SQLite format 3")

@@ -24,7 +24,7 @@ from orchestrator.execution.packing import Capacity
 from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import PACKS, SCRATCH, results_location
+from orchestrator.results.locations import PACKS, results_location
 from orchestrator.study.cells import PreparedStudy
 from trainables.code_identity import OtherCodeError
 from trainables.errors import UserError
@@ -54,19 +54,26 @@ def swept(folder: Path, slots: int, start, of=STUDY, lanes: int = 1, **more) -> 
         return ledger.outcomes(), ledger.stages()
 
 
-def test_all_slots_run_at_the_same_time_and_are_reused(local_ray, tmp_path):
+def test_all_slots_run_at_the_same_time_and_are_reused(local_ray, tmp_path, monkeypatch):
     """More slots than cores. No pack ends before four processes have one: if it ends at all, four have worked at once.
     Over three stages of four cells no federation is started twice, and what comes out is what one after the other
     comes out."""
     seen, slots = tmp_path / "seen", 4
     seen.mkdir()
+    private = tmp_path / "private"
+    private.mkdir()
+    monkeypatch.setattr(ray_backend, "private_folder", lambda: private)
+    planted = tmp_path / "results" / ".tune" / "slots"
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(seen)
     outcomes, stages = swept(tmp_path, slots, functools.partial(WaitingFederation, 0.01, slots, str(seen)))
     for what in ("up", "began", "packs"):
         assert len(list(seen.glob(f"{what}-*"))) == slots
     packs = [line for file in seen.glob("packs-*") for line in file.read_text().splitlines()]
     assert len(packs) == len(outcomes)
     assert stages == drive(tmp_path / "plain", STUDY, outcome).stages
-    assert not (tmp_path / "results" / SCRATCH).exists(), "Tune's scratch is thrown away"
+    assert planted.is_symlink(), "Tune uses no folder of a stranger"
+    assert not any(private.iterdir()), "its own is thrown away"
     assert not (tmp_path / "results" / PACKS).exists()
 
 
@@ -115,7 +122,7 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
     rmtree = shutil.rmtree
 
     def removed(folder, **more):
-        if Path(folder).name == SCRATCH and Path(folder).exists():
+        if Path(folder).name.startswith("tune-"):
             written.append(sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()))
         rmtree(folder, **more)
 
@@ -128,7 +135,7 @@ def test_what_tune_writes_does_not_grow_with_the_trials(local_ray, tmp_path, mon
         seen.mkdir(parents=True)
         start = functools.partial(WaitingFederation, 0.0, 1, str(seen))
         swept(folder, 2, start, study(methods=[method]), lanes=128)
-    few, many = filter(None, written)  # the folder is also removed before a study starts
+    few, many = written
     assert many < 1.5 * few
 
 

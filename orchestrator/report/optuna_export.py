@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +27,9 @@ def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     file = folder / "optuna.db"
     for ending in ("", "-journal", "-wal", "-shm"):
         Path(f"{file}{ending}").unlink(missing_ok=True)
-    storage = f"sqlite:///{file}"
+    path = str(file.absolute())
+    # not as a URL: a folder's name may hold %2F, ? and braces, which would lead to another file
+    storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path)})
     directions = optuna.study.StudyDirection
     direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
     for cell in results.cells:
@@ -39,7 +42,8 @@ def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
             found = distributions([c.values for c in configurations], cell.method.space().scale)
             for configuration in configurations:
                 study.add_trial(_trial(ledger, cell, configuration, found))
-    return [storage]
+    storage.engine.dispose()
+    return [str(file)]
 
 
 def _name(cell: CellResult) -> str:

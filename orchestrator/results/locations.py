@@ -27,7 +27,7 @@ from trainables.urls import as_user_error, open_filesystem, refuse_links, shown
 
 HEARTBEAT_S = 20.0
 LOG, CANCEL = "fedsweep.log", "cancel.requested"
-PACKS, SCRATCH = ".packs", ".tune"
+PACKS = ".packs"
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 FOLDERS = ("tables", "timing", "figures")
 log = logging.getLogger("fedsweep")
@@ -285,7 +285,7 @@ class RemoteLocation(ResultsLocation):
     def _upload_files(self) -> None:
         local = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         for name, path in local.items():
-            if name not in NOT_UPLOADED and not name.startswith((PACKS, SCRATCH)):
+            if name not in NOT_UPLOADED and not name.startswith(PACKS):
                 self._upload(path, name)
         tables = f"{self._root}/tables"
         if any(name.startswith("tables/") for name in local) and self._files.exists(tables):

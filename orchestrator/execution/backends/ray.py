@@ -10,6 +10,7 @@ import os
 import pickle
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -36,6 +37,7 @@ from orchestrator.execution.cluster import head, nodes
 from orchestrator.execution.cluster.connect import connected, local_resources
 from orchestrator.execution.cluster.failures import failure_of
 from orchestrator.execution.cluster.metrics import Metrics
+from orchestrator.execution.cluster.private_folder import private_folder
 from orchestrator.execution.cluster.ray_internals import (
     actor_of,
     reuse_prestarted_workers,
@@ -47,9 +49,7 @@ from orchestrator.execution.node_health import NodeHealth
 from orchestrator.execution.packing import Capacity, cluster_capacity, smallest_federation
 from orchestrator.execution.progress import View
 from orchestrator.execution.scheduler import Scheduler
-from orchestrator.results.locations import SCRATCH
 from orchestrator.study.settings.resources import ResourceSettings
-from trainables import files
 from trainables.code_identity import code_identity
 from trainables.errors import UserError
 from trainables.federation.messages import Failure
@@ -103,7 +103,6 @@ class RayBackend:
         """Run the sweep. If nodes are lost and federations no longer fit, start again with smaller ones."""
         elastic = self._address is not None  # nodes may still join
         prepared, health, desks = run.sweep.prepared, NodeHealth(), 0
-        files.refuse_link(run.location.folder / SCRATCH)
         with connected(self._address):
             while True:
                 capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic, health)
@@ -174,13 +173,14 @@ def run_slots(
     """Run all trials that have not ended. Returns when none is left, or when the run was stopped.
 
     `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: one of actors."""
-    sweep, scratch, needs_data = run.sweep, run.location.folder / SCRATCH, start is None
+    sweep, needs_data = run.sweep, start is None
     code = code_identity()
     if start is None:
         kernel = kernels.chosen(capacity.size.device)
         log.info("kernel: %s", kernel)
         start = functools.partial(start_in_slot, capacity.size, kernel, sweep.prepared.study.name, code)
-    shutil.rmtree(scratch, ignore_errors=True)  # it may be a stranger's, and hold links
+    # not in the results folder, which may be a stranger's and hold links
+    scratch = Path(tempfile.mkdtemp(prefix="tune-", dir=private_folder()))
     problems, store = sweep.prepared.problems, ObjectStoreProblems()
     desk = _start_desk(sweep.prepared.study.name)
     with scheduling(run, capacity, health) as scheduler:

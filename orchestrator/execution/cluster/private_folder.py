@@ -1,4 +1,5 @@
-"""A folder for the sockets, logs and spilled objects of a local Ray, which only this user can enter.
+"""A folder for the sockets, logs and spilled objects of a local Ray, and for Tune's own files, which only this user can
+enter.
 
 Ray's default is one folder for all users, in which everyone may rename everything, also the sockets of a running Ray.
 """

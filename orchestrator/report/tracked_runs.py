@@ -1,0 +1,52 @@
+"""Trials as experiment trackers record them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.results import frames
+from orchestrator.results.ledger import Ledger
+from orchestrator.results.winners import Results
+
+
+class TrackedRun:
+    """A trial as trackers record it."""
+
+    def __init__(self, results: Results, line: dict[str, Any], curve: pd.DataFrame) -> None:
+        known = (*frames.TRIAL, *frames.OF_ONE_RUN)
+        self.cell = " / ".join([line["setting"], line["method"], f"eps {line['epsilon']:g}"])
+        self.stage, self.key, self.line = line["stage"], line["key"], line
+        self.name = f"{self.stage}-{self.key[:10]}"
+        self.study = results.study.name
+        self.account = {name: line[name] for name in line if name.startswith("epsilon_")}
+        self.hyperparameters = {
+            name: value
+            for name, value in line.items()
+            if name not in known and name not in self.account and not _absent(value)
+        }
+        measured = [name for name in curve.columns if name not in (*frames.TRIAL, "round")]
+        self.curve = [
+            (int(point["round"]), {name: float(point[name]) for name in measured if not _absent(point[name])})
+            for point in curve.to_dict("records")
+        ]
+
+    @property
+    def group(self) -> str:
+        """Cell, stage and hyperparameters: everything except the seed."""
+        values = ", ".join(f"{name}={value}" for name, value in self.hyperparameters.items())
+        return f"{self.cell} / {self.stage} / {values}"
+
+
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def tracked_runs(ledger: Ledger, results: Results) -> Iterator[TrackedRun]:
+    curves = dict(iter(frames.rounds(ledger, results).groupby(["search", "stage", "key"], sort=False)))
+    for line in frames.trials(ledger, results).to_dict("records"):
+        curve = curves.get((line["search"], line["stage"], line["key"]), pd.DataFrame(columns=[*frames.TRIAL, "round"]))
+        yield TrackedRun(results, {str(name): value for name, value in line.items()}, curve)
