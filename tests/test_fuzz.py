@@ -14,7 +14,6 @@ import sqlite3
 import sys
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -36,6 +35,7 @@ from orchestrator.study.study import Study
 from trainables.data import features
 from trainables.errors import UserError
 from trainables.federation.checkpoints import (
+    DIGEST_SIZE,
     ENDING,
     CorruptCheckpointError,
     PackStorage,
@@ -365,7 +365,7 @@ def test_a_checkpoint_that_is_damaged(tmp_path, pack_of_two, how, with_checksum)
     whole = file.read_bytes()
     found = damaged(whole, *how)
     if with_checksum:
-        found = zlib.crc32(found[4:]).to_bytes(4, "little") + found[4:]
+        found = storage._digest(ENDING, found[DIGEST_SIZE:]) + found[DIGEST_SIZE:]
     file.write_bytes(found)
     with limits(tmp_path):
         held = storage.trials_by_checkpoint()

@@ -1,4 +1,4 @@
-"""Writes files without following links.
+"""Writes files without following links, and reads plain files only.
 
 A results folder may come from anyone, and may hold links to files elsewhere. Files that are replaced are written under
 a new name and renamed, which replaces a link and leaves its target alone. Files that are written in place, and folders
@@ -8,6 +8,7 @@ inside a results folder, are refused if they are links.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import stat
@@ -20,6 +21,7 @@ from trainables.errors import UserError
 PUBLIC, PRIVATE = 0o666, 0o600
 """Permissions of a new file; the umask restricts the first."""
 PRIVATE_FOLDER = 0o700
+LONGEST_TEXT = 1 << 26  # bytes
 
 
 @contextlib.contextmanager
@@ -53,6 +55,32 @@ def open_in_place(path: Path, flags: int, mode: int = PUBLIC) -> int:
         os.close(descriptor)
         raise UserError(f"{path} {problem}, and nothing is written to it")
     return descriptor
+
+
+def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:
+    """A file to read. Pipes and devices, which may block or never end, are refused. `follow`: it may be a link."""
+    if not follow and path.is_symlink():
+        raise UserError(f"{path} is a symbolic link")
+    # O_NONBLOCK: opening a pipe would block
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path} is not a plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
+    """The content of a file of `most` bytes at most; it may be sparse, so its size says nothing about the disk."""
+    with open_plain(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise UserError(f"{path} is larger than {most:,} bytes")
+        return file.read(most)
+
+
+def read_plain_text(path: Path) -> str:
+    """The UTF-8 text of a file that the user or a results folder names."""
+    return io.StringIO(read_plain(path, LONGEST_TEXT, follow=True).decode("utf-8"), newline=None).read()
 
 
 def _problem(status: os.stat_result) -> str:

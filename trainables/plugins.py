@@ -106,8 +106,9 @@ def import_options(names: Iterable[str] | None = None) -> str:
 
 
 def command(*words: str) -> str:
-    """A command of fedsweep with these plug-ins, quoted for a shell."""
-    return shown(f"fedsweep {shlex.join(words)}") + import_options()
+    """A command of fedsweep with these plug-ins, quoted for a shell. Credentials are removed word by word: in the
+    whole line, the end of a URL could take a quote with it."""
+    return f"fedsweep {shlex.join(map(shown, words))}{import_options()}"
 
 
 def module_name(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 import typer
@@ -30,11 +29,11 @@ def check(
         forgotten = forget_damaged(folder)
         stderr.print(
             f"{forgotten.trials} trials are forgotten, and {forgotten.stages} stages are decided again; to run them: "
-            f"fedsweep resume {folder}{plugins.import_options()}"
+            f"{plugins.command('resume', str(folder))}"
         )
     elif damaged or not counted:
-        name = shlex.quote(str(folder))
-        stderr.print(f"to run damaged trials again: fedsweep check {name} --repair, then fedsweep resume {name}")
+        repairs, resumes = plugins.command("check", str(folder), "--repair"), plugins.command("resume", str(folder))
+        stderr.print(f"to run damaged trials again: {repairs}, then {resumes}")
         raise typer.Exit(1)
     else:
         echo("every recorded trial matches its checksum")

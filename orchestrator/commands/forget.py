@@ -22,5 +22,5 @@ def forget(
     forgotten = forget_node(folder, node)
     stderr.print(
         f"{forgotten.trials} trials of node {node} are forgotten, and {forgotten.stages} stages are decided again; the "
-        f"tables change with: fedsweep resume {folder}{plugins.import_options()}"
+        f"tables change with: {plugins.command('resume', str(folder))}"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.console import printable
 from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.render import write_text
 from orchestrator.results.ledger import Ledger
@@ -33,7 +34,7 @@ def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
             ledger.recount()
         study = ledger.study()
         assert study is not None
-        write_text(location.folder / "study.yaml", shown(study[1]))
+        write_text(location.folder / "study.yaml", printable(shown(study[1])))
         written, found = write_tables(ledger, location.folder)
         _record_winners(ledger, found)
         return [location.address_of(path) for path in written]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.console import printable
 from orchestrator.execution import backends
 from orchestrator.execution.backends.base import SweepRun
 from orchestrator.execution.progress import View
@@ -94,7 +95,7 @@ def run(
                 _record_study(ledger, prepared, source)
                 sweep = Sweep(replace(prepared, cells=prepared.cells[shard[0] - 1 :: shard[1]]), ledger)
                 ledger.add_plugins(plugins.requested(), plugins.code_hashes())
-            write_text(folder / "study.yaml", shown(source))
+            write_text(folder / "study.yaml", printable(shown(source)))
             if changed:
                 names = ", ".join(changed)
                 view.say(f"note: plug-in {names} has changed since this folder was run; what it computes runs again")
@@ -139,7 +140,7 @@ def rebuild_tables(results: Path | str) -> list[str]:
         if not ledger.counts_are_right():
             raise UserError(
                 f"the counts of the ledger in {location} are not those of its trials; "
-                f"'fedsweep check {location} --repair' corrects them"
+                f"'{plugins.command('check', str(location), '--repair')}' corrects them"
             )
         written, _ = write_tables(ledger, folder)
         location.upload_tables()
@@ -206,7 +207,10 @@ def _record_study(ledger: Ledger, prepared: PreparedStudy, source: str) -> None:
 def _tell_changed_package(ledger: Ledger, view: View) -> None:
     """Tell which parts of the code that computes results have changed since the last run, apart from plug-ins."""
     parts = [session.environment["code parts"] for session in ledger.sessions() if "code parts" in session.environment]
-    before, now = json.loads(parts[-1]) if parts else {}, package_identity()
+    try:
+        before, now = dict(json.loads(parts[-1])) if parts else {}, package_identity()
+    except (TypeError, ValueError, RecursionError):
+        raise UserError("the ledger is damaged: the 'code parts' of a session are not a JSON object") from None
     if changed := [name for name, value in now.items() if before.get(name, value) != value]:
         view.say(f"note: {', '.join(changed)} changed since the last run in this folder; recorded trials are kept")
 

@@ -6,6 +6,7 @@ The same ledger gives the same files, byte for byte: nothing in them depends on 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -352,7 +353,9 @@ def _save(figure: Figure, folder: Path, name: str, note: str) -> list[Path]:
     from matplotlib import pyplot
 
     paths = [folder / f"{name}.{ending}" for ending in METADATA]
-    with pyplot.rc_context(STYLE):
+    with pyplot.rc_context(STYLE), warnings.catch_warnings():
+        # it would contain the character, which a terminal might follow
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         for path in paths:
             with replacing(path) as file:
                 ending = path.suffix[1:]

@@ -34,7 +34,7 @@ from orchestrator.results import checks, counts
 from orchestrator.results.counts import EVERYWHERE, KEYS_PER_QUERY
 from orchestrator.results.trial_columns import CHUNK, TrialColumns
 from orchestrator.study.cell_id import CellId, SettingId
-from trainables import files
+from trainables import files, plugins
 from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
@@ -296,6 +296,9 @@ class Ledger:
         others = "lower(type) NOT IN ('table', 'index') OR lower(sql) LIKE '%virtual%'"
         if self._db.execute(f"SELECT 1 FROM sqlite_master WHERE {others}").fetchone():
             raise UserError(f"the ledger in {folder} is damaged: it has views, triggers or virtual tables")
+        computed = "SELECT 1 FROM sqlite_master, pragma_table_xinfo(sqlite_master.name) AS columns WHERE columns.hidden"
+        if self._db.execute(computed).fetchone():
+            raise UserError(f"the ledger in {folder} is damaged: it has computed columns")
         version = self._meta("schema")
         if version != SCHEMA_VERSION:
             raise UserError(
@@ -515,7 +518,7 @@ class Ledger:
             others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise UserError(
                 f"the ledger in {where} is damaged: the row of trial {damaged[0]!r:.50}{others} does not match its "
-                f"checksum; 'fedsweep check {where} --repair' forgets it, and resume runs it again"
+                f"checksum; '{plugins.command('check', str(where), '--repair')}' forgets it, and resume runs it again"
             )
 
     def outcomes(self, metric: str = "accuracy") -> dict[str, Outcome]:
@@ -836,8 +839,11 @@ def _refuse_links(folder: Path) -> None:
     for name in SQLITE_FILES:
         files.refuse_other_names(folder / name)
     journal = folder / "ledger.sqlite-journal"
-    if journal.is_file() and journal.read_bytes().endswith(JOURNAL_MAGIC):
-        raise UserError(f"the ledger in {folder} is damaged: {journal.name} names another file")
+    if journal.is_file():
+        with files.open_plain(journal) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - len(JOURNAL_MAGIC)))  # it may be huge and sparse
+            if file.read() == JOURNAL_MAGIC:
+                raise UserError(f"the ledger in {folder} is damaged: {journal.name} names another file")
 
 
 def _make_private(folder: Path) -> None:

@@ -22,7 +22,7 @@ from orchestrator.results.remote_lock import LOCK, LockLostError, RemoteLock
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
-from trainables.files import open_in_place
+from trainables.files import open_in_place, read_plain, read_plain_text
 from trainables.urls import as_user_error, open_filesystem, refuse_links, shown
 
 HEARTBEAT_S = 20.0
@@ -81,7 +81,7 @@ class ResultsLocation:
     def stop_requested(self) -> StopRequest:
         """What was requested since the last call."""
         try:
-            content = (self.folder / CANCEL).read_bytes()
+            content = read_plain(self.folder / CANCEL, 100)
         except FileNotFoundError:
             return ""
         if not content:  # it is being written
@@ -117,7 +117,7 @@ def results_location(where: str | Path) -> ResultsLocation:
 def read_text(where: str | Path) -> str:
     """The text of a local file or of a file at a URL."""
     if isinstance(where, Path) or "://" not in where:
-        return Path(where).read_text(encoding="utf-8")
+        return read_plain_text(Path(where))
     files, path = open_filesystem(where)
     with as_user_error(f"{where} cannot be read"):
         return files.cat_file(path).decode()
@@ -325,6 +325,6 @@ class RemoteLocation(ResultsLocation):
         if self._lock_lost and self._recorded != self._uploaded:
             raise UserError(
                 f"{self._lock_lost}; trials that were not uploaded are in {self.folder}, and "
-                f"'fedsweep merge {self.url} {self.folder} --results DIR' adds them"
+                f"'{plugins.command('merge', self.url, str(self.folder), '--results', 'DIR')}' adds them"
             )
         shutil.rmtree(self.folder, ignore_errors=True)

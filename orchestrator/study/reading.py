@@ -20,6 +20,7 @@ from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
 from trainables.data.sources.fetching import data_folder
 from trainables.errors import UserError
+from trainables.files import read_plain_text
 from trainables.limited_yaml import line_of, read_yaml
 from trainables.methods import METHODS
 from trainables.urls import as_user_error, open_filesystem
@@ -39,7 +40,7 @@ def load(name: str) -> tuple[Study, str]:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_plain_text(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UserError(f"study file {name} cannot be read: {reason}") from None
@@ -115,7 +116,7 @@ def _with_search_spaces(content: dict[str, Any], folder: Path) -> dict[str, Any]
 
 def _read_space(file: Path, method: str) -> Any:
     """Errors in the file name its own lines."""
-    space, marks = read_yaml(file.read_text(encoding="utf-8"), str(file))
+    space, marks = read_yaml(read_plain_text(file), str(file))
     try:
         MethodSettings.model_validate({"name": method, "search_space": space})
     except ValidationError as error:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.errors import UserError
+from trainables.files import open_plain
 from trainables.urls import as_user_error, open_filesystem, shown
 
 STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
@@ -29,7 +30,7 @@ LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member; ends with the leng
 
 def open_file(source: str) -> IO[bytes]:
     if "://" not in source:
-        return Path(source).open("rb")
+        return open_plain(Path(source), follow=True)
     files, path = open_filesystem(source)
     return files.open(path, "rb")
 

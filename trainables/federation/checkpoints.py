@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
+import os
 import shutil
-import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainables import files
+from trainables.federation.checkpoint_key import user_key
 
 ENDING = ".checkpoint"
 PAUSED = ".paused"
 """Lanes of a pack whose trials stopped early and may continue."""
+DIGEST = "sha256"
+DIGEST_SIZE = 32  # bytes
+LONGEST_HEADER = 1 << 26  # bytes; a key takes about 30
 
 
 class CorruptCheckpointError(Exception):
-    """The checksum does not match."""
+    """It is damaged, or not the user's own."""
 
 
 class UnusableCheckpointError(ValueError):
@@ -36,6 +41,8 @@ class PackStorage:
     path: str
     filesystem: Any = None
     """An fsspec file system; None: a folder on the driver's machine, which other nodes may not see."""
+    key: bytes = field(default_factory=user_key, repr=False)
+    """Authenticates checkpoints. It is the driver's, and travels to the nodes with this object."""
 
     def create(self) -> None:
         if self.filesystem is None:
@@ -44,29 +51,36 @@ class PackStorage:
             self.filesystem.makedirs(self.path, exist_ok=True)
             self.filesystem.pipe_file(f"{self.path}/here", b"")  # object storage has no folders
 
-    # ---- a file: checksum, a line of JSON with the round and the trials, the checkpoint
+    # ---- a file: a keyed digest, a line of JSON with the round and the trials, the checkpoint
 
     def save(self, keys: Sequence[str], t: int, checkpoint: bytes, ending: str = ENDING) -> None:
-        body = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n" + checkpoint
-        content = zlib.crc32(body).to_bytes(4, "little") + body
+        header = json.dumps({"t": t, "keys": list(keys)}).encode() + b"\n"
+        parts = (self._digest(ending, header, checkpoint), header, checkpoint)
         name = checkpoint_name(keys) + ending
         if self.filesystem is not None:
-            self.filesystem.pipe_file(f"{self.path}/{name}", content)
+            self.filesystem.pipe_file(f"{self.path}/{name}", b"".join(parts))
             return
         with files.replacing(Path(self.path) / name, durable=True) as out:
-            out.write(content)
+            out.writelines(parts)
 
     def load(self, name: str, ending: str = ENDING) -> tuple[int, bytes]:
         """Its round, and the checkpoint."""
         if self.filesystem is None:
-            content = (Path(self.path) / (name + ending)).read_bytes()
+            content = files.read_plain(Path(self.path) / (name + ending), _memory() // 4)
         else:
             content = self.filesystem.cat_file(f"{self.path}/{name}{ending}")
-        body = content[4:]
-        if len(content) < 4 or zlib.crc32(body) != int.from_bytes(content[:4], "little"):
+        found, body = content[:DIGEST_SIZE], memoryview(content)[DIGEST_SIZE:]
+        if not hmac.compare_digest(found, self._digest(ending, body)):
             raise CorruptCheckpointError(name)
-        line, _, checkpoint = body.partition(b"\n")
-        return json.loads(line)["t"], checkpoint
+        length = content.index(b"\n", DIGEST_SIZE) + 1
+        t, _ = _header(content[DIGEST_SIZE:length], name)
+        return t, content[length:]
+
+    def _digest(self, ending: str, *parts: bytes | memoryview) -> bytes:
+        digest = hmac.new(self.key, ending.encode(), DIGEST)
+        for part in parts:
+            digest.update(part)
+        return digest.digest()
 
     def trials_by_checkpoint(self) -> dict[str, list[str]]:
         """The trial keys of every readable checkpoint."""
@@ -78,19 +92,17 @@ class PackStorage:
         return {key: (name, t) for t, key, name in sorted(found)}
 
     def _headers(self, ending: str) -> dict[str, tuple[int, list[str]]]:
-        """Round and keys of every readable file."""
+        """Round and keys of every readable file. Whether it is the user's own is checked when it is loaded."""
         readable: dict[str, tuple[int, list[str]]] = {}
         for name in self._names(ending):
             with contextlib.suppress(Exception):  # corrupt, or just removed
                 if self.filesystem is None:
-                    file = (Path(self.path) / (name + ending)).open("rb")
+                    file = files.open_plain(Path(self.path) / (name + ending))
                 else:
                     file = self.filesystem.open(f"{self.path}/{name}{ending}", "rb")
                 with file:
-                    file.seek(4)
-                    header = json.loads(file.readline())
-                if checkpoint_name(header["keys"]) == name:
-                    readable[name] = int(header["t"]), header["keys"]
+                    file.seek(DIGEST_SIZE)
+                    readable[name] = _header(file.readline(LONGEST_HEADER), name)
         return readable
 
     def _names(self, ending: str) -> list[str]:
@@ -119,3 +131,16 @@ class PackStorage:
         with contextlib.suppress(Exception):  # a file left behind costs disk space, not results
             if self.filesystem.exists(self.path):
                 self.filesystem.rm(self.path, recursive=True)
+
+
+def _header(line: bytes, name: str) -> tuple[int, list[str]]:
+    header = json.loads(line)
+    t, keys = header["t"], header["keys"]
+    if type(t) is not int or t < 0 or checkpoint_name(keys) != name:
+        raise CorruptCheckpointError(name)
+    return t, keys
+
+
+def _memory() -> int:
+    """Of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

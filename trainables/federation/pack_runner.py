@@ -113,7 +113,7 @@ class PackRunner:
         except FileNotFoundError:
             reason = "no checkpoint"
         except CorruptCheckpointError:
-            reason = "its checkpoint is corrupt"
+            reason = "its checkpoint is corrupt, or another user's"
         except Exception as error:  # every kind of storage raises its own errors
             reason = f"its checkpoint cannot be read: {error}"
         self._note_restart(reason)
@@ -122,7 +122,10 @@ class PackRunner:
     def _load_paused(self, names: Sequence[str]) -> list[bytes]:
         try:
             loaded = [self._storage.load(name, PAUSED) for name in names]
-        except Exception as error:  # missing, corrupt, or an error of the storage
+        except CorruptCheckpointError:
+            self._note_restart("the state of shorter trials is corrupt, or another user's")
+            return []
+        except Exception as error:  # missing, or an error of the storage
             self._note_restart(f"the state of shorter trials cannot be read: {error}")
             return []
         self.t = max((t for t, _ in loaded), default=0)

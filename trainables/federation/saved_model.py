@@ -16,7 +16,7 @@ from trainables import models, plugins
 from trainables.data.feature_file import READ_ERRORS, read_backbone
 from trainables.errors import UserError
 from trainables.federation import safetensors
-from trainables.files import PRIVATE, PUBLIC, replacing
+from trainables.files import PRIVATE, PUBLIC, open_plain, replacing
 from trainables.models.network import NetworkModel
 from trainables.models.network_settings import is_network
 from trainables.models.shard import Shard
@@ -74,7 +74,7 @@ class SavedModel:
     def load(cls, path: Path) -> SavedModel:
         """Read and check a file that `save` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as content:
+            with open_plain(path, follow=True) as file, np.load(file, allow_pickle=False) as content:
                 if any(info.compress_type != zipfile.ZIP_STORED for info in content.zip.infolist()):
                     raise ValueError("it is compressed")  # a small file could expand to any size
                 weights, about = content["weights"], json.loads(str(content["about"]))

@@ -16,6 +16,7 @@ import torch
 
 from trainables import metrics
 from trainables.federation import continuation, gpu_memory
+from trainables.federation.checkpoint_checks import check_results, check_round, check_weights
 from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import Broadcast, ClientStateLostError, ClientStates
 from trainables.federation.denormals import flush_denormals
@@ -480,6 +481,9 @@ class Server:
             for key, fields in saved["results"].items()
             if key in keys
         }
+        check_round(saved["t"], self.rounds)
+        check_results(list(self._results.values()), saved["t"])
+        check_weights(saved, self._work, self.theta, self._features if self._work.preprocesses else 0)
         self._drop_ended_lanes()
         saved_lane = {key: index for index, key in enumerate(saved["lanes"])}
         if any(trial.key not in saved_lane for trial in self.trials):

@@ -21,6 +21,7 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.models.softmax import SoftmaxHead
 from trainables.plugin_errors import plugin_errors
 
+LONGEST_NUMBER = 20  # digits
 FORMS = ("softmax", "mlp:HIDDEN", "logistic", "multinomial", "poisson", FORM)
 
 
@@ -113,6 +114,8 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind == "softmax" and not parameter:
         return SoftmaxHead(features, classes)
     if kind == "mlp" and parameter.isdecimal():
+        if len(parameter) > LONGEST_NUMBER:  # Python converts only so many digits
+            raise UserError(f"model = '{text[:20]}...': HIDDEN has {len(parameter)} digits")
         in_range(1, 100_000, **{f"model = {text!r}: HIDDEN": int(parameter)})
         return MLPHead(features, int(parameter), classes)
     if text == "logistic" and classes != 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ from trainables.data.stored import open_file
 from trainables.errors import UserError
 
 Table = dict[str, NDArray]
+MOST_COLUMNS = 50_000  # each takes milliseconds
 PARQUET_ROWS = 4096  # read at once
 SUFFIXES = {
     **dict.fromkeys((".csv", ".tsv"), "CSV"),
@@ -91,7 +93,10 @@ def _csv(source: str, lines: io.TextIOWrapper) -> Table:
     first = lines.readline()
     separator = max(",;\t", key=first.count)
     names = next(csv.reader([first], delimiter=separator), [])
-    twice = [name for name in names if names.count(name) > 1]
+    if len(names) > MOST_COLUMNS:
+        most = f"a CSV file may have {MOST_COLUMNS:,}, NumPy arrays and SVMlight files more"
+        raise UserError(f"data {source} has {len(names):,} columns; {most}")
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise UserError(f"data {source} has the column {twice[0]!r} twice")
     lines.seek(0)

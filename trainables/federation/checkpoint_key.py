@@ -1,0 +1,45 @@
+"""The key that authenticates a user's checkpoints.
+
+A results folder may come from anyone. Whoever wrote a checkpoint chooses the weights and the round that a private trial
+continues from, so only checkpoints of the user's own runs are believed. The key lies outside of all results folders.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from functools import cache
+from pathlib import Path
+
+from trainables.files import PRIVATE, PRIVATE_FOLDER, replacing
+
+SIZE = 32  # bytes
+log = logging.getLogger("fedsweep")
+
+
+@cache
+def user_key() -> bytes:
+    """Made on first use. If it cannot be kept, a key for this process: later runs then start packs from round 0."""
+    try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedsweep"
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        file = folder / "checkpoint.key"
+        if not _is_private(file):
+            with replacing(file, mode=PRIVATE, durable=True) as made:
+                made.write(secrets.token_bytes(SIZE))
+        return file.read_bytes()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        log.warning("the key of checkpoints cannot be kept, so a later run cannot use them: %s", error)
+        return secrets.token_bytes(SIZE)
+
+
+def _is_private(file: Path) -> bool:
+    """Whether there is a key that only this user can have read or written."""
+    try:
+        status = file.lstat()
+    except FileNotFoundError:
+        return False
+    ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return ours and status.st_size == SIZE
