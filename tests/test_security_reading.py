@@ -16,6 +16,7 @@ from orchestrator.results.locations import results_location
 from trainables import files, models, plugins
 from trainables.data.importing.reading import read_table
 from trainables.errors import UserError
+from trainables.urls import shown
 
 ESC = "\x1b]0;title\x07\x1b[2J"
 
@@ -136,7 +137,7 @@ NAMES = ("a b", "x; touch owned", "$(touch owned)", "s3://u:p@h/x?sig='; touch o
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_printed_command_stays_one_command(name):
-    words = shlex.split(plugins.command("resume", name))
+    words = shlex.split(shown(plugins.command("resume", name)))  # as messages show it
     assert words[:2] == ["fedsweep", "resume"]
     assert len(words) == 3
 
