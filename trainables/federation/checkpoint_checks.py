@@ -28,6 +28,8 @@ def check_weights(saved: dict[str, Any], work: ClientWork, weights: torch.Tensor
     started = saved["t"] > 0
     _check(saved, "centre", (lanes, features) if started and work.preprocesses else None)
     _check(saved, "factor", (lanes,) if started and work.scales else None)
+    if saved["clients"] is not None and saved["clients"]["t"] != saved["t"]:
+        raise ValueError("the states of its clients are those of another round")
     if len(saved["states"]) != len(saved["groups"]):
         raise ValueError("the states are not those of its groups")
     for size, state in zip(saved["groups"], saved["states"], strict=True):
