@@ -64,7 +64,7 @@ def test_a_planted_checkpoint_changes_neither_results_nor_rounds(key, t, tmp_pat
     for name in keys:
         storage = PackStorage(str(tmp_path / "r" / ".packs"), **({"key": key} if key else {}))
         storage.create()
-        storage.save([name], t, planted([name], t))
+        storage.save([name], 2, planted([name], t))
     study_run.run(of, TEXT, tmp_path / "r", LineView(), backend="local")
     assert rounds == [*range(ROUNDS)] * len(keys)
     assert values(tmp_path / "r", "key, metrics") == values(tmp_path / "undisturbed", "key, metrics")
@@ -128,7 +128,7 @@ def test_the_key_travels_with_the_storage(tmp_path):
     pickle.loads(pickle.dumps(storage)).save(["a"], 1, b"content")
     name = checkpoint_name(["a"])
     assert storage.load(name) == (1, b"content")
-    assert "key" not in repr(storage)
+    assert "key=" not in repr(storage)
     (tmp_path / (name + ENDING)).rename(tmp_path / (name + PAUSED))
     for stored, ending in ((storage, PAUSED), (PackStorage(str(tmp_path), key=b"y"), PAUSED)):
         with pytest.raises(CorruptCheckpointError):

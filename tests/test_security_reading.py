@@ -11,6 +11,7 @@ import pytest
 import reported
 
 from orchestrator.report.figures import write_figures
+from orchestrator.results import forgetting
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from trainables import files, models, plugins
@@ -61,9 +62,9 @@ def test_only_plain_files_are_read(tmp_path):
     "command",
     [
         "train --from pipe.yaml --cell x",
-        "predict pipe.npz x.csv",
-        "data import pipe.csv --label y",
-        "data import pipe.npz --label y",
+        "predict pipe.npz x.csv --output y.csv",
+        "data import pipe.csv --label y --to new.npz",
+        "data import pipe.npz --label y --to new.npz",
         "plan pipe.yaml",
     ],
 )
@@ -142,7 +143,8 @@ def test_a_printed_command_stays_one_command(name):
     assert len(words) == 3
 
 
-def test_check_and_forget_quote_the_folder(results, fedsweep):
+def test_check_and_forget_quote_the_folder(results, fedsweep, monkeypatch):
+    monkeypatch.setattr(forgetting, "forget_node", lambda *_: forgetting.Forgotten(1, 1))
     folder = results.rename(results.with_name("x; touch owned"))
     changed(folder, "UPDATE trials SET seconds = seconds + 1")
     for command in (("check", folder), ("check", folder, "--repair"), ("forget", folder, "--node", "none")):
