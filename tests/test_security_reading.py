@@ -66,11 +66,12 @@ def test_only_plain_files_are_read(tmp_path):
         "data import pipe.csv --label y --to new.npz",
         "data import pipe.npz --label y --to new.npz",
         "plan pipe.yaml",
+        "lookup pipe.parquet --method dp-fedgd --epsilon 1",
     ],
 )
 def test_a_pipe_does_not_block_a_command(command, tmp_path, fedsweep, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for ending in ("yaml", "npz", "csv"):
+    for ending in ("yaml", "npz", "csv", "parquet"):
         os.mkfifo(f"pipe.{ending}")
     code, _, err = fedsweep(*command.split())
     assert code == 2

@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from orchestrator.report.benchmark.columns import COLUMNS, HYPER
 from trainables.errors import UserError
+from trainables.files import open_plain
 
 if TYPE_CHECKING:
     import optuna
@@ -151,7 +152,7 @@ class Task:
 
 def read(file: Path | str) -> pd.DataFrame:
     try:
-        with Path(file).open("rb") as content:
+        with open_plain(Path(file), follow=True) as content:
             about = pyarrow.parquet.read_metadata(content)
             if about.num_rows * about.num_columns > MOST_VALUES:
                 raise UserError(f"{file} holds more than {MOST_VALUES} values")
