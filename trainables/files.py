@@ -73,9 +73,10 @@ def open_plain(path: Path, *, follow: bool = False) -> IO[bytes]:
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
     """The content of a file of `most` bytes at most; it may be sparse, so its size says nothing about the disk."""
     with open_plain(path, follow=follow) as file:
-        if os.fstat(file.fileno()).st_size > most:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
             raise UserError(f"{path} is larger than {most:,} bytes")
-        return file.read(most)
+        return file.read(size)
 
 
 def read_plain_text(path: Path) -> str:
