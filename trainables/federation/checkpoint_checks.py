@@ -19,14 +19,14 @@ def check_round(t: Any, last_round: int) -> None:
         raise ValueError(f"round {t!r} is not in [0, {last_round}]")
 
 
-def check_weights(saved: dict[str, Any], work: ClientWork, weights: torch.Tensor, features: int) -> None:
+def check_weights(saved: dict[str, Any], work: ClientWork, weights: torch.Tensor) -> None:
     """`work`, `weights`: of the new pack before its first round."""
     lanes = len(saved["lanes"])
     if sum(saved["groups"]) != lanes or any(type(size) is not int or size < 1 for size in saved["groups"]):
         raise ValueError("the groups are not those of its lanes")
+    started, anything = saved["t"] > 0, None
     _check(saved, "theta", (lanes, weights.shape[1]), weights.dtype)
-    started = saved["t"] > 0
-    _check(saved, "centre", (lanes, features) if started and work.preprocesses else None)
+    _check(saved, "centre", (lanes, anything) if started and work.preprocesses else None)
     _check(saved, "factor", (lanes,) if started and work.scales else None)
     if saved["clients"] is not None and saved["clients"]["t"] != saved["t"]:
         raise ValueError("the states of its clients are those of another round")
@@ -37,12 +37,17 @@ def check_weights(saved: dict[str, Any], work: ClientWork, weights: torch.Tensor
             raise ValueError("the states are not those of its lanes")
 
 
-def _check(saved: dict[str, Any], name: str, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32) -> None:
+def _check(
+    saved: dict[str, Any], name: str, shape: tuple[int | None, ...] | None, dtype: torch.dtype = torch.float32
+) -> None:
+    """`shape`: with None for any size; None if there must be no tensor."""
     value = saved[name]
     if shape is None:
         if value is not None:
             raise ValueError(f"it has a {name}, and its trials have none")
-    elif not isinstance(value, torch.Tensor) or value.shape != shape or value.dtype != dtype:
+        return
+    fits = isinstance(value, torch.Tensor) and value.dtype == dtype and value.dim() == len(shape)
+    if not fits or any(size not in (found, None) for found, size in zip(value.shape, shape, strict=True)):
         raise ValueError(f"{name} is not a {dtype} tensor of the shape {shape}")
 
 

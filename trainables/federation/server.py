@@ -483,7 +483,7 @@ class Server:
         }
         check_round(saved["t"], self.rounds)
         check_results(list(self._results.values()), saved["t"])
-        check_weights(saved, self._work, self.theta, self._features if self._work.preprocesses else 0)
+        check_weights(saved, self._work, self.theta)
         self._drop_ended_lanes()
         saved_lane = {key: index for index, key in enumerate(saved["lanes"])}
         if any(trial.key not in saved_lane for trial in self.trials):
