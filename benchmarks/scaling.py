@@ -276,6 +276,8 @@ def table() -> str:
     ]
     for name, (title, bar) in BARS.items():
         cells = [_cell(name, known["trials"][count].get(name)) for count in counts]
+        if not any(cells):
+            continue
         lines.append(f"| {title} | {bar} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
