@@ -77,7 +77,7 @@ def main() -> None:
             if any((entry["data"], entry["method"]) == (Path(data).stem, method) for entry in known):
                 continue
             start = time.time()
-            known += measure(data, method, options.seeds, options.device)
+            known += list(measure(data, method, options.seeds, options.device))
             options.report.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
             print(f"{data}, {method}: {time.time() - start:.0f} s", flush=True)
 

@@ -241,7 +241,8 @@ class Replay:
 
     def _contest(self, budget: int, configurations: Sequence[int]) -> int:
         """The winner of a contest at a budget without a search."""
-        candidates, outcomes = {}, {}
+        candidates: dict[Candidate, int] = {}
+        outcomes: dict[str, Outcome] = {}
         for index in configurations:
             own = {f"{index}:{seed}": self._outcome(budget, index, seed) for seed in self.variant.seeds("contest")}
             outcomes |= own

@@ -88,9 +88,9 @@ def main() -> None:
         )
     if "replay" in options.steps:
         processes = max(1, options.processes - len(jobs))
-        folders = ("--tables", str(data), str(into), "--into", str(into))
+        tables = ("--tables", str(data), str(into), "--into", str(into))
         limits = ("--processes", str(processes), "--seconds", left())
-        jobs.append(Job(into, "replay", "benchmarks.searches", *folders, *repetitions, *limits))
+        jobs.append(Job(into, "replay", "benchmarks.searches", *tables, *repetitions, *limits))
     for job in jobs:
         job.wait(deadline)
 

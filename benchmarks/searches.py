@@ -168,11 +168,10 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 def collect(into: Path) -> pd.DataFrame:
     """The report: a line for every plan and kind of budget."""
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    order = {(name, plan.label, plan.text): (place, number) for place, name in enumerate(TABLES)
-             for axes in range(1, 5) for number, plan in enumerate(plans(axes))}  # fmt: skip
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for line in lines_of(into / "replays.jsonl"):
-        groups[order[line["table"], line["strategy"], line["settings"]]].append(line)
+        order = [(plan.label, plan.text) for plan in plans(line["axes"])]
+        groups[list(TABLES).index(line["table"]), order.index((line["strategy"], line["settings"]))].append(line)
     rows = []
     for _, own in sorted(groups.items()):
         first = own[0]
