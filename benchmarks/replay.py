@@ -222,13 +222,13 @@ class Replay:
 
     def expected(self, budget: int) -> Expected:
         """At a budget that was not searched."""
-        searched = {number: self._noise(own) for number, own in enumerate(self.budgets)}
-        return self.surface.between(self.table.lattice.points, self._noise(budget), searched)
+        searched = {number: self.noise(own) for number, own in enumerate(self.budgets)}
+        return self.surface.between(self.table.lattice.points, self.noise(budget), searched)
 
     def predict_searched(self) -> None:
         """Predictions at the searched budgets."""
         for number, budget in enumerate(self.budgets):
-            score, deviation = self.surface.scores(self.table.lattice.points, self._noise(budget), number)
+            score, deviation = self.surface.scores(self.table.lattice.points, self.noise(budget), number)
             (best,) = highest(score, 1)
             self._predict(budget, Expected(score, deviation, score), best, searched=True)
 
@@ -236,7 +236,7 @@ class Replay:
         true = float(self.table.means[budget, index])
         self.predictions.append((searched, float(expected.score[index]), float(expected.deviation[index]), true))
 
-    def _noise(self, budget: int) -> float:
+    def noise(self, budget: int) -> float:
         return log_noise(ROUNDS**0.5 / mu_of(self.table.epsilons[budget], DELTA))
 
     def _contest(self, budget: int, configurations: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import reported
+import surface_results
 from handmade_ledgers import Writer
 
 from orchestrator.report.html import serving, write_report
@@ -410,3 +411,15 @@ def test_the_page_follows_a_sweep(chromium, served):
     assert {urlsplit(address).netloc for address in requests(page) if not address.startswith("data:")} == {
         urlsplit(url).netloc
     }
+
+
+def test_a_surface_shows_the_expected_score_at_any_budget(chromium, tmp_path):
+    surface_results.write(tmp_path)
+    write_report([str(tmp_path)])
+    page = opened(chromium, tmp_path / "report.html")
+    section = find(page, "#frontier")
+    assert len(section.find_elements(By.CSS_SELECTOR, "path.band")) == 1
+    find(page, "#frontier .chart svg").send_keys(Keys.HOME, Keys.ARROW_RIGHT)
+    assert "not searched" in find(page, "#tip").text
+    assert "DP-FedGD: predicted and measured" in section.text
+    assert page.get_log("browser") == []

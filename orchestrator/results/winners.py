@@ -207,15 +207,17 @@ class Results:
         states = Counter(reader.shown.values()) if study.private else ledger.states()
         records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
         counts = {} if study.private else {setting: table for (setting, _), table in ledger.partitions().items()}
-        return cls(study, cells, states, records, clients, counts, _surfaces(ledger, study))
+        surfaces = _surfaces(ledger, study, earlier.surfaces if earlier else ())
+        return cls(study, cells, states, records, clients, counts, surfaces)
 
 
-def _surfaces(ledger: Ledger, study: Study) -> tuple[StudySurface, ...]:
+def _surfaces(ledger: Ledger, study: Study, earlier: Sequence[StudySurface]) -> tuple[StudySurface, ...]:
+    """Those that have not changed are taken from `earlier`, because a fit takes seconds."""
     if "surface" not in study.search.strategies:
         return ()
     from orchestrator.results.surfaces import study_surfaces  # imports SciPy, which is slow
 
-    return tuple(study_surfaces(ledger, study))
+    return tuple(next((old for old in earlier if old == new), new) for new in study_surfaces(ledger, study))
 
 
 class TrialCollector(Protocol):

@@ -15,6 +15,7 @@ from orchestrator.report import palette
 from orchestrator.report.html import findings_text
 from orchestrator.report.html.configurations import Configuration, Groups, ranked, varied
 from orchestrator.report.html.importance import importance
+from orchestrator.report.html.surface_data import surface_data
 from orchestrator.report.tables import PER_SETTING, render
 from orchestrator.report.tables.accuracy import final_accuracy
 from orchestrator.report.tables.common import data_fingerprints, missing_text, thinned
@@ -151,6 +152,7 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
         "status": _status(ledger, name, running, results),
         "findings": findings_text.summary(results),
         "caveats": findings_text.caveats(results),
+        "surfaces": [surface_data(surface) for surface in results.surfaces],
         "tables": _tables(results),
         "partitions": [] if study.private else _partitions(ledger, study),  # class counts are not private
         "privacy": study.privacy.model_dump(),

@@ -18,7 +18,10 @@ from orchestrator.report.html.data import as_json
 from orchestrator.report.tables import render
 from orchestrator.version import version
 
-SCRIPTS = ("dom.js", "chart.js", "table.js", "results.js", "comparison.js", "search.js", "details.js", "page.js")
+SCRIPTS = (
+    *("dom.js", "chart.js", "table.js", "results.js", "frontier.js", "comparison.js", "search.js", "details.js"),
+    "page.js",
+)
 LIVE_EVERY_MS = 2000
 
 

@@ -8,6 +8,7 @@ const SECTIONS = [
   ["comparison", "Studies compared", () => (page.studies.length > 1 ? comparison(page.studies) : null)],
   ["curves", "Score by round", curves],
   ["budgets", "Score against ε", byBudget],
+  ["frontier", "Expected score at any ε", frontier],
   ["tables", "Tables", tables],
   ["search", "Search", search],
   ["partition", "Partition", partitions],
