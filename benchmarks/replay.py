@@ -35,6 +35,7 @@ from trainables.privacy.gaussian import mu_of
 SCALES = {"learning_rate": "log", "rho": "log", "tau": "log", "beta": "complement", "beta1": "complement",
           "beta2": "complement"}  # fmt: skip
 FINALISTS = 8
+VALIDATION_ROWS = {"cifar10": 5000, "crc5": 1288}
 SEARCH_SEEDS, CONTEST_SEEDS = 3, 5
 DELTA, ROUNDS = 1e-5, 70
 RUNGS = (8, 24)
@@ -138,12 +139,13 @@ class Replay:
         section = strategy.Settings(**given, **self.settings)
         self.variant = SearchVariant(strategy, "contest", section, seeds)
         space = self.table.space(every=2 if self.strategy == "grid" else 1)
+        rows = VALIDATION_ROWS[self.table.name.rpartition("-")[2]]
         self.histories = []
         memo: dict[str, Any] = {}
         for budget in self.budgets:
             epsilon = self.table.epsilons[budget]
             task = SearchTask(
-                space, StageRounds(ROUNDS, ROUNDS, ROUNDS), ACCURACY, 5000, self.trials, "zoom", section, epsilon,
+                space, StageRounds(ROUNDS, ROUNDS, ROUNDS), ACCURACY, rows, self.trials, "zoom", section, epsilon,
                 DELTA, tuple(seeds.search), noise_by_rounds=lambda rounds, e=epsilon: rounds**0.5 / mu_of(e, DELTA),
             )  # fmt: skip
             history = History(task, self.variant.seeds, self.outcomes, configurations={}, trial_seeds={})

@@ -265,27 +265,24 @@ def usable_scale(scale: str, values: Sequence[float]) -> str:
 
 
 def densified(space: SearchSpace, name: str, least: int) -> Axis:
-    """The values of both grids on an axis, in order; a numeric axis gets values in its widest gaps until it has `least`
-    of them, as far as the hyperparameter has more."""
+    """The values of both grids on an axis, in order. A numeric axis has at least `least` values: those between two
+    values of the grids divide their gap evenly, into steps no longer than those of `least` even values. Integers have
+    fewer if there are no more."""
     values = tuple(dict.fromkeys([*space.coarse[name], *space.fine[name]]))
-    if not is_numeric(values) or len(values) < 2:
-        return values
+    if not is_numeric(values) or len(values) < 2 or least < 2:
+        return values if not is_numeric(values) else tuple(sorted(values, key=float))
     hyper = hyperparameters_of(space.method)[name]
     points: dict[float, HyperValue] = {}
     for value in values:
         points.setdefault(float(value), value)
-    scale = usable_scale(space.scale[name], list(points))
-    closed: set[float] = set()  # starts of gaps without a value between
-    while len(points) < least:
-        gaps = [(forward(scale, b) - forward(scale, a), a, b) for a, b in itertools.pairwise(sorted(points))]
-        open_gaps = [(round(gap, 9), -a, a, b) for gap, a, b in gaps if a not in closed]
-        if not open_gaps:
-            break
-        _, _, low, high = max(open_gaps)
-        middle = _significant(_backward(scale, (forward(scale, low) + forward(scale, high)) / 2), 3)
-        new = [value for value in _valid(hyper, [middle]) if low < float(value) < high]
-        closed |= set() if new else {low}
-        points.update((float(value), value) for value in new)
+    known = sorted(points)
+    scale = usable_scale(space.scale[name], known)
+    step = (forward(scale, known[-1]) - forward(scale, known[0])) / (least - 1)
+    for low, high in itertools.pairwise(known):
+        start, gap = forward(scale, low), forward(scale, high) - forward(scale, low)
+        pieces = math.ceil(round(gap / step, 6))
+        between = [_significant(_backward(scale, start + gap * n / pieces), 3) for n in range(1, pieces)]
+        points.update((float(value), value) for value in _valid(hyper, between) if low < float(value) < high)
     return tuple(points[point] for point in sorted(points))
 
 

@@ -115,6 +115,19 @@ def test_axes_of_every_kind():
     assert len(lattice.design(16, seed=1)) == 16
 
 
+@pytest.mark.parametrize("method", ["dp-fedgd", "dp-fedsofim"])
+def test_values_lie_close_everywhere_between_the_grids(method):
+    """Not only where the grids had the widest gaps: no step is longer than a 32nd of the range of one axis."""
+    lattice = Lattice(search_spaces.load(method))
+    assert len(lattice.configurations) == math.prod(map(len, lattice.axes.values())), "all of them, not a sample"
+    for name, least in {"dp-fedgd": {"learning_rate": 33}, "dp-fedsofim": {"learning_rate": 14, "rho": 14}}[
+        method
+    ].items():
+        logs = [math.log(value) for value in lattice.axes[name]]
+        assert len(logs) >= least
+        assert max(np.diff(logs)) <= (logs[-1] - logs[0]) / (least - 1) * 1.02
+
+
 def test_the_gradient_of_the_fit_is_that_of_its_loss():
     random = np.random.default_rng(1)
     data = Data(

@@ -17,8 +17,8 @@ from search_spaces import Axis, Configuration, SearchSpace
 Array = NDArray[np.float64]
 LARGEST = 3000
 """Points of a lattice, about; larger ones are sampled."""
-MOST_VALUES = 33
-"""Of a numeric axis."""
+MOST_VALUES, FEWEST_VALUES = 33, 5
+"""Of a numeric axis, about, if the study does not say."""
 
 
 class Lattice:
@@ -30,16 +30,22 @@ class Lattice:
     def __init__(self, space: SearchSpace, values: int | None = None) -> None:
         """`values`: least number of values of a numeric axis; default: by the number of axes."""
         numeric = sum(search_spaces.is_numeric(axis) and len(axis) > 1 for axis in space.coarse.values())
-        least = values or max(5, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
+        least = values or max(FEWEST_VALUES, min(MOST_VALUES, int(LARGEST ** (1 / max(1, numeric)))))
         self.space = space
         self.axes = {name: search_spaces.densified(space, name, least) for name in space.coarse}
+        while values is None and self._size > 2 * LARGEST and least > FEWEST_VALUES:
+            least -= 1
+            self.axes = {name: search_spaces.densified(space, name, least) for name in space.coarse}
         self._scales = [_AxisScale(space, name, axis) for name, axis in self.axes.items()]
+
+    @property
+    def _size(self) -> int:
+        return math.prod(map(len, self.axes.values()))
 
     @cached_property
     def configurations(self) -> list[Configuration]:
         """In a fixed order; a sample if the lattice is large."""
-        size = math.prod(map(len, self.axes.values()))
-        if size <= 2 * LARGEST:
+        if self._size <= 2 * LARGEST:
             return self.space.grid(self.axes)
         values = [tuple(axis) for axis in self.axes.values()]
         picks = self.spread(LARGEST, seed=0)
