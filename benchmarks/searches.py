@@ -1,8 +1,7 @@
 """Compares search strategies on dense tables (see benchmarks/replay.py).
 
 python -m benchmarks.searches --tables FOLDER ... --into FOLDER replays what FOLDER/replays.jsonl lacks, a line for
-every repetition, in several processes. --collect FOLDER writes benchmarks/reports/searches.csv from it. --page writes
-docs/benchmark.md and its figure from that file."""
+every repetition, in several processes. benchmarks/search_page.py writes the report and the page."""
 
 from __future__ import annotations
 
@@ -256,26 +255,19 @@ def draw(report: pd.DataFrame, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", nargs="+", type=Path, help="folders with dense tables and their rungs")
-    parser.add_argument("--into", type=Path, help="folder of replays.jsonl")
+    parser.add_argument("--tables", nargs="+", type=Path, required=True, help="with dense tables and their rungs")
+    parser.add_argument("--into", type=Path, required=True, help="folder of replays.jsonl")
     parser.add_argument("--only", nargs="+", default=[], help="parts of the tables' names")
     parser.add_argument("--strategies", nargs="+", default=[])
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e6)
-    parser.add_argument("--collect", type=Path, help="folder of replays.jsonl: write the report")
-    parser.add_argument("--page", action="store_true", help="write docs/benchmark.md and its figure")
     options = parser.parse_args()
-    if options.into:
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ[name] = "1"
-        options.into.mkdir(parents=True, exist_ok=True)
-        todo = tasks(tuple(options.tables), options.only, options.strategies, options.repetitions)
-        run(todo, options.into, options.processes, options.seconds)
-    if options.collect:
-        collect(options.collect).to_csv(REPORT, index=False)
-    if options.page:
-        write_page()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    options.into.mkdir(parents=True, exist_ok=True)
+    todo = tasks(tuple(options.tables), options.only, options.strategies, options.repetitions)
+    run(todo, options.into, options.processes, options.seconds)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from trainables.federation.pack_runner import CHUNK_S
 RAY = str(Path(sys.executable).with_name("ray"))
 TESTS = Path(__file__).resolve().parent
 STAGES = ("coarse", "fine", "confirm")
-ORDER = ("rung-1", "rung-2", "rung-3", "coarse", "fine", "contest", "confirm")
+ORDER = ("surface", "rung-1", "rung-2", "rung-3", "coarse", "fine", "contest", "confirm")
 """All stages of the studies here."""
 TITLES = {  # titles of a pack's processes
     "client host": "ray::HostActor",
@@ -71,7 +71,23 @@ LADDER = (
     .replace("search: {refine: table}", "search: {strategies: [halving], trials: 12, finalists: 4}")
 )
 """The same methods, searched by halving on two seeds, with a contest."""
-STAGE_OF_ROUNDS = {12: "rung-1", 36: "rung-2", 108: "rung-3", 100: "coarse", 110: "fine", 120: "confirm"}
+SURFACE = (
+    STUDY.replace("rounds: {coarse: 100, fine: 110,", "rounds: {fine: 114,")
+    .replace(", 1.0e+38]", "]")
+    .replace("epsilons: [40]", "epsilons: [20, 40]")
+    .replace("seeds: {search: 42, contest: []", "seeds: {search: [42, 43], contest: [5, 6]")
+    .replace("search: {refine: table}", "search: {strategies: [surface], trials: 12, finalists: 4}")
+)
+"""The same methods at two budgets, which one model searches together."""
+STAGE_OF_ROUNDS = {
+    114: "surface",
+    12: "rung-1",
+    36: "rung-2",
+    108: "rung-3",
+    100: "coarse",
+    110: "fine",
+    120: "confirm",
+}
 LANES = 4
 PATIENCE_S = 1200.0  # longer than anything takes on a loaded machine
 ENVIRONMENT = {  # of all processes; the token keeps the clusters private

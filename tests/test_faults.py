@@ -189,6 +189,20 @@ def test_faults_in_rungs_and_contests(hosts, folder, tmp_path, killed, tally):
 
 
 @pytest.mark.chaos
+def test_faults_in_a_search_of_all_budgets_together(folder, tmp_path, killed, tally):
+    """The driver is killed between batches, whose proposals depend on the results of both budgets."""
+    run_alone(tmp_path / "alone", chaos.study(text=chaos.SURFACE))
+    faults = [
+        ("client host", Moment("surface", 0.02)),
+        ("server", Moment("surface", 0.1)),
+        ("driver, SIGKILL", Moment("surface", 0.2)),
+        ("client host", Moment("contest", 0.05)),
+        ("trial process", Moment("confirm", 0.02)),
+    ]
+    disturb(folder, Left.of(tmp_path / "alone"), killed, tally, faults, 2, chaos.SURFACE)
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("end", ["driver, SIGKILL", "driver, Ctrl-C"])
 def test_ended_while_ray_starts(end, folder, undisturbed, tally):
     """Before the first pack. Ctrl-C then stops the driver at once."""

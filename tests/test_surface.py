@@ -5,9 +5,12 @@ import random
 
 import numpy as np
 import pytest
+from interrupting import StopAfterAPack
 from simulated_search import DATA, drive, study
 
 import search_spaces
+from orchestrator.execution import study_run
+from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.forgetting import dependent_stages
 from orchestrator.results.ledger import Ledger
@@ -15,6 +18,7 @@ from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
 from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Surface, Trial, log_noise
 from orchestrator.study.cells import PreparedStudy
+from orchestrator.study.reading import as_text
 from trainables.errors import UserError
 
 GD = {"name": "dp-fedgd", "coarse": {"learning_rate": [0.001, 0.1, 10]}, "fine": {"learning_rate": [0.1]}}
@@ -26,7 +30,7 @@ def surface_study(**changes):
     return study(
         methods=[GD],
         epsilons=changes.pop("epsilons", list(BEST)),
-        seeds={"search": [1, 2, 3], "contest": [11, 12], "confirm": [42]},
+        seeds=changes.pop("seeds", {"search": [1, 2, 3], "contest": [11, 12], "confirm": [42]}),
         **{**changes, "search": {"strategies": ["surface"], "trials": 14, **changes.get("search", {})}},
     )
 
@@ -56,6 +60,28 @@ def test_trials_do_not_depend_on_the_order_of_results_or_on_interruptions(tmp_pa
     reference = drive(tmp_path / "whole", surface_study(), evaluate, batch=1000).stages
     drive(tmp_path / "other", surface_study(), evaluate, batch=3, stop_after=20)
     assert drive(tmp_path / "other", surface_study(), evaluate, batch=7).stages == reference
+
+
+def test_tables_of_an_interrupted_run_are_the_same_bytes(tmp_path):
+    """Real trials, with the tables `frontier` and `selection`, which show the surface. The first stops come before the
+    contest, whose runs have more rounds than those of the search."""
+    of = surface_study(
+        epsilons=[2, 8], search={"trials": 8}, seeds={"search": [1, 2], "contest": [11], "confirm": [42]}
+    )
+
+    def run(folder, view):
+        return study_run.run(of, as_text(of), folder, view, backend="local")
+
+    assert run(tmp_path / "whole", View()).complete
+    stops = 0
+    while not run(tmp_path / "part", StopAfterAPack()).complete:
+        stops += 1
+    assert stops > 2, "between the batches, at least"
+    whole, part = (
+        {file.name: file.read_bytes() for file in (tmp_path / name / "tables").iterdir()} for name in ("whole", "part")
+    )
+    assert any(name.startswith("frontier") for name in whole)
+    assert whole == part
 
 
 def test_a_batch_opens_when_the_trials_of_all_budgets_have_ended(tmp_path):

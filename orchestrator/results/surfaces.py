@@ -163,8 +163,11 @@ class StudySurface:
         configurations = self.lattice.configurations
         counts = np.array([self._rounds(configuration) for configuration in configurations])
         by_row = np.array([log_noise(noise[count]) for count in counts.tolist()])
+        is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
+        budget = self.epsilons.index(epsilon) if is_own and own_release == self.study.privacy.release else -1
         low, high = self._range
-        usable = (by_row >= low) & (by_row <= high)
+        # before the contest, no trial of a searched budget may have had the noise of a confirm run
+        usable = (by_row >= low) & (by_row <= high) | (budget >= 0)
         if rounds is not None:
             usable &= counts == rounds
         if not usable.any():
@@ -173,8 +176,6 @@ class StudySurface:
                 f"epsilon = {epsilon:g} needs a noise multiplier of {min(noise.values()):.3g}; {self.method.shown} was "
                 f"searched from {least:.3g} to {most:.3g} (eps {max(self.epsilons):g} to {min(self.epsilons):g})"
             )
-        is_own = epsilon in self.epsilons and delta == self.study.privacy.delta
-        budget = self.epsilons.index(epsilon) if is_own and own_release == self.study.privacy.release else -1
         score, deviation, cautious = (np.full(len(configurations), -math.inf) for _ in range(3))
         for count in sorted(known):  # runs of other lengths have other noise
             own = np.flatnonzero(usable & (counts == count))
