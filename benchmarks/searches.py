@@ -218,10 +218,10 @@ def write_page() -> None:
             "|---|---:|---:|---:|---:|---:|---:|---:|",
         ]
         for (strategy, _), own in rows.groupby(["strategy", "settings"], sort=False):
-            of = {kind: own[own["budgets"] == kind].iloc[0] for kind in BUDGETS}
-            main = of["searched"]
+            of = {kind: own[own["budgets"] == kind] for kind in BUDGETS}
+            main = of["searched"].iloc[0]
             trials, rounds = main["search_trials"], main["trial_rounds"]
-            texts = [f"{of[kind]['mean']:.2f} / {of[kind]['p95']:.2f}" for kind in of]
+            texts = [f"{m.iloc[0]['mean']:.2f} / {m.iloc[0]['p95']:.2f}" if len(m) else "" for m in of.values()]
             lines.append(
                 f"| {strategy} | {main['repetitions']} | {trials:.0f} | {trials / grid:.0%} | {rounds / 1000:.1f}k | "
                 f"{' | '.join(texts)} |"
