@@ -146,15 +146,14 @@ def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
     """A failing disk or missing permission; simulated, because root may read every file."""
     path = tmp_path / "features.npz"
     path.write_bytes(b"PK")
-    plain_open = io.open
+    plain_open = os.open
 
     def failing(file, *rest, **options):
         if os.fspath(file) == str(path):
             raise PermissionError(13, "Permission denied", str(path))
         return plain_open(file, *rest, **options)
 
-    monkeypatch.setattr(io, "open", failing)
-    monkeypatch.setattr("builtins.open", failing)
+    monkeypatch.setattr(os, "open", failing)
     error_for(path)
 
 
