@@ -15,7 +15,7 @@ import yaml
 
 from trainables import methods
 from trainables.errors import UserError, one_of
-from trainables.methods.base import OF_NETWORKS, Hyperparameter
+from trainables.methods.base import NETWORK_HYPERPARAMETERS, Hyperparameter
 from trainables.spec import HyperValue
 
 Axis = tuple[HyperValue, ...]
@@ -29,7 +29,7 @@ RUN_AXES = (
 )
 """Settings of a run that may be searched like hyperparameters; they override the study's values."""
 RUN_NAMES = tuple(axis.name for axis in RUN_AXES)
-NETWORK_NAMES = tuple(axis.name for axis in OF_NETWORKS)
+NETWORK_NAMES = tuple(axis.name for axis in NETWORK_HYPERPARAMETERS)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def build(
 
 def hyperparameters_of(method: str) -> dict[str, Hyperparameter]:
     """Everything that can be an axis."""
-    return {h.name: h for h in (*OF_NETWORKS, *methods.get(method).hyperparameters, *RUN_AXES)}
+    return {h.name: h for h in (*NETWORK_HYPERPARAMETERS, *methods.get(method).hyperparameters, *RUN_AXES)}
 
 
 def unique(configurations: Iterable[Configuration]) -> list[Configuration]:

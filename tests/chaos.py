@@ -42,7 +42,7 @@ ORDER = ("surface", "rung-1", "rung-2", "rung-3", "coarse", "fine", "contest", "
 TITLES = {  # titles of a pack's processes
     "client host": "ray::HostActor",
     "server": "ray::Server",
-    "trial process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackSlot
+    "slot process": "ray::ResourceTrainable",  # Tune's name for a trainable with resources: ours is PackSlot
 }
 STUDY = """\
 name: chaos
@@ -275,7 +275,7 @@ class Driver:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Its packs are paused inside the block."""
-        stopped = [pid for kind in ("trial process", "server") for pid in self.processes(kind)]
+        stopped = [pid for kind in ("slot process", "server") for pid in self.processes(kind)]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:

@@ -56,7 +56,7 @@ def poison(key: str, victim: str) -> None:
         "client host": on_host,
         "node": on_host,
         "server": (Server, "progress", lambda server, *_: [trial.key for trial in server.trials]),
-        "trial process": (PackSlot, "_advance", lambda slot: [trial.key for trial in slot.runner.trials]),
+        "slot process": (PackSlot, "_advance", lambda slot: [trial.key for trial in slot.runner.trials]),
     }[victim]
     original = getattr(kind, method)
 

@@ -393,6 +393,11 @@ def test_the_shell_completes_commands():
     assert found.stdout.split() == ["check", "check-method", "check-model"], found.stderr
 
 
+def test_the_package_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "fedsweep", "--version"], capture_output=True, text=True)
+    assert found.stdout == f"fedsweep {fedsweep.__version__}\n", found.stderr
+
+
 def test_plugins_are_imported_with_the_package():
     """As in docs/python.md, without another import."""
     program = "import fedsweep; fedsweep.plugins.use"

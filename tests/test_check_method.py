@@ -149,8 +149,8 @@ def test_a_record_is_not_taken_for_amplified_rounding(only_amplified_rounding, m
     """A release that differs by a ten-thousandth from what the shift explains."""
     follow = noise_shift._Pair.play
 
-    def other(self, shifts=None, extra=None, reference=None):
-        played = follow(self, shifts, extra, reference)
+    def other(self, shifts=None, extra_shifts=None, reference=None):
+        played = follow(self, shifts, extra_shifts, reference)
         return replace(played, release=played.release * 1.0001) if reference is not None else played
 
     monkeypatch.setattr(noise_shift._Pair, "play", other)

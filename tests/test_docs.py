@@ -139,7 +139,7 @@ def test_the_first_study_is_valid():
 
 def test_the_study_page_shows_the_defaults():
     (text,) = blocks(DOCS / "studies.md", "yaml")
-    required, _, _ = text.partition("# everything below shows the defaults")
+    required, _, _ = text.partition("# everything below shows the defaults with `defaults: paper`")
     shown, defaults = (parse(part, "shown.yaml", REPOSITORY).model_dump() for part in (text, required))
     assert {**shown, "compare_to": None} == {**defaults, "compare_to": None}
     missing = [name for name in Study.model_fields if not re.search(rf"^{name}:", text, flags=re.MULTILINE)]

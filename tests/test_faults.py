@@ -108,7 +108,7 @@ ENDS = {
 
 
 def plan(seed: int, strikes: int, end: str) -> list[tuple[str, Moment]]:
-    """Processes to kill at random moments, and the driver to end at one of them. Servers and trial processes are killed
+    """Processes to kill at random moments, and the driver to end at one of them. Servers and slot processes are killed
     twice at most: a pack that fails three times is taken for poisoned, as it should be."""
     chance = random.Random(seed)
     drawn = [(chance.choices([*chaos.TITLES], [3, 1, 1])[0], Moment.draw(chance)) for _ in range(strikes)]
@@ -147,7 +147,7 @@ def disturb(
                 driver = drivers.enter_context(Driver.resume(folder, checkpoint_every_s=0.2))
             if stage:
                 tally.add(kind, stage)
-                pack_kills += kind in ("server", "trial process")
+                pack_kills += kind in ("server", "slot process")
         finished(driver, undisturbed)
         after = chaos.ledger(folder)[0]
         assert {key: after[key] for key in rows} == rows, "finished trials are unchanged, including durations"
@@ -161,7 +161,7 @@ def test_a_short_chaos(folder, undisturbed, killed, tally):
         ("client host", Moment("coarse", 0.05)),
         ("server", Moment("coarse", 0.2)),
         ("driver, SIGKILL", Moment("fine", 0.05)),
-        ("trial process", Moment("confirm", 0.02)),
+        ("slot process", Moment("confirm", 0.02)),
     ]
     disturb(folder, undisturbed, killed, tally, faults, hosts=2)
 
@@ -181,7 +181,7 @@ def test_faults_in_rungs_and_contests(hosts, folder, tmp_path, killed, tally):
     faults = [
         ("client host", Moment("rung-1", 0.02)),
         ("driver, SIGKILL" if hosts == 2 else "server", Moment("rung-2", 0.02)),
-        ("trial process" if hosts == 2 else "client host", Moment("rung-3", 0.05)),
+        ("slot process" if hosts == 2 else "client host", Moment("rung-3", 0.05)),
         ("client host" if hosts == 2 else "driver, SIGKILL", Moment("contest", 0.05)),
         ("server", Moment("confirm", 0.02)),
     ]
@@ -197,7 +197,7 @@ def test_faults_in_a_search_of_all_budgets_together(folder, tmp_path, killed, ta
         ("server", Moment("surface", 0.1)),
         ("driver, SIGKILL", Moment("surface", 0.2)),
         ("client host", Moment("contest", 0.05)),
-        ("trial process", Moment("confirm", 0.02)),
+        ("slot process", Moment("confirm", 0.02)),
     ]
     disturb(folder, Left.of(tmp_path / "alone"), killed, tally, faults, 2, chaos.SURFACE)
 

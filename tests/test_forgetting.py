@@ -86,7 +86,7 @@ def test_a_node_that_has_computed_nothing_is_refused(tmp_path, fedsweep):
     assert f"node = '10.0.0.9' has computed no trial of {tmp_path}; nodes: bad, good" in err
     code, _, err = fedsweep("forget", tmp_path, "--node", "bad")
     assert code == 0
-    assert "1 trials of node bad are forgotten, and 2 stages are decided again; the tables change with: " in err
+    assert "forgot 1 trials of node bad; 2 stages will be decided again. To run the trials again and " in err
     with pytest.raises(UserError, match=r"holds no ledger"):
         forget_node(tmp_path / "nothing", "bad")
     assert not (tmp_path / "nothing").exists()

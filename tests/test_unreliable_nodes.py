@@ -101,9 +101,9 @@ IMPATIENT = (
 def test_a_stopped_slot_is_noticed(folder, undisturbed, tally):
     """It is alive but sends no heartbeat: `status` says so, and its pack runs elsewhere."""
     with Driver.run(folder, chaos.study(), first=IMPATIENT.format(15.0), checkpoint_every_s=0.2) as driver:
-        victim = driver.reach(Moment("coarse", 0.0), "trial process")
+        victim = driver.reach(Moment("coarse", 0.0), "slot process")
         os.kill(victim, signal.SIGSTOP)
-        tally.add("trial process hangs", chaos.current_stage(folder))
+        tally.add("slot process hangs", chaos.current_stage(folder))
         driver.wait_until(lambda: "no progress for" in chaos.log(folder), "the pack makes no progress")
         with Driver(folder, "status", str(folder)) as status:
             assert status.end() == 0
@@ -114,9 +114,9 @@ def test_a_stopped_slot_is_noticed(folder, undisturbed, tally):
 
 def test_cancel_now_ends_a_study_whose_slot_is_stopped(folder, undisturbed, tally):
     with Driver.run(folder, chaos.study(), first=IMPATIENT.format(3600.0), checkpoint_every_s=0.2) as driver:
-        victim = driver.reach(Moment("coarse", 0.0), "trial process")
+        victim = driver.reach(Moment("coarse", 0.0), "slot process")
         os.kill(victim, signal.SIGSTOP)
-        tally.add("trial process hangs, cancel --now", chaos.current_stage(folder))
+        tally.add("slot process hangs, cancel --now", chaos.current_stage(folder))
         with Driver(folder, "cancel", str(folder), "--now") as cancel:
             assert cancel.end() == 0
         assert driver.end() == 130
@@ -182,7 +182,7 @@ def test_a_host_that_hangs_on_another_node_than_its_slot(folder, undisturbed, ta
         where = ("--address", cluster.address, "--resource", "placement=spread")
         with Driver.run(folder, chaos.study(hosts=2), *where, **order) as driver:
             driver.wait_until(lambda: "starts: " in chaos.log(folder), "a pack has started")
-            far = next(name for name, node in nodes.items() if not node.processes("trial process"))
+            far = next(name for name, node in nodes.items() if not node.processes("slot process"))
             os.kill(nodes[far].processes("client host")[0], signal.SIGSTOP)
             tally.add("client host hangs, on another node", chaos.current_stage(folder))
             finished(driver, undisturbed)

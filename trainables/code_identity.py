@@ -30,13 +30,13 @@ class OtherCodeError(RuntimeError):
 
 
 def package_identity() -> CodeIdentity:
-    """Of this process, without plug-ins."""
+    """The identity of this process's code, without plug-ins."""
     versions = {name: metadata.version(name).partition("+")[0] for name in LIBRARIES}
     return {"package trainables": _hash_of_package(), **versions, "processor": platform.machine()}
 
 
 def code_identity() -> CodeIdentity:
-    """Of this process, with its plug-ins."""
+    """The identity of this process's code, with its plug-ins."""
     plugins.load_all()
     return {**package_identity(), **{f"plug-in {name}": plugins.code_hash(name) for name in plugins.loaded()}}
 

@@ -12,7 +12,7 @@ from orchestrator.execution.progress import View
 from orchestrator.execution.scheduler import Scheduler
 from orchestrator.execution.sweep import Sweep
 
-FIRST_ROUND = "slot, federation, kernels, first pack"
+FIRST_ROUND = "start of slot and federation, kernels compiled, first pack opened"
 
 
 def process_start() -> float:
@@ -37,10 +37,10 @@ class Clock(View):
         pass
 
     def starting(self, sweep: Sweep) -> None:
-        self.mark("the study and its data")
+        self.mark("study read, data loaded and partitioned")
 
     def started(self, sweep: Sweep, capacity: Capacity) -> None:
-        self.mark("Ray")
+        self.mark("Ray started")
         self.federations = capacity.federations
 
     def changed(self, scheduler: Scheduler) -> None:

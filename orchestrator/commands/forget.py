@@ -15,12 +15,12 @@ def forget(
     folder: Folder,
     node: Annotated[str, typer.Option(metavar="NAME", help="Name of the node, as `fedsweep status` lists it.")],
 ) -> None:
-    """Forget the trials that a node has computed. `fedsweep resume` runs them again, and stages that depend on them
-    if their results change."""
+    """Forget all trials that a node computed. `fedsweep resume` runs them again. Later stages run again only if the
+    new results change them."""
     from orchestrator.results.forgetting import forget_node
 
     forgotten = forget_node(folder, node)
     stderr.print(
-        f"{forgotten.trials} trials of node {node} are forgotten, and {forgotten.stages} stages are decided again; the "
-        f"tables change with: {plugins.command('resume', str(folder))}"
+        f"forgot {forgotten.trials} trials of node {node}; {forgotten.stages} stages will be decided again. To run the "
+        f"trials again and update the tables: {plugins.command('resume', str(folder))}"
     )

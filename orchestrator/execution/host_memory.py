@@ -16,7 +16,7 @@ LANES_SHARE = 0.5  # of a node's memory; data and processes need the rest
 
 
 def machine_bytes() -> int:
-    """Of the machine, or of the container if that is less."""
+    """Memory of the machine, or of the container if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(physical, int(CGROUP.read_text()))

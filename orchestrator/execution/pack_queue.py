@@ -147,8 +147,8 @@ class PackQueue:
         return pack.work * self.pace if self.pace is not None else float("inf")
 
     def seconds_left(self, pack: Pack) -> float:
-        """Of a pack in flight, estimated from its own progress; infinite if it should have ended long ago and has not
-        computed a round."""
+        """Time left of a pack in flight, estimated from its own progress; infinite if it should have ended long ago and
+        has not computed a round."""
         elapsed, done = time.monotonic() - pack.began, pack.reached_round - pack.first_round
         if done > 0:
             return elapsed / done * (pack.trials[0].last_round - pack.reached_round)

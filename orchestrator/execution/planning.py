@@ -50,7 +50,7 @@ class Plan:
     device: str
     where: str
     load: float
-    """Of this machine, by other programs."""
+    """Load of this machine by other programs."""
     notes: list[str]
     """Settings of the study that may not have the expected effect."""
 
@@ -197,7 +197,7 @@ def _gemm_rate() -> float:
 
 
 def _memory(prepared: PreparedStudy, capacity: Capacity) -> int:
-    """Of all processes: features in the driver, the object store and the hosts; the lanes' weights."""
+    """Memory of all processes: features in the driver, the object store and the hosts; the lanes' weights."""
     data = {
         p.data.fingerprint: (0 if isinstance(p.data.x_train, StoredRows) else p.data.x_train.nbytes)
         + p.data.x_test.nbytes

@@ -35,14 +35,14 @@ class OurResult:
     chosen: Mapping[str, HyperValue]
     """The hyperparameters that won the search."""
     validation_score: float
-    """Of the chosen hyperparameters; nan without a winner."""
+    """Score of the chosen hyperparameters; nan without a winner."""
     first_seed_score: float
     """Final test score of the first confirm seed; nan if it did not finish."""
     first_seed_correct: bytes | None = None
     """Which test rows the first confirm seed classifies correctly, packed bits."""
     test_rows: int | None = None
     seconds_per_round: tuple[float, ...] = ()
-    """Of every confirm run: its share of the pack's time."""
+    """By confirm run: its share of the pack's time."""
 
     @property
     def dataset(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 FEDSOFIM, FEDNEW, HEART = "DP-FedSOFIM", "DP-FedNew", "heart disease"
 """The papers, by the method they propose, and results published for the heart disease data."""
 CITATION = "arXiv:2601.09166"
-"""Of the DP-FedSOFIM paper."""
+"""The DP-FedSOFIM paper."""
 SOURCES = {
     FEDSOFIM: "the DP-FedSOFIM paper",
     FEDNEW: "the DP-FedNew paper",

@@ -60,5 +60,5 @@ def by_client(
 
 
 def worst_tenth(accuracies: Sequence[ClientAccuracy]) -> Sequence[ClientAccuracy]:
-    """Of the clients, at least one; `accuracies` has the lowest first."""
+    """The tenth of the clients with the lowest accuracy, at least one; `accuracies` has the lowest first."""
     return accuracies[: math.ceil(len(accuracies) / 10)]

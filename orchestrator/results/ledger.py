@@ -784,7 +784,7 @@ def _verified(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _checksum(values: Sequence[Any]) -> int:
-    """Of a row, as SQLite returns it: floats in REAL columns, and nothing in place of NaN."""
+    """Checksum of a row, as SQLite returns it: floats in REAL columns, and nothing in place of NaN."""
     text = _plain_text(values)
     if text is None:
         stored = list(values)

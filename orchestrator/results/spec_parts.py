@@ -1,7 +1,7 @@
 """Reads the specifications of very many trials from JSON.
 
-The text before the hyperparameters, the hyperparameters, and the text after them repeat from trial to trial. Each part
-is read once. If all three are JSON by themselves, their members are those of the whole.
+The text before the hyperparameters, the hyperparameters, and the text after them repeat from trial to trial. Each
+distinct part is parsed once. If all three are valid JSON objects once completed, their members are those of the whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def read_parts(text: str) -> dict[str, Any] | None:
     if start < 0 or end < 0:
         return None
     values = start + len(HYPERPARAMETERS)
-    before, chosen, after = _before(text[:start]), _chosen(text[values:end]), _after(text[end:])
+    before, chosen, after = _before(text[:start]), _hyperparameters(text[values:end]), _after(text[end:])
     if before is None or chosen is None or after is None or "hyperparameters" in after:
         return None
     return {**before, "hyperparameters": chosen, **after}
@@ -39,8 +39,8 @@ def check_hyperparameters(chosen: dict[str, Any]) -> None:
 
 
 @lru_cache(maxsize=MOST_PARTS)
-def _chosen(text: str) -> dict[str, Any] | None:
-    """Checked hyperparameters."""
+def _hyperparameters(text: str) -> dict[str, Any] | None:
+    """Parsed and checked."""
     found = _part(text)
     if found is not None:
         check_hyperparameters(found)
@@ -58,7 +58,7 @@ def _after(text: str) -> dict[str, Any] | None:
 
 
 def _part(text: str) -> dict[str, Any] | None:
-    """A JSON object, without the member that completes it."""
+    """Parse a JSON object; without the placeholder "" that completed the text."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -83,7 +83,7 @@ class StudySurface:
     """The searched budgets."""
     validation_rows: int
     results: tuple[Result, ...]
-    """Of the search and the contests."""
+    """Results of the search and the contests."""
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -91,12 +91,12 @@ class StudySurface:
 
     @cached_property
     def surface(self) -> Surface:
-        """Of all trials."""
+        """Fitted to all trials."""
         return self._fitted(self.results)
 
     @cached_property
     def of_search(self) -> Surface:
-        """Of the trials before the contest."""
+        """Fitted to the trials before the contest."""
         return self._fitted([result for result in self.results if result.stage != "contest"])
 
     def _fitted(self, results: Sequence[Result]) -> Surface:
@@ -195,7 +195,7 @@ class StudySurface:
         )
 
     def _expected(self, points: NDArray[np.float64], budget: int, noise: float, rounds: int) -> Expected:
-        """Of configurations with the same rounds. `budget`: number of a searched budget, else -1."""
+        """Expected scores of configurations with the same rounds. `budget`: number of a searched budget, else -1."""
         if budget >= 0:
             score, deviation = self.surface.scores(points, log_noise(noise), budget)
             return Expected(score, deviation, score)

@@ -66,7 +66,7 @@ class SearchResult:
     seconds: tuple[float, ...]
     """Seconds per round of every trial."""
     worst_epsilon: float | None = None
-    """Of a private search that has begun: the largest eps of its runs, claimed or actual."""
+    """The largest eps of the runs of a private search that has begun, claimed or actual."""
 
     @cached_property
     def tried(self) -> dict[str, Axis]:
@@ -156,11 +156,11 @@ class Results:
     records: Mapping[str, int]
     """By data set, the group of records it belongs to: data sets of one group are about the same records."""
     client_rows: Mapping[SettingId, ClientRows]
-    """Of the settings whose test rows have clients."""
+    """Rows by client, of the settings whose test rows have clients."""
     class_counts: Mapping[SettingId, Sequence[Sequence[int]]]
     """Train rows of every class at every client; empty for a private search."""
     surfaces: tuple[StudySurface, ...] = ()
-    """Of the methods that the strategy `surface` has searched."""
+    """One for every method that the strategy `surface` has searched, by setting."""
 
     @cached_property
     def settings(self) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class TrialCollector(Protocol):
     def begin(self, study: Study, searches: int) -> None: ...
 
     def add(self, cell: SearchedCell, stage: str, trials: TrialColumns) -> None:
-        """Of a private search, nothing is added."""
+        """Not called for the trials of a private search."""
 
     def end(self, cell: CellResult) -> None:
         """All trials of a search have been added."""
@@ -240,7 +240,7 @@ class _SearchTrials:
         self.stages: dict[str, list[str]] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.configurations: dict[str, Configuration] = {}
-        """Of the trials before confirm."""
+        """Configurations of the trials before confirm."""
         self.rounds: dict[str, int] = {}
         """By the full key of a trial: a trial that continues a shorter one adds only its further rounds."""
         self.seconds: list[float] = []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from orchestrator.search.objective import ACCURACY, Objective
 
-ROUNDING = 1e-9  # of a standard error computed with floats, relative to the values; far more than it is
+ROUNDING = 1e-9  # relative tolerance for a standard error computed with floats; actual rounding errors are far smaller
 Outcome = tuple[str, float | None, float | None]
 """State, score (the study's objective) and loss of a trial, on the validation rows after the last round."""
 Outcomes = Mapping[str, Outcome]
@@ -78,7 +78,7 @@ def mean_score(outcomes: Sequence[Outcome]) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    return values[0] if len(values) == 1 else fmean(values)  # a single value keeps its last bit
+    return values[0] if len(values) == 1 else fmean(values)  # a single value is returned unchanged
 
 
 def spread(values: Sequence[float]) -> float:
@@ -95,8 +95,8 @@ def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | Non
 
 
 def within_standard_error(ours: Sequence[float | None], theirs: Sequence[float | None]) -> bool:
-    """Whether the mean of `paired_difference` is at most its standard error. The exact deviation takes long, and is
-    computed only where rounding could decide."""
+    """Whether the mean of `paired_difference` is at most its standard error in absolute value. `stdev` is exact but
+    slow, so it is used only if rounding could change the answer."""
     differences = [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if not differences:
         return False
@@ -104,7 +104,7 @@ def within_standard_error(ours: Sequence[float | None], theirs: Sequence[float |
     if len(differences) > 1:
         squares = sum((difference - middle) ** 2 for difference in differences)
         error = math.sqrt(squares / (len(differences) - 1) / len(differences))
-        if abs(abs(middle) - error) > ROUNDING * max(map(abs, differences)):  # nan and inf: exact
+        if abs(abs(middle) - error) > ROUNDING * max(map(abs, differences)):  # false for nan and inf
             return abs(middle) <= error
     exact = paired_difference(ours, theirs)
     return exact is not None and abs(exact[0]) <= exact[1]

@@ -24,7 +24,7 @@ class History:
     seeds_of_stage: Callable[[str], list[int]]
     """The seeds that each configuration of a stage runs with."""
     outcomes: Outcomes
-    """Of all trials that have ended, by key."""
+    """Outcomes of all trials that have ended, by key."""
     stages: dict[str, list[str]] = field(default_factory=dict)
     """Keys of the trials of every stage that has been opened, by configuration, then by seed."""
     configurations: Mapping[str, Configuration] = field(default_factory=dict)

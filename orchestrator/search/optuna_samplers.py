@@ -20,7 +20,7 @@ _WARNINGS = ("warn_independent_sampling", "warn_asynchronous_seeding")  # of not
 
 
 def names() -> list[str]:
-    """Of all samplers that the installed Optuna has."""
+    """The names of all samplers that the installed Optuna has."""
     return list(_classes())
 
 

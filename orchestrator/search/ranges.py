@@ -16,7 +16,7 @@ class AxisRange(NamedTuple):
 
     kind: Literal["choice", "integer", "float"]
     values: list[HyperValue]
-    """Of both grids: the choices, for an axis of words."""
+    """The values of both grids; for an axis of words, the choices."""
     low: float
     high: float
     scale: str

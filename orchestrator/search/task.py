@@ -16,11 +16,11 @@ class StageRounds(NamedTuple):
     """Federated rounds of a trial, as the study file sets them."""
 
     coarse: int
-    """Of the coarse stage of a grid."""
+    """Rounds of the coarse stage of a grid."""
     fine: int
-    """Of the other search stages."""
+    """Rounds of the other search stages."""
     confirm: int
-    """Of the contest and the confirm stage."""
+    """Rounds of the contest and the confirm stage."""
 
 
 @dataclass(frozen=True)

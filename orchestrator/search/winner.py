@@ -18,7 +18,7 @@ def competing_stages(variant: SearchVariant, history: History) -> tuple[str, ...
 
 
 def winner(variant: SearchVariant, history: History) -> Choice | None:
-    """Of the contest once it has results, else of the search."""
+    """The winner of the contest once it has results, else of the search."""
     task = history.task
     if variant.strategy.publishes_only_winner:
         return variant.strategy.choose(task, history)
@@ -37,7 +37,7 @@ def winner_of_first_seed(variant: SearchVariant, history: History) -> Choice | N
 
 
 def best_configurations(variant: SearchVariant, history: History, count: int) -> list[Configuration]:
-    """Of all competing stages, best first."""
+    """The best configurations of all competing stages, best first."""
     chosen = variant.strategy.finalists(history.task, history, count)
     if chosen is not None:
         return chosen

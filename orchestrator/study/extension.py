@@ -10,7 +10,8 @@ from trainables.errors import UserError
 GROWING = ("data", "partitions", "methods", "epsilons", "seeds.confirm", "search.strategies", "search.select")
 """Lists that may get new items."""
 ORDERED = ("seeds.confirm", "search.strategies", "search.select")
-"""Lists whose new items must come last: names in tables do not mention the first strategy."""
+"""Lists that keep their order; new items are appended. For example, tables omit the name of the first strategy, so it
+must stay the first."""
 
 
 def check_extension(old: Study, new: Study) -> None:
@@ -45,10 +46,10 @@ def _check(path: str, before: Any, after: Any) -> None:
         for item in before:
             if item in after:
                 continue
-            for changed in after:  # if an item has the same name, name the key that differs
+            for changed in after:  # the item was changed, not removed: report the key that differs
                 if _name(item) is not None and _name(changed) == _name(item) and changed not in before:
                     _check(f"{path} {_short(item)}", item, changed)
-            raise UserError(f"the folder's study has {path} {_short(item)}, the new one has not; choose another folder")
+            raise UserError(f"{path} {_short(item)} is missing: the folder's study has it; choose another folder")
         if path in ORDERED and after[: len(before)] != before:
             raise UserError(f"new {path} must come after the old ones, {before}; choose another folder")
     elif before != after:

@@ -73,9 +73,9 @@ class Reference:
     calls: list[Call] = field(default_factory=list)
     played: list[list[Played]] = field(default_factory=list)
     states: list[list[Any]] = field(default_factory=list)
-    """Of the hosts, before every call."""
+    """States of the hosts before every call."""
 
-    def known_before(self, number: int, client: int) -> frozenset[Address]:
+    def drawn_before(self, number: int, client: int) -> frozenset[Address]:
         """The addresses of the client's noise that were drawn before a call."""
         return frozenset(address for played in self.played[:number] for address in played[client].tape.drawn)
 
@@ -212,7 +212,7 @@ class _Coupled(_Observed):
         if not _is_finite(call):
             return replies  # the run has diverged: nothing more to see
         pairs = [
-            _Pair(before, call, their, our, played, theirs.known_before(number, index), states)
+            _Pair(before, call, their, our, played, theirs.drawn_before(number, index), states)
             for index, (their, our, played, states) in enumerate(
                 zip(theirs.hosts, self._hosts, theirs.played[number], theirs.states[number], strict=True)
             )
@@ -285,23 +285,26 @@ class _Pair:
     our: WatchedHost
     played: Played
     """The round on D."""
-    known: frozenset[Address]
+    drawn_before: frozenset[Address]
     states: Any
 
-    def replay(self, extra: Shifts | None = None) -> Played:
+    def replay(self, extra_shifts: Shifts | None = None) -> Played:
         """The round on D once more, with other noise."""
-        host, kept = self.their, (self.their._states, self.their.known)
-        host._states, host.known = self.states, self.known
+        host, kept = self.their, (self.their._states, self.their.drawn_before)
+        host._states, host.drawn_before = self.states, self.drawn_before
         try:
-            return host.play(self.before.work, self.call.t, self.call.sent, extra=extra)
+            return host.play(self.before.work, self.call.t, self.call.sent, extra_shifts=extra_shifts)
         finally:
-            host._states, host.known = kept
+            host._states, host.drawn_before = kept
 
     def play(
-        self, shifts: Shifts | None = None, extra: Shifts | None = None, reference: list[torch.Tensor] | None = None
+        self,
+        shifts: Shifts | None = None,
+        extra_shifts: Shifts | None = None,
+        reference: list[torch.Tensor] | None = None,
     ) -> Played:
         return self.our.play(
-            self.call.work, self.call.t, self.call.sent, shifts=shifts, extra=extra, reference=reference
+            self.call.work, self.call.t, self.call.sent, shifts=shifts, extra_shifts=extra_shifts, reference=reference
         )
 
     def settle(self, shift: Shifts) -> None:
@@ -329,7 +332,7 @@ class _Pair:
         extra = {address: _directions(rng, tape.drawn[address][1]) for address in tape.fresh}
         response = np.zeros_like(release)
         for scale in (1.0, 1e3, -1e3) if extra else ():  # large in both directions: a first step of Adam is only a sign
-            moved = self.play(extra={address: scale * value for address, value in extra.items()}).release
+            moved = self.play(extra_shifts={address: scale * value for address, value in extra.items()}).release
             response += np.abs(moved - release)
             if response.all():
                 break
@@ -350,7 +353,7 @@ class _Pair:
         if size != ours.release.size or not ours.release.any():
             return None
         direction = _directions(rng, size)
-        response = self.play(extra={address: direction}).release - ours.release
+        response = self.play(extra_shifts={address: direction}).release - ours.release
         factor = float(response @ direction / (direction @ direction))
         largest = float(max(np.abs(ours.release).max(), np.abs(response).max()))
         if factor == 0 or not _equal(response, factor * direction, largest + self.largest_weight):

@@ -29,43 +29,45 @@ Shifts = Mapping[Address, NDArray[np.float64]]
 class Tape:
     """What a client's program does in one round."""
 
-    known: frozenset[Address]
+    drawn_before: frozenset[Address]
     """Addresses drawn in earlier rounds: this noise is no longer fresh."""
     shifts: dict[Address, NDArray[np.float64]]
-    extra: Shifts
+    extra_shifts: Shifts
+    """Added to `shifts` in this round only."""
     reference: list[torch.Tensor] | None = None
-    """Sums that the noise makes up for: fresh noise is shifted by their difference from the sums computed here."""
+    """Sums of a neighbouring data set: fresh noise is shifted to cancel the difference."""
     sums: list[torch.Tensor] = field(default_factory=list)
     drawn: dict[Address, tuple[float, int]] = field(default_factory=dict)
     """Scale and size of every noise drawn."""
     samples: list[tuple[int | None, float]] = field(default_factory=list)
-    """For every gradient computed: the step whose sample it used and the rate; None: a sample of no known step."""
-    made: list[tuple[Sample, int]] = field(default_factory=list)
+    """For every gradient: the step whose sample it used, and the sampling rate. The step is None if all rows were used,
+    or a sample that `sample` did not create."""
+    created_samples: list[tuple[Sample, int]] = field(default_factory=list)
     _pending: list[int] = field(default_factory=list)
 
     @property
     def fresh(self) -> list[Address]:
-        return [address for address in self.drawn if address not in self.known]
+        return [address for address in self.drawn if address not in self.drawn_before]
 
     def summed(self, value: torch.Tensor, sample: Sample | None) -> torch.Tensor:
-        self.looked(sample)
+        self.record_sample(sample)
         self._pending.append(len(self.sums))
         self.sums.append(value)
         return value
 
-    def looked(self, sample: Sample | None) -> None:
-        step = next((step for made, step in self.made if made is sample), None)
+    def record_sample(self, sample: Sample | None) -> None:
+        step = next((step for created, step in self.created_samples if created is sample), None)
         self.samples.append((step, 1.0 if sample is None else sample.rate))
 
     def draw(self, address: Address, value: torch.Tensor, scale: float) -> torch.Tensor:
-        if self.reference is not None and address not in self.known and address not in self.drawn and scale:
+        if self.reference is not None and address not in self.drawn_before and address not in self.drawn and scale:
             pairs = [(self.reference[k], self.sums[k]) for k in self._pending if k < len(self.reference)]
             gaps = [theirs - ours for theirs, ours in pairs if ours.numel() == value.numel()]
             if gaps:
                 self.shifts[address] = torch.stack([gap.flatten() for gap in gaps]).sum(0).numpy() / scale
         self._pending = []
         self.drawn.setdefault(address, (scale, value.numel()))
-        shift = self.shifts.get(address, 0.0) + self.extra.get(address, np.zeros(1))
+        shift = self.shifts.get(address, 0.0) + self.extra_shifts.get(address, np.zeros(1))
         return value + (scale * torch.as_tensor(shift)).to(value) if np.any(shift) else value
 
 
@@ -84,9 +86,9 @@ class WatchedHost(ClientHost):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.round_view = self._watched
-        self.known: frozenset[Address] = frozenset()
+        self.drawn_before: frozenset[Address] = frozenset()
         self.shifts: Shifts = {}
-        """Of all rounds so far."""
+        """The shifts of all rounds so far."""
 
     def _watched(self, *arguments: Any) -> BatchRound:
         return _WatchedRound(self._tape, *arguments)
@@ -98,12 +100,12 @@ class WatchedHost(ClientHost):
         sent: Broadcast,
         *,
         shifts: Shifts | None = None,
-        extra: Shifts | None = None,
+        extra_shifts: Shifts | None = None,
         reference: list[torch.Tensor] | None = None,
     ) -> Played:
-        """Round t, or what is released before the first one if t = 0, without moving on."""
+        """Play round t (t = 0: what is released before the first round). The state of the host does not change."""
         before = self._states
-        self._tape = Tape(self.known, {**self.shifts, **(shifts or {})}, extra or {}, reference)
+        self._tape = Tape(self.drawn_before, {**self.shifts, **(shifts or {})}, extra_shifts or {}, reference)
         try:
             total = self.prepare(work) if t == 0 else self.round(work, t, sent, diagnose=False).total
             return Played(from_grid(total)[0].double().numpy(), self._tape, self._states)
@@ -111,9 +113,9 @@ class WatchedHost(ClientHost):
             self._states = before
 
     def move_on(self, played: Played) -> None:
-        """Continue after this round."""
+        """Make this round part of the run: the next one starts from its state."""
         self._states, self.shifts = played.states, played.tape.shifts
-        self.known = self.known | played.tape.drawn.keys()
+        self.drawn_before = self.drawn_before | played.tape.drawn.keys()
 
 
 class _WatchedRound(BatchRound):
@@ -126,13 +128,13 @@ class _WatchedRound(BatchRound):
         return self._tape.summed(super().clipped_gradient_sum(theta, sample), sample)
 
     def gradient_mean(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        self._tape.looked(sample)
+        self._tape.record_sample(sample)
         return super().gradient_mean(theta, sample)
 
     def sample(self, rate: float, step: int = 0) -> Sample:
-        made = super().sample(rate, step)
-        self._tape.made.append((made, step))
-        return made
+        created = super().sample(rate, step)
+        self._tape.created_samples.append((created, step))
+        return created
 
     def noise(
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None

@@ -142,5 +142,5 @@ def _header(line: bytes, name: str) -> tuple[int, list[str]]:
 
 
 def _memory() -> int:
-    """Of this machine, in bytes."""
+    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

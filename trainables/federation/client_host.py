@@ -77,11 +77,11 @@ class ClientHost:
         """Identifies the data and the clients of `_raw_batches`."""
         self._raw_batches: list[Batch] = []
         self._settings: object = None
-        """Of the network that `_raw_batches` are for."""
+        """Settings of the network that `_raw_batches` are for."""
         self._batches: list[Batch] = []
         """The same, or with the centres of the lanes."""
         self._centre: NDArray[np.float32] | None = None
-        """Of the lanes of `_batches`."""
+        """Centres of the lanes of `_batches`."""
         self._states: tuple[tuple[str, ...], int, list[State]] | None = None
         """The lanes, the round, and the state of every batch, (clients, lanes, ...)."""
         self._lane_vectors: tuple[ClientWork, LaneVectors] | None = None

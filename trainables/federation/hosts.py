@@ -12,14 +12,14 @@ from trainables.federation.pack import ClientWork
 
 
 class Hosts:
-    """Calls client hosts one after the other. A subclass may override `_call` to run them elsewhere."""
+    """Calls client hosts one after the other. A subclass may override `_call` to run them in other processes."""
 
     def __init__(self, count: int, device: str = "cpu") -> None:
         self.count = count
         self._hosts: list[Any] = [ClientHost(index, device) for index in range(count)]
 
     def prepare(self, work: ClientWork) -> list[torch.Tensor]:
-        """What the clients release once, host by host."""
+        """What clients release before the first round, summed per host."""
         return self._call("prepare", [(work,)] * len(work.assignment))
 
     def round(self, work: ClientWork, t: int, broadcast: Broadcast, diagnose: bool) -> list[HostReply]:
@@ -33,5 +33,5 @@ class Hosts:
         self._call("restore", [(work, states.of(clients)) for clients in work.assignment])
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the first hosts, one for every entry of `arguments`."""
+        """Call `method` of host i with `arguments[i]`; hosts without arguments are not called."""
         return [getattr(host, method)(*each) for host, each in zip(self._hosts, arguments, strict=False)]

@@ -11,17 +11,17 @@ class Order:
     """A pack to run."""
 
     number: int
-    """Of this attempt: a pack that is retried gets a new number."""
+    """Number of this attempt: a pack that is retried gets a new one."""
     trials: Any
-    """A list of trials; on its way through Ray, that list pickled."""
+    """A list of trials; pickled while it passes through Ray."""
     resume_from: str = ""
     """Name of the checkpoint to resume from."""
     continue_from: tuple[str, ...] = ()
     """Names of the files with the state of its lanes, if all its trials continue shorter ones."""
     data: Any = None
-    """The `ProblemData` of the trials; on its way through Ray, a reference to it."""
+    """The `ProblemData` of the trials; an object reference while it passes through Ray."""
     not_on: tuple[str, ...] = ()
-    """Ids of nodes that are slow at it: this order is a copy, for another node."""
+    """For a copy of a slow pack: ids of the nodes that are slow and must not get it."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,13 @@ class Report:
     slot: str
     number: int
     kind: Literal["alive", "started", "progress", "ended", "too large", "handed back", "dropped", "lost"]
-    """alive: a heartbeat, about no pack. handed back: its node is about to leave the cluster. dropped: another slot was
-    faster. lost: reported by the
-    desk, about a pack whose slot died before it received the pack."""
+    """alive: a heartbeat without a pack. handed back: the slot's node is about to leave the cluster. dropped: another
+    slot has finished the pack. lost: sent by the desk, if a slot died before it received the pack."""
     round: int = 0
     running: int = 0
     computing_s: float = 0.0
     lanes: Any = ()
-    """ended: the result of every trial; on its way through Ray, pickled."""
+    """ended: the result of every trial; pickled while it passes through Ray."""
     fits: int = 0
     """too large: how many lanes fit into the device's memory."""
     checkpoint: str = ""
@@ -58,6 +57,7 @@ class Failure:
 
     reason: str
     kind: Literal["error", "node died", "out of memory", "other code", "left"] = "error"
-    """other code: than the driver's. left: the slot ended because its node gets no more packs."""
+    """other code: the process has other code than the driver. left: the slot ended because its node gets no more
+    packs."""
     node: str = ""
-    """Id of the node at fault, if it is known to be another one than the slot's."""
+    """Id of the node at fault, if it is not the slot's own node."""

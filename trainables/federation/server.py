@@ -84,7 +84,7 @@ class Server:
         self._opened = (list(trials), data)
         self._last_checkpoint = checkpoint
         self._seconds_before = 0.0
-        """That shorter trials took, which these continue."""
+        """Seconds that the shorter trials took which these continue."""
         self._measured: dict[str, torch.Tensor] = {}
         """Metrics of the current round."""
         self._any_failed = False

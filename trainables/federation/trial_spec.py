@@ -86,12 +86,12 @@ class TrialSpec(Spec):
     """Last round to run, if the trial ends before `rounds`: a lower rung of successive halving."""
     evaluate_every: int = 10
     seed: int = 42
-    """Of the initial weights and other public choices, and of the noise unless that is secret."""
+    """Seed of the initial weights and other public choices, and of the noise unless that is secret."""
     preprocess: Preprocess = Preprocess()
     aggregate: Aggregate = "uniform"
     """Weight of each client in the mean of the releases: equal, or proportional to |D_i|."""
     precision: Precision = "float32"
-    """Of the matrix products on a GPU; sums use float32 or better."""
+    """Precision of the matrix products on a GPU; sums use float32 or better."""
     metrics: tuple[str, ...] = ()
     """Metrics to evaluate beside those that every trial has."""
     code: str = ""

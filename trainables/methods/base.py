@@ -32,6 +32,7 @@ from trainables.errors import UserError, in_range, one_of
 from trainables.lazy import torch
 from trainables.models import Model
 from trainables.models.clipping import clip_factors
+from trainables.models.network_settings import NetworkSettings
 from trainables.models.shard import Shard
 from trainables.privacy.plan import Event, Level, PrivacySettings
 from trainables.spec import HyperValue
@@ -104,14 +105,20 @@ def learning_rate(default: float) -> Hyperparameter:
     return Hyperparameter("learning_rate", default, "server step size", low=0, open_low=True)
 
 
-OF_NETWORKS = (
+NETWORK_HYPERPARAMETERS = (
     *(
-        Hyperparameter(f"{kind}_scale", 1.0, f"scale of the {kind} parameters of a network", low=0, open_low=True)
-        for kind in ("norm", "bias", "lora")
+        Hyperparameter(f"{kind}_scale", default, f"scale of the {kind} parameters of a network", low=0, open_low=True)
+        for kind, default in (
+            ("norm", NetworkSettings.norm_scale),
+            ("bias", NetworkSettings.bias_scale),
+            ("lora", NetworkSettings.lora_scale),
+        )
     ),
-    Hyperparameter("rank", 4, "rank of the LoRA factors of a network", low=1, high=1024, integer=True),
+    Hyperparameter(
+        "rank", NetworkSettings.rank, "rank of the LoRA factors of a network", low=1, high=1024, integer=True
+    ),
 )
-"""Hyperparameters of a model that is a network, for any method."""
+"""Hyperparameters that every method has if its model is a network."""
 
 
 def as_released(difference: str) -> Hyperparameter:
@@ -143,7 +150,8 @@ def clip_norm(values: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
 def initial_power(theta: torch.Tensor) -> torch.Tensor:
     """beta^0 = 1 for every lane, (lanes, 1). Multiply it by beta every round to get beta^t.
 
-    It is a running product in float64 because `pow` rounds differently at the end of a vector of lanes."""
+    A running product in float64 instead of `pow`, whose vectorised loop can round its last elements differently: a
+    lane's result would depend on its position."""
     return torch.ones(theta.shape[0], 1, dtype=torch.float64, device=theta.device)
 
 
@@ -187,8 +195,8 @@ class ClientRound(Protocol):
         their rows with this centre subtracted. If features are not centred, all lanes and the rows."""
 
     def for_distinct_noises(self, function: Callable[[Shard], torch.Tensor]) -> torch.Tensor:
-        """For `prepare`: a function of the rows, (clients, ...), with one entry for every distinct noise among the
-        lanes, (clients, noises, ...)."""
+        """For `prepare`: apply `function` to the rows once for every distinct noise among the lanes. `function` returns
+        (clients, ...); the result is (clients, noises, ...)."""
 
     def clipped_gradient_sum(self, theta: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """sum_x g_x min(1, C / ||g_x||), with g_x the gradient of row x, over all rows or those of a sample.
@@ -214,7 +222,7 @@ class ClientRound(Protocol):
         """The standard deviation of that noise, (lanes, 1)."""
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
-        """Noise for `prepare`: one row for every distinct noise among the lanes."""
+        """For `prepare`: every distinct noise among the lanes once, (clients, noises, size)."""
 
     def turn_mask(self, every: int) -> torch.Tensor:
         """1 if this round is the client's turn, else 0. Every client has a turn once in `every` rounds, publicly."""
@@ -263,7 +271,7 @@ class ClientProgram(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Trials whose programs have the same name can share a pack, so it must contain every parameter."""
+        """Identifies the program and all its parameters: trials whose programs have the same name can share a pack."""
 
     def prepare(self, client: ClientRound) -> torch.Tensor:
         """The release before the first round: one row for every distinct noise among the lanes."""
@@ -339,7 +347,7 @@ class Method(ABC):
         return {}
 
     def receive(self, prepared: torch.Tensor, which: torch.Tensor, state: State, hypers: Hypers) -> None:
-        """Store the mean of the prepared releases in `state`; lane i's is prepared[which[i]]."""
+        """Store in `state` the mean of what clients released in `prepare`: for lane i, row which[i] of `prepared`."""
         raise NotImplementedError(f"{self.name} prepares nothing")
 
     def broadcast(self, state: State, hypers: Hypers) -> dict[str, torch.Tensor]:
@@ -351,10 +359,10 @@ class Method(ABC):
         """The weights after round t = 1, 2, ..., given the mean release G. May update `state`."""
 
     def check(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-        """All hyperparameters: the given ones checked, the others at their defaults. Those of a network only if they
-        are given."""
+        """All hyperparameters: the given ones checked, the others at their defaults. Those of a network are included
+        only if they are given; otherwise the model's settings apply."""
         own = {h.name: h for h in self.hyperparameters}
-        known = own | {h.name: h for h in OF_NETWORKS if h.name in given}
+        known = own | {h.name: h for h in NETWORK_HYPERPARAMETERS if h.name in given}
         for name in given:
             if name not in known:
                 raise UserError(f"{self.name} has no hyperparameter {name!r}; it has: {', '.join(own)}")

@@ -90,7 +90,7 @@ def defined_by(text: str) -> Callable[..., Any] | None:
 
 
 def weights_hash(text: str) -> str:
-    """Of the weights of a packaged network; empty for other models."""
+    """Hash of the weights of a packaged network; empty for other models."""
     if not is_network(text):
         return ""
     from trainables.models import networks  # imports torch

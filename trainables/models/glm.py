@@ -221,12 +221,12 @@ class Multinomial(GLM):
         return torch.cat([torch.zeros_like(eta[:, :1]), eta], dim=1)
 
     def _probabilities(self, eta: torch.Tensor) -> torch.Tensor:
-        """Of all classes except class 0."""
+        """Probabilities of all classes except class 0."""
         return eta.sigmoid() if self.columns == 1 else self._scores(eta).softmax(2)[:, :, 1:]
 
     @staticmethod
     def _scores(eta: torch.Tensor) -> torch.Tensor:
-        """Of all classes; class 0 has score 0."""
+        """Scores of all classes; class 0 has score 0."""
         return torch.cat([torch.zeros_like(eta[:, :, :1]), eta], dim=2)
 
     @staticmethod

@@ -26,7 +26,7 @@ MARGIN = 2.0**-20
 
 
 class Gradients(Protocol):
-    """Of n rows."""
+    """The gradients of n rows."""
 
     def squared_norms(self) -> torch.Tensor:
         """(n,), float64; never below the true value by more than rounding."""

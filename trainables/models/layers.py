@@ -37,14 +37,14 @@ class Layer(ABC):
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the trained values, by their names in the network."""
+        """Shapes of the trained values, by their names in the network."""
 
     @abstractmethod
     def compute(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
     def gradients(self, x: Tensor, error: Tensor) -> list[Gradients]:
-        """Of every trained array, given the layer's input and the derivative of the loss in its output."""
+        """Gradients of every trained array, given the layer's input and the derivative of the loss in its output."""
 
     @abstractmethod
     def merged(self) -> dict[str, Tensor]:

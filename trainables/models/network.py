@@ -70,7 +70,7 @@ class NetworkModel(Head):
             self.cut_shape = tuple(x.shape[1:])
             forward, values = tail.check(x, arrays)
         self.operations = 2.0 * forward / PROBED + 4.0 * self.dimension
-        """Of one row in a round: a forward pass, and a backward pass through the same frozen weights."""
+        """Operations for one row in a round: a forward pass, and a backward pass through the same frozen weights."""
         self._values_per_row = max(1, values // PROBED)
 
     # ---- the interface of models
@@ -157,7 +157,7 @@ class NetworkModel(Head):
         return total
 
     def state_dict(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Of the plain torch module with these weights."""
+        """The state dict of the plain torch module with these weights."""
         return self._tail("cpu", torch.float32).merged(self.arrays(weights))
 
     # ---- blocks of rows

@@ -26,7 +26,7 @@ NETWORKS: dict[str, Callable[[int, int], Any]] = {}
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """A network, where it is cut, and which of the parameters behind the cut train."""
+    """A network, where it is cut, and which parameters train from the cut on."""
 
     network: str
     """A packaged network, or a plug-in's."""

@@ -61,7 +61,7 @@ def load(settings: NetworkSettings, features: int, classes: int) -> Network:
 
 @cache
 def weights_hash(settings: NetworkSettings) -> str:
-    """Of the weights of a packaged network; empty for a plug-in's, whose code is hashed."""
+    """Hash of the weights of a packaged network; empty for a plug-in's, whose code is hashed."""
     return fetching.sha256(_weights_file(settings))[:16] if settings.network in backbones.BACKBONES else ""
 
 

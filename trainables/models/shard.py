@@ -43,8 +43,8 @@ class Shard:
     size: torch.Tensor
     """(clients, 1, 1): |D_i|, a public constant that divides releases."""
     precision: Precision = "float32"
-    """Of the matrix products of gradients. With bf16 the features are stored in bf16 too: half the memory, and the
-    rounded features are the client's data."""
+    """Precision of the matrix products in gradients. With bf16 the features are stored in bf16 too: half the memory,
+    and the rounded features are the client's data."""
     centres: Centres | None = None
     """The centres of the lanes; `x` has the raw features. None: `x` has the features that all lanes use."""
 

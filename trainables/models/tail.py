@@ -138,7 +138,7 @@ class Tail:
         return operations, values
 
     def _operations(self, x: Tensor, arrays: Mapping[str, Tensor]) -> float:
-        """Of the products with weights in a forward pass."""
+        """Operations of the products with weights in a forward pass."""
         counted: list[float] = []
 
         def count(part: Any, _: Any, output: Tensor) -> None:

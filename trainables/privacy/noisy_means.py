@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 
 def std_of_mean(std: NDArray[np.float64], sizes: Sequence[int], users: bool) -> NDArray[np.float64]:
-    """Of the noise in a mean over all rows, if every client adds noise with `std` to its sum; or in a mean over all
-    users, if every user adds it to its mean."""
+    """Standard deviation of the noise in a mean over all rows, if every client adds noise with `std` to its sum; or in
+    a mean over all users, if every user adds it to its mean."""
     return std * math.sqrt(len(sizes)) / (len(sizes) if users else sum(sizes))
 
 

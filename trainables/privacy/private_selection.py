@@ -128,7 +128,7 @@ class Search(NamedTuple):
     """A search that releases its winner alone."""
 
     mu: float
-    """Of one run with its score."""
+    """mu of one run together with its score."""
     mean: float
     """Mean number of runs."""
     runs: str = "geometric"

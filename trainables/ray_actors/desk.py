@@ -48,7 +48,7 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class _Request:
-    """Of a slot that waits for a pack."""
+    """The request of a slot that waits for a pack."""
 
     nodes: Sequence[str]
     answer: asyncio.Future
@@ -65,7 +65,7 @@ class PackDesk:
         self._packs: dict[str, int] = {}
         """The pack of every slot that has one."""
         self._requests: dict[str, _Request] = {}
-        """Of the slots that wait for a pack, oldest first. Of the requests of one slot only the latest counts."""
+        """By slot that waits for a pack, the longest waiting first. Only the latest request of a slot counts."""
         self._heard: dict[str, float] = {}
         """The time of the last message of every slot."""
         self._pace, self._paced = Pace.of(1), 0.0

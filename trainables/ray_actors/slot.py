@@ -40,7 +40,7 @@ class PackSlot(tune.Trainable):
         self._slot, self._node = config["slot"], ray.get_runtime_context().get_node_id()
         self._packs = 0
         self._start_error: Exception | None = None
-        """Raised by the first step: of an error in the constructor of an actor, Ray keeps the text only."""
+        """Raised by the first step, because Ray keeps only the text of an error in an actor's constructor."""
         self._closed = threading.Event()
         self._advice: tuple[int, str] = (0, "")
         """The pack that ran at the last heartbeat, and what the desk said to do with it."""
@@ -48,7 +48,7 @@ class PackSlot(tune.Trainable):
         self._unsent: Report | None = None
         """The latest report about the pack's progress, for the next heartbeat."""
         self._lock = threading.Lock()
-        """Of `_unsent`."""
+        """Guards `_unsent`."""
         self._cannot_hand_back = False
         try:
             if code is not None:
@@ -60,7 +60,7 @@ class PackSlot(tune.Trainable):
         threading.Thread(target=self._send_heartbeats, name="fedsweep-heartbeat", daemon=True).start()
 
     def _with_node(self, error: BaseException) -> Exception:
-        """The same with the node at fault: by default this one."""
+        """The error with the node at fault; by default this one."""
         while (cause := getattr(error, "cause", None)) is not None:  # Ray wraps what was raised in another process
             error = cause
         if isinstance(error, OtherCodeError):
@@ -70,7 +70,7 @@ class PackSlot(tune.Trainable):
 
     @property
     def _nodes(self) -> list[str]:
-        """Of the slot and its federation, its own first."""
+        """The nodes of the slot and its federation, the slot's own first."""
         return [self._node, *getattr(self.runner.federation, "nodes", ())]
 
     def _send_heartbeats(self) -> None:
@@ -83,7 +83,7 @@ class PackSlot(tune.Trainable):
                 self._advice = (order.number if order else 0, advice)
 
     def _with_unsent(self, report: Report | None) -> Report | None:
-        """The report with what earlier ones said that were not sent; without a report, the last of those."""
+        """The report with the notes of an earlier one that was not sent; without a report, the earlier one."""
         with self._lock:
             unsent, self._unsent = self._unsent, None
         if report is None or unsent is None:

@@ -68,7 +68,7 @@ WAIT_FOR_NODES_S = 60.0  # while too few nodes are left for a federation, before
 DESK_TIMEOUT_S = 120.0
 DESKS_IN_A_ROW = 5  # that die before any trial ends: another one would die, too
 MOST_SLOTS = 10_000  # calls that can wait at the desk; Ray's default would be 1,000
-SLOT_TIMEOUT_S = 120.0  # without a heartbeat; slots send one every two seconds, also during a long round
+SLOT_TIMEOUT_S = 120.0  # without a heartbeat; slots send them also during a long round (`Pace.heartbeat_s`)
 NODE_LABEL = "ray.io/node-id"
 log = logging.getLogger("fedsweep")
 

@@ -1,7 +1,8 @@
 """A folder for the sockets, logs and spilled objects of a local Ray, and for Tune's own files, which only this user can
 enter.
 
-Ray's default is one folder for all users, in which everyone may rename everything, also the sockets of a running Ray.
+By default, all users share one folder, where each of them can rename the files of others, even the sockets of a running
+Ray.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from pathlib import Path
 from trainables.errors import UserError
 
 LONGEST_SOCKET = 107  # bytes in the path of a Unix socket
-BELOW = len("/fedsweep-0123456789/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1")
-SHORT = "/tmp"
+LONGEST_SUFFIX = len("/fedsweep-0123456789/r/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store.1")
+FALLBACK = "/tmp"  # short enough
 
 
 def private_folder() -> Path:
-    """In RAY_TMPDIR, TMPDIR or /tmp, the same for every run, so that the logs of earlier runs can be found. If another
-    user has made the folder first, a new one."""
+    """A folder in RAY_TMPDIR, TMPDIR or /tmp. It is the same for every run, so that the logs of earlier runs can be
+    found; if another user has created it, a new one is made."""
     from orchestrator.execution.cluster.ray_internals import get_default_system_temp_dir
 
     place = Path(get_default_system_temp_dir())
-    if len(os.fsencode(place)) + BELOW > LONGEST_SOCKET:
-        place = Path(SHORT)
+    if len(os.fsencode(place)) + LONGEST_SUFFIX > LONGEST_SOCKET:
+        place = Path(FALLBACK)
     try:
         place.mkdir(parents=True, exist_ok=True)
         folder = place / f"fedsweep-{os.geteuid()}"

@@ -302,7 +302,8 @@ class _Cell:
         ]
 
     def _importance(self, stage: str, found: Sequence[Configuration]) -> list[dict[str, Any]]:
-        """Of one stage, because each stage is a grid and their union is not; empty if nothing varies."""
+        """Importance of the hyperparameters in one stage, because each stage is a grid and their union is not; empty
+        if nothing varies."""
         shares = importance([c for c in found if stage in c.stages], self.cell.objective)
         if shares is None or len(shares.single) < 2:  # one alone explains everything
             return []

@@ -139,7 +139,8 @@ def _validation(results: Results) -> Iterator[str]:
 
 
 def _edges(results: Results) -> Iterator[str]:
-    """Of cells whose search is over. An edge of the fine grid alone is none: the coarse grid has values beyond it."""
+    """Winners on an edge of the search space, of finished searches. An edge of the fine grid alone does not count: the
+    coarse grid has values beyond it."""
     beyond = [
         (cell, ", ".join(marks))
         for cell in results.cells

@@ -113,12 +113,12 @@ class GaussianProcess:
         return cls(data, prior, np.round(found.x, DIGITS))
 
     def covariances(self, inputs: Array, budgets: NDArray[np.int64]) -> Array:
-        """Of the mean scores at these inputs with the trials."""
+        """Covariances of the mean scores at these inputs with the trials."""
         k, _ = matern(inputs @ self._matrix.T, self._mapped)
         return self._amplitude * k + self._budget * (budgets[:, None] == self.data.budgets) + CONSTANT
 
     def covariance(self, inputs: Array, budgets: NDArray[np.int64], at: int) -> Array:
-        """Of the mean scores at these inputs with the one at `at`, before any trial."""
+        """Covariances of the mean scores at these inputs with the one at `at`, before any trial."""
         mapped = inputs @ self._matrix.T
         k, _ = matern(mapped, mapped[at : at + 1])
         return self._amplitude * k[:, 0] + self._budget * (budgets == budgets[at]) + CONSTANT
@@ -143,7 +143,7 @@ def _noise_variance(parameters: Array, noise: Array, gaps: Array) -> Array:
 
 
 def _covariance(data: Data, parameters: Array, mapped: Array) -> tuple[Array, Array, Array]:
-    """Of the trials; with the factor of k and the derivative of k."""
+    """Covariances of the trials; with the factor of k and the derivative of k."""
     k, slope = matern(mapped, mapped)
     factor = math.exp(2 * parameters[0]) + math.exp(2 * parameters[4]) * _same(data.seeds)
     covariance = factor * k + math.exp(2 * parameters[5]) * _same(data.budgets) + CONSTANT

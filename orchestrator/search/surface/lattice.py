@@ -16,9 +16,9 @@ from search_spaces import Axis, Configuration, SearchSpace
 
 Array = NDArray[np.float64]
 LARGEST = 3000
-"""Points of a lattice, about; larger ones are sampled."""
+"""Approximate limit for the points of a lattice; larger ones are sampled."""
 MOST_VALUES, FEWEST_VALUES = 33, 5
-"""Of a numeric axis, about, if the study does not say."""
+"""Approximate limits for the values of a numeric axis, if the study sets none."""
 
 
 class Lattice:

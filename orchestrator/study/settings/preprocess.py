@@ -37,4 +37,4 @@ class PreprocessSettings(Section):
 
 
 ADAPTIVE = PreprocessSettings(scale="auto", center="auto", bound=10.0, shrink=True)
-"""Of `defaults: adaptive`."""
+"""The settings of `defaults: adaptive`."""

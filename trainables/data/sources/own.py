@@ -41,7 +41,7 @@ class OwnRows:
 
     source: str
     column: str
-    """Of image paths or texts; "" for a folder."""
+    """The column of image paths or texts; "" for a folder."""
     label: str
     values: NDArray
     """Paths or texts."""
