@@ -178,8 +178,8 @@ def shares_table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def rules_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The default study by the earlier rules and by those of now, on development sets."""
-    lines = ["| data (resplits) | ε | earlier rules | rules of now | all options |", "|---|---:|---:|---:|---:|"]
+    """The default study by the earlier and by the current rules, on development sets."""
+    lines = ["| data (resplits) | ε | earlier rules | current rules | all options |", "|---|---:|---:|---:|---:|"]
     for name, epsilon in dict.fromkeys((row["data"], row["epsilon"]) for row in rows):
         own = [row for row in rows if (row["data"], row["epsilon"]) == (name, epsilon)]
         texts = " | ".join(f"{fmean(row[key] for row in own):.1f}" for key in ("before", "now", "best"))
