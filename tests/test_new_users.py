@@ -31,8 +31,8 @@ def test_a_disk_that_is_full_when_the_ledger_is_created(tmp_path, monkeypatch, f
     """The advice works: there is nothing to resume, and the same study runs once there is room."""
     folder, connect = tmp_path / "results", ledger._connect
 
-    def small_disk(uri, of):
-        connection = connect(uri, of)
+    def small_disk(*arguments):
+        connection = connect(*arguments)
         connection.execute("PRAGMA max_page_count=5")
         return connection
 
