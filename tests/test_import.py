@@ -228,6 +228,22 @@ def test_numpy_arrays(tmp_path):
         conversion.convert_file(str(tmp_path / "bare.npy"), Schema(label="3"))
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("y_train", 7, "x_train has 8 rows, but y_train has 7"),
+        ("client_train", 9, "x_train has 8 rows, but client_train"),
+    ],
+)
+def test_arrays_of_different_lengths_are_named(tmp_path, fedsweep, name, rows, message):
+    lengths = {"x_train": 8, "y_train": 8, "x_test": 4, "y_test": 4, "client_train": 8, name: rows}
+    for array, length in lengths.items():
+        np.save(tmp_path / f"{array}.npy", np.ones((length, 3)) if array[0] == "x" else np.arange(length) % 2)
+    code, _, err = fedsweep("data", "import", tmp_path, "--to", tmp_path / "out.npz")
+    assert code == 2
+    assert message in err
+
+
 def test_a_folder_of_train_and_test_arrays(tmp_path, monkeypatch, fedsweep):
     monkeypatch.chdir(tmp_path)
     arrays = own_data.small_users(users=20, single=4)

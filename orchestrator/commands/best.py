@@ -21,7 +21,8 @@ def best(folder: Folder, json: Json = False) -> None:
     warn_if_unfinished(folder)
     lines = []
     for cell, winner in cells.items():
-        values = ", ".join(f"{name}={value}" for name, value in winner["hyperparameters"].items())
+        chosen = {**winner["hyperparameters"], "clip": winner["clip"], "rounds": winner["rounds"]}
+        values = ", ".join(f"{name}={value}" for name, value in chosen.items())
         lines.append(f"{cell}\n    {values}\n    {_scores(winner)}")
     if cells:
         command = plugins.command("train", "--from", f"{folder}/best.yaml", "--cell", "NAME", "--seed", "42")

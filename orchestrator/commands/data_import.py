@@ -195,6 +195,6 @@ def _show_next_steps(target: Path, converted: Converted) -> None:
     echo(f"written to {target}")
     own = " --partition explicit --clients auto" if "client_train" in converted.arrays else ""
     stderr.print(f"to see its clients: fedsweep partition --data {path}{own}")
-    stderr.print(f"to train a model: fedsweep train --data {path}{own} --epsilon 3 --save model.npz")
     keys = "partitions: [explicit], clients: auto" if own else "clients: 20"
-    stderr.print(f"in a study: data: [{target}], {keys}")
+    stderr.print(f"in a study, which tunes the methods for your data: data: [{target}], {keys}")
+    stderr.print(f"to train one model without tuning: fedsweep train --data {path}{own} --epsilon 3 --save model.npz")

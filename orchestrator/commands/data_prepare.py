@@ -88,7 +88,9 @@ def prepare(
     echo(target)
     command = f"fedsweep train --data {shlex.quote(str(target))}"
     own_clients = " --partition explicit --clients auto" if client else ""
-    stderr.print(f"to train a model: {command}{own_clients} --epsilon 3 --save model.npz")
+    keys = "partitions: [explicit], clients: auto" if client else "clients: 20"
+    stderr.print(f"in a study, which tunes the methods for your data: data: [{target}], {keys}")
+    stderr.print(f"to train one model without tuning: {command}{own_clients} --epsilon 3 --save model.npz")
 
 
 def _prepare_own(name: str, backbone: str, schema: Schema, image: str, text: str, options: Options) -> Path:

@@ -130,7 +130,11 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
     out.print(f"{trained.seconds_per_round:.4f} s per round; state: {result.state}")
     if save is not None:
         saved_model(training, trained, secret=options.secret_noise).save(save)
-        what = "may be published at its actual epsilon" if options.secret_noise else "is for the analyst"
+        what = (
+            "may be published at its actual epsilon"
+            if options.secret_noise
+            else "is for the analyst: its noise can be computed from the seed. To publish a model, add --secret-noise"
+        )
         out.print(f"saved to {save}, which {what}; what is printed here is for the analyst")
     if json:
         emit_json(

@@ -224,8 +224,12 @@ def _of_arrays(source: str, arrays: dict[str, NDArray]) -> Table:
         lengths = {name: len(array) for name, array in table.items()}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise UserError(f"data {source}: its arrays have different numbers of rows ({shown})")
+            raise UserError(
+                f"data {source}: its arrays have different numbers of rows ({shown}); name train and test arrays "
+                f"{', '.join(ARRAYS)}"
+            )
         return table
+    _check_rows(source, arrays)
     train, test = len(arrays["x_train"]), len(arrays["x_test"])
     try:
         table = {name: np.concatenate([arrays[f"{name}_train"], arrays[f"{name}_test"]]) for name in ("x", "y")}
@@ -236,6 +240,15 @@ def _of_arrays(source: str, arrays: dict[str, NDArray]) -> Table:
         of_test = arrays[TEST_CLIENT_COLUMN].tolist() if TEST_CLIENT_COLUMN in arrays else [""] * test
         table["client"] = np.array([as_text(value) for value in (*arrays[CLIENT_COLUMN].tolist(), *of_test)])
     return table
+
+
+def _check_rows(source: str, arrays: dict[str, NDArray]) -> None:
+    """Labels and clients have one value for each row of features."""
+    for part in ("train", "test"):
+        rows = len(arrays[f"x_{part}"])
+        for name in (f"y_{part}", CLIENT_COLUMN if part == "train" else TEST_CLIENT_COLUMN):
+            if name in arrays and len(arrays[name]) != rows:
+                raise UserError(f"data {source}: x_{part} has {rows} rows, but {name} has {len(arrays[name])}")
 
 
 def _bare_array(source: str, array: NDArray, roles: Sequence[str]) -> Table:
