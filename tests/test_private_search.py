@@ -289,7 +289,6 @@ def test_a_foreign_secret_does_not_replace_ones_own(finished_study, tmp_path):
     """Anyone who knows the secret of a search can subtract its noise."""
     other = Path(shutil.copytree(finished_study, tmp_path / "other"))
     with Ledger.write(other) as ledger:
-        ledger._db.execute("DELETE FROM stages")
         ledger._db.execute("UPDATE secrets SET secret = ?", (b"known to a stranger",))
     for parts in ([other, finished_study], [finished_study, other]):
         with pytest.raises(UserError, match="another private search"):

@@ -178,6 +178,24 @@ def test_only_plain_storage_is_opened(url):
 # ---- a folder behind file://
 
 
+@pytest.mark.parametrize("name", ["study.yaml", "best.yaml", "report.html"])
+def test_no_file_is_written_into_a_folder_that_a_link_names(name, tmp_path):
+    results, victim, source = tmp_path / "results", tmp_path / "victim", tmp_path / "source"
+    results.mkdir()
+    victim.mkdir()
+    source.write_text("commands")
+    location = results_location(f"file://{results}")
+    (results / name).symlink_to(victim)  # after the check
+    location._upload(source, name)
+    assert list(victim.iterdir()) == []
+    assert not (results / name).is_symlink()
+    assert (results / name).read_text() == "commands"
+    (results / name).unlink()
+    (results / name).symlink_to(victim)
+    with pytest.raises(UserError, match="symbolic link"):
+        results_location(f"file://{results}")
+
+
 def test_no_link_behind_a_url_is_followed(tmp_path, fedsweep):
     results, victim = tmp_path / "results", tmp_path / "victim"
     reported.write(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,10 +56,22 @@ def _printable(url: str) -> str:
     return shown(url) if url.isprintable() else repr(shown(url))
 
 
+def is_local(files: Any) -> bool:
+    return "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,))
+
+
+def rename(files: Any, old: str, new: str) -> None:
+    """Put a file in the place of another. fsspec would move it into a folder that a link names."""
+    if is_local(files):
+        os.replace(old, new)
+    else:
+        files.mv(old, new)
+
+
 def refuse_links(files: Any, root: str, *names: str) -> None:
     """If this is a folder on this machine, refuse links in it, and in its folders of these names: fsspec would write
     through them."""
-    if "file" in (files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)):
+    if is_local(files):
         for path in (Path(root) / name for name in names):
             refuse_link(path)
             for found in [path] if path.is_file() else path.rglob("*"):

@@ -60,17 +60,19 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
                 check_extension(Study.recorded(old[0], part.plugins()), Study.recorded(new[0], part.plugins()))
             except UserError as error:
                 raise UserError(f"results folder {name} is of another study: {error}") from None
-    into.add_plugins(part.plugins(), part.plugin_code())
+    into.add_plugins(part.plugins(), {**part.plugin_code(), **into.plugin_code()})
     into.add_data(part.fingerprints())
     into.add_settings(part.settings())
     into.add_partitions(part.partitions())
     into.add_test_clients(part.test_clients())
-    secrets = into.secrets()
-    for cell, secret in part.secrets().items():
+    stages = part.stages()
+    searched = {cell for cell, _, _ in stages}
+    secrets, new = into.secrets(), {cell: secret for cell, secret in part.secrets().items() if cell in searched}
+    for cell, secret in new.items():
         if secrets.get(cell, secret) != secret:
             raise UserError(f"results folder {name} has another private search of {cell} than the parts before it")
-    into.add_secrets(part.secrets())
-    for (cell, variant, stage), keys in part.stages().items():
+    into.add_foreign_secrets(new)
+    for (cell, variant, stage), keys in stages.items():
         known = into.stage(cell, variant, stage)
         if known[: len(keys)] != keys[: len(known)]:
             raise UserError(f"results folder {name} has other {stage} trials of {cell!r} than the parts before it")

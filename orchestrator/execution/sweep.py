@@ -36,6 +36,7 @@ class Sweep:
         """For every trial that has not ended: the searches that wait for it, with the index of its candidate."""
         self._most_open = OPEN_TRIALS
         self._left: dict[int, int] = {}
+        self._foreign = ledger.foreign_searches()
         self.outcomes: dict[str, Outcome] = ledger.outcomes(study.objective)
         if ledger.failed():
             self.outcomes = without_retryable_failures(
@@ -161,6 +162,7 @@ class Sweep:
         if not trials:
             search.stages.setdefault("confirm", [])
             return False
+        self._refuse_foreign(search, trials)
         start, seeds = len(search.stages.get(stage, [])), search.seed_count(stage)
         self._record(search, stage, trials, start)
         search.open(stage, trials)
@@ -182,6 +184,17 @@ class Sweep:
                 self._open[trial.key] = alone if others is None else (*others, place)
         self._left[id(search)] = len(left)
         return True
+
+    def _refuse_foreign(self, search: CellSearch, trials: list[TrialSpec]) -> None:
+        """Whoever knows the secret of a private search can subtract the noise of its trials."""
+        if not search.variant.strategy.publishes_only_winner or search.cell.id not in self._foreign:
+            return
+        if any(trial.key not in self.outcomes for trial in trials):
+            raise UserError(
+                f"the private search of {search.cell.name!r} was merged from another folder before it was finished, "
+                "and whoever has that folder knows its secret; finish it there and merge again, or run the study in a "
+                "new folder"
+            )
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:
         stage = next(reversed(search.stages))

@@ -689,6 +689,23 @@ class Ledger:
             numbered = [(self._cell_number(cell), secret) for cell, secret in new.items()]
             self._db.executemany("INSERT OR IGNORE INTO secrets VALUES (?, ?)", numbered)
 
+    def add_foreign_secrets(self, new: Mapping[CellId, bytes]) -> None:
+        """Secrets of searches that began in another folder. Existing secrets stay."""
+        with self.transaction():
+            known = self.secrets()
+            foreign = {*self.foreign_searches(), *(cell for cell in new if cell not in known)}
+            self.add_secrets(new)
+            if foreign:
+                numbers = json.dumps(sorted(map(self._cell_number, foreign)))
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('foreign_searches', ?)", (numbers,))
+
+    def foreign_searches(self) -> set[CellId]:
+        """Cells whose secret came from another folder by `merge`: whoever wrote that folder knows it."""
+        cells, numbers = self._cells(), checks.content(self._meta("foreign_searches") or "[]")
+        if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
+            raise sqlite3.DataError(f"{numbers!r:.50} is not a list of cells")
+        return {cells[number] for number in numbers if number in cells}
+
     def secrets(self) -> dict[CellId, bytes]:
         cells = self._cells()
         return {cells[number]: secret for number, secret in self._db.execute("SELECT cell, secret FROM secrets")}

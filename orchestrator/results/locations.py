@@ -23,13 +23,14 @@ from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
 from trainables.files import open_in_place, read_plain, read_plain_text
-from trainables.urls import as_user_error, open_filesystem, refuse_links, shown
+from trainables.urls import as_user_error, open_filesystem, refuse_links, rename, shown
 
 HEARTBEAT_S = 20.0
 LOG, CANCEL = "fedsweep.log", "cancel.requested"
 PACKS = ".packs"
 NOT_UPLOADED = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "ledger.lock", CANCEL)  # the ledger has its own upload
 FOLDERS = ("tables", "timing", "figures")
+REPLACED = ("study.yaml", "best.yaml", "report.html")
 log = logging.getLogger("fedsweep")
 
 
@@ -143,7 +144,7 @@ class RemoteLocation(ResultsLocation):
 
     def __init__(self, url: str) -> None:
         self._files, self._root = open_filesystem(url)
-        refuse_links(self._files, self._root, LEDGER, LOGS, LOG, LOCK, CANCEL, PACKS, *FOLDERS)
+        refuse_links(self._files, self._root, LEDGER, LOGS, LOG, LOCK, CANCEL, PACKS, *FOLDERS, *REPLACED)
         self.url = shown(url).rstrip("/")
         """For messages."""
         self.lock = RemoteLock(self._files, self._root, self.url)
@@ -307,7 +308,7 @@ class RemoteLocation(ResultsLocation):
         except LockLostError:
             self._files.rm_file(part)
             raise
-        self._files.mv(part, target)
+        rename(self._files, part, target)
 
     # ---- the lock
 
