@@ -43,8 +43,8 @@ def test_an_unfinished_private_search_of_another_folder_is_not_continued(lost, t
     private_study.run(tmp_path / "theirs")
     with Ledger.write(tmp_path / "theirs") as ledger:
         stages = ledger.stages()
-        keys = stages[CELL_ID, "private", "confirm"] if lost == "confirm" else sum(stages.values(), [])
-        ledger.forget(keys, {})
+        confirm = stages[CELL_ID, "private", "confirm"]
+        ledger.forget(confirm if lost == "confirm" else ledger.outcomes(), {})
     merge([tmp_path / "theirs"], tmp_path / "mine")
     with Ledger.read(tmp_path / "mine") as ledger:
         before = ledger.states()

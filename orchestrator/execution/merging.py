@@ -67,11 +67,11 @@ def _copy(part: Ledger, into: Ledger, name: str) -> None:
     into.add_test_clients(part.test_clients())
     stages = part.stages()
     searched = {cell for cell, _, _ in stages}
-    secrets, new = into.secrets(), {cell: secret for cell, secret in part.secrets().items() if cell in searched}
-    for cell, secret in new.items():
+    secrets, taken = into.secrets(), {cell: secret for cell, secret in part.secrets().items() if cell in searched}
+    for cell, secret in taken.items():
         if secrets.get(cell, secret) != secret:
             raise UserError(f"results folder {name} has another private search of {cell} than the parts before it")
-    into.add_foreign_secrets(new)
+    into.add_foreign_secrets(taken)
     for (cell, variant, stage), keys in stages.items():
         known = into.stage(cell, variant, stage)
         if known[: len(keys)] != keys[: len(known)]:
