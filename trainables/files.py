@@ -113,6 +113,18 @@ def subfolder(folder: Path, *names: str) -> Path:
     return folder
 
 
+def user_folder(variable: str, *default: str) -> Path:
+    """fedsweep's folder in $XDG_CACHE_HOME or $XDG_STATE_HOME, or in a folder of the home folder. Paths that are not
+    absolute are ignored, as in the XDG specification: they would name a folder in the current one, which may come from
+    anyone."""
+    chosen = Path(os.environ.get(variable, ""))
+    if not chosen.is_absolute():
+        chosen = Path.home().joinpath(*default)
+    if not chosen.is_absolute():
+        raise RuntimeError(f"there is no home folder: {chosen} is not an absolute path")
+    return chosen / "fedsweep"
+
+
 def make_private(folder: Path, *names: str) -> None:
     """Close a folder, and files in it, to other users."""
     for name in names:

@@ -16,6 +16,7 @@ from orchestrator.results.records import same_records
 from orchestrator.results.winners import Results
 from trainables.choices import Level
 from trainables.errors import UserError, in_range
+from trainables.files import open_plain
 from trainables.privacy.publication import Publication, total_epsilon
 from trainables.privacy.sampled import Sampled
 
@@ -134,9 +135,9 @@ def _results(place: str) -> Iterator[Item]:
 
 def _is_model(file: Path) -> bool:
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_plain(file, follow=True) as content, zipfile.ZipFile(content) as archive:
             return {"weights.npy", "about.npy"} <= set(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, UserError, zipfile.BadZipFile):  # UserError: a pipe or a device
         return False
 
 

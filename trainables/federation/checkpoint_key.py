@@ -13,7 +13,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from trainables.files import PRIVATE, PRIVATE_FOLDER, replacing
+from trainables.files import PRIVATE, PRIVATE_FOLDER, replacing, user_folder
 
 SIZE = 32  # bytes
 log = logging.getLogger("fedsweep")
@@ -23,7 +23,7 @@ log = logging.getLogger("fedsweep")
 def user_key() -> bytes:
     """Made on first use. If it cannot be kept, a key for this process: later runs then start packs from round 0."""
     try:
-        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedsweep"
+        folder = user_folder("XDG_STATE_HOME", ".local", "state")
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         file = folder / "checkpoint.key"
         if not _is_private(file):

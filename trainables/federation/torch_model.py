@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def backbone_of(record: str, *, named: str = "", weights: Path | None = None) ->
     if backbones.is_function(name) and not named:
         raise UserError(
             f"the model's backbone is {name!r}, Python code that runs only if you name it: "
-            f"--backbone {name}, or to_torch({name!r})"
+            f"--backbone {shlex.quote(name)}, or to_torch({name!r})"
         )
     function = plugins.use_function(named) if named else None
     found = chosen_backbone(named or name, Options(weights=weights, function=function))

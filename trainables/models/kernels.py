@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainables.errors import UserError, one_of
+from trainables.files import user_folder
 from trainables.models.clipping import SOFTENING
 from trainables.models.lanes import SHAPES
 
@@ -141,7 +142,7 @@ def _compile(force: bool = False) -> Path:
 
 def _cache_folder() -> Path:
     """Only this user may write to it: what lies there is executed. If another user owns it, a new folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
+    folder = user_folder("XDG_CACHE_HOME", ".cache")
     folder.mkdir(parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainables.errors import UserError, in_range, one_of
-from trainables.files import replacing
+from trainables.files import replacing, subfolder
 
 PIECE = 2_000  # images per saved file
 ToInput = Callable[[Iterable[Any], torch.device], Any]
@@ -105,7 +105,7 @@ def extract_pieces(
     torch_device = device_of(device)
     network = network.to(torch_device).eval()
     penultimate = getattr(network, "penultimate", network)  # timm models come without their last layer
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = subfolder(folder.parent, folder.name)
     pieces, width = [], None
     for start in range(0, len(items), PIECE):
         stop = min(start + PIECE, len(items))

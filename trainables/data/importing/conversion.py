@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ def load_table(source: str) -> Converted:
     if "://" not in source and not Path(expected).is_file():
         raise UserError(
             f"data {source} is a table and needs a schema, {expected}; write a draft with: "
-            f"fedsweep data import {source} --label COLUMN --draft-schema"
+            f"fedsweep data import {shlex.quote(source)} --label COLUMN --draft-schema"
         )
     return convert_file(source, read_schema(expected))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainables.data.sources.catalogue import File
 from trainables.errors import UserError
-from trainables.files import open_in_place
+from trainables.files import open_in_place, user_folder
 
 CHUNK = 1 << 16  # at most this much is lost when a download is interrupted
 ATTEMPTS = 3
@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int | None], None]
 def cache_folder() -> Path:
     """$FEDSWEEP_CACHE, or fedsweep in the user's cache folder."""
     chosen = os.environ.get("FEDSWEEP_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedsweep"
+    return Path(chosen) if chosen else user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def data_folder() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ def chosen_backbone(name: str, options: Options, weights: Path | None = None) ->
         return backbone.packaged(name, path, fetching.sha256(path))
     if backbone.is_function(name):
         if options.function is None:
-            raise UserError(f"backbone {name!r} is Python code; name it with --backbone {name}")
+            raise UserError(f"backbone {name!r} is Python code; name it with --backbone {shlex.quote(name)}")
         return backbone.from_function(name, *options.function)
     if name in (EFFICIENTNET, backbone.WORDLLAMA) or is_timm(name):
         return backbone.from_package(name)

@@ -1,0 +1,66 @@
+"""Attacks with the current folder as home folder, with linked working folders, pipes among models, and odd names."""
+
+import os
+import shlex
+
+import numpy as np
+import pytest
+
+from orchestrator.results import account
+from trainables.data.backbones import extraction
+from trainables.data.importing.conversion import load_table
+from trainables.data.sources import fetching
+from trainables.errors import UserError
+from trainables.federation import checkpoint_key, torch_model
+from trainables.models import kernels
+
+
+def test_a_folder_of_the_user_is_absolute(tmp_path, monkeypatch):
+    """A planted kernel would be executed, and a planted key would make checkpoints trusted."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("FEDSWEEP_CACHE", raising=False)
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, "planted")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert kernels._cache_folder() == fetching.cache_folder() == tmp_path / "home" / ".cache" / "fedsweep"
+    key = checkpoint_key.user_key.__wrapped__()
+    assert (tmp_path / "home" / ".local" / "state" / "fedsweep" / "checkpoint.key").read_bytes() == key
+    monkeypatch.setenv("HOME", "planted")
+    assert checkpoint_key.user_key.__wrapped__() != checkpoint_key.user_key.__wrapped__(), "it is not kept"
+    with pytest.raises(RuntimeError, match="no home folder"):
+        kernels._cache_folder()
+    assert os.listdir(tmp_path / "here") == []
+
+
+def test_features_are_not_written_through_a_linked_folder(tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "x.partial").symlink_to(tmp_path / "victim")
+    import torch
+
+    images = np.zeros((2, 2, 2, 1), np.uint8)
+    with pytest.raises(UserError, match="symbolic link"):
+        extraction.extract(
+            *(images, torch.nn.Flatten(), lambda rows, _: torch.as_tensor(rows)),
+            folder=tmp_path / "x.partial",
+            identity="x",
+            device="cpu",
+        )
+    assert os.listdir(tmp_path / "victim") == []
+
+
+def test_a_pipe_among_models_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "x.npz")
+    assert not account._is_model(tmp_path / "x.npz")
+
+
+def test_names_in_printed_commands_are_quoted(tmp_path, monkeypatch):
+    name = "a b; touch x:f"
+    monkeypatch.setattr(torch_model, "read_backbone", lambda _: {"name": name})
+    monkeypatch.setattr(torch_model.backbones, "is_function", lambda _: True)
+    with pytest.raises(UserError) as caught:
+        torch_model.backbone_of("{}")
+    assert f"--backbone {shlex.quote(name)}," in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        load_table("a b; touch x.csv")
+    assert "fedsweep data import 'a b; touch x.csv' --label" in str(caught.value)
