@@ -174,22 +174,6 @@ def test_a_trial_that_kills_its_node_is_not_retried_for_ever(folder, tmp_path, t
         assert "2 nodes died while it ran, and it got no further" in str(ledger.failed())
 
 
-def test_a_host_that_hangs_on_another_node_than_its_slot(folder, undisturbed, tally):
-    """A federation is spread over two nodes: the process that hangs is named, and the pack runs again."""
-    order = {"patience_s": 5.0, "checkpoint_every_s": 0.2, "round_takes_s": 0.05}
-    with Cluster(nodes=0, **order) as cluster:
-        nodes = {name: cluster.add(name) for name in ("one", "two")}
-        where = ("--address", cluster.address, "--resource", "placement=spread")
-        with Driver.run(folder, chaos.study(hosts=2), *where, **order) as driver:
-            driver.wait_until(lambda: "starts: " in chaos.log(folder), "a pack has started")
-            far = next(name for name, node in nodes.items() if not node.processes("slot process"))
-            victim = nodes[far].processes("client host")[0]
-            os.kill(victim, signal.SIGSTOP)
-            tally.add("client host hangs, on another node", chaos.current_stage(folder))
-            finished(driver, undisturbed)
-    assert re.search(rf"client host \d \(node \S+, process {victim}\) has not answered for \d+ s", chaos.log(folder))
-
-
 # ---- a node that is slow
 
 RACE = """\
