@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+import pytest
 import saboteur
 
 from orchestrator.execution import study_run
@@ -377,6 +378,17 @@ class SmallDisk:
     def __exit__(self, *_: object) -> None:
         self._keeper.kill()
         self._keeper.communicate()
+
+
+@contextlib.contextmanager
+def small_disk_on(folder: Path, size: str = "2m") -> Iterator[SmallDisk]:
+    """Skips the test if it cannot be made."""
+    with SmallDisk(folder, size) as disk:
+        if not disk.made:
+            pytest.skip(
+                "this user may not make a mount namespace (unshare --user --mount), so there is no disk to fill"
+            )
+        yield disk
 
 
 # ---- the contents of a folder

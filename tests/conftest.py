@@ -1,6 +1,7 @@
 """Fixtures. `shared_data` skips tests whose feature files are missing; the others need only the package."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -37,6 +38,21 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def repository():
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """The results of a small study, not to be changed."""
+    import reported
+
+    folder = tmp_path_factory.mktemp("written") / "results"
+    reported.write(folder)
+    return folder
+
+
+@pytest.fixture
+def results(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "results")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import chaos
 import pytest
-from chaos import Driver, Left, SmallDisk
+from chaos import Driver, Left
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 
@@ -80,9 +80,7 @@ def test_an_upload_that_takes_longer_than_the_lock_is_valid(tmp_path, undisturbe
 
 def test_a_folder_that_is_read_only(tmp_path, undisturbed, tally):
     """As on an archive: what only reads works; what would write names another place or says so, with exit code 2."""
-    with SmallDisk(tmp_path / "disk", size="20m") as disk:
-        if not disk.made:
-            pytest.skip("this user may not make a mount namespace (unshare --user --mount)")
+    with chaos.small_disk_on(tmp_path / "disk", size="20m") as disk:
         folder, seen = disk.path / "results", disk.seen / "results"
         there = {"wrapper": disk.wrapper, "seen": seen}
         with Driver.run(folder, chaos.study(), "--backend", "local", **there) as driver:

@@ -18,13 +18,11 @@ from pathlib import Path
 
 import chaos
 import pytest
-from chaos import Cluster, Driver, Left, Moment, SmallDisk, session, wait_until
+from chaos import Cluster, Driver, Left, Moment, session, wait_until
 from nodes import family, title_of
 from simulated_search import trial_of
 
-from orchestrator.execution import study_run
 from orchestrator.execution.cluster import head, ray_internals
-from orchestrator.execution.progress import View
 from orchestrator.results.locations import PACKS
 from orchestrator.study.reading import parse
 from trainables.federation.checkpoints import CorruptCheckpointError, PackStorage, checkpoint_name
@@ -36,14 +34,9 @@ IN_COARSE, IN_FINE, IN_CONFIRM = (Moment(stage, 0.1) for stage in chaos.STAGES)
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory) -> Left:
     """The results of the study on the local backend."""
-    folder = tmp_path_factory.mktemp("undisturbed") / "results"
-    assert len(run_alone(folder, chaos.study())) == 21
-    return Left.of(folder)
-
-
-def run_alone(folder: Path, text: str) -> dict:
-    study_run.run(parse(text, "study.yaml", Path.cwd()), text, folder, View(), backend="local")
-    return chaos.ledger(folder)[0]
+    left = chaos.run_alone(tmp_path_factory.mktemp("undisturbed") / "results", chaos.study())
+    assert len(left.trials) == 21
+    return left
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +170,7 @@ def test_killed_at_random_moments(seed, folder, undisturbed, killed, tally):
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_faults_in_rungs_and_contests(hosts, folder, tmp_path, killed, tally):
     """The driver is killed in a contest, or on a rung."""
-    run_alone(tmp_path / "alone", chaos.study(text=chaos.LADDER))
+    chaos.run_alone(tmp_path / "alone", chaos.study(text=chaos.LADDER))
     faults = [
         ("client host", Moment("rung-1", 0.02)),
         ("driver, SIGKILL" if hosts == 2 else "server", Moment("rung-2", 0.02)),
@@ -191,7 +184,7 @@ def test_faults_in_rungs_and_contests(hosts, folder, tmp_path, killed, tally):
 @pytest.mark.chaos
 def test_faults_in_a_search_of_all_budgets_together(folder, tmp_path, killed, tally):
     """The driver is killed between batches, whose proposals depend on the results of both budgets."""
-    run_alone(tmp_path / "alone", chaos.study(text=chaos.SURFACE))
+    chaos.run_alone(tmp_path / "alone", chaos.study(text=chaos.SURFACE))
     faults = [
         ("client host", Moment("surface", 0.02)),
         ("server", Moment("surface", 0.1)),
@@ -465,19 +458,9 @@ def test_every_flipped_bit_and_truncation_of_a_checkpoint_is_detected(tmp_path):
 # ---- a full disk
 
 
-@contextlib.contextmanager
-def small_disk_on(folder: Path) -> Iterator[SmallDisk]:
-    with SmallDisk(folder) as disk:
-        if not disk.made:
-            pytest.skip(
-                "this user may not make a mount namespace (unshare --user --mount), so there is no disk to fill"
-            )
-        yield disk
-
-
 @pytest.fixture
 def small_disk(tmp_path):
-    with small_disk_on(tmp_path / "disk") as disk:
+    with chaos.small_disk_on(tmp_path / "disk") as disk:
         yield disk
 
 
@@ -523,7 +506,7 @@ def test_a_disk_that_is_full_when_the_ledger_is_written(small_disk, tmp_path, un
 @pytest.mark.chaos
 def test_a_disk_that_is_full_when_a_checkpoint_is_written(folder, undisturbed, tally):
     """The pack continues without one, with a log entry; a server that dies then costs rounds, not the study."""
-    with small_disk_on(folder / PACKS) as disk:  # checkpoints have a disk of their own, the ledger another
+    with chaos.small_disk_on(folder / PACKS) as disk:  # checkpoints have a disk of their own, the ledger another
         with Driver.run(folder, chaos.study(), wrapper=disk.wrapper, checkpoint_every_s=0) as driver:
             driver.wait_until(lambda: chaos.checkpoints(disk.seen), "there is a checkpoint")
             disk.fill()
@@ -575,7 +558,6 @@ def test_a_trial_that_always_kills_its_process(victim, folder, tally):
 
 def poisoned_key() -> str:
     from orchestrator.study.cells import PreparedStudy
-    from orchestrator.study.reading import parse
 
     cell = PreparedStudy.prepare(parse(POISONED, "poisoned.yaml", Path.cwd())).cells[0]
     return trial_of(cell, "coarse", cell.space.grid(cell.space.coarse)[0]).key

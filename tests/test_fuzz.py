@@ -310,7 +310,7 @@ def test_feature_files_that_are_nasty(tmp_path, name):
     file = tmp_path / "nasty.npz"
     file.write_bytes(NASTY_FILES[name])
     said = sentence_of(tmp_path, features.load, str(file))
-    assert "nasty" in said or name == "a way out", "members that nobody asks for are left where they are"
+    assert "nasty" in said or name == "a way out", "members that were not asked for stay where they are"
 
 
 # ---- models that were saved

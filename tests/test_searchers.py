@@ -3,20 +3,16 @@
 import dataclasses
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
-from interrupting import StopAfterAPack
+from interrupting import tables_whole_and_interrupted
 from plugin_registry import temporary_plugins
 from repository_files import REPOSITORY
 from simulated_search import GD, SOFIM, drive, near, study
 
-from orchestrator.execution import study_run
 from orchestrator.execution.cell_search import CellSearch
-from orchestrator.execution.progress import View
 from orchestrator.search import optuna_samplers
 from orchestrator.study.cells import PreparedStudy
-from orchestrator.study.reading import as_text
 from trainables import plugins
 from trainables.errors import UserError
 
@@ -125,19 +121,8 @@ def test_proposals_are_a_function_of_the_results(name):
 def test_tables_of_an_interrupted_run_are_the_same_bytes(tmp_path, name):
     (strategy,) = SEARCHES[name]
     of = study(methods=[GD], search={"strategies": [strategy], "trials": 10, **SEARCHES[name]})
-
-    def run(folder: Path, view: View) -> study_run.Finished:
-        return study_run.run(of, as_text(of), folder, view, backend="local")
-
-    assert run(tmp_path / "whole", View()).complete
-    stops = 0
-    while not run(tmp_path / "part", StopAfterAPack()).complete:
-        stops += 1
-    assert stops > 2, "between the batches, at least"
-    tables = [
-        {file.name: file.read_bytes() for file in (tmp_path / part / "tables").iterdir()} for part in ("whole", "part")
-    ]
-    assert tables[0] == tables[1]
+    whole, part = tables_whole_and_interrupted(of, tmp_path)
+    assert whole == part
 
 
 # ---- mistakes

@@ -1,4 +1,4 @@
-"""Attacks with prepared checkpoints: whoever wrote one chooses the weights and the rounds of a private trial."""
+"""Attacks with prepared checkpoints: the author of one chooses the weights and the rounds of a private trial."""
 
 import io
 import os

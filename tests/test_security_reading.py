@@ -3,12 +3,11 @@
 import json
 import os
 import shlex
-import shutil
 import sqlite3
 import warnings
 
 import pytest
-import reported
+from handmade_ledgers import change
 
 from orchestrator.report.figures import write_figures
 from orchestrator.results import forgetting
@@ -20,25 +19,6 @@ from trainables.errors import UserError
 from trainables.urls import shown
 
 ESC = "\x1b]0;title\x07\x1b[2J"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prepared") / "results"
-    reported.write(folder)
-    return folder
-
-
-@pytest.fixture
-def results(prepared, tmp_path):
-    return shutil.copytree(prepared, tmp_path / "results")
-
-
-def changed(folder, statement, *values):
-    connection = sqlite3.connect(folder / "ledger.sqlite")
-    connection.execute(statement, values)
-    connection.commit()
-    connection.close()
 
 
 # ---- pipes and devices
@@ -123,10 +103,10 @@ def test_the_code_of_a_session_is_json(code, tmp_path):
 
 def test_generated_columns_are_not_believed(results, fedsweep):
     """SQLite computes them when a row is written or read."""
-    changed(results, "ALTER TABLE studies RENAME TO old")
-    changed(results, "CREATE TABLE studies (number INTEGER PRIMARY KEY, study TEXT NOT NULL, "
+    change(results, "ALTER TABLE studies RENAME TO old")
+    change(results, "CREATE TABLE studies (number INTEGER PRIMARY KEY, study TEXT NOT NULL, "
                      "source TEXT GENERATED ALWAYS AS (hex(zeroblob(100000000))) STORED)")  # fmt: skip
-    changed(results, "INSERT INTO studies (number, study) SELECT number, study FROM old")
+    change(results, "INSERT INTO studies (number, study) SELECT number, study FROM old")
     code, _, err = fedsweep("status", results)
     assert code == 2
     assert "is damaged" in err
@@ -147,7 +127,7 @@ def test_a_printed_command_stays_one_command(name):
 def test_check_and_forget_quote_the_folder(results, fedsweep, monkeypatch):
     monkeypatch.setattr(forgetting, "forget_node", lambda *_: forgetting.Forgotten(1, 1))
     folder = results.rename(results.with_name("x; touch owned"))
-    changed(folder, "UPDATE trials SET seconds = seconds + 1")
+    change(folder, "UPDATE trials SET seconds = seconds + 1")
     for command in (("check", folder), ("check", folder, "--repair"), ("forget", folder, "--node", "none")):
         _, _, err = fedsweep(*command)
         assert f"fedsweep resume {shlex.quote(str(folder))}" in err

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import reported
+from handmade_ledgers import change
 
 import fedsweep as fedsweep_package
 from orchestrator.report.benchmark import lookup
@@ -25,25 +25,6 @@ from trainables.federation.saved_model import SavedModel
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\u202e"
 DEEP = "[" * 100_000
 BIG = "9" * 5000
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("written") / "results"
-    reported.write(folder)
-    return folder
-
-
-@pytest.fixture
-def results(written, tmp_path):
-    return shutil.copytree(written, tmp_path / "results")
-
-
-def change(folder, statement, *values):
-    connection = sqlite3.connect(folder / "ledger.sqlite")
-    connection.execute(statement, values)
-    connection.commit()
-    connection.close()
 
 
 def change_json(folder, table, column, edit):

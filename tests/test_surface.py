@@ -5,12 +5,10 @@ import random
 
 import numpy as np
 import pytest
-from interrupting import StopAfterAPack
+from interrupting import tables_whole_and_interrupted
 from simulated_search import DATA, drive, study
 
 import search_spaces
-from orchestrator.execution import study_run
-from orchestrator.execution.progress import View
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results.forgetting import dependent_stages
 from orchestrator.results.ledger import Ledger
@@ -18,7 +16,6 @@ from orchestrator.search.surface.gaussian_process import Data, Prior, _loss
 from orchestrator.search.surface.lattice import Lattice
 from orchestrator.search.surface.model import Surface, Trial, log_noise
 from orchestrator.study.cells import PreparedStudy
-from orchestrator.study.reading import as_text
 from trainables.errors import UserError
 
 GD = {"name": "dp-fedgd", "coarse": {"learning_rate": [0.001, 0.1, 10]}, "fine": {"learning_rate": [0.1]}}
@@ -69,17 +66,7 @@ def test_tables_of_an_interrupted_run_are_the_same_bytes(tmp_path):
         epsilons=[2, 8], search={"trials": 8}, seeds={"search": [1, 2], "contest": [11], "confirm": [42]}
     )
 
-    def run(folder, view):
-        return study_run.run(of, as_text(of), folder, view, backend="local")
-
-    assert run(tmp_path / "whole", View()).complete
-    stops = 0
-    while not run(tmp_path / "part", StopAfterAPack()).complete:
-        stops += 1
-    assert stops > 2, "between the batches, at least"
-    whole, part = (
-        {file.name: file.read_bytes() for file in (tmp_path / name / "tables").iterdir()} for name in ("whole", "part")
-    )
+    whole, part = tables_whole_and_interrupted(of, tmp_path)
     assert any(name.startswith("frontier") for name in whole)
     assert whole == part
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.commands.next_steps import data_options, show_training
 from orchestrator.commands.options import Json
 from orchestrator.console import echo, emit_json, stderr
 from trainables.errors import UserError
@@ -191,10 +192,7 @@ def _as_text(summary: dict[str, Any]) -> str:
 
 
 def _show_next_steps(target: Path, converted: Converted) -> None:
-    path = shlex.quote(str(target))
     echo(f"written to {target}")
-    own = " --partition explicit --clients auto" if "client_train" in converted.arrays else ""
-    stderr.print(f"to see its clients: fedsweep partition --data {path}{own}")
-    keys = "partitions: [explicit], clients: auto" if own else "clients: 20"
-    stderr.print(f"in a study, which tunes the methods for your data: data: [{target}], {keys}")
-    stderr.print(f"to train one model without tuning: fedsweep train --data {path}{own} --epsilon 3 --save model.npz")
+    own = "client_train" in converted.arrays
+    stderr.print(f"to see its clients: fedsweep partition {data_options(target, own)}")
+    show_training(target, own)

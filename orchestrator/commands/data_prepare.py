@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn
 
+from orchestrator.commands.next_steps import show_training
 from orchestrator.console import echo, stderr
 from trainables.errors import UserError
 
@@ -86,11 +86,7 @@ def prepare(
         schema = Schema(label=label, client=client, split=split, test_fraction=test_fraction)
         target = _prepare_own(names[0], backbone, schema, image, text, options)
     echo(target)
-    command = f"fedsweep train --data {shlex.quote(str(target))}"
-    own_clients = " --partition explicit --clients auto" if client else ""
-    keys = "partitions: [explicit], clients: auto" if client else "clients: 20"
-    stderr.print(f"in a study, which tunes the methods for your data: data: [{target}], {keys}")
-    stderr.print(f"to train one model without tuning: {command}{own_clients} --epsilon 3 --save model.npz")
+    show_training(target, bool(client))
 
 
 def _prepare_own(name: str, backbone: str, schema: Schema, image: str, text: str, options: Options) -> Path:

@@ -186,14 +186,14 @@ class Sweep:
         return True
 
     def _refuse_foreign(self, search: CellSearch, trials: list[TrialSpec]) -> None:
-        """Whoever knows the secret of a private search can subtract the noise of its trials."""
+        """Anyone who knows the secret of a private search can subtract the noise of its trials."""
         if not search.variant.strategy.publishes_only_winner or search.cell.id not in self._foreign:
             return
         if any(trial.key not in self.outcomes for trial in trials):
             raise UserError(
                 f"the private search of {search.cell.name!r} was merged from another folder before it was finished, "
-                "and whoever has that folder knows its secret; finish it there and merge again, or run the study in a "
-                "new folder"
+                "and anyone who has that folder knows its secret; finish it there and merge again, or run the study in "
+                "a new folder"
             )
 
     def _update_best(self, search: CellSearch, candidate: int, outcome: Outcome) -> None:

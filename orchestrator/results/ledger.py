@@ -700,7 +700,7 @@ class Ledger:
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES ('foreign_searches', ?)", (numbers,))
 
     def foreign_searches(self) -> set[CellId]:
-        """Cells whose secret came from another folder by `merge`: whoever wrote that folder knows it."""
+        """Cells whose secret came from another folder by `merge`: the author of that folder knows it."""
         cells, numbers = self._cells(), checks.content(self._meta("foreign_searches") or "[]")
         if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
             raise sqlite3.DataError(f"{numbers!r:.50} is not a list of cells")

@@ -1,6 +1,6 @@
 """The key that authenticates a user's checkpoints.
 
-A results folder may come from anyone. Whoever wrote a checkpoint chooses the weights and the round that a private trial
+A results folder may come from anyone. The author of a checkpoint chooses the weights and the round that a private trial
 continues from, so only checkpoints of the user's own runs are believed. The key lies outside of all results folders.
 """
 

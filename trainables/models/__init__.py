@@ -114,7 +114,7 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind == "softmax" and not parameter:
         return SoftmaxHead(features, classes)
     if kind == "mlp" and parameter.isdecimal():
-        if len(parameter) > LONGEST_NUMBER:  # Python converts only so many digits
+        if len(parameter) > LONGEST_NUMBER:  # Python converts no longer ones
             raise UserError(f"model = '{text[:20]}...': HIDDEN has {len(parameter)} digits")
         in_range(1, 100_000, **{f"model = {text!r}: HIDDEN": int(parameter)})
         return MLPHead(features, int(parameter), classes)
