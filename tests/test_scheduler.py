@@ -523,7 +523,7 @@ def test_a_pack_that_kills_its_node_again_and_again_is_isolated(tmp_path):
             cluster.scheduler.slot_failed("slot", Failure("gone", "node died"))
             number, pack = cluster.take()
             assert len(pack) == size
-            cluster.report(number, "progress", round=1, running=size, checkpoint=f"saved {n}", checkpoint_round=1)
+            cluster.report(number, "progress", round=n, running=size, checkpoint="saved", checkpoint_round=n + 1)
         for _ in range(LOST_WITH_NODES):
             cluster.scheduler.slot_failed("slot", Failure("gone", "node died"))
             last = cluster.take()[1]
@@ -540,7 +540,7 @@ def test_a_pack_whose_nodes_are_lost_after_its_process_is_isolated(tmp_path):
             cluster.scheduler.slot_failed("slot", Failure("its process ended"))
             number, pack = cluster.take("slot", f"node {n + 1}")
             assert len(pack) == size, "it gets further each time"
-            cluster.report(number, "progress", round=1, running=size, checkpoint=f"saved {n}", checkpoint_round=1)
+            cluster.report(number, "progress", round=n, running=size, checkpoint="saved", checkpoint_round=n + 1)
         for n in range(3 * LOST_WITH_NODES, 4 * LOST_WITH_NODES):
             health.lost.add(f"node {n}")
             cluster.scheduler.slot_failed("slot", Failure("its process ended"))

@@ -239,12 +239,13 @@ class Scheduler:
         now = time.monotonic()
         self._longest_pause = max(self._longest_pause, now - pack.progressed)
         pack.progressed = now
-        if report.checkpoint and report.checkpoint != pack.checkpoint:
+        if report.checkpoint:
             pack.checkpoint = report.checkpoint
+            self._checkpoints.setdefault(report.checkpoint, set(pack.keys))
+        if report.checkpoint_round > pack.checkpoint_round:
+            pack.checkpoint_round = report.checkpoint_round
             pack.lost_with_nodes = 0  # it gets further
             pack.failed_on = [node for node in pack.failed_on if node not in self.health.lost]
-            self._checkpoints.setdefault(report.checkpoint, set(pack.keys))
-        pack.checkpoint_round = max(pack.checkpoint_round, report.checkpoint_round)
         if report.kind == "handed back":
             del self.in_flight[report.number]
             pack.resume_from = pack.checkpoint or pack.resume_from
