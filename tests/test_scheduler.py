@@ -11,7 +11,7 @@ from benchmarks import slots
 from orchestrator.execution import scheduler as scheduler_module
 from orchestrator.execution.node_health import START_FAILURES
 from orchestrator.execution.packing import Capacity
-from orchestrator.execution.scheduler import GIVE_UP_AFTER, LOST_WITH_NODES, Scheduler
+from orchestrator.execution.scheduler import GIVE_UP_AFTER, LOST_WITH_NODES, PREFER_OTHERS_S, Scheduler
 from orchestrator.execution.sweep import Sweep
 from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
@@ -53,9 +53,11 @@ class Cluster:
     def take(self, slot: str = "slot", node: str = "node") -> tuple[int, list[TrialSpec]] | None:
         """The number and the trials of the pack that a slot starts; None if no pack is offered."""
         self.offer()
-        if not self.desk:
+        self.desk = [order for order in self.desk if order.number not in self.scheduler.superseded]
+        order = next((order for order in self.desk if node not in order.not_on), None)
+        if order is None:
             return None
-        order = self.desk.pop(0)
+        self.desk.remove(order)
         self.report(order.number, "started", slot=slot, nodes=(node,))
         return order.number, order.trials
 
@@ -463,6 +465,66 @@ def test_starts_that_fail_on_unknown_nodes_count_against_all(tmp_path):
         assert scheduler.fatal_error == "no slot starts on any node: the process ended"
 
 
+@pytest.mark.parametrize("other", ["starting", "working"])
+def test_a_node_whose_rounds_fail_does_not_end_the_study(tmp_path, other, monkeypatch):
+    """It fails every pack, while the other node is not ready yet, or has its first pack."""
+    now = [1000.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
+        scheduler, found = cluster.scheduler, None
+        scheduler.health.update({}, ["bad", "sound"], set(), set())
+        if other == "working":
+            found = cluster.take("slot", "sound")
+        attempts = 0
+        for _ in range(20):
+            now[0] += 10
+            if cluster.take("another", "bad"):
+                attempts += 1
+                scheduler.slot_failed("another", Failure("a dead mount"))
+        assert 3 * 2 <= attempts <= 3 * 3, "three attempts at each pack that it can take"
+        assert not scheduler.stopping
+        assert cluster.ledger.outcomes() == {}, "no trial is blamed"
+        if found:
+            cluster.complete(*found, near(0.3))
+        while found := cluster.take("slot", "sound"):
+            cluster.complete(*found, near(0.3))
+        assert scheduler.sweep.finished
+        assert not scheduler.fatal_error
+
+
+def test_a_failed_pack_is_offered_to_another_node_first(tmp_path, monkeypatch):
+    """For a while; meanwhile its node gets other packs."""
+    now = [1000.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
+        cluster.take("other", "busy")
+        _, failed = cluster.take("slot", "node")
+        cluster.scheduler.slot_failed("slot", Failure("died"))
+        _, another = cluster.take("slot", "node")
+        assert another != failed
+        assert cluster.take("slot", "node") is None
+        now[0] += PREFER_OTHERS_S
+        assert cluster.take("slot", "node")[1] == failed
+    with Cluster(tmp_path / "idle", study(methods=[GD])) as cluster:
+        cluster.scheduler.health.update({}, ["node", "idle"], set(), set())
+        _, failed = cluster.take("slot", "node")
+        cluster.scheduler.slot_failed("slot", Failure("died"))
+        assert cluster.take("other", "idle")[1] == failed
+
+
+def test_if_packs_fail_on_all_nodes_the_sweep_stops(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
+        cluster.scheduler.health.update({}, ["a", "b"], set(), set())
+        while not cluster.scheduler.stopping and now[0] < 2000:
+            now[0] += 10
+            taken = [node for node in ("a", "b") if cluster.take(node, node)]
+            for node in taken:
+                cluster.scheduler.slot_failed(node, Failure("no GPU"))
+        assert cluster.scheduler.fatal_error == "no GPU"
+
+
 def test_a_node_with_other_code_gets_no_packs(tmp_path):
     """Its pack, if it had one, is not blamed. If all nodes have other code, the study stops and says so."""
     with Cluster(tmp_path, study(methods=[GD])) as cluster:
@@ -578,7 +640,7 @@ def test_a_pack_that_fails_everywhere_blocks_no_node(tmp_path):
         cluster.scheduler._any_success = True
         cluster.take("good", "sound")
         tried = 0
-        while tried < 12 and cluster.take("slot", "sound" if tried % 5 == 4 else "blamed") is not None:
+        while tried < 12 and (cluster.take("slot", "blamed") or cluster.take("slot", "sound")) is not None:
             cluster.scheduler.slot_failed("slot", Failure("the pack is at fault"))
             tried += 1
         assert tried == 12, "three attempts of the whole and more of its parts"
@@ -755,7 +817,7 @@ def test_a_copy_is_offered_to_other_nodes_and_holds_up_no_pack(tmp_path):
     """On a cluster of one node there is no other."""
     for usable, expected in (({"slow", "fast"}, ("slow",)), ({"slow"}, ())):
         with Cluster(tmp_path / str(len(usable)), study(methods=[GD]), federations=2) as cluster:
-            cluster.scheduler.health.usable = usable
+            cluster.scheduler.health.update({}, usable, set(), set())
             cluster.scheduler.queue.pace = 1e-9
             number, pack = cluster.take("slow", "slow")
             cluster.scheduler.in_flight[number].began -= 1000
@@ -764,6 +826,25 @@ def test_a_copy_is_offered_to_other_nodes_and_holds_up_no_pack(tmp_path):
             waiting = cluster.scheduler.queue.pack(pack)
             cluster.scheduler.queue.packs.append(waiting)
             assert [order.trials for order in cluster.scheduler.next_orders()] == [waiting.trials]
+
+
+@pytest.mark.parametrize("other", ["lost", "used by another job"])
+def test_a_copy_without_a_taker_is_offered_to_all_nodes(tmp_path, monkeypatch, other):
+    """Its original has failed, and no slot runs on another node."""
+    now = [1000.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    with Cluster(tmp_path, study(methods=[GD]), federations=2) as cluster:
+        cluster.scheduler.health.update({}, ["slow", "other"], set(), set())
+        cluster.scheduler.queue.pace = 1e-9
+        _, pack = cluster.take("slot", "slow")
+        now[0] += 1000
+        assert cluster.take("slot", "slow") is None, "the copy is for the other node"
+        cluster.scheduler.slot_failed("slot", Failure("died"))
+        if other == "lost":
+            cluster.scheduler.health.update({}, ["slow"], {"other"}, set())
+        now[0] += PREFER_OTHERS_S
+        assert cluster.take("slot", "slow")[1] == pack
+        assert len(cluster.scheduler.superseded) == 1
 
 
 def test_a_copy_that_no_slot_has_taken_is_withdrawn(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 PACK_FAILURES = 3  # packs failed on a node in a row, while other nodes succeed: the node is blocked
 START_FAILURES = 3  # times in a row that a slot failed to start on a node where no other started: the node is blocked
+STARTS_WITHIN_S = 300.0  # the first slot of a node, or it has no room: another job uses it
 log = logging.getLogger("fedsweep")
 
 
@@ -30,6 +32,9 @@ class NodeHealth:
         """The packs that failed on a node since the last success there."""
         self._failed_starts: dict[str, Counter[str]] = {}
         """By node and slot, since the last slot started there."""
+        self._first_seen: dict[str, float] = {}
+        self._has_started: set[str] = set()
+        """Nodes on which a slot has taken a pack."""
 
     def name(self, node: str) -> str:
         return self.names.get(node, node)
@@ -43,6 +48,17 @@ class NodeHealth:
         return self.blocked | self.leaving
 
     @property
+    def starting(self) -> set[str]:
+        """Nodes that are new, and whose first slot may still start."""
+        now = time.monotonic()
+        return {node for node in self.usable - self._has_started if now - self._first_seen[node] < STARTS_WITHIN_S}
+
+    @property
+    def suspected(self) -> set[str]:
+        """Nodes on which a pack has failed and none has ended since."""
+        return set(self._failed_packs)
+
+    @property
     def no_node_left(self) -> str:
         """The reason if every node of the cluster is refused; otherwise empty."""
         if not self.usable or not self.usable <= self.refused.keys():
@@ -53,6 +69,8 @@ class NodeHealth:
         """What the cluster reports about its nodes."""
         self.names.update(names)
         self.usable = set(usable)
+        for node in self.usable:
+            self._first_seen.setdefault(node, time.monotonic())
         if new := lost - self.lost:
             log.info("lost, which their packs are not blamed for: node %s", self._list(new))
         if new := leaving - self.leaving:
@@ -91,6 +109,7 @@ class NodeHealth:
             log.warning("node %s has failed %d packs in a row and gets no more", self.name(node), len(failed))
 
     def slot_started(self, node: str) -> None:
+        self._has_started.add(node)
         for each in (node, ""):
             self._failed_starts.pop(each, None)
 

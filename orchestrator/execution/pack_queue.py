@@ -43,6 +43,11 @@ class Pack:
     is_copied: bool = False
     """Another attempt at the same trials runs or is offered: the first answer wins."""
 
+    not_on: set[str] = field(default_factory=set)
+    """Nodes to which it is not offered."""
+    offered: float = 0.0
+    """The time of its last offer."""
+
     # while a slot runs it
     slot: str = ""
     node: str = ""

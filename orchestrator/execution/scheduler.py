@@ -26,6 +26,7 @@ from trainables.federation.trial_spec import TrialSpec
 PACK_RETRIES = 2  # of a failed pack, before it is split
 GIVE_UP_AFTER = 3  # single trials failed without any success: the environment is at fault
 LOST_WITH_NODES = 8  # times that a pack was lost with its node and got no further: it is treated as failed
+PREFER_OTHERS_S = 30.0  # that a failed pack waits for a slot of another node
 COPY_TIMES = 1.5  # a pack in flight is copied if it needs this many times as long as a new attempt
 STALLED_AFTER_S = 60.0  # at least, without progress of a pack
 STALLED_TIMES = 5.0  # the longest time between two reports so far
@@ -118,22 +119,53 @@ class Scheduler:
             return []
         slots = self.capacity.federations
         idle = slots - len(self.in_flight)
-        offered = sum(not pack.is_copied for pack in self.offered.values())  # copies are not for every slot
+        orders = self._offer_to_all()
+        offered = sum(not (pack.is_copied or pack.not_on) for pack in self.offered.values())  # to every slot
         if offered < idle:
             self.queue.balance(self.in_flight.values(), list(self.offered.values()))
-        orders, packs = [], self.queue.packs
+        packs = self.queue.packs
         while packs and offered < (slots if self.queue.seconds(packs[0]) < SHORT_S else idle):
-            offered += 1
-            orders.append(self._offer(packs.pop(0)))
+            pack = packs.pop(0)
+            orders.append(self._offer(pack, avoid=pack.failed_on))
+            offered += not pack.not_on
         if not packs and len(self.offered) < idle:
             orders += self._copies(idle - len(self.offered))
         return orders
 
-    def _offer(self, pack: Pack, not_on: tuple[str, ...] = ()) -> Order:
+    def _offer(self, pack: Pack, avoid: Iterable[str]) -> Order:
+        """`avoid`: nodes that do not get it, if there are others."""
         self._number += 1
         self.offered[self._number] = pack
-        paused = self._lanes_to_continue(pack)
+        pack.offered, pack.not_on = time.monotonic(), set(avoid)
+        if not self._other_nodes(pack.not_on):
+            pack.not_on = set()
+        paused, not_on = self._lanes_to_continue(pack), tuple(sorted(pack.not_on))
         return Order(self._number, pack.trials, pack.resume_from, continue_from=paused, not_on=not_on)
+
+    def _offer_to_all(self) -> list[Order]:
+        """Packs that were offered to some nodes only, none of which will take them."""
+        numbers = [number for number, pack in self.offered.items() if pack.not_on and not self._waits_for_others(pack)]
+        self.superseded += numbers
+        return [self._offer(self.offered.pop(number), avoid=()) for number in numbers]
+
+    def _waits_for_others(self, pack: Pack) -> bool:
+        if pack.is_copied or time.monotonic() - pack.offered < PREFER_OTHERS_S:
+            return bool(self._other_nodes(pack.not_on))
+        return self._node_may_be_at_fault(pack)
+
+    def _other_nodes(self, nodes: Iterable[str]) -> set[str]:
+        """All nodes that may have slots, except for these. A federation that is spread may use any node."""
+        if self.capacity.placement == "spread":
+            return set()
+        return (self.health.usable | self._working_nodes).difference(nodes, self.health.excluded)
+
+    @property
+    def _working_nodes(self) -> set[str]:
+        return {pack.node for pack in self.in_flight.values()}
+
+    def _other_sound_nodes(self, nodes: Iterable[str]) -> set[str]:
+        """Those that are working or starting, and have not failed a pack."""
+        return self._other_nodes(nodes) & (self._working_nodes | self.health.starting) - self.health.suspected
 
     def _lanes_to_continue(self, pack: Pack) -> tuple[str, ...]:
         """The files with the state of all its lanes, if shorter runs of its trials have ended at the same round. The
@@ -163,8 +195,7 @@ class Scheduler:
             copy = self.queue.pack(pack.trials, pack.checkpoint or pack.resume_from)
             copy.origin, copy.nodes, copy.checkpoint_round = pack.origin, set(pack.nodes), pack.checkpoint_round
             copy.is_copied = pack.is_copied = True
-            others = self.health.usable - self.health.excluded - {pack.node}
-            orders.append(self._offer(copy, not_on=(pack.node,) if others else ()))
+            orders.append(self._offer(copy, avoid=[pack.node]))
         return orders
 
     def _supersede(self, pack: Pack) -> None:
@@ -335,13 +366,23 @@ class Scheduler:
             self._count_node_failure(pack, node)
             pack.failed_on.append(node)
             # Ray reports a process as failed before it reports its node as dead
-            if len(pack.failed_on) - self._failed_on_lost(pack) <= PACK_RETRIES:
+            if not self._failed_too_often(pack) or self._node_may_be_at_fault(pack):
                 self._retry_unless_it_kills_nodes(pack, failure.reason)
             else:
                 self._give_up(pack, failure.reason)
 
     def _failed_on_lost(self, pack: Pack) -> int:
         return sum(node in self.health.lost for node in pack.failed_on)
+
+    def _failed_too_often(self, pack: Pack) -> bool:
+        return len(pack.failed_on) - self._failed_on_lost(pack) > PACK_RETRIES
+
+    def _node_may_be_at_fault(self, pack: Pack) -> bool:
+        """Whether a pack that failed too often should be tried on another node: if it failed on one node only, or if no
+        pack has ended anywhere."""
+        failed_on = set(pack.failed_on) - self.health.lost
+        doubtful = len(failed_on) == 1 or not self._any_success
+        return self._failed_too_often(pack) and doubtful and bool(self._other_sound_nodes(failed_on))
 
     def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
         """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
@@ -395,7 +436,7 @@ class Scheduler:
         (trial,) = pack.trials
         log.error("trial %s failed: %s", trial.key, reason)
         self._failed_trials += 1
-        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success:
+        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._other_sound_nodes(()):
             self._stop(reason)
             return
         self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {})

@@ -21,7 +21,7 @@ class Order:
     data: Any = None
     """The `ProblemData` of the trials; an object reference while it passes through Ray."""
     not_on: tuple[str, ...] = ()
-    """For a copy of a slow pack: ids of the nodes that are slow and must not get it."""
+    """Ids of the nodes that must not get it, because they are slow or have failed it."""
 
 
 @dataclass(frozen=True)
