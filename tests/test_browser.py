@@ -133,7 +133,9 @@ def test_injected_scripts_do_not_run(page):
 def test_the_summary_comes_first(page):
     assert find(page, "main section h2").text == "Summary"
     assert "At ε = 8" in find(page, "#summary").text
-    assert "Caveats" in find(page, "#summary .caveats").text
+    caveats = find(page, "#summary .caveats").text
+    assert "Caveats" in caveats
+    assert "`" not in caveats, "settings are shown as code"
 
 
 def column(page, table, number):

@@ -76,3 +76,9 @@ def test_few_validation_rows(tmp_path):
     with Ledger.read(tmp_path) as ledger:
         (sentence,) = diagnoses(Results.read(ledger))
     assert "100 validation rows are few: a score on them has a standard error of 4.9 points" in sentence
+
+
+def test_few_validation_rows_of_the_rarest_class(tmp_path):
+    """6 of 160 train rows: 3.75 of 100 validation rows."""
+    sentence = found(tmp_path, counts=[[77, 3], [77, 3]])[-1]
+    assert sentence.startswith("100 validation rows are few: the rarest class has about 4 of them, so the search may")

@@ -249,7 +249,7 @@ def test_results_by_client(tmp_path):
     [
         (
             ("objective: macro_f1", "objective: f1"),
-            r"study.yaml:12: objective: 'f1' is unknown; choose one of: accuracy",
+            r"study.yaml:12: objective: 'f1' is unknown; did you mean macro_f1\? Choose one of: accuracy",
         ),
         (("[accuracy, auroc,", "[auroc, auroc,"), r"study.yaml:13: metrics: a metric is named twice"),
         (("search: {refine: table}", "search: {strategies: [private]}"), "metric macro_f1: the influence of"),

@@ -9,7 +9,7 @@ import large
 import numpy as np
 import pytest
 import reported
-from handmade_ledgers import LAST, SETTING, row, study, writing
+from handmade_ledgers import LAST, SETTING, row, setting_id, study, writing
 
 from orchestrator.report import html
 from orchestrator.report.html import data, document, findings_text
@@ -271,9 +271,22 @@ def test_a_clear_lead(tmp_path):
     (part,) = findings_text.summary(found)
     assert part["heading"] == SETTING
     assert part["sentences"][0]["text"] == (
-        "At ε = 8 DP-FedAdam leads with 62.50 ± 1.50 %, 10.50 higher than DP-FedGD (9.26 to 11.74); "
+        "At ε = 8 DP-FedAdam leads with a test accuracy of 62.50 ± 1.50 %, 10.50 higher than DP-FedGD (9.26 to 11.74); "
         "the difference is significant."
     )
+
+
+def test_the_summary_names_its_metric_and_what_a_constant_answer_scores(tmp_path):
+    """30 of 40 rows are of the second class."""
+    of = study(methods=["dp-fedgd"], epsilons=[8])
+    with writing(tmp_path, of) as writer:
+        writer.search("dp-fedgd", 8, {"coarse": [({"learning_rate": 0.1}, 60.0)]})
+        writer.confirm("dp-fedgd", 8, {"learning_rate": 0.1}, {42: {20: 90.0}, 7: {20: 90.0}})
+        writer.ledger.add_partitions({(setting_id(of, SETTING), 42): [[5, 15], [5, 15]]})
+    (part,) = findings_text.summary(results(tmp_path))
+    only = "At ε = 8 DP-FedGD is the only method, with a test accuracy of 90.00 ± 0.00 %."
+    assert [sentence["text"] for sentence in part["sentences"]] == [only]
+    assert part["baseline"] == "Always predicting the largest class is right for 75.0 % of the train rows."
 
 
 def test_a_lead_that_is_not_significant(tmp_path):

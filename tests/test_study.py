@@ -172,7 +172,20 @@ INVALID = {
         changed("- dp-fedgd", "- dp-nope"),
         6,
         "methods.0",
-        "'dp-nope' is unknown; --import MODULE loads a plug-in's, else choose one of: dp-ada",
+        "'dp-nope' is unknown; choose one of: dp-ada",
+    ),
+    "misspelt method": (
+        changed("- dp-fedgd", "- dp_fedgd"),
+        6,
+        "methods.0",
+        "'dp_fedgd' is unknown; did you mean dp-fedgd? Choose one of: dp-ada",
+    ),
+    "abbreviated method": (changed("- dp-fedgd", "- newton"), 6, "methods.0", "did you mean dp-fednewton?"),
+    "several objectives": (
+        TEXT + "objective: [accuracy, auroc]\n",
+        15,
+        "objective",
+        "it is the one metric that ranks configurations; list further ones under metrics",
     ),
     "method of a wrong type": (
         changed("- dp-fedgd", "- 5"),

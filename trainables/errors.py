@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -27,8 +28,17 @@ def _format(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
-def one_of(allowed: Collection[str], /, **values: str) -> None:
+def one_of(allowed: Iterable[str], /, **values: str) -> None:
     """Raise unless every named value is allowed; the message lists the allowed values."""
     for name, value in values.items():
         if value not in allowed:
-            raise UserError(f"{name} = {value!r} is unknown; choose one of: {', '.join(allowed)}")
+            raise UserError(f"{name} = {value!r} is unknown; {choices(value, allowed)}")
+
+
+def choices(value: str, allowed: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the most similar name, if there is one, and all names."""
+    names = list(allowed)
+    close = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.7)
+    close += [name for name in names if len(value) > 1 and value.lower() in name]
+    ask = f"did you mean {close[0]}? Choose" if close else "choose"
+    return f"{ask} one of: {', '.join(names)}"

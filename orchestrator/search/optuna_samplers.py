@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainables.errors import UserError
+from trainables.errors import UserError, one_of
 
 if TYPE_CHECKING:
     import optuna
@@ -29,8 +29,7 @@ def build(name: str, seed: int, options: Mapping[str, Option]) -> optuna.sampler
     import optuna
 
     known = _classes()
-    if name not in known:
-        raise UserError(f"sampler = {name!r} is unknown; choose one of: {', '.join(known)}")
+    one_of(known, sampler=name)
     parameters = inspect.signature(known[name]).parameters
     kinds = {each: kind for each, p in parameters.items() if each != "seed" and (kind := _kind(p.annotation))}
     for option, value in options.items():

@@ -115,6 +115,13 @@ class Study(Section):
             ]
         return self
 
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _one_objective(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            raise ValueError("it is the one metric that ranks configurations; list further ones under metrics")
+        return value
+
     @field_validator("model", mode="before")
     @classmethod
     def _model_as_text(cls, value: Any) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainables.choices import Clients
 from trainables.data.features import FeatureSet, Rows
-from trainables.errors import LOAD_A_PLUGIN, UserError, in_range
+from trainables.errors import LOAD_A_PLUGIN, UserError, choices, in_range
 from trainables.plugin_errors import plugin_errors
 from trainables.spec import Spec
 
@@ -38,8 +38,8 @@ def parse(text: str, *, clients: int, seed: int) -> PartitionSpec:
     kind, _, parameter = text.partition(":")
     form = next((form for form in FORMS if form.partition(":")[0] == kind), None)
     if form is None and kind not in PLUGIN_PARTITIONS:
-        known = ", ".join([*FORMS, *PLUGIN_PARTITIONS])
-        raise UserError(f"partition = {text!r} is unknown; choose one of: {known}{LOAD_A_PLUGIN}")
+        known = choices(text, [*FORMS, *PLUGIN_PARTITIONS])
+        raise UserError(f"partition = {text!r} is unknown; {known}{LOAD_A_PLUGIN}")
     if form is not None and bool(parameter) != (":" in form):
         raise UserError(f"partition = {text!r} is not {form}")
     try:

@@ -8,7 +8,7 @@ import pkgutil
 from types import ModuleType
 
 from trainables import plugins
-from trainables.errors import LOAD_A_PLUGIN, UserError
+from trainables.errors import LOAD_A_PLUGIN, UserError, choices
 from trainables.metrics.base import Metric
 
 METRICS: dict[str, Metric] = {}
@@ -37,5 +37,5 @@ def get(name: str) -> Metric:
     if name not in METRICS:
         plugins.load_all()  # a Ray worker has not loaded them yet
     if name not in METRICS:
-        raise UserError(f"metric = {name!r} is unknown; choose one of: {', '.join(METRICS)}{LOAD_A_PLUGIN}")
+        raise UserError(f"metric = {name!r} is unknown; {choices(name, METRICS)}{LOAD_A_PLUGIN}")
     return METRICS[name]

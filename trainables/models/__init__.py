@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables import plugins
-from trainables.errors import LOAD_A_PLUGIN, UserError, in_range
+from trainables.errors import LOAD_A_PLUGIN, UserError, choices, in_range
 from trainables.lazy import torch
 from trainables.models.glm import Multinomial, Poisson
 from trainables.models.head import defined_in
@@ -132,4 +132,4 @@ def parse(text: str, *, features: int, classes: int) -> Model:
     if kind in HEADS:
         with plugin_errors(f"model {kind!r}"):
             return HEADS[kind](parameter, features, classes)
-    raise UserError(f"model = {text!r} is unknown; choose one of: {', '.join([*FORMS, *HEADS])}{LOAD_A_PLUGIN}")
+    raise UserError(f"model = {text!r} is unknown; {choices(text, [*FORMS, *HEADS])}{LOAD_A_PLUGIN}")

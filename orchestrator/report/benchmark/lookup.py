@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow.parquet
 
 from orchestrator.report.benchmark.columns import COLUMNS, HYPER
-from trainables.errors import UserError
+from trainables.errors import UserError, one_of
 from trainables.files import open_plain
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class Task:
         seeds: Sequence[int] | None = None,
     ) -> Task:
         """A task from a benchmark file. `method`: its name, or its label if it has variants."""
-        if metric not in METRICS:
-            raise UserError(f"metric = {metric!r} is unknown; choose one of: {', '.join(METRICS)}")
+        one_of(METRICS, metric=metric)
         found = read(file)
         for name, wanted in (("split", split), ("epsilon", epsilon), ("setting", setting)):
             if wanted is not None:

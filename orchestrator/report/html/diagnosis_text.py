@@ -21,6 +21,9 @@ INFLATED = 2.0
 LARGE_ERROR = 2.0
 """Standard error of a validation score, in points."""
 
+FEW_ROWS = 5
+"""Validation rows of the rarest class."""
+
 Counts = Mapping[SettingId, Sequence[Sequence[int]]]
 
 
@@ -36,7 +39,7 @@ def _at_chance(results: Results) -> Iterator[str]:
     for setting in results.settings:
         for epsilon in results.study.epsilons:
             cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
-            if not cells or (largest := _largest_class(cells[0], results.class_counts)) is None:
+            if not cells or (largest := largest_class(cells[0], results.class_counts)) is None:
                 continue
             rows = cells[0].facts.test_rows if cells[0].facts else 1
             best = max(cell.curve[cell.last].mean for cell in cells)
@@ -51,13 +54,19 @@ def _at_chance(results: Results) -> Iterator[str]:
                 )
 
 
-def _largest_class(cell: CellResult, counts: Counts) -> float | None:
+def largest_class(cell: CellResult, counts: Counts) -> float | None:
     """Its share of the train rows, in percent; None if it is not recorded."""
+    shares = _class_shares(cell, counts)
+    return 100 * max(shares) if shares else None
+
+
+def _class_shares(cell: CellResult, counts: Counts) -> list[float]:
+    """The share of every class that has train rows; empty if it is not recorded."""
     table = counts.get(cell.cell_id.setting)
     if not table or len(table[0]) < 2:
-        return None
+        return []
     by_class = [sum(column) for column in zip(*table, strict=True)]
-    return 100 * max(by_class) / sum(by_class)
+    return [count / sum(by_class) for count in by_class if count]
 
 
 def _noise(results: Results) -> Iterator[str]:
@@ -120,21 +129,26 @@ def _small_clients(results: Results) -> Iterator[str]:
 
 
 def _validation(results: Results) -> Iterator[str]:
-    if results.study.objective != "accuracy":
-        return
+    """Too few validation rows, in total or of the rarest class, which validation rows have in proportion."""
     for setting in results.settings:
-        facts = results.facts(setting)
-        scores = [cell.search.choice.score for cell in results.of(setting) if cell.search.choice]
-        if facts is None or not scores or not facts.validation_rows:
+        facts, cells = results.facts(setting), results.of(setting)
+        scores = [cell.search.choice.score for cell in cells if cell.search.choice]
+        if facts is None or not scores or not (rows := facts.validation_rows):
             continue
-        share = min(max(fmean(scores) / 100, 0.0), 1.0)
-        error = 100 * math.sqrt(share * (1 - share) / facts.validation_rows)
-        if error > LARGE_ERROR:
+        reasons = []
+        if results.study.objective == "accuracy":
+            share = min(max(fmean(scores) / 100, 0.0), 1.0)
+            error = 100 * math.sqrt(share * (1 - share) / rows)
+            if error > LARGE_ERROR:
+                reasons.append(f"a score on them has a standard error of {error:.1f} points")
+        rarest = rows * min(_class_shares(cells[0], results.class_counts), default=1.0)
+        if rarest < FEW_ROWS:
+            reasons.append(f"the rarest class has about {max(1, round(rarest))} of them")
+        if reasons:
             where = f"{setting}: " if len(results.settings) > 1 else ""
             yield (
-                f"{where}{facts.validation_rows} validation rows are few: a score on them has a standard error of "
-                f"{error:.1f} points, so the search may prefer a worse configuration. A larger `validation: "
-                "{fraction}` or fewer, coarser axes help."
+                f"{where}{rows} validation rows are few: {' and '.join(reasons)}, so the search may prefer a worse "
+                "configuration. A larger `validation: {fraction}` or fewer, coarser axes help."
             )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.html.diagnosis_text import diagnoses
+from orchestrator.report.html.diagnosis_text import diagnoses, largest_class
 from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, method_name, short_name, unfinished
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
@@ -21,14 +21,24 @@ LOST_SHARE = 0.2
 
 
 def summary(results: Results) -> list[dict[str, Any]]:
-    """One heading per setting, one sentence per budget."""
+    """One heading per setting, one sentence per budget, and what a model that learned nothing scores."""
     return [
         {
             "heading": setting,
             "sentences": [_at_budget(results, setting, epsilon) for epsilon in results.study.epsilons],
+            "baseline": _baseline(results, setting),
         }
         for setting in results.settings
     ]
+
+
+def _baseline(results: Results, setting: str) -> str:
+    """Empty where it is not recorded, or is not a function of the classes' shares; also in a private search."""
+    cells = results.of(setting)
+    if results.study.objective != "accuracy" or results.study.private or not cells:
+        return ""
+    largest = largest_class(cells[0], results.class_counts)
+    return f"Always predicting the largest class is right for {largest:.1f} % of the train rows." if largest else ""
 
 
 def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
@@ -43,7 +53,9 @@ def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]
 def _leader(order: Sequence[CellResult], results: Results) -> str:
     """`order`: best first."""
     (best, *others), unit = order, results.study.objective_spec.unit.strip(" ()")
-    score = mean_and_std(best.curve[best.last], best.objective) + (f" {unit}" if unit else "")
+    value = mean_and_std(best.curve[best.last], best.objective) + (f" {unit}" if unit else "")
+    title = best.objective.test_title
+    score = f"a {title[0].lower()}{title[1:]} of {value}"
     if not others:
         return f"{method_name(best, results)} is the only method, with {score}."
     text = f"{method_name(best, results)} leads with {score}{_lead(best, others[0], results)}"

@@ -14,7 +14,7 @@ from orchestrator.section import Section
 from orchestrator.study.settings.preprocess import ADAPTIVE, PreprocessSettings
 from search_spaces import SearchSpace
 from trainables.choices import Aggregate, Precision
-from trainables.errors import UserError
+from trainables.errors import LOAD_A_PLUGIN, UserError, choices
 from trainables.methods import METHODS
 from trainables.models.network_settings import NetworkSettings
 from trainables.privacy.plan import Clipping
@@ -102,8 +102,7 @@ class MethodSettings(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in METHODS:
-            known = f"choose one of: {', '.join(METHODS)}"
-            raise ValueError(f"method {name!r} is unknown; --import MODULE loads a plug-in's, else {known}")
+            raise ValueError(f"method {name!r} is unknown; {choices(name, METHODS)}{LOAD_A_PLUGIN}")
         return name
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from orchestrator.search.strategies.surface import SurfaceSettings
 from orchestrator.search.variant import Select
 from orchestrator.section import Section
 from orchestrator.study.errors import invalid, message
+from trainables.errors import LOAD_A_PLUGIN, choices
 from orchestrator.study.settings.method import LARGEST_GRID
 
 
@@ -82,8 +83,7 @@ class SearchSettings(Section):
     def _known(cls, names: list[str]) -> list[str]:
         for name in names:
             if name not in STRATEGIES:
-                known = f"choose one of: {', '.join(STRATEGIES)}"
-                raise ValueError(f"strategy {name!r} is unknown; --import MODULE loads a plug-in's, else {known}")
+                raise ValueError(f"strategy {name!r} is unknown; {choices(name, STRATEGIES)}{LOAD_A_PLUGIN}")
         return names
 
     @field_validator("strategies", "select")

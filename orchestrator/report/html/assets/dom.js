@@ -19,6 +19,9 @@ function fill(node, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
+// Text with `code` between backticks.
+const withCode = (text) => text.split("`").map((part, number) => (number % 2 ? el("code", {}, part) : part));
+
 // ---- numbers
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);

@@ -10,12 +10,13 @@ function summary(study) {
   const several = study.findings.length > 1;
   return [
     study.findings.map((part) => [several && el("h3", {}, part.heading),
-      el("ul", { class: "findings" }, part.sentences.map((sentence) => el("li", {}, sentence.text)))]),
+      el("ul", { class: "findings" }, part.sentences.map((sentence) => el("li", {}, sentence.text))),
+      part.baseline && el("p", {}, part.baseline)]),
     !study.findings.length && el("p", {}, "Nothing has been started yet."),
     bestSoFar(study),
     study.findings.some((part) => part.sentences.some((sentence) => sentence.winner)) && note("± is one standard deviation over seeds; ranges are 95% confidence intervals of the difference.", "summary",
       "Differences are paired by seed (t-test). Significance is at 5%, with Holm's correction over the methods at that budget; the tables print the same methods bold."),
-    study.caveats.length > 0 && el("div", { class: "caveats" }, el("h3", {}, "Caveats"), el("ul", {}, study.caveats.map((text) => el("li", {}, text)))),
+    study.caveats.length > 0 && el("div", { class: "caveats" }, el("h3", {}, "Caveats"), el("ul", {}, study.caveats.map((text) => el("li", {}, withCode(text))))),
   ];
 }
 
