@@ -16,8 +16,8 @@ from orchestrator.search.strategies.surface import SurfaceSettings
 from orchestrator.search.variant import Select
 from orchestrator.section import Section
 from orchestrator.study.errors import invalid, message
-from trainables.errors import LOAD_A_PLUGIN, choices
 from orchestrator.study.settings.method import LARGEST_GRID
+from trainables.errors import LOAD_A_PLUGIN, choices
 
 
 class SearchSettings(Section):
