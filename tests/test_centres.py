@@ -144,6 +144,18 @@ def test_a_lane_does_not_depend_on_the_centres_of_others(model, device):
         assert all(torch.equal(a[:, lanes], b) for a, b in zip(together, some, strict=True))
 
 
+def test_a_lane_of_a_wide_head_does_not_depend_on_the_others(device, request):
+    """Features that a GPU's kernel cannot hold: torch computes the products, and lanes still share the rows."""
+    if "interpreted" in request.node.name:
+        pytest.skip("Triton's interpreter cannot run the kernel between the products")
+    head, parts, theta, clip, centre = case("softmax", 200, 10, lanes=70)
+    assert sharing_of(head, Shard.build(parts, device), theta.to(device)) == "constant"
+    together = sums(head, parts, theta, clip, centre, device)
+    for lanes in ([0], [69], [5, 6, 7], list(range(1, 67))):
+        some = sums(head, parts, theta[lanes], clip[lanes], centre[lanes], device)
+        assert all(torch.equal(a[:, lanes], b) for a, b in zip(together, some, strict=True))
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_rounds_the_centred_rows(precision):
     """As if the rows had come without the centre: a rounded row may lose its distance from the centre."""

@@ -126,7 +126,7 @@ class GLM(ABC):
 
     def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
         """How lanes with different centres share rows."""
-        return "no" if theta.is_cuda else "constant"
+        return "constant"
 
     def clipped_hessian_sum(self, shard: Shard, theta: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
         """For every client and lane, the sum over rows of per-example Hessians clipped to Frobenius norm `bound`,

@@ -100,13 +100,22 @@ def add_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> 
         total += torch.bmm(x[:, rows].mT, values[:, rows])
 
 
+MAX_CELLS = 1 << 27  # numbers of the tiles' products in a GPU's memory
+
+
 def add_tile_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor, tile: int) -> None:
-    """The same with fewer rows in float32; one call multiplies all tiles."""
+    """The same with fewer rows in float32. One call multiplies many tiles, on a CPU all."""
     whole = x.shape[1] // tile * tile
     if whole:
         left, right = (part[:, :whole].unflatten(1, (-1, tile)) for part in (x, values))
-        for product in (left.mT @ right).unbind(1):
-            total += product
+        if total.is_cuda:
+            step = max(1, MAX_CELLS // total.numel())
+            for start in range(0, left.shape[1], step):
+                some = slice(start, start + step)
+                total += (left[:, some].mT @ right[:, some]).sum(1, dtype=torch.float64)
+        else:
+            for product in (left.mT @ right).unbind(1):
+                total += product
     if whole < x.shape[1]:
         total += torch.bmm(x[:, whole:].mT, values[:, whole:])
 

@@ -130,13 +130,12 @@ class SoftmaxHead:
 
     def sharing(self, shard: Shard, theta: torch.Tensor, automatic: bool) -> Sharing:
         """How lanes with different centres share rows."""
-        kernel = self._kernel(theta)
-        if kernel == "triton" and not automatic:
+        if self._kernel(theta) == "triton" and not automatic:
             from trainables.models import softmax_triton
 
             if softmax_triton.fits(self.features, self.classes, shard.precision):
                 return "kernel"
-        return "no" if kernel == "triton" or theta.is_cuda or shard.precision != "float32" else "constant"
+        return "constant" if shard.precision == "float32" else "no"
 
     def scores(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return x @ weights.view(self.rows, self.classes)

@@ -7,8 +7,8 @@
 How rows are split depends only on the client, and the columns of a product are independent, so a lane's result does not
 depend on other lanes. Padding rows are skipped. Products use three tf32 products (tf32x3), which has the accuracy of
 float32. If features are centred, the lanes of a program have the same centre, which it subtracts from the rows as it
-loads them. Heads with many classes or features do not fit the registers: then torch computes the products, and
-`_between` the clipped residuals.
+loads them. Heads with many classes or features do not fit the registers: then torch computes the products,
+`_between` the clipped residuals, and centres move into the constant.
 """
 
 from __future__ import annotations
@@ -206,15 +206,19 @@ def _evaluate(
 @triton.jit(do_not_specialize=SIZES)
 def _between(
     Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes,
-    C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
+    C: tl.constexpr, L: tl.constexpr, OF_LANE: tl.constexpr, DIAGNOSE: tl.constexpr,
 ):  # fmt: skip
     """Clipped residuals of logits (client, row, class, lane), in place, C classes at a time. `of_client`: the distance
-    of clients in memory."""
+    of clients in memory. OF_LANE: every lane has its own norms, (client, row, lane)."""
     row, client = tl.program_id(0), tl.program_id(1)
     lane, some = tl.program_id(2) * L + tl.arange(0, L), tl.arange(0, C)
     known = lane < lanes
     at = client.to(tl.int64) * rows + row
-    y, norm = tl.load(Y + at), tl.load(NORM + at)
+    y = tl.load(Y + at)
+    if OF_LANE:
+        norm = tl.load(NORM + at * lanes + lane, mask=known, other=1.0)
+    else:
+        norm = tl.load(NORM + at + 0 * lane)
     place = Z + client.to(tl.int64) * of_client + row.to(tl.int64) * classes * lanes + lane
     clip = tl.load(CLIP + lane, mask=known, other=1.0)
     top = tl.full((L,), float("-inf"), tl.float32)
@@ -331,7 +335,8 @@ def evaluate(shard: Shard, theta: torch.Tensor, classes: int) -> tuple[torch.Ten
 def clip_residuals(
     z: torch.Tensor, y: torch.Tensor, row_norm: torch.Tensor, clip: torch.Tensor, diagnose: bool
 ) -> RowDiagnostics | None:
-    """Clipped residuals of logits `z` (clients, rows, classes, lanes), in place, between torch's two products."""
+    """Clipped residuals of logits `z` (clients, rows, classes, lanes), in place, between torch's two products.
+    `row_norm` is (clients, rows, 1) or (clients, rows, lanes)."""
     clients, rows, classes, lanes = z.shape
     if not z[0].is_contiguous():
         raise ValueError("the logits of a client must be contiguous")
@@ -339,7 +344,7 @@ def clip_residuals(
     L = 32
     _between[(rows, clients, triton.cdiv(lanes, L))](
         z, y.contiguous(), row_norm.contiguous(), clip, *diagnostics, z.stride(0), rows, classes, lanes,
-        min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
+        min(32, triton.next_power_of_2(classes)), L, row_norm.shape[2] == lanes > 1, diagnose, num_warps=4,
     )  # fmt: skip
     return RowDiagnostics(*diagnostics) if diagnose else None
 
