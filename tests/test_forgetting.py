@@ -37,13 +37,20 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_same_results_lead_to_the_same_stages(tmp_path, strategy):
-    """Every third trial is forgotten, and only these run again."""
+    """Every third trial is forgotten, and only these run again, with the longer ones that continue them."""
     of = study(methods=[GD, SOFIM], **STRATEGIES[strategy])
     names = iter(["bad", "good", "good"] * 1000)
     first = drive(tmp_path, of, near(0.3), node_of=lambda trial: next(names))
     before = outcomes(tmp_path)
     with Ledger.read(tmp_path) as ledger:
         bad = {key for key, (_, nodes) in ledger.origins().items() if nodes == ["bad"]}
+    shortest: dict[str, int] = {}
+    for trial in sorted(first.trials, key=lambda trial: -trial.last_round):
+        if trial.key in bad:
+            shortest[trial.full_key] = trial.last_round
+    longer = {t.key for t in first.trials if t.last_round > shortest.get(t.full_key, t.last_round)}
+    assert bool(longer - bad) == (strategy == "halving")
+    bad |= longer
     assert forget_node(tmp_path, "bad").trials == len(bad) > 3
     again = drive(tmp_path, of, near(0.3))
     assert {trial.key for trial in again.trials} == bad

@@ -1,4 +1,5 @@
-"""Forgets trials, so that they run again: those that a node has computed, or those whose rows are damaged.
+"""Forgets trials, so that they run again: those that a node has computed, with longer trials that continue them, or
+those whose rows are damaged.
 
 Later stages were opened because of these results. Their records are removed, and the search, a pure function of the
 results, opens them again: the same ones if the results are the same. Trials of a removed stage keep their results,
@@ -16,6 +17,7 @@ from orchestrator.results.locations import results_location
 from orchestrator.search.variant import SearchVariant
 from orchestrator.study.study import Study
 from trainables.errors import UserError
+from trainables.federation.trial_spec import TrialSpec
 
 
 class Forgotten(NamedTuple):
@@ -33,7 +35,21 @@ def forget_node(results: Path | str, node: str) -> Forgotten:
         study = _check(ledger, results, node)
         keys = {key for key, (_, nodes) in ledger.origins().items() if node in nodes}
         location.checkpoints.clear()  # the node may have computed a part of them
-        return _forget(ledger, study, keys)
+        return _forget(ledger, study, keys | _continuing(ledger, keys))
+
+
+def _continuing(ledger: Ledger, keys: Collection[str]) -> set[str]:
+    """The longer trials that may have continued lanes of these trials."""
+    trials = {key: TrialSpec.model_validate_json(row.spec) for key, row in ledger.rows(keys, whole=False).items()}
+    reached: dict[str, int] = {}
+    for trial in trials.values():
+        if trial.stop_after is not None:
+            reached[trial.full_key] = min(trial.stop_after, reached.get(trial.full_key, trial.stop_after))
+    if not reached:
+        return set()
+    rows = ledger.rows(ledger.outcomes(), whole=False)
+    others = (trials.get(key) or TrialSpec.model_validate_json(row.spec) for key, row in rows.items())
+    return {trial.key for trial in others if trial.last_round > reached.get(trial.full_key, trial.last_round)}
 
 
 def damaged_trials(results: Path | str) -> list[str]:
