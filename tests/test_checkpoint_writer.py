@@ -2,12 +2,15 @@
 
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
-from trainables.federation import checkpoint_writer
+from trainables.federation import checkpoint_writer, pack_runner
 from trainables.federation.checkpoint_writer import CheckpointWriter
-from trainables.federation.checkpoints import checkpoint_name
+from trainables.federation.checkpoints import ENDING, checkpoint_name
+from trainables.federation.messages import Order
+from trainables.federation.pack_runner import PackRunner
 
 KEYS = ["a", "b"]
 NAME = checkpoint_name(KEYS)
@@ -25,12 +28,16 @@ class Storage:
     def __post_init__(self) -> None:
         self.open.set()
 
-    def save(self, keys, t, checkpoint):
+    def save(self, keys, t, checkpoint, ending):
         self.open.wait()
         self.attempts += 1
         if self.attempts <= self.fails:
             raise OSError("503 Slow Down")
         self.saved[checkpoint_name(keys)] = (t, checkpoint)
+
+    def load(self, name, ending=ENDING):
+        self.open.wait()
+        return self.saved[name]
 
     def remove(self, name):
         self.saved.pop(name, None)
@@ -135,3 +142,65 @@ def test_a_pack_is_saved_at_once_when_its_node_is_about_to_leave():
 
 def test_a_storage_that_fails_when_its_node_is_about_to_leave():
     assert not writer_of(Storage(fails=1)).save_within(10, 7, lambda: b"state")
+
+
+# ---- the state that packs start from and leave behind
+
+
+class Federation:
+    """Ends a pack in one step, and leaves the state of its lanes."""
+
+    def __init__(self) -> None:
+        self.opened: list = []
+
+    def lanes_that_fit(self, trials, data):
+        return None
+
+    def open(self, trials, data, checkpoint=None, paused=()):
+        self.opened.append((checkpoint, list(paused)))
+
+    def progress(self, until):
+        return SimpleNamespace(running=0, computing_s=0.0)
+
+    def paused(self):
+        return KEYS, b"lanes"
+
+    def collect_results(self):
+        return ()
+
+
+def run_pack(storage: Storage, federation: Federation, **order):
+    runner = PackRunner("slot", federation, storage)
+    trial = SimpleNamespace(key="a", evaluate_every=1, last_round=1, stop_after=1)
+    runner.start(Order(1, [trial], **order))
+    return runner.advance()
+
+
+def test_lanes_that_stopped_early_are_written_and_loaded():
+    storage, federation = Storage(), Federation()
+    assert run_pack(storage, federation).paused == NAME
+    run_pack(storage, federation, continue_from=(NAME,))
+    assert federation.opened == [(None, []), (None, [b"lanes"])]
+
+
+@pytest.mark.parametrize("order", [{}, {"resume_from": NAME}, {"continue_from": (NAME,)}])
+def test_a_storage_that_hangs_does_not_hang_a_slot(monkeypatch, order):
+    """Neither when a pack starts nor when it ends. It then runs from round 0, and its lanes cannot continue."""
+    monkeypatch.setattr(pack_runner, "LOAD_S", 0.01)
+    monkeypatch.setattr(pack_runner, "SAVE_S", 0.01)
+    storage, federation = Storage(), Federation()
+    storage.open.clear()
+    report = run_pack(storage, federation, **order)
+    storage.open.set()
+    assert (report.kind, report.paused, federation.opened) == ("ended", "", [(None, [])])
+    assert len(report.notes) == 1 + len(order)
+    assert all("the storage has not answered" in note for note in report.notes[:-1])
+
+
+def test_a_write_that_hangs_is_waited_for_once():
+    storage = Storage()
+    storage.open.clear()
+    writer = writer_of(storage)
+    assert not writer.save_paused_within(0.01, KEYS, 1, b"lanes")
+    assert not writer.save_paused_within(1000, KEYS, 1, b"lanes")
+    storage.open.set()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from trainables.federation.checkpoints import PackStorage, checkpoint_name
+from trainables.federation.checkpoints import ENDING, PAUSED, PackStorage, checkpoint_name
 
 EVERY_S = 5.0  # less than a new federation takes to start, which a failed pack costs anyway
 SHARE = 0.02  # of the time, at most, goes into making checkpoints
@@ -16,18 +16,22 @@ RETRY_AT_MOST_S = 300.0  # between two attempts while the storage fails
 class _Write(threading.Thread):
     """One checkpoint on its way to the storage."""
 
-    def __init__(self, storage: PackStorage, keys: Sequence[str], t: int, checkpoint: bytes) -> None:
+    def __init__(
+        self, storage: PackStorage, keys: Sequence[str], t: int, checkpoint: bytes, ending: str = ENDING
+    ) -> None:
         super().__init__(name="fedsweep-checkpoint", daemon=True)  # a storage that hangs must not keep the process
         self.name_of_checkpoint, self.round = checkpoint_name(keys), t
-        self._storage, self._keys, self._checkpoint = storage, keys, checkpoint
+        self._storage, self._keys, self._checkpoint, self.ending = storage, keys, checkpoint, ending
         self._lock, self._unwanted, self.ended = threading.Lock(), False, False
         self.error: Exception | None = None
         self.seconds = 0.0
+        self.is_overdue = False
+        """A deadline has passed: no other one is waited for."""
 
     def run(self) -> None:
         began = time.monotonic()
         try:
-            self._storage.save(self._keys, self.round, self._checkpoint)
+            self._storage.save(self._keys, self.round, self._checkpoint, self.ending)
         except Exception as error:  # every kind of storage raises its own errors
             self.error = error
         self.seconds = time.monotonic() - began
@@ -41,7 +45,7 @@ class _Write(threading.Thread):
         with self._lock:
             self._unwanted = True
             if self.ended:
-                self._storage.remove(self.name_of_checkpoint)
+                threading.Thread(target=self._storage.remove, args=(self.name_of_checkpoint,), daemon=True).start()
 
 
 class CheckpointWriter:
@@ -81,6 +85,17 @@ class CheckpointWriter:
             self._wait(deadline)
         return bool(self.saved) and self.saved_round == t
 
+    def save_paused_within(self, seconds: float, keys: Sequence[str], t: int, content: bytes) -> bool:
+        """Write the lanes of trials that stopped early. False if the storage fails or takes longer."""
+        deadline = time.monotonic() + seconds
+        self._wait(deadline)
+        if self._write is not None:
+            return False
+        write = self._write = _Write(self._storage, keys, t, content, PAUSED)
+        write.start()
+        self._wait(deadline)
+        return write.ended and write.error is None
+
     def end_pack(self) -> None:
         """All its trials have ended: nothing needs its checkpoint."""
         self.poll()
@@ -94,8 +109,9 @@ class CheckpointWriter:
         self._write.start()
 
     def _wait(self, deadline: float) -> None:
-        if self._write is not None:
+        if self._write is not None and not self._write.is_overdue:
             self._write.join(max(0.0, deadline - time.monotonic()))
+            self._write.is_overdue = not self._write.ended
         self.poll()
 
     def poll(self) -> None:
@@ -118,5 +134,5 @@ class CheckpointWriter:
             self.notes.append(f"checkpoints can be written again, after {self._failures} failed attempts")
             self._failures = 0
         self._next = max(self._next, time.monotonic() + write.seconds)  # a slow storage gets breaks
-        if write.name_of_checkpoint == checkpoint_name(self._keys):
+        if write.ending == ENDING and write.name_of_checkpoint == checkpoint_name(self._keys):
             self.saved, self.saved_round = write.name_of_checkpoint, write.round

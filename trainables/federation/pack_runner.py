@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
 from trainables.federation.checkpoint_writer import CheckpointWriter
 from trainables.federation.checkpoints import (
@@ -17,7 +19,12 @@ from trainables.federation.checkpoints import (
 from trainables.federation.messages import Order, Report
 
 CHUNK_S = 0.5  # target duration of the rounds between two reports
+LOAD_S = 60.0  # for the checkpoint that a pack resumes from
+SAVE_S = 10.0  # for the lanes of trials that stopped early
 HAND_BACK_S = 8.0  # for the checkpoint of a pack whose node is about to leave; clouds give notice of 15 s and more
+
+
+T = TypeVar("T")
 
 
 class Federation(Protocol):
@@ -108,7 +115,7 @@ class PackRunner:
 
     def _load(self, name: str) -> bytes | None:
         try:
-            self.t, checkpoint = self._storage.load(name)
+            self.t, checkpoint = _within(LOAD_S, lambda: self._storage.load(name))
             return checkpoint
         except FileNotFoundError:
             reason = "no checkpoint"
@@ -121,7 +128,7 @@ class PackRunner:
 
     def _load_paused(self, names: Sequence[str]) -> list[bytes]:
         try:
-            loaded = [self._storage.load(name, PAUSED) for name in names]
+            loaded = _within(LOAD_S, lambda: [self._storage.load(name, PAUSED) for name in names])
         except CorruptCheckpointError:
             self._note_restart("the state of shorter trials is corrupt, or another user's")
             return []
@@ -138,11 +145,13 @@ class PackRunner:
             if paused is None:
                 return ""
             keys, content = paused
-            self._storage.save(keys, self.t, content, PAUSED)
-            return checkpoint_name(keys)
-        except Exception as error:  # every kind of storage raises its own errors
-            self._notes.append(f"the state of {len(self.trials)} trials could not be written: {error}")
-            return ""
+            if self._writer.save_paused_within(SAVE_S, keys, self.t, content):
+                return checkpoint_name(keys)
+            reason = f"not within {SAVE_S:.0f} s"
+        except Exception as error:  # of the federation
+            reason = str(error)
+        self._notes.append(f"the state of {len(self.trials)} trials could not be written: {reason}")
+        return ""
 
     def _note_restart(self, reason: str) -> None:
         self._notes.append(f"pack of {len(self.trials)} trials restarts from round 0: {reason}")
@@ -158,6 +167,23 @@ class PackRunner:
         self._notes, self._writer.notes = [], []
         fields |= {"checkpoint": self._writer.saved, "checkpoint_round": self._writer.saved_round}
         return Report(self._slot, self.order.number, kind, notes=notes, **fields)
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Call in a thread: a storage that hangs must not hang the slot."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:  # every kind of storage raises its own errors
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="fedsweep-load", daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"the storage has not answered for {seconds:g} s") from None
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
