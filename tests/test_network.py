@@ -37,6 +37,8 @@ EXAMPLE = REPOSITORY / "examples" / "plugin" / "tiny_transformer.py"
 ALL = "network:tiny-transformer,cut=1,train=norm+bias+lora+head,norm_scale=0.5,rank=2"
 IMAGES = "network:images,cut=none,train=norm+bias+head,norm_scale=0.2"
 PIXELS, CLASSES, ROWS = 2 * 6 * 6, 3, 40
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+DEVICES = ["cpu", pytest.param("cuda", marks=on_a_gpu)]
 
 
 def images(features: int, classes: int) -> nn.Module:
@@ -62,11 +64,11 @@ def networks(monkeypatch):
         NETWORKS.pop("images")
 
 
-def shard_of(model, count=ROWS, scale=1.0):
+def shard_of(model, count=ROWS, scale=1.0, device="cpu"):
     random = np.random.default_rng(0)
     x = (scale * random.normal(size=(count, model.features))).astype(np.float32)
     labels = np.arange(count) % model.classes
-    return Shard.build([(models.at_cut(model, x), labels)]), x, labels
+    return Shard.build([(models.at_cut(model, x), labels)], device), x, labels
 
 
 def per_example_gradients(model, weights, x, labels):
@@ -95,31 +97,35 @@ def per_example_gradients(model, weights, x, labels):
 
 @pytest.mark.parametrize(("text", "features"), [(ALL, 24), (IMAGES, PIXELS)])
 @pytest.mark.parametrize("clip", [0.7, 1e9])
-def test_clipped_sums_are_those_of_per_example_gradients(text, features, clip):
+@pytest.mark.parametrize("device", DEVICES)
+def test_clipped_sums_are_those_of_per_example_gradients(text, features, clip, device):
     model = models.parse(text, features=features, classes=CLASSES)
-    shard, x, labels = shard_of(model)
+    shard, x, labels = shard_of(model, device=device)
     weights = model.initial(3) + 0.1
     rows = per_example_gradients(model, weights, x, labels).double()
     norms = rows.norm(dim=1, keepdim=True)
     expected = (rows * (clip / norms).clamp(max=1)).sum(0)
-    total, seen = model.clipped_gradient_sum(shard, weights[None], torch.tensor([clip]), diagnose=True)
-    assert (total[0, 0] - expected).norm() <= 1e-5 * expected.norm()
+    weights, clips = weights.to(device), torch.tensor([clip], device=device)
+    total, seen = model.clipped_gradient_sum(shard, weights[None], clips, diagnose=True)
+    assert (total[0, 0].cpu() - expected).norm() <= 1e-5 * expected.norm()
     assert int(seen.clipped) == int((norms > clip).sum())
-    tail = model._tail("cpu", torch.float32)
+    tail = model._tail(device, torch.float32)
     with torch.no_grad():
         parts, _ = tail.gradients(model._at_cut_shape(shard.x[0, :, :-1]), shard.y[0], model.arrays(weights))
-    ours = sum(part.squared_norms() for part in parts).sqrt()
+    ours = sum(part.squared_norms() for part in parts).sqrt().cpu()
     torch.testing.assert_close(ours, norms.squeeze(1), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(("text", "features"), [(ALL, 24), (IMAGES, PIXELS)])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_no_row_contributes_more_than_the_clip(precision, text, features):
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_row_contributes_more_than_the_clip(precision, text, features, device):
     """Also where the pairs of positions nearly cancel, and where a row is not finite."""
     model = models.parse(text, features=features, classes=CLASSES)
     for scale in (1.0, 1e3, 1e30):
-        shard, *_ = shard_of(model, 12, scale)
-        weights = torch.stack([5 * model.initial(1), model.initial(2) + 0.3])
+        shard, *_ = shard_of(model, 12, scale, device)
+        weights = torch.stack([5 * model.initial(1), model.initial(2) + 0.3]).to(device)
+        clip = torch.tensor([0.5, 0.01], device=device)
         for row in range(12):
             one = replace(
                 shard,
@@ -128,22 +134,25 @@ def test_no_row_contributes_more_than_the_clip(precision, text, features):
                 norm=shard.norm[:, row : row + 1],
                 precision=precision,
             )
-            total, _ = model.clipped_gradient_sum(one, weights, torch.tensor([0.5, 0.01]))
+            total, _ = model.clipped_gradient_sum(one, weights, clip)
             assert torch.isfinite(total).all()
-            assert (total[0].norm(dim=1) <= torch.tensor([0.5, 0.01]).double()).all()
+            assert (total[0].norm(dim=1) <= clip.double()).all()
 
 
-def test_lanes_and_clients_do_not_change_bits():
-    model = models.parse(ALL, features=24, classes=CLASSES)
+@pytest.mark.parametrize(("text", "features"), [(ALL, 24), (IMAGES, PIXELS)])
+@pytest.mark.parametrize("device", DEVICES)
+def test_lanes_and_clients_do_not_change_bits(text, features, device):
+    model = models.parse(text, features=features, classes=CLASSES)
     x, labels = shard_of(model)[1:]
     x = models.at_cut(model, x)
     clients = [(x[:30], labels[:30]), (x[30:], labels[30:])]
-    theta, clip = torch.stack([model.initial(seed) for seed in range(3)]), torch.tensor([0.5, 1.0, 2.0])
-    together, _ = model.clipped_gradient_sum(Shard.build(clients), theta, clip)
+    theta = torch.stack([model.initial(seed) for seed in range(3)]).to(device)
+    clip = torch.tensor([0.5, 1.0, 2.0], device=device)
+    together, _ = model.clipped_gradient_sum(Shard.build(clients, device), theta, clip)
     for lane in range(3):
         for client in range(2):
             one = slice(lane, lane + 1)
-            alone, _ = model.clipped_gradient_sum(Shard.build([clients[client]]), theta[one], clip[one])
+            alone, _ = model.clipped_gradient_sum(Shard.build([clients[client]], device), theta[one], clip[one])
             assert torch.equal(alone[0, 0], together[client, lane])
 
 
