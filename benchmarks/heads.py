@@ -32,6 +32,10 @@ LANES = {"cpu": 64, "cuda": 256}
 PACKS = {"cpu": (8, 32, 128), "cuda": (8, 32, 128, 2048)}
 
 
+def gradient_seconds(head: SoftmaxHead, shard: Shard, theta: torch.Tensor, clip: torch.Tensor) -> float:
+    return best_seconds(lambda: centring.clipped_gradient_sum(head, shard, theta, clip), theta.device.type, 3)
+
+
 def best_seconds(call: Callable[[], object], device: str, repetitions: int) -> float:
     seconds = []
     for _ in range(repetitions + 1):  # the first is a warm-up
@@ -80,8 +84,8 @@ def measure(device: str) -> dict[str, Any]:
         shard, (theta, clip) = shard_of(features, classes, device), of_lanes(head, lanes, device)
         means = 0.1 * np.random.default_rng(1).standard_normal((CENTRES, features)).astype(np.float32)
         centred = shard.with_centres(Centres.of(means[np.arange(lanes) % CENTRES], device))
-        plain_s = best_seconds(lambda: centring.clipped_gradient_sum(head, shard, theta, clip), device, 3)
-        centred_s = best_seconds(lambda: centring.clipped_gradient_sum(head, centred, theta, clip), device, 3)
+        plain_s = gradient_seconds(head, shard, theta, clip)
+        centred_s = gradient_seconds(head, centred, theta, clip)
         found[f"{features} x {classes}"] = {
             "us_per_lane": 1e6 * plain_s / lanes,
             "gemm_share": products_alone(features, classes, lanes, device) / plain_s,
@@ -91,7 +95,7 @@ def measure(device: str) -> dict[str, Any]:
     head, shard = SoftmaxHead(64, 10), shard_of(64, 10, device)
     for lanes in PACKS[device]:
         theta, clip = of_lanes(head, lanes, device)
-        seconds = best_seconds(lambda: centring.clipped_gradient_sum(head, shard, theta, clip), device, 3)
+        seconds = gradient_seconds(head, shard, theta, clip)
         found[f"{lanes} lanes"] = {"us_per_lane": 1e6 * seconds / lanes}
         print(lanes, found[f"{lanes} lanes"], flush=True)
     return found

@@ -36,7 +36,7 @@ LOG2E = math.log2(math.e)
 LEAST = tl.constexpr(residuals.LEAST)
 PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 # without this Triton recompiles (a second or more) when one of these becomes a multiple of 16
-SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width", "centres"]
+SIZES = ["most", "parts", "of_client", "first", "count", "rows", "lanes", "width", "centres", "norms"]
 
 
 class Tile(NamedTuple):
@@ -205,20 +205,17 @@ def _evaluate(
 
 @triton.jit(do_not_specialize=SIZES)
 def _between(
-    Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes,
-    C: tl.constexpr, L: tl.constexpr, OF_LANE: tl.constexpr, DIAGNOSE: tl.constexpr,
+    Z, Y, NORM, CLIP, LOSS, CLIPPED, of_client, rows, classes, lanes, norms,
+    C: tl.constexpr, L: tl.constexpr, DIAGNOSE: tl.constexpr,
 ):  # fmt: skip
     """Clipped residuals of logits (client, row, class, lane), in place, C classes at a time. `of_client`: the distance
-    of clients in memory. OF_LANE: every lane has its own norms, (client, row, lane)."""
+    of clients in memory. `norms`: of a row, one or as many as lanes."""
     row, client = tl.program_id(0), tl.program_id(1)
     lane, some = tl.program_id(2) * L + tl.arange(0, L), tl.arange(0, C)
     known = lane < lanes
     at = client.to(tl.int64) * rows + row
     y = tl.load(Y + at)
-    if OF_LANE:
-        norm = tl.load(NORM + at * lanes + lane, mask=known, other=1.0)
-    else:
-        norm = tl.load(NORM + at + 0 * lane)
+    norm = tl.load(NORM + at * norms + lane % norms, mask=known, other=1.0)
     place = Z + client.to(tl.int64) * of_client + row.to(tl.int64) * classes * lanes + lane
     clip = tl.load(CLIP + lane, mask=known, other=1.0)
     top = tl.full((L,), float("-inf"), tl.float32)
@@ -344,7 +341,7 @@ def clip_residuals(
     L = 32
     _between[(rows, clients, triton.cdiv(lanes, L))](
         z, y.contiguous(), row_norm.contiguous(), clip, *diagnostics, z.stride(0), rows, classes, lanes,
-        min(32, triton.next_power_of_2(classes)), L, row_norm.shape[2] == lanes > 1, diagnose, num_warps=4,
+        row_norm.shape[2], min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
     )  # fmt: skip
     return RowDiagnostics(*diagnostics) if diagnose else None
 
