@@ -289,7 +289,7 @@ def test_a_foreign_secret_does_not_replace_ones_own(finished_study, tmp_path):
     """Anyone who knows the secret of a search can subtract its noise."""
     other = Path(shutil.copytree(finished_study, tmp_path / "other"))
     with Ledger.write(other) as ledger:
-        ledger._db.execute("UPDATE secrets SET secret = ?", (b"known to a stranger",))
+        ledger._db.execute("UPDATE secrets SET secret = ?", (b"known to a stranger".ljust(32),))
     for parts in ([other, finished_study], [finished_study, other]):
         with pytest.raises(UserError, match="another private search"):
             merging.merge(parts, tmp_path / f"of {parts[0].name}")

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sqlite3
+import time
 import zipfile
 
 import numpy as np
@@ -17,10 +18,12 @@ import fedsweep as fedsweep_package
 from orchestrator.report.benchmark import lookup
 from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import frame_to_csv
+from orchestrator.results.ledger import Ledger
 from trainables.data import feature_file, features
 from trainables.data.importing.reading import read_table
 from trainables.errors import UserError
 from trainables.federation.saved_model import SavedModel
+from trainables.urls import shown
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\u202e"
 DEEP = "[" * 100_000
@@ -125,6 +128,51 @@ def test_values_that_no_ledger_has_are_damage(name, results, fedsweep):
     assert code == 2
     assert "is damaged" in err
     assert err.count("\n") == 1
+
+
+GROUP = '["a", "b", 1, 2, 3, "c"]'
+META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+SECRETS = "INSERT OR REPLACE INTO secrets VALUES (?, ?)"
+UNREADABLE = (
+    *((META, ("plugin_code", text)) for text in ("[]", "5", '["a"]', '{"a": 5}', '{"a": ["b"]}', DEEP, BIG)),
+    *((META, ("memory limits", text)) for text in ("{}", "5", "[]", '["", 5]', '["", [5]]', '["", [["a", 1]]]', DEEP)),
+    *((META, ("memory limits", f'["", [[{GROUP}, {lanes}]]]')) for lanes in ("0", "-1", "1.5", "null", '"8"', BIG)),
+    *((SECRETS, (1, secret)) for secret in (b"", b"short", b"k" * 33, "k" * 32, 5)),
+    (SECRETS, (99, b"k" * 32)),
+)
+
+
+@pytest.mark.parametrize(("statement", "values"), UNREADABLE)
+def test_hashes_secrets_and_memory_limits_are_checked(statement, values, results, tmp_path, fedsweep):
+    change(results, statement, *values)
+    for opened in (Ledger.read, Ledger.write):
+        with pytest.raises(UserError, match="is damaged"), opened(results) as ledger:
+            _ = ledger.plugin_code(), ledger.secrets(), ledger.memory_limits("")
+    if "memory limits" not in values:
+        code, _, err = fedsweep("merge", results, "--results", tmp_path / "merged")
+        assert code == 2
+        assert "is damaged" in err
+        assert err.count("\n") == 1
+        assert "short" not in err
+
+
+def test_memory_limits_are_read_back(tmp_path):
+    limits = {("a", "b", 1, 2, 3, "c"): 8}
+    with Ledger.write(tmp_path / "r") as ledger:
+        ledger.set_memory_limits("cpu", limits)
+        assert ledger.memory_limits("cpu") == limits
+        assert ledger.memory_limits("cuda") == {}
+
+
+def test_a_long_word_is_printed_at_once(results, fedsweep):
+    """Looking for URLs in a message took minutes."""
+    change(results, META, "schema", "a" * 100_000)
+    code, _, err = fedsweep("status", results)
+    assert code == 2
+    assert len(err) < 1000
+    began = time.process_time()
+    assert shown("a" * 100_000 + "https://user:password@host/x").endswith("https://host/x")
+    assert time.process_time() - began < 5
 
 
 def test_headers_of_csv_files_are_no_formulas():

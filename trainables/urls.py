@@ -19,7 +19,7 @@ OPENED = (
 """Schemes of plain storage. fsspec has others that interpret what they read: `reference` renders templates and reads
 the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
 in with the user's password or keys at any host that a study names, and accept any host key."""
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s\"<>`]*)")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{,50}://)([^\s\"<>`]*)")  # without a limit, a long word takes minutes
 
 
 def shown(text: str) -> str:

@@ -19,6 +19,8 @@ KEYS = re.compile(r"[0-9a-f]*")
 LONGEST_NAME = 100
 MOST_ROUNDS = 10**6  # as in a study
 MOST_ROWS = 10**12
+MOST_LANES = 10**6
+SECRET_BYTES = 32
 STATES = ("done", "diverged", "failed")
 
 
@@ -64,6 +66,37 @@ def names(value: Any) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise _refused(value, "a list of names")
     return [line(each) for each in found]
+
+
+def hashes(value: Any) -> dict[str, str]:
+    """Hashes of code by the name of its module, as JSON."""
+    found = content(value)
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise _refused(value, "a mapping of modules to hashes")
+    return {line(module): line(code) for module, code in found.items()}
+
+
+def secret(value: Any) -> bytes:
+    """Of a private search. An empty one would mean noise that is not secret."""
+    if not isinstance(value, bytes) or len(value) != SECRET_BYTES:
+        raise sqlite3.DataError(f"the secret of a private search is not {SECRET_BYTES} bytes")  # never shown
+    return value
+
+
+def memory_limits(value: Any) -> tuple[str, dict[tuple[Any, ...], int]]:
+    """A kind of device, and the lanes that fit into its memory by pack group, as JSON."""
+    found = content(value)
+    match found:
+        case [str(device), [*limits]] if all(map(_is_limit, limits)):
+            return device, {tuple(group): lanes for group, lanes in limits}
+    raise _refused(value, "a list of memory limits")
+
+
+def _is_limit(value: Any) -> bool:
+    match value:
+        case [[str(), str(), int(), int(), int(), str()], int(lanes)]:
+            return 1 <= lanes <= MOST_LANES
+    return False
 
 
 def counts(value: Any) -> list[list[int]]:

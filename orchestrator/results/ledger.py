@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from trainables.federation.pack import PackGroup
 
 SCHEMA_VERSION = "6"
-SECRET_BYTES = 32
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
@@ -262,6 +261,8 @@ class Ledger:
                 if private:
                     _make_private(folder)  # what was made since
                 yield ledger
+            except sqlite3.DataError as error:
+                raise UserError(f"the ledger in {folder} is damaged: {error}") from None
             finally:
                 connection.close()
         finally:
@@ -302,7 +303,7 @@ class Ledger:
         version = self._meta("schema")
         if version != SCHEMA_VERSION:
             raise UserError(
-                f"the ledger in {folder} has version {version}, this program reads {SCHEMA_VERSION}; "
+                f"the ledger in {folder} has version {version!s:.50}, this program reads {SCHEMA_VERSION}; "
                 "run the study in a new folder"
             )
 
@@ -331,7 +332,7 @@ class Ledger:
         return checks.names(self._meta("plugins") or "[]")
 
     def plugin_code(self) -> dict[str, str]:
-        return json.loads(self._meta("plugin_code") or "{}")
+        return checks.hashes(self._meta("plugin_code") or "{}")
 
     def add_data(self, fingerprints: Mapping[str, str]) -> None:
         """Content hashes of the data sets, by id. A data set never changes its content within a folder."""
@@ -678,7 +679,7 @@ class Ledger:
 
     def secret(self, cell: CellId) -> bytes:
         """The secret of a cell's private search: drawn from the operating system at the first call, then kept."""
-        self.add_secrets({cell: secrets.token_bytes(SECRET_BYTES)})
+        self.add_secrets({cell: secrets.token_bytes(checks.SECRET_BYTES)})
         return self.secrets()[cell]
 
     def add_secrets(self, new: Mapping[CellId, bytes]) -> None:
@@ -707,8 +708,10 @@ class Ledger:
         return {cells[number] for number in numbers if number in cells}
 
     def secrets(self) -> dict[CellId, bytes]:
-        cells = self._cells()
-        return {cells[number]: secret for number, secret in self._db.execute("SELECT cell, secret FROM secrets")}
+        cells, found = self._cells(), dict(self._db.execute("SELECT cell, secret FROM secrets"))
+        if unknown := found.keys() - cells:  # it would become the secret of a later cell
+            raise sqlite3.DataError(f"a secret names cell {min(unknown)}, which does not exist")
+        return {cells[number]: checks.secret(secret) for number, secret in found.items()}
 
     # ---- sessions
 
@@ -758,8 +761,8 @@ class Ledger:
 
     def memory_limits(self, device: str) -> dict[PackGroup, int]:
         """Empty if the last ones were for another kind of device."""
-        of, limits = json.loads(self._meta("memory limits") or '["", []]')
-        return {tuple(group): lanes for group, lanes in limits} if of == device else {}
+        of, limits = checks.memory_limits(self._meta("memory limits") or '["", []]')
+        return limits if of == device else {}
 
     def set_stalls(self, stalls: Iterable[Stall]) -> None:
         with self.transaction():
