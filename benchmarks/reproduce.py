@@ -182,8 +182,10 @@ def _device() -> str:
 
 def _versions() -> dict[str, str]:
     from importlib.metadata import version
+    from importlib.util import find_spec
 
-    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "ray", "numpy")}}
+    used = [name for name in ("torch", "ray", "numpy") if find_spec(name)]  # the local backend needs no Ray
+    return {"python": platform.python_version(), **{name: version(name) for name in used}}
 
 
 # ---- collecting
