@@ -62,7 +62,7 @@ def load(settings: NetworkSettings, features: int, classes: int) -> Network:
 @cache
 def weights_hash(settings: NetworkSettings) -> str:
     """Hash of the weights of a packaged network; empty for a plug-in's, whose code is hashed."""
-    return fetching.sha256(_weights_file(settings))[:16] if settings.network in backbones.BACKBONES else ""
+    return backbones.weights_sha256(_weights_file(settings))[:16] if settings.network in backbones.BACKBONES else ""
 
 
 def _packaged(settings: NetworkSettings, features: int) -> Network:

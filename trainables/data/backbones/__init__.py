@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -13,6 +16,7 @@ from trainables.data.backbones.resnet import ResNet
 from trainables.data.backbones.vgg import VGG16
 from trainables.data.feature_file import sha256
 from trainables.errors import UserError
+from trainables.files import open_plain
 
 BACKBONES: dict[str, Callable[[int], torch.nn.Module]] = {
     **{f"resnet{6 * blocks + 2}": partial(ResNet, blocks) for blocks in (3, 5, 7, 9)},
@@ -24,12 +28,13 @@ CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 """The main paper's code normalises all images with these values, whatever the backbone was trained on."""
 EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 CIFAR_SIZE = 32  # pixels, the input size of these networks
+LARGEST_WEIGHTS = 1 << 30  # bytes; those of VGG-16 take 60 MB
 
 
 def load(name: str, weights: Path) -> torch.nn.Module:
     """A backbone with trained weights from a plain state dict, never from a pickled object."""
     try:
-        state = torch.load(weights, map_location="cpu", weights_only=True)
+        state = _read_state(weights)
         classes = len(next(reversed(state.values())))
         network = BACKBONES[name](classes)
         network.load_state_dict(state)
@@ -37,6 +42,33 @@ def load(name: str, weights: Path) -> torch.nn.Module:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"weights {weights} are not those of a {name}: {reason}") from None
     return network.eval()
+
+
+def weights_sha256(weights: Path) -> str:
+    with _open_weights(weights) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _open_weights(weights: Path) -> IO[bytes]:
+    file = open_plain(weights, follow=True)
+    if os.fstat(file.fileno()).st_size > LARGEST_WEIGHTS:  # it may be sparse
+        file.close()
+        raise UserError(f"weights {weights} are larger than {LARGEST_WEIGHTS >> 20} MiB")
+    return file
+
+
+def _read_state(weights: Path) -> dict[str, torch.Tensor]:
+    """A small file could state arrays of any size: by compression, or by repeating one number."""
+    with _open_weights(weights) as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                    raise ValueError("the file is compressed")
+        file.seek(0)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        if sum(values.numel() * values.element_size() for values in state.values()) > file.seek(0, os.SEEK_END):
+            raise ValueError("its arrays are larger than the file")
+    return state
 
 
 def from_timm(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:

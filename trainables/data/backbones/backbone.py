@@ -68,11 +68,11 @@ def is_function(name: str) -> bool:
     return ":" in name
 
 
-def packaged(name: str, weights: Path, sha256: str) -> Backbone:
+def packaged(name: str, weights: Path) -> Backbone:
     """A network of this package with a state dict."""
     network = backbones.load(name, weights)
     mean, std = backbones.CIFAR10_MEAN, backbones.CIFAR10_STD
-    details = {"weights": f"sha256:{sha256}", "mean": list(mean), "std": list(std)}
+    details = {"weights": f"sha256:{backbones.weights_sha256(weights)}", "mean": list(mean), "std": list(std)}
     size = backbones.CIFAR_SIZE  # smaller images are enlarged: VGG-16 halves them five times
     return Backbone(name, network, image_input(mean, std, size), details | {"input_size": size}, batch=500)
 

