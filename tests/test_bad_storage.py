@@ -1,14 +1,18 @@
 """Storage that hangs, fills up, is read-only or changes what it holds: nothing that was finished is lost, and the
 results are those of an undisturbed run."""
 
+import os
 import re
 import shutil
+import signal
 import sqlite3
 from pathlib import Path
 
 import chaos
 import pytest
-from chaos import Driver, Left
+from chaos import Driver, Left, session
+
+from orchestrator.results.locations import LEDGER
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos]
 
@@ -74,6 +78,25 @@ def test_an_upload_that_takes_longer_than_the_lock_is_valid(tmp_path, undisturbe
             assert second.end() == 2
             assert f"results folder {url} is in use by process {driver.process.pid} on " in second.said
         tally.add("upload longer than the lock", "coarse")
+        assert driver.end() == 0, driver.said
+    assert Left.of(shared) == undisturbed
+
+
+def test_a_driver_whose_ray_has_died_leaves_no_lock_at_its_url(tmp_path, undisturbed, tally):
+    """The same command continues at once, and no working copy is left."""
+    shared, study = tmp_path / "shared", tmp_path / "study.yaml"
+    study.write_text(chaos.study())
+    command = ("run", str(study), "--results", f"file://{shared}")
+    with Driver(shared, *command) as driver:
+        driver.wait_until(lambda: (shared / LEDGER).exists(), "a pack was recorded")
+        processes = session(driver.process.pid).items()
+        (victim,) = [pid for pid, title in processes if title.partition(" ")[0].endswith("/raylet")]
+        os.kill(victim, signal.SIGKILL)
+        tally.add("local Ray, raylet, results at a URL", "coarse")
+        assert driver.end() == 2, driver.said
+        assert driver.said.endswith("no finished trial is lost, and the same command continues.\n")
+        assert not list(driver.temporary.glob("fedsweep-*/ledger.sqlite"))
+    with Driver(shared, *command) as driver:
         assert driver.end() == 0, driver.said
     assert Left.of(shared) == undisturbed
 

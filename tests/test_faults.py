@@ -298,7 +298,7 @@ def test_a_head_that_does_not_answer_is_detected(monkeypatch, capfd):
     monkeypatch.setattr(os, "_exit", leave)
     answers = iter([True] * 5)
     monkeypatch.setattr(ray_internals, "head_answers", lambda timeout_s: next(answers, False))
-    head._watch("10.0.0.1:6379", ended, 0.1)
+    head._watch("10.0.0.1:6379", ended, 0.1, lambda seconds: "")
     assert next(answers, None) is None
     assert codes == [2]
     assert "fedsweep: the head of the Ray cluster at 10.0.0.1:6379 has not answered" in capfd.readouterr().err
@@ -312,10 +312,32 @@ def test_a_local_ray_that_has_died_is_detected(monkeypatch, capfd):
     monkeypatch.setattr(ray_internals, "head_answers", lambda timeout_s: True)
     monkeypatch.setattr(ray_internals, "dead_local_processes", lambda: ["raylet"])
     monkeypatch.setattr(ray_internals, "kill_local_ray", lambda: calls.append("killed"))
-    head._watch("127.0.0.1:6379", ended, 30)
+    head._watch("127.0.0.1:6379", ended, 30, lambda seconds: "the lock expires")
     assert calls == ["killed", 2]
     sentence = "the Ray on this machine has lost its raylet; no finished trial is lost, and the same command continues"
-    assert f"fedsweep: {sentence}.\n" in capfd.readouterr().err
+    assert f"fedsweep: {sentence}; the lock expires.\n" in capfd.readouterr().err
+
+
+def test_an_error_does_not_end_the_watch(monkeypatch, caplog):
+    """Neither an error in a check nor one while it ends the process."""
+    monkeypatch.setattr(head, "CHECK_EVERY_S", 0.01)
+    ended, codes, checks = head.threading.Event(), [], iter([1, 1, 1, 0])
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+    monkeypatch.setattr(ray_internals, "head_answers", lambda timeout_s: True)
+
+    def check() -> list[str]:
+        if next(checks):
+            raise RuntimeError("Ray is confused")
+        return ["raylet"]
+
+    def leave(seconds: float) -> str:
+        raise OSError("no storage")
+
+    monkeypatch.setattr(ray_internals, "dead_local_processes", check)
+    monkeypatch.setattr(ray_internals, "kill_local_ray", lambda: None)
+    head._watch("127.0.0.1:6379", ended, 30, leave)
+    assert codes == [2]
+    assert caplog.text.count("the check of the Ray cluster failed, and is repeated: RuntimeError") == 1
 
 
 @pytest.mark.chaos

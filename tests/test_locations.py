@@ -21,7 +21,7 @@ from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
 from orchestrator.results import locations, remote_lock
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.locations import CANCEL, LEDGER, LOCK, read_text, results_location
+from orchestrator.results.locations import CANCEL, LEDGER, LOCK, LOG, read_text, results_location
 from orchestrator.results.remote_ledger import RemoteLedger
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
@@ -233,6 +233,32 @@ def test_a_replaced_driver_stops_and_uploads_nothing_more(url, monkeypatch, fast
     assert lock_of(url)["token"] == second.lock.token
     assert (first.folder / LEDGER).exists()
     shutil.rmtree(first.folder)
+
+
+def test_a_driver_that_ends_without_cleaning_up_lets_another_one_continue(url):
+    """As after the local Ray has died: what is recorded is uploaded, and the lock released."""
+    first = results_location(url)
+    with first.open_for_writing():
+        with Ledger.write(first.folder) as ledger:
+            ledger.add_study("{}", "text")
+            (first.folder / LOG).write_text("a line")
+            first.notify_recorded(1)
+            assert first.leave(30) == ""
+        assert not first.folder.exists()
+        assert not first._renewals.is_alive()
+        assert files_at(url)[LOG] == b"a line"
+        with results_location(url).open_for_writing() as second, Ledger.read(second.folder) as ledger:
+            assert ledger.study() == ("{}", "text")
+
+
+def test_a_driver_that_ends_without_its_storage_names_the_lock_and_its_folder(url, monkeypatch):
+    first = results_location(url)
+    with first.open_for_writing(), Ledger.write(first.folder), monkeypatch.context() as patch:
+        patch.setattr(first.lock, "check", broken)
+        left = first.leave(30)
+        expected = f"the lock at {url} expires in 120 s; trials that were not uploaded are in {first.folder}, and "
+        assert left.startswith(expected)
+        assert first.folder.exists()
 
 
 def test_a_long_upload_does_not_let_the_lock_expire(url, monkeypatch, fast_heartbeat):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator.results.remote_ledger import LEDGER, LOGS, RemoteLedger
-from orchestrator.results.remote_lock import LOCK, LockLostError, RemoteLock
+from orchestrator.results.remote_lock import EXPIRES_S, LOCK, LockLostError, RemoteLock
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
@@ -97,6 +97,11 @@ class ResultsLocation:
     def notify_recorded(self, count: int) -> None:
         """The ledger has changed if `count` has. Raises if another driver has taken over."""
 
+    def leave(self, seconds: float) -> str:
+        """This process is about to end without cleaning up: let another driver continue at once, if that takes no
+        longer. What the user must know otherwise, as part of a sentence."""
+        return ""
+
     def upload_tables(self) -> None:
         """Tables were rebuilt in a copy opened for reading: publish them."""
 
@@ -154,6 +159,7 @@ class RemoteLocation(ResultsLocation):
         self._lock_lost = ""  # the error to raise once another driver has taken over
         self._stop: StopRequest = ""
         self._wake, self._closing, self._closed = threading.Event(), threading.Event(), threading.Event()
+        self._finishing = threading.Lock()  # held while a thread makes the last uploads
 
     def __str__(self) -> str:
         return self.url
@@ -187,22 +193,61 @@ class RemoteLocation(ResultsLocation):
         except BaseException:
             self._release_lock()
             raise
-        renewals = threading.Thread(target=self._renew, name="fedsweep-lock", daemon=True)
-        uploads = threading.Thread(target=self._upload_changes, name="fedsweep-results", daemon=True)
-        renewals.start()
-        uploads.start()
+        self._renewals = threading.Thread(target=self._renew, name="fedsweep-lock", daemon=True)
+        self._uploads = threading.Thread(target=self._upload_changes, name="fedsweep-results", daemon=True)
+        self._renewals.start()
+        self._uploads.start()
         try:
             yield self
         finally:
-            self._closing.set()
-            self._wake.set()
-            uploads.join()
-            try:
-                self._upload_everything()
-            finally:
-                self._closed.set()
-                renewals.join()
-            self._release_lock()
+            with self._finishing:
+                if self._holds_lock:
+                    self._finish()
+
+    def _finish(self) -> None:
+        self._end_uploads()
+        try:
+            self._upload_everything()
+        finally:
+            self._end_renewals()
+        self._release_lock()
+
+    def _end_uploads(self) -> None:
+        self._closing.set()
+        self._wake.set()
+        self._uploads.join()
+
+    def _end_renewals(self) -> None:
+        self._closed.set()
+        self._renewals.join()
+
+    def leave(self, seconds: float) -> str:
+        ended = threading.Event()
+
+        def upload_and_release() -> None:
+            with self._finishing, self._retried_later("the results could not be uploaded to %s: %s"):
+                if self._holds_lock:
+                    self._end_uploads()
+                    self._ledger.upload(self.folder, self._upload, self.lock.check)
+                    if (self.folder / LOG).exists():
+                        self._upload(self.folder / LOG, LOG)
+                    self._end_renewals()
+                    self.lock.release()
+                    self._holds_lock = False
+                    shutil.rmtree(self.folder, ignore_errors=True)
+            ended.set()
+
+        threading.Thread(target=upload_and_release, name="fedsweep-leave", daemon=True).start()
+        ended.wait(seconds)
+        if not self._holds_lock:
+            return ""
+        lock = self._lock_lost or f"the lock at {self.url} expires in {EXPIRES_S:.0f} s"
+        return f"{lock}; {self._where_unsent_rows_are}"
+
+    @property
+    def _where_unsent_rows_are(self) -> str:
+        merge = plugins.command("merge", self.url, str(self.folder), "--results", "DIR")
+        return f"trials that were not uploaded are in {self.folder}, and '{merge}' adds them"
 
     def _download(self, *names: str) -> None:
         """The ledger, and these files."""
@@ -324,8 +369,5 @@ class RemoteLocation(ResultsLocation):
                 self.lock.release()
         self._holds_lock = False
         if self._lock_lost and self._recorded != self._uploaded:
-            raise UserError(
-                f"{self._lock_lost}; trials that were not uploaded are in {self.folder}, and "
-                f"'{plugins.command('merge', self.url, str(self.folder), '--results', 'DIR')}' adds them"
-            )
+            raise UserError(f"{self._lock_lost}; {self._where_unsent_rows_are}")
         shutil.rmtree(self.folder, ignore_errors=True)

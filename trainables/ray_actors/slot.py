@@ -25,6 +25,8 @@ from trainables.federation.pack_runner import Federation, PackRunner, is_out_of_
 from trainables.ray_actors.desk import Pace
 from trainables.ray_actors.errors import NodeExcludedError, NotStartedError
 
+HAND_BACK_AGAIN_S = 3.0  # after a checkpoint could not be written
+
 
 class PackSlot(tune.Trainable):
     def setup(
@@ -49,7 +51,8 @@ class PackSlot(tune.Trainable):
         """The latest report about the pack's progress, for the next heartbeat."""
         self._lock = threading.Lock()
         """Guards `_unsent`."""
-        self._cannot_hand_back = False
+        self._next_hand_back = 0.0
+        """The time before which the pack is not handed back."""
         try:
             if code is not None:
                 code_identity.check(code, code_identity.package_identity(), self._node)
@@ -107,7 +110,7 @@ class PackSlot(tune.Trainable):
             pack, advice = self._advice
             if advice == "drop" and pack == self.runner.order.number:
                 ray.get(self._desk.report.remote(self.runner.drop()))
-            elif advice == "hand back" and not self._cannot_hand_back:
+            elif advice == "hand back" and time.monotonic() > self._next_hand_back:
                 self._hand_back()
             else:
                 self._advance()
@@ -117,10 +120,11 @@ class PackSlot(tune.Trainable):
         return {"packs": self._packs}
 
     def _hand_back(self) -> None:
-        """Without a checkpoint that other nodes can read, the pack runs on: it may end before its node leaves."""
+        """Without a checkpoint that other nodes can read, the pack runs on: it may end before its node leaves, and the
+        storage is tried again."""
         report = self.runner.hand_back()
         if report is None:
-            self._cannot_hand_back = True
+            self._next_hand_back = time.monotonic() + HAND_BACK_AGAIN_S
         else:
             ray.get(self._desk.report.remote(report))
 

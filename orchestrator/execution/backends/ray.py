@@ -103,7 +103,7 @@ class RayBackend:
         """Run the sweep. If nodes are lost and federations no longer fit, start again with smaller ones."""
         elastic = self._address is not None  # nodes may still join
         prepared, health, desks = run.sweep.prepared, NodeHealth(), 0
-        with connected(self._address):
+        with connected(self._address), head.watched(run.location.leave):
             while True:
                 capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic, health)
                 capacity = within_memory(capacity, run.resources, prepared.most_weights, nodes.node_resources())
@@ -190,7 +190,7 @@ def run_slots(
                 run, scheduler, slots, desk, lambda key: store.reference(problems[key]) if needs_data else None, elastic
             )
             slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=run.location.checkpoints, code=code)
-            with quiet(), head.watched(), reuse_prestarted_workers():
+            with quiet(), reuse_prestarted_workers():
                 _tuner(slot, capacity, slots, SweepStopper(scheduler), callback, scratch).fit()
         except RestartError:
             if not scheduler.stopping:

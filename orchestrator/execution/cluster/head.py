@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ray
 
@@ -16,20 +16,21 @@ from orchestrator.console import stderr
 from orchestrator.execution.cluster import ray_internals
 
 CHECK_EVERY_S = 2.0
+LEAVE_WITHIN_S = 20.0  # before the process ends
 RAY_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 log = logging.getLogger("fedsweep")
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
+def watched(leave: Callable[[float], str]) -> Iterator[None]:
     """While the block runs, end this process with a sentence if the head or a process of a local Ray is lost.
 
     Without them, Ray ends the process after a minute from one of its own threads, without a Python exception; until
     then its calls, including `ray.shutdown`, may block. The process therefore ends without cleaning up. The ledger is
-    intact at any time."""
+    intact at any time. `leave`: called before, with the seconds that it may take; what it returns ends the sentence."""
     address = ray.get_runtime_context().gcs_address
     ended = threading.Event()
-    watch = threading.Thread(target=_watch, args=(address, ended, timeout()), name="head watch", daemon=True)
+    watch = threading.Thread(target=_watch, args=(address, ended, timeout(), leave), name="head watch", daemon=True)
     watch.start()
     try:
         yield
@@ -47,25 +48,31 @@ def timeout() -> float:
     return max(ray_timeout - 30, ray_timeout / 2)
 
 
-def _watch(address: str, ended: threading.Event, timeout_s: float) -> None:
-    last = time.monotonic()
+def _watch(address: str, ended: threading.Event, timeout_s: float, leave: Callable[[float], str]) -> None:
+    last, failed = time.monotonic(), ""
     while not ended.wait(CHECK_EVERY_S):
-        if died := ray_internals.dead_local_processes():
-            ray_internals.kill_local_ray()
-            _end(f"the Ray on this machine has lost its {', '.join(died)}", "continues")
-        elif ray_internals.head_answers(CHECK_EVERY_S):
-            last = time.monotonic()
-        elif time.monotonic() - last > timeout_s:
-            _end(
-                f"the head of the Ray cluster at {address} has not answered for {timeout_s:g} s",
-                "continues on a new cluster",
-            )
+        try:
+            if died := ray_internals.dead_local_processes():
+                ray_internals.kill_local_ray()
+                _end(f"the Ray on this machine has lost its {', '.join(died)}", "continues", leave)
+            elif ray_internals.head_answers(CHECK_EVERY_S):
+                last = time.monotonic()
+            elif time.monotonic() - last > timeout_s:
+                lost = f"the head of the Ray cluster at {address} has not answered for {timeout_s:g} s"
+                _end(lost, "continues on a new cluster", leave)
+        except Exception as error:  # Ray's private functions may raise anything
+            if failed != repr(error):
+                failed = repr(error)
+                log.warning("the check of the Ray cluster failed, and is repeated: %s", failed)
 
 
-def _end(reason: str, what_continues: str) -> None:
-    sentence = f"{reason}; no finished trial is lost, and the same command {what_continues}"
-    log.error(sentence)
-    stderr.show_cursor()  # a live view may have hidden it
-    sys.stderr.write(f"fedsweep: {sentence}.\n")
-    sys.stderr.flush()
-    os._exit(2)
+def _end(reason: str, what_continues: str, leave: Callable[[float], str]) -> None:
+    try:
+        parts = [reason, f"no finished trial is lost, and the same command {what_continues}", leave(LEAVE_WITHIN_S)]
+        sentence = "; ".join(filter(None, parts))
+        log.error(sentence)
+        stderr.show_cursor()  # a live view may have hidden it
+        sys.stderr.write(f"fedsweep: {sentence}.\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(2)
