@@ -1,6 +1,7 @@
 """Results at a URL: a local working copy, complete uploads, one driver at a time."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -23,6 +25,7 @@ from orchestrator.results import locations, remote_lock
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import CANCEL, LEDGER, LOCK, LOG, read_text, results_location
 from orchestrator.results.remote_ledger import RemoteLedger
+from orchestrator.results.remote_lock import LockLostError, RemoteLock
 from orchestrator.study.reading import parse
 from orchestrator.study.settings.resources import ResourceSettings
 from trainables import urls
@@ -319,6 +322,67 @@ def test_only_one_of_two_drivers_takes_over_an_expired_lock(url, monkeypatch):
         two.acquire()
     one.renew()
     assert lock_of(url)["token"] == one.token
+
+
+def renew_while_another_takes_over(first: RemoteLock, then: Callable[[], None], monkeypatch) -> None:
+    """The other driver takes over between the last look and the write."""
+    first.acquire()
+    first.renew()
+    check = first.check
+
+    def suspended() -> None:
+        check()
+        monkeypatch.setattr(first, "check", check)
+        with monkeypatch.context() as later:
+            later.setattr(remote_lock, "EXPIRES_S", 0.0)
+            then()
+
+    monkeypatch.setattr(first, "check", suspended)
+    with pytest.raises((LockLostError, FileNotFoundError)):
+        first.renew()
+    with pytest.raises(LockLostError):
+        first.renew()
+
+
+def test_a_renewal_does_not_replace_the_lock_of_another_driver(url, monkeypatch):
+    first, second = results_location(url).lock, results_location(url).lock
+    renew_while_another_takes_over(first, second.acquire, monkeypatch)
+    assert second.holder().token == second.token
+    second.renew()
+
+
+def test_a_renewal_does_not_bring_back_a_lock_after_another_driver_has_finished(s3, tmp_path, monkeypatch):
+    """Only with conditional writes."""
+    url = f"s3://bucket/{tmp_path.name}"
+    first, second = results_location(url).lock, results_location(url).lock
+    renew_while_another_takes_over(first, lambda: (second.acquire(), second.release()), monkeypatch)
+    assert files_at(url) == {}
+
+
+def test_a_renewal_whose_answer_was_lost_is_not_the_lock_of_another_driver(s3, tmp_path):
+    lock = results_location(f"s3://bucket/{tmp_path.name}").lock
+    lock.acquire()
+    s3.pipe_file(lock._path, lock.content())  # as if sent twice
+    with pytest.raises(OSError, match="pre-?condition"):
+        lock.renew()
+    lock.renew()
+    lock.release()
+
+
+def test_storage_without_conditional_writes(s3, tmp_path, monkeypatch):
+    lock = results_location(f"s3://bucket/{tmp_path.name}").lock
+    lock.acquire()
+    write = lock._files.pipe_file
+
+    def refuse(path, content, **options):
+        if "IfMatch" in options:
+            raise OSError(errno.ENOSYS, "not implemented")
+        write(path, content)
+
+    monkeypatch.setattr(lock._files, "pipe_file", refuse)
+    with pytest.raises(OSError, match="not implemented"):
+        lock.renew()
+    lock.renew()
 
 
 def test_a_lock_of_a_clock_that_is_ahead(url, monkeypatch):

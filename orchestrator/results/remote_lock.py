@@ -3,11 +3,14 @@
 The lock is an object with the holder's token and the time of its last heartbeat. It expires if it is not renewed. A
 driver takes over an expired lock by creating a second object, named after the expired token, which only one driver can
 do: storage refuses to create an object that exists. So of several drivers one wins, and a driver that was suspended
-notices that it has lost the lock before it writes anything. No driver overwrites or deletes the lock of another.
+notices that it has lost the lock before it writes anything. No driver overwrites or deletes the lock of another: where
+the storage can replace an object on condition that it has not changed (S3), a renewal does so; elsewhere, the driver
+looks right before and after.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -58,6 +61,8 @@ class RemoteLock:
         self._files, self._path, self._url = files, f"{root}/{LOCK}", url
         self.name = f"process {os.getpid()} on {socket.gethostname()}"
         self.token = secrets.token_hex(8)
+        self._version = ""
+        """The storage's name for what this driver wrote last; empty if it has none."""
         self._taken_over = ""
         """The token of the expired lock that this one replaces."""
 
@@ -95,14 +100,18 @@ class RemoteLock:
         if holder.is_valid or not self._create(f"{self._path}.{holder.token}"):
             raise UserError(f"results folder {self._url} is in use by {_described(holder)}")
         self._taken_over = holder.token
-        self._files.pipe_file(self._path, self.content())
+        self._write(self._path)
 
     def _create(self, path: str) -> bool:
         try:
-            self._files.pipe_file(path, self.content(), mode="create")
+            self._write(path, mode="create")
         except FileExistsError:
             return False
         return True
+
+    def _write(self, path: str, **options: str) -> None:
+        answer = self._files.pipe_file(path, self.content(), **options)
+        self._version = answer.get("ETag", "") if isinstance(answer, dict) else ""
 
     def check(self) -> None:
         """Raise if another driver has taken over, even if it has finished since."""
@@ -117,7 +126,17 @@ class RemoteLock:
 
     def renew(self) -> None:
         self.check()
-        self._files.pipe_file(self._path, self.content())
+        if not self._version:
+            self._write(self._path)
+            self.check()
+            return
+        try:
+            self._write(self._path, IfMatch=self._version)
+        except OSError as error:  # it has changed, which may be this driver's own write whose answer was lost
+            supported = error.errno != errno.ENOSYS
+            self._version = self._files.info(self._path)["ETag"] if supported else ""
+            self.check()
+            raise
 
     def release(self) -> None:
         self.check()
