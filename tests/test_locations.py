@@ -363,7 +363,7 @@ def test_a_renewal_whose_answer_was_lost_is_not_the_lock_of_another_driver(s3, t
     lock = results_location(f"s3://bucket/{tmp_path.name}").lock
     lock.acquire()
     s3.pipe_file(lock._path, lock.content())  # as if sent twice
-    with pytest.raises(OSError, match="pre-?condition"):
+    with pytest.raises(OSError, match=r"pre-?condition"):
         lock.renew()
     lock.renew()
     lock.release()
