@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from orchestrator.execution.cluster.failures import failure_from
+from trainables.code_identity import OtherCodeError
 from trainables.errors import UserError
 from trainables.federation.checkpoints import UnusableCheckpointError
 from trainables.federation.client_host import ClientHost, ClientStateLostError
@@ -183,7 +184,7 @@ def test_an_actor_that_does_not_start_is_named_with_its_node(monkeypatch):
     federation = object.__new__(RayFederation)
     federation.nodes, federation._group = (), "a placement group"
     federation._server, *federation._hosts = [
-        SimpleNamespace(node_id=SimpleNamespace(remote=name.upper)) for name in "abc"
+        SimpleNamespace(node_and_accelerator=SimpleNamespace(remote=name.upper)) for name in "abc"
     ]
     monkeypatch.setattr(federation_module.ray, "wait", lambda starting, **_: (starting[:2], starting[2:]))
     table = {"bundles_to_node_id": {0: "node 0", 1: "node 1"}}
@@ -196,6 +197,20 @@ def test_an_actor_that_does_not_start_is_named_with_its_node(monkeypatch):
     with pytest.raises(ActorLostError) as lost:
         federation.wait_until_started()
     assert failure_from(lost.value).node == "node 0"
+
+
+def test_all_gpus_of_a_federation_are_of_one_model(monkeypatch):
+    federation = object.__new__(RayFederation)
+    answers = [("node 0", "NVIDIA H200"), ("node 0", "NVIDIA H200"), ("node 1", "NVIDIA A10")]
+    federation._server, *federation._hosts = [
+        SimpleNamespace(node_and_accelerator=SimpleNamespace(remote=lambda answer=answer: answer)) for answer in answers
+    ]
+    monkeypatch.setattr(federation_module.ray, "wait", lambda starting, **_: (starting, []))
+    monkeypatch.setattr(federation_module.ray, "get", lambda answer: answer)
+    federation.nodes, federation.accelerator = (), ""
+    with pytest.raises(OtherCodeError, match="accelerator is NVIDIA A10 instead of NVIDIA H200") as raised:
+        federation.wait_until_started()
+    assert raised.value.node == "node 1"
 
 
 def raises(error):

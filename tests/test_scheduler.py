@@ -544,6 +544,24 @@ def test_a_node_with_other_code_gets_no_packs(tmp_path):
         assert (scheduler.stopping, scheduler.fatal_error) == (True, reason)
 
 
+def test_a_node_with_another_gpu_gets_no_packs(tmp_path):
+    """Results of different models differ in their last bits. The first slot decides."""
+    with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
+        scheduler = cluster.scheduler
+        cluster.offer()
+        first, second = cluster.desk
+        started = {"nodes": ("a",), "accelerator": "NVIDIA H200"}
+        cluster.report(first.number, "started", slot="a", **started)
+        cluster.report(second.number, "started", slot="b", nodes=("b",), accelerator="NVIDIA A10")
+        assert list(scheduler.in_flight) == [first.number]
+        assert scheduler.superseded == [second.number]
+        assert scheduler.health.refused == {
+            "b": "node b has another accelerator than the first one: NVIDIA A10 instead of NVIDIA H200; "
+            "resources.accelerator chooses one"
+        }
+        assert scheduler.queue.packs[0].trials == second.trials
+
+
 def test_the_node_of_a_host_is_blamed_not_that_of_its_slot(tmp_path):
     """A federation may be spread over nodes."""
     with Cluster(tmp_path, study(), lanes=1, federations=2) as cluster:

@@ -257,6 +257,7 @@ def test_a_desk_that_cannot_live_ends_the_study(monkeypatch, tmp_path):
     for name in ("_free_capacity", "within_memory", "session_folder", "session_facts"):
         monkeypatch.setattr(backend, name, lambda *_: {})
     monkeypatch.setattr(backend, "connected", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(backend.head, "watched", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(backend.nodes, "node_resources", list)
     monkeypatch.setattr(backend, "run_slots", lose_the_desk)
     sweep = SimpleNamespace(
@@ -266,7 +267,7 @@ def test_a_desk_that_cannot_live_ends_the_study(monkeypatch, tmp_path):
     )
     view = contextlib.nullcontext()
     view.started = lambda *_: None
-    run = SimpleNamespace(sweep=sweep, resources=None, view=view, location=SimpleNamespace(folder=tmp_path))
+    run = SimpleNamespace(sweep=sweep, resources=None, view=view, location=results_location(tmp_path))
     with pytest.raises(UserError, match=r"the desk's process died 5 times before a trial ended: The worker died\.$"):
         backend.RayBackend().run(run)
     assert len(starts) == 5

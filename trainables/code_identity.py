@@ -41,6 +41,15 @@ def code_identity() -> CodeIdentity:
     return {**package_identity(), **{f"plug-in {name}": plugins.code_hash(name) for name in plugins.loaded()}}
 
 
+def accelerator_name(device: str) -> str:
+    """The model of the GPU that this process uses, as torch names it; empty on a CPU."""
+    if device == "cpu":
+        return ""
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
 def digest(identity: CodeIdentity) -> str:
     text = "\n".join(f"{name} {value}" for name, value in sorted(identity.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

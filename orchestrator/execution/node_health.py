@@ -32,6 +32,8 @@ class NodeHealth:
         """The packs that failed on a node since the last success there."""
         self._failed_starts: dict[str, Counter[str]] = {}
         """By node and slot, since the last slot started there."""
+        self._accelerator = ""
+        """The model of GPU that all slots of this driver use: that of the first one."""
         self._first_seen: dict[str, float] = {}
         self._has_started: set[str] = set()
         """Nodes on which a slot has taken a pack."""
@@ -85,6 +87,18 @@ class NodeHealth:
 
     def has_other_code(self, node: str, differences: str) -> None:
         self._refuse(node, f"node {self.name(node)} has other code than the driver: {differences}")
+
+    def has_other_accelerator(self, node: str, accelerator: str) -> bool:
+        """Whether another model of GPU was used before; the node is then refused."""
+        if accelerator and not self._accelerator:
+            self._accelerator = accelerator
+            log.info("accelerator: %s", accelerator)
+        if accelerator in ("", self._accelerator):
+            return False
+        models = f"{accelerator} instead of {self._accelerator}"
+        choose = "resources.accelerator chooses one"
+        self._refuse(node, f"node {self.name(node)} has another accelerator than the first one: {models}; {choose}")
+        return True
 
     def start_failed(self, node: str, slot: str, reason: str) -> None:
         """`node`: empty if it is not known, which counts against all nodes."""

@@ -301,7 +301,13 @@ class Scheduler:
                 self._supersede(pack)
 
     def _start(self, report: Report, pack: Pack) -> None:
-        self.in_flight[report.number] = self.offered.pop(report.number)
+        del self.offered[report.number]
+        if self.health.has_other_accelerator(report.nodes[0], report.accelerator):
+            self.superseded.append(report.number)
+            if not self._drop_copy(pack):
+                self.queue.packs.insert(0, pack)
+            return
+        self.in_flight[report.number] = pack
         first_attempt, pack.began = not pack.began, time.monotonic()
         pack.origin = pack.origin or report.number
         pack.slot, pack.node = report.slot, report.nodes[0]

@@ -49,6 +49,8 @@ class Report:
     """Problems that the slot has recovered from, for the log."""
     nodes: tuple[str, ...] = ()
     """started: the ids of the nodes of the slot and its federation, the slot's own first."""
+    accelerator: str = ""
+    """started: the model of the federation's GPUs."""
 
 
 @dataclass(frozen=True)

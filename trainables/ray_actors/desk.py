@@ -51,6 +51,7 @@ class _Request:
     """The request of a slot that waits for a pack."""
 
     nodes: Sequence[str]
+    accelerator: str
     answer: asyncio.Future
 
 
@@ -75,10 +76,12 @@ class PackDesk:
 
     # ---- called by slots
 
-    async def take(self, slot: str, nodes: Sequence[str], timeout_s: float) -> Order | Literal["leave"] | None:
+    async def take(
+        self, slot: str, nodes: Sequence[str], timeout_s: float, accelerator: str = ""
+    ) -> Order | Literal["leave"] | None:
         """The next pack as soon as there is one; None after the timeout. "leave": a slot on these nodes gets none.
 
-        `nodes`: those of the slot and its federation, the slot's own first.
+        `nodes`: those of the slot and its federation, the slot's own first. `accelerator`: the model of its GPUs.
 
         A slot that asks has no pack. If the desk has handed one to it, the slot's process has died since, and the pack
         is lost."""
@@ -86,7 +89,7 @@ class PackDesk:
         self._answer(slot, None)  # to an earlier process of the slot
         if (lost := self._packs.pop(slot, None)) is not None:
             self._reports.append(Report(slot, lost, "lost"))
-        request = self._requests[slot] = _Request(nodes, asyncio.get_running_loop().create_future())
+        request = self._requests[slot] = _Request(nodes, accelerator, asyncio.get_running_loop().create_future())
         self._serve()
         if not request.answer.done():
             await asyncio.wait([request.answer], timeout=timeout_s)
@@ -110,7 +113,10 @@ class PackDesk:
             request = self._requests[taker]
             self._orders.remove(order)
             self._packs[taker] = order.number
-            self._reports.append(Report(taker, order.number, "started", nodes=tuple(request.nodes)))
+            started = Report(
+                taker, order.number, "started", nodes=tuple(request.nodes), accelerator=request.accelerator
+            )
+            self._reports.append(started)
             self._answer(taker, order)
 
     def _answer(self, slot: str, answer: Order | Literal["leave"] | None) -> None:

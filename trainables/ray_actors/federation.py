@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainables.code_identity import CodeIdentity, OtherCodeError, code_identity, differences
+from trainables.code_identity import CodeIdentity, OtherCodeError, accelerator_name, check, code_identity, differences
 from trainables.federation.federation_size import FederationSize
 from trainables.federation.lane_result import LaneResult, Progress
 from trainables.federation.malloc import keep_freed_memory
@@ -39,14 +39,18 @@ class CheckedActor:
     """An actor that computes with the driver's code or not at all. Compared in the constructor, and so again whenever
     Ray restarts the actor, perhaps on another node."""
 
-    def _compare_code(self, expected: CodeIdentity | None) -> None:
+    def _compare_code(self, expected: CodeIdentity | None, device: str) -> None:
         self._differences = differences(expected, code_identity()) if expected is not None else ""
+        self._accelerator = accelerator_name(device)
 
     def node_id(self) -> str:
         node = ray.get_runtime_context().get_node_id()
         if self._differences:
             raise OtherCodeError(self._differences, node)
         return node
+
+    def node_and_accelerator(self) -> tuple[str, str]:
+        return self.node_id(), self._accelerator
 
 
 class HostActor(CheckedActor):
@@ -56,7 +60,7 @@ class HostActor(CheckedActor):
         from trainables.federation.client_host import ClientHost
         from trainables.models import kernels
 
-        self._compare_code(code)
+        self._compare_code(code, device)
         keep_freed_memory()
         kernels.choose(kernel, device)
         self._host = ClientHost(index, device)
@@ -105,7 +109,7 @@ class ServerActor(CheckedActor):
         from trainables.federation.server import Server
         from trainables.ray_actors.remote_hosts import RemoteHosts
 
-        self._compare_code(code)
+        self._compare_code(code, device)
         keep_freed_memory()
         self._server = Server(RemoteHosts(hosts) if hosts else Hosts(1, device), device, kernel)
 
@@ -139,6 +143,8 @@ class RayFederation:
         self._slowest = 0.0
         self.nodes: tuple[str, ...] = ()
         """The nodes of its actors, the server's first, once all have started."""
+        self.accelerator = ""
+        """The name of its GPUs; empty on CPUs."""
         self._hosts = [] if size.one_process else [self._start_host(index) for index in range(size.hosts)]
         self._server = (
             ray.remote(ServerActor)
@@ -210,7 +216,7 @@ class RayFederation:
     def wait_until_started(self) -> None:
         if self.nodes:
             return
-        starting = [actor.node_id.remote() for actor in (self._server, *self._hosts)]
+        starting = [actor.node_and_accelerator.remote() for actor in (self._server, *self._hosts)]
         _, missing = ray.wait(starting, num_returns=len(starting), timeout=timeouts.START_S)
         if missing:
             index = starting.index(missing[0])
@@ -219,9 +225,12 @@ class RayFederation:
         nodes = []
         for index, answer in enumerate(starting):
             try:
-                nodes.append(ray.get(answer))
+                node, accelerator = ray.get(answer)
             except RayActorError as error:
                 raise ActorLostError.of(error, self._node_of(index)) from None
+            nodes.append(node)
+            self.accelerator = self.accelerator or accelerator
+            check({"accelerator": self.accelerator}, {"accelerator": accelerator}, node)
         self.nodes = tuple(dict.fromkeys(nodes))
 
     def _node_of(self, index: int) -> str:

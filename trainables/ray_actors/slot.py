@@ -76,6 +76,10 @@ class PackSlot(tune.Trainable):
         """The nodes of the slot and its federation, the slot's own first."""
         return [self._node, *getattr(self.runner.federation, "nodes", ())]
 
+    @property
+    def _accelerator(self) -> str:
+        return getattr(self.runner.federation, "accelerator", "")
+
     def _send_heartbeats(self) -> None:
         """Also while a round takes long. A process that is stopped sends none."""
         while not self._closed.wait(self._pace.heartbeat_s):
@@ -100,7 +104,7 @@ class PackSlot(tune.Trainable):
         end, timeout = time.monotonic() + self._pace.step_s, self._pace.idle_s
         while True:
             if self.runner.order is None:
-                order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout))
+                order = ray.get(self._desk.take.remote(self._slot, self._nodes, timeout, self._accelerator))
                 if order is None:
                     break
                 if order == "leave":
