@@ -2,6 +2,8 @@
 
 import pytest
 
+from orchestrator.execution import training
+from orchestrator.execution.training_options import TrainingOptions
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.privacy.plan import PrivacySettings
@@ -76,3 +78,34 @@ def test_shares_follow_from_rows_clients_features_and_budget():
     # 30 features, 12 clients, 410 rows: noise = 0.031515; 0.1431, rounded up, and 1.07
     assert shares(PrivacySettings(epsilon=1), [34] * 11 + [36], 30) == (0.144, 0.25)
     assert shares(PrivacySettings(epsilon=1, release="secure-aggregation"), digits, 64) == (0.005, 0.05)
+
+
+def trained_with(**options):
+    return training.set_up("synthetic-frozen:600,100,12,4", TrainingOptions(method="dp-fedgd", epsilon=8, **options))
+
+
+def test_one_training_run_has_the_defaults_of_a_study():
+    """With the shares of the study's cells, priced: three releases."""
+    trial = trained_with(train_on="train", evaluate_on="validation").trial
+    (cell,) = PreparedStudy.prepare(study()).cells
+    (expected,) = cell.trials({"learning_rate": 0.1, "clip": 3.0}, [1], 5)
+    assert trial.preprocess == expected.preprocess
+    assert (trial.aggregate, trial.privacy.clip) == ("size", 3.0)
+    assert {event.purpose for event in trained_with().plan.events} == {"gradient", "centre", "lengths"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"defaults": "paper"}, ("uniform", 10.0, 0.0, 0.0)),
+        ({"aggregate": "uniform", "clip": 5.0}, ("uniform", 5.0, 0.05, 0.005)),
+        ({"center": 0.0}, ("size", 3.0, 0.0, 0.0)),
+        ({"center": 0.02, "defaults": "paper"}, ("uniform", 10.0, 0.02, 0.0)),
+        ({"length": 4.0}, ("size", 3.0, 0.0, 0.0)),
+        ({"level": "user"}, ("uniform", 3.0, 0.25, 0.15)),
+    ],
+)
+def test_options_of_one_training_run_turn_a_default_off(options, expected):
+    trial = trained_with(**options).trial
+    assert (trial.aggregate, trial.privacy.clip, trial.preprocess.center, trial.preprocess.scale) == expected
+    assert trial.preprocess.length == options.get("length", 0.0)

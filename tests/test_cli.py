@@ -323,7 +323,7 @@ def test_train_in_a_new_process():
     script = Path(sys.executable).with_name("fedsweep")
     flags = (
         "--method dp-fedsofim --epsilon 8 --clip 5 --rounds 20 --clients 5 --partition dirichlet:1 --seed 42"
-        " --release local --set learning_rate=0.5 --set rho=1 --hosts 2 --json"
+        " --release local --set learning_rate=0.5 --set rho=1 --hosts 2 --defaults paper --json"
     )
     found = subprocess.run([script, "train", "--data", small.SMALL, *flags.split()], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

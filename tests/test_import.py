@@ -253,6 +253,9 @@ def test_a_folder_of_train_and_test_arrays(tmp_path, monkeypatch, fedsweep):
     code, out, err = fedsweep("data", "import", "users/")
     assert code == 0, err
     assert "4 with a single row" in out
+    code, dry, _ = fedsweep("data", "import", "users/", "--label", "y", "--dry-run")
+    assert code == 0, "the other roles are known"
+    assert out.startswith(dry)
     loaded = features.load("users.npz")
     assert (np.array(loaded.class_names)[loaded.y_test] == arrays["y_test"]).all()
     assert (np.array(loaded.client_names)[loaded.client_train] == arrays["client_train"]).all()

@@ -221,6 +221,25 @@ def test_a_study_with_several_metrics(tmp_path):
     assert trials["auroc"].between(0, 100).all()
 
 
+def test_a_retrained_winner_and_its_predictions_show_the_metrics_of_the_study(tmp_path, fedsweep):
+    users(tmp_path)
+    best, model = run(tmp_path) / "best.yaml", tmp_path / "model.npz"
+    code, out, err = fedsweep("train", "--from", best, "--save", model, "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    last = {name: values["6"] for name, values in report["metrics"].items() if values}
+    assert re.search(rf"│ +6 │ +{last['macro_f1']:.3f} │ +{last['auroc']:.3f} │", err), "the objective comes first"
+    code, out, err = fedsweep("predict", model, tmp_path / "users.npz", "--output", tmp_path / "classes.csv")
+    assert code == 0, err
+    shown = [line for line in out.splitlines() if line.endswith("%")]
+    assert shown == [
+        f"macro-F1: {last['macro_f1']:.2f}%",
+        f"AUROC: {last['auroc']:.2f}%",
+        f"expected calibration error: {last['calibration_error']:.2f}%",
+        f"accuracy: {last['accuracy']:.2f}%",
+    ], "worst-decile accuracy needs the clients of the rows"
+
+
 def test_results_by_client(tmp_path):
     """A table with every client in its CSV file, and a figure; both say that they are not for publication."""
     users(tmp_path)

@@ -6,8 +6,11 @@ import pytest
 import small
 
 import fedsweep as face
+from orchestrator.execution import planning, training
+from orchestrator.execution.training_options import TrainingOptions
 from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.reading import from_mapping
+from orchestrator.study.study import Study
 from trainables.data import features, partition
 from trainables.data.validation import hold_out
 from trainables.errors import UserError
@@ -201,3 +204,21 @@ def test_187_users_run_end_to_end(users, tmp_path, by):
     winner = next(iter(results.cells.to_dict("records")))
     assert winner["test_accuracy"] > 40
     assert ("validation_by: client" in (tmp_path / "results" / "best.yaml").read_text()) == (by == "client")
+
+
+def test_clients_of_the_file_are_used_by_default(users):
+    plain = {"name": "own", "data": [str(users)], "methods": ["dp-fedgd"], "epsilons": [8]}
+    prepared = PreparedStudy.prepare(Study.model_validate(plain))
+    assert (prepared.study.partitions, prepared.study.clients) == (["explicit"], "auto")
+    (line,) = prepared.clients()
+    assert "/ explicit: 187 clients of the data set, 1 to " in line
+    assert "187 clients of the data set" in planning.plan(Study.model_validate(plain)).as_text()
+    counted = PreparedStudy.prepare(Study.model_validate({**plain, "partitions": ["explicit"]}))
+    assert counted.cells[0].setting == prepared.cells[0].setting
+    simulated = PreparedStudy.prepare(Study.model_validate({**plain, "clients": 5}))
+    assert "/ dirichlet:0.5: 5 simulated clients" in simulated.clients()[0]
+    mixed = {**plain, "data": [str(users), small.SMALL]}
+    with pytest.raises(UserError, match=r"names clients and data .* does not; say partitions and clients"):
+        PreparedStudy.prepare(Study.model_validate(mixed))
+    trained = training.set_up(str(users), TrainingOptions(epsilon=8))
+    assert len(trained.problem.partition.sizes) == 187

@@ -149,7 +149,8 @@ def test_plan_run_status_and_readme_count_the_same_trials(select, tmp_path):
     assert f"trials: {total} (" in planned.as_text()
     view = RecordingView()
     page = run(tmp_path, text, view, "local").page
-    assert view.sentences[0].startswith(f"{total} trials to run, 0 done before")
+    assert view.sentences[0].endswith(" rows in the search"), "the clients of each setting"
+    assert any(sentence.startswith(f"{total} trials to run, 0 done before") for sentence in view.sentences)
     assert {of for _, of in view.looks} == {total}, "opening a stage does not change it"
     assert view.looks[-1] == (total, total)
     assert f"{total} trials have finished" in page

@@ -17,5 +17,6 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
 TrainOn = Literal["all", "train"]
 EvaluateOn = Literal["test", "validation"]
 ValidationBy = Literal["row", "client"]
+Defaults = Literal["adaptive", "paper"]
 Clients = int | Literal["auto"]
 """Number of clients; auto: the number that the data set names."""

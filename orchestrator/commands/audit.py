@@ -31,6 +31,8 @@ WITH_PROGRAM = ("program", "data", "epsilon", "mu", "delta", "adjacency", "canar
     rounds=3,
     clients=2,
     seed=0,
+    center=0.0,
+    aggregate="uniform",
 )
 def audit(
     context: typer.Context,
@@ -94,14 +96,15 @@ def audit(
 
     if options.epsilon is None and options.mu is None:
         options = replace(options, epsilon=1.0)
+    options = replace(options, defaults="paper")
     privacy, rounds = options.privacy(), options.rounds
     result = paired.audit(
         target,
         privacy,
         {**(paired.defaults(target) if defaults else {}), **key_values(hyperparameters)},
         model=options.model,
-        center=options.center,
-        aggregate=options.aggregate,
+        center=options.center or 0.0,
+        aggregate=options.aggregation(),
         rounds=rounds,
         clients=number_of_clients(options),
         repetitions=repetitions,

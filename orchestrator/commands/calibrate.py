@@ -14,7 +14,7 @@ from orchestrator.execution.training_options import TrainingOptions
 from trainables.errors import in_range
 
 
-@training_options("epsilon", "mu", "delta", "rounds", "clients", "clip", "release", "adjacency")
+@training_options("epsilon", "mu", "delta", "rounds", "clients", "clip", "release", "adjacency", clients=20, clip=10.0)
 def calibrate(
     options: TrainingOptions,
     search: Annotated[
@@ -47,7 +47,7 @@ def calibrate(
     report: dict[str, Any] = {
         "mu": plan.mu(settings.release),
         "noise_multiplier": plan.noise_multiplier,
-        "noise_std_sum": plan.noise_multiplier * options.clip,
+        "noise_std_sum": plan.noise_multiplier * settings.clip,
         "noise_std_client": plan.noise_std["gradient"],
         "epsilon": {"claimed": epsilon, "actual": plan.actual_epsilon},
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.commands.next_steps import data_options, show_training
+from orchestrator.commands.next_steps import show_training
 from orchestrator.commands.options import Json
 from orchestrator.console import echo, emit_json, stderr
 from trainables.errors import UserError
@@ -193,6 +193,6 @@ def _as_text(summary: dict[str, Any]) -> str:
 
 def _show_next_steps(target: Path, converted: Converted) -> None:
     echo(f"written to {target}")
-    own = "client_train" in converted.arrays
-    stderr.print(f"to see its clients: fedsweep partition {data_options(target, own)}")
-    show_training(target, own)
+    if "client_train" in converted.arrays:
+        stderr.print(f"to see its clients: fedsweep partition --data {shlex.quote(str(target))}")
+    show_training(target)

@@ -86,7 +86,7 @@ def prepare(
         schema = Schema(label=label, client=client, split=split, test_fraction=test_fraction)
         target = _prepare_own(names[0], backbone, schema, image, text, options)
     echo(target)
-    show_training(target, bool(client))
+    show_training(target)
 
 
 def _prepare_own(name: str, backbone: str, schema: Schema, image: str, text: str, options: Options) -> Path:

@@ -8,13 +8,8 @@ from pathlib import Path
 from orchestrator.console import stderr
 
 
-def data_options(file: Path, own_clients: bool) -> str:
-    """The options that name a data file, with the clients in it if there are any."""
-    return f"--data {shlex.quote(str(file))}{' --partition explicit --clients auto' if own_clients else ''}"
-
-
-def show_training(file: Path, own_clients: bool) -> None:
-    keys = "partitions: [explicit], clients: auto" if own_clients else "clients: 20"
-    stderr.print(f"in a study, which tunes the methods for your data: data: [{file}], {keys}")
-    command = f"fedsweep train {data_options(file, own_clients)} --epsilon 3 --save model.npz"
+def show_training(file: Path) -> None:
+    study = f"{{name: mine, data: [{file}], methods: [dp-fedgd, dp-fedsofim], epsilons: [3]}}"
+    stderr.print(f"a study for fedsweep run, which tunes methods for your data: {study}", soft_wrap=True)
+    command = f"fedsweep train --data {shlex.quote(str(file))} --epsilon 3 --save model.npz"
     stderr.print(f"to train one model without tuning: {command}")

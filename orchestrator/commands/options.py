@@ -81,7 +81,9 @@ def training_options(*names: str, **defaults: Any) -> Callable[[Callable[..., No
     def parameter(name: str) -> inspect.Parameter:
         kind, text = get_args(annotations[name])
         flag = f"--{name.replace('_', '-')}"
-        if kind == Clients:  # typer knows no unions
+        if name in defaults:
+            text, _, _ = text.partition("  [default:")
+        if kind == Clients | None:  # typer does not know such unions
             kind, option = str, typer.Option(flag, help=text, metavar="NUMBER", parser=_clients)
         else:
             option = typer.Option(flag, help=text)
@@ -125,7 +127,7 @@ def _clients(text: str | int) -> Clients:
 
 def number_of_clients(options: TrainingOptions) -> int:
     """For commands without a data set."""
-    if options.clients == "auto":
+    if not isinstance(options.clients, int):
         raise UserError("clients = 'auto' needs a data set that names clients; give a number")
     return options.clients
 

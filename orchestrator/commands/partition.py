@@ -23,8 +23,7 @@ def partition(
     from trainables.data import partition as partitions
 
     loaded = features.load(data)
-    clients = partitions.clients_of(options.clients, loaded)
-    spec = partitions.parse(options.partition, clients=clients, seed=options.partition_seed)
+    spec = partitions.choose(options.partition, options.clients, seed=options.partition_seed, data=loaded)
     split = partitions.partition(loaded, spec)
     counts = split.counts(loaded)
     divergence = partitions.divergence_from_uniform(counts)

@@ -39,7 +39,7 @@ def predict(
     json: Json = False,
 ) -> None:
     """Predict classes with a saved model. Of the test rows of a feature file, of all rows of a table, or of all images
-    in a folder; prints the accuracy if there are labels."""
+    in a folder; prints the metrics that the model was trained with if there are labels."""
     import pandas as pd
 
     from orchestrator.report.tables.render import frame_to_csv
@@ -60,13 +60,46 @@ def predict(
     columns["class"] = predicted.tolist()
     with replacing(output) as file:
         file.write(frame_to_csv(pd.DataFrame(columns)).encode())
-    accuracy = None if labels is None else 100 * float((predicted.astype(str) == labels.astype(str)).mean())
+    scores = {} if labels is None else _scores(saved, rows, predicted, labels)
     lines = [
         f"{len(predicted)} predictions written to {output}",
-        *([] if accuracy is None else [f"accuracy: {accuracy:.2f}%"]),
+        *_described(scores),
         f"the model was trained at epsilon {number(epsilon)}, delta {delta:g}",
     ]
-    show({"rows": len(predicted), "accuracy": accuracy, "provenance": saved.provenance}, json, lines)
+    about = {"accuracy": scores.get("accuracy"), "metrics": scores, "provenance": saved.provenance}
+    show({"rows": len(predicted), **about}, json, lines)
+
+
+def _scores(saved: SavedModel, rows: NDArray, predicted: NDArray, labels: NDArray) -> dict[str, float]:
+    """The metrics that the model was trained with, in their order, as far as they follow from scores and labels."""
+    import torch
+
+    from trainables import metrics
+    from trainables.metrics.base import BuiltIn, Predictions
+
+    accuracy = 100 * float((predicted.astype(str) == labels.astype(str)).mean())
+    recorded = saved.provenance.get("metrics")
+    names = [*(recorded if isinstance(recorded, dict) else {}), "accuracy"]
+    numbers = {name: number for number, name in enumerate(saved.class_names or map(str, range(saved.classes)))}
+    known = all(str(label) in numbers for label in labels)
+    values: dict[str, float] = {}
+    for name in dict.fromkeys(names):
+        metric = metrics.METRICS.get(name)
+        if name == "accuracy":
+            values[name] = accuracy
+        elif metric is not None and known and not isinstance(metric, BuiltIn) and not metric.needs_clients:
+            of = Predictions(
+                torch.tensor(saved.scores(rows)).double(), torch.tensor([numbers[str(label)] for label in labels]), None
+            )
+            values[name] = float(metric.compute(of))
+    return values
+
+
+def _described(scores: dict[str, float]) -> list[str]:
+    from orchestrator.search.objective import objective_of
+
+    found = [(objective_of(name), value) for name, value in scores.items()]
+    return [f"{metric.title}: {metric.format(value)}{'%' * bool(metric.unit)}" for metric, value in found]
 
 
 def _through_backbone(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,14 +29,18 @@ from trainables.errors import UserError
 if TYPE_CHECKING:  # torch and Ray take seconds to import: fail on bad options before that
     from orchestrator.execution.training import Training
     from trainables.federation.lane_result import LaneResult
+    from trainables.federation.trial_spec import TrialSpec
 
 WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise", "records")
 """Options that may be combined with --from; the cell fixes all others."""
 
+MOST_COLUMNS = 7
+"""Of the metrics table, so that it fits into a terminal: diagnostics give way to the metrics of a study."""
+
 
 @training_options(
     *("method", "epsilon", "mu", "delta", "rounds", "clients", "partition", "partition_seed", "seed", "release"),
-    *("adjacency", "clip", "clipping", "level", "secret_participation", "center", "center_bound"),
+    *("adjacency", "defaults", "clip", "clipping", "level", "secret_participation", "center", "center_bound"),
     *("scale", "length", "aggregate", "model"),
     *("train_on", "evaluate_on", "evaluate_every", "validation_fraction", "validation_by"),
     *("secret_noise", "records", "hosts"),
@@ -47,6 +51,10 @@ def train(
     data: Annotated[str | None, typer.Option(help=f"{DATA_HELP}  [default: synthetic-frozen]")] = None,
     options: TrainingOptions,
     hyperparameters: Hyperparameters = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="Evaluate a further metric, such as macro_f1; repeatable."),
+    ] = None,
     from_file: Annotated[
         str | None,
         typer.Option(
@@ -67,14 +75,14 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train one model and print its accuracy and privacy account."""
+    """Train one model and print its metrics and privacy account."""
     from orchestrator.execution import training as trainings
 
     if save is not None and (save.exists() or save.is_symlink()):
         raise UserError(f"--save {save} already exists; choose another name")
     if save is not None and not save.resolve().parent.is_dir():
         raise UserError(f"--save {save}: there is no folder {save.resolve().parent}")
-    options = replace(options, hyperparameters=key_values(hyperparameters), address=address)
+    options = replace(options, hyperparameters=key_values(hyperparameters), metrics=metrics or [], address=address)
     if from_file is not None:
         refuse_options(context, WITH_FROM, "--from: the cell is trained as in the sweep")
         training = trainings.from_best(
@@ -94,6 +102,7 @@ def train(
 def _run(training: Training, options: TrainingOptions, save: Path | None, json: bool) -> None:
     from orchestrator.execution.training import saved_model
     from orchestrator.execution.training import train as run_training
+    from orchestrator.search.objective import objective_of
     from trainables.privacy.plan import delta_note
     from trainables.privacy.publication import ANALYST_ONLY, simulated_note
 
@@ -112,15 +121,18 @@ def _run(training: Training, options: TrainingOptions, save: Path | None, json: 
         task = progress.add_task("starting", total=trial.rounds)
 
         def on_round(t: int, result: LaneResult) -> None:
-            accuracy = list(result.metrics["accuracy"].values())
-            latest = f", accuracy {accuracy[-1]:.2f}%" if accuracy else ""
+            first = objective_of(next(iter(training.shown), "accuracy"))
+            values = list(result.metrics.get(first.metric, {}).values())
+            latest = f", {first.title} {first.format(values[-1])}" if values else ""
             progress.update(task, completed=t, description=f"{trial.method} at eps {privacy.epsilon:g}{latest}")
 
         trained = run_training(training, address=options.address, hosts=options.hosts, on_round=on_round)
     result = trained.result
     out = stderr if json else Console(highlight=False)
     as_released = " (as released)" if trial.hyperparameters.get("as_released") is True else ""
-    out.print(_metrics_table(f"{trial.method}{as_released}, evaluated on the {trial.problem.evaluate_on} set", result))
+    title = f"{trial.method}{as_released}, evaluated on the {trial.problem.evaluate_on} set"
+    out.print(_metrics_table(title, result, training.shown))
+    out.print(_settings(trial, len(training.problem.partition.sizes)))
     out.print(
         f"claimed epsilon {number(privacy.epsilon)} ({privacy.level} level, {privacy.release}, {privacy.adjacency}, "
         f"delta {privacy.delta:g}); actual epsilon {_by_release(plan.actual_epsilon)}"
@@ -162,9 +174,27 @@ def _by_release(epsilons: Mapping[Release, float]) -> str:
     return ", ".join(f"{number(epsilon)} ({release})" for release, epsilon in epsilons.items())
 
 
-def _metrics_table(title: str, result: LaneResult) -> Table:
+def _settings(trial: TrialSpec, clients: int) -> str:
+    """The clients, and what is done to features and gradients."""
+    from trainables.data.partition import to_text
+
+    used, weights = trial.preprocess, "size" if trial.aggregate == "size" else "equal"
+    shares = {"scaled": used.scale, "centred": used.center}
+    parts = [f"{word} with {share:.1%} of the budget" for word, share in shares.items() if share]
+    parts = [f"scaled by the declared length {used.length:g}"] * bool(used.length) + parts
+    which = "of the data set" if trial.problem.partition.kind == "explicit" else f"({to_text(trial.problem.partition)})"
+    return (
+        f"{clients} clients {which}, {weights} weights; features {' and '.join(parts) or 'as they are'}; "
+        f"clip {trial.privacy.clip:g}"
+    )
+
+
+def _metrics_table(title: str, result: LaneResult, shown: Sequence[str]) -> Table:
+    """`shown`: the metrics of the first columns."""
+    from orchestrator.search.objective import objective_of
+
     table = Table(title=title, title_justify="left")
-    headings = {
+    headings = {name: f"{objective_of(name).title}{' %' * bool(objective_of(name).unit)}" for name in shown} | {
         "squared_error": "squared error",
         "accuracy": "accuracy %",
         "loss": "loss",
@@ -173,10 +203,10 @@ def _metrics_table(title: str, result: LaneResult) -> Table:
         "signal_norm": "signal norm",
         "noise_norm": "noise norm",
     }
-    measured = [name for name in headings if result.metrics.get(name)]
+    measured = [name for name in headings if result.metrics.get(name)][: max(MOST_COLUMNS, len(shown) + 2)]
     table.add_column("round", justify="right")
     for name in measured:
-        table.add_column(headings[name], justify="right")
+        table.add_column(headings[name], justify="right", overflow="fold")
     for t in result.metrics["loss"]:
         table.add_row(str(t), *(f"{result.metrics[name][t]:.3f}" for name in measured))
     return table

@@ -51,6 +51,8 @@ class Plan:
     where: str
     load: float
     """Load of this machine by other programs."""
+    clients: list[str]
+    """For every data set and partition, how many clients there are, and where they come from."""
     notes: list[str]
     """Settings of the study that may not have the expected effect."""
 
@@ -69,6 +71,7 @@ class Plan:
             [
                 f"study {self.study}: {self.cells} cell{'s' if self.cells > 1 else ''}"
                 + (f", each searched with {self.strategies} strategies" if self.strategies > 1 else ""),
+                *self.clients,
                 f"trials: {'' if self.exact else 'about '}{sum(self.trials.values())} ({stages})"
                 + (", and more where a winner calls for a finer grid" if self.may_add_stages else ""),
                 f"packs: {sum(self.packs.values())} ({packs})",
@@ -91,6 +94,7 @@ class Plan:
 def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
     """For this machine, or for nodes with these resources and processors like this machine's."""
     prepared = PreparedStudy.prepare(study)
+    study = prepared.study
     available = nodes
     if available is None:
         from orchestrator.execution.cluster.connect import local_resources  # imports Ray
@@ -148,6 +152,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         capacity.size.device,
         "this machine" if nodes is None else f"a cluster of {len(nodes)} nodes",
         load,
+        prepared.clients(),
         advice(study),
     )
 

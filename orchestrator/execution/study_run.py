@@ -80,6 +80,7 @@ def run(
     resources = resources or study.resources
     chosen = backends.get(backend, address)
     prepared = PreparedStudy.prepare(study)
+    study = prepared.study
     chosen.check(resources, prepared.most_clients)
     for note in prepared.delta_notes():
         view.say(f"note: {note}")
@@ -101,6 +102,8 @@ def run(
                 view.say(f"note: plug-in {names} has changed since this folder was run; what it computes runs again")
             _tell_changed_package(ledger, view)
             if not sweep.finished:
+                for line in prepared.clients():
+                    view.say(line)
                 for note in advice(study):
                     view.say(f"note: {note}")
                 view.starting(sweep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.execution.training_federation import open_federation
 from orchestrator.execution.training_options import TrainingOptions
+from orchestrator.study.adaptive_defaults import with_shares
 from orchestrator.study.settings.data import DataSettings
-from trainables import methods
+from orchestrator.study.settings.preprocess import PreprocessSettings
+from trainables import methods, metrics
 from trainables.choices import ValidationBy
 from trainables.data import features, simulated
 from trainables.data import partition as partitions
@@ -28,7 +30,7 @@ from trainables.federation.lane_result import LaneResult
 from trainables.federation.pack import check, code_of
 from trainables.federation.problem import Problem
 from trainables.federation.saved_model import SavedModel
-from trainables.federation.trial_spec import DataSpec, Preprocess, ProblemSpec, TrialSpec
+from trainables.federation.trial_spec import DataSpec, ProblemSpec, TrialSpec
 from trainables.plugin_errors import PluginError
 from trainables.privacy.plan import PrivacyPlan, PrivacySettings
 from trainables.privacy.publication import ANALYST_ONLY, MODEL_MAY_BE_PUBLISHED, simulated_note
@@ -48,6 +50,8 @@ class Training:
     """Name of the data, as in a study."""
     records: str = ""
     """Name of the records, shared by data files prepared from the same ones."""
+    shown: tuple[str, ...] = ()
+    """The metrics to show first: the objective of a study, and its further metrics."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +70,18 @@ def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> 
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][:2] if part not in ("int", "literal['auto']"))
         raise UserError(f"{name} = {first['input']!r}: {first['msg']}") from None
-    privacy = options.privacy()
-    preprocess = Preprocess(
-        center=options.center, bound=options.center_bound, scale=options.scale, length=options.length
-    ).check()
-    partitions.parse(options.partition, clients=partitions.clients_of(options.clients), seed=options.partition_seed)
     hyperparameters = methods.get(options.method).check(options.hyperparameters)
+    options = replace(options, hyperparameters=hyperparameters)
+    privacy, preprocess = options.privacy(), options.preprocess()
+    partitions.choose(options.partition, options.clients, seed=options.partition_seed)
+    for name in options.metrics:
+        metrics.get(name)
     if options.hosts is not None:
         in_range(1, 10**6 if options.address else os.cpu_count() or 1, hosts=options.hosts)
     loaded = features.load(data, options.seed) if isinstance(data, str) else features.from_arrays(data)
-    clients = partitions.clients_of(options.clients, loaded)
     training = prepare(
         loaded,
-        partition=partitions.parse(options.partition, clients=clients, seed=options.partition_seed),
+        partition=partitions.choose(options.partition, options.clients, seed=options.partition_seed, data=loaded),
         model=options.model,
         validation_fraction=options.validation_fraction,
         validation_by=options.validation_by,
@@ -91,7 +94,8 @@ def set_up(data: str | Mapping[str, NDArray[Any]], options: TrainingOptions) -> 
         evaluate_every=options.evaluate_every,
         seed=options.seed,
         preprocess=preprocess,
-        aggregate=options.aggregate,
+        aggregate=options.aggregation(),
+        shown=options.metrics,
         stratified=not options.secret_noise,
     )
     name = DataSettings(source=data).id if isinstance(data, str) else training.problem.data.name
@@ -110,9 +114,12 @@ def prepare(
     validation_seed: int = 42,
     validation_by: ValidationBy = "row",
     stratified: bool = True,
+    privacy: PrivacySettings,
+    preprocess: PreprocessSettings,
+    shown: Sequence[str] = (),
     **trial: Any,
 ) -> Training:
-    """Run all checks, before any actor starts."""
+    """Run all checks, before any actor starts. `shown`: the metrics to show first."""
     if train_on == "all" and evaluate_on == "validation":
         raise UserError("evaluate-on = 'validation' needs train-on = 'train': those rows would be trained on")
     content = DataSpec(
@@ -125,13 +132,26 @@ def prepare(
     problem = ProblemSpec.model_validate(
         {"data": content, "partition": partition, "model": model, "train_on": train_on, "evaluate_on": evaluate_on}
     )
-    spec = TrialSpec.model_validate({"problem": problem, "code": code_of(trial["method"], problem), **trial})
     in_range(0, 1, "()", validation_fraction=validation_fraction)
-    in_range(1, 10**6, rounds=spec.rounds)
-    in_range(1, 10**6, evaluate_every=spec.evaluate_every)
-    in_range(0, 2**63 - 1, seed=spec.seed)
+    in_range(1, 10**6, rounds=trial["rounds"])
+    in_range(1, 10**6, evaluate_every=trial["evaluate_every"])
+    in_range(0, 2**63 - 1, seed=trial["seed"])
     ready = Problem.prepare(data, problem)
-    return Training(spec, ready, check(spec, ready))
+    further = metrics.not_built_in(shown)
+    can_be_centred = getattr(ready.model, "linear_in_features", True)
+    spec = TrialSpec.model_validate(
+        {
+            **trial,
+            "problem": problem,
+            "privacy": privacy,
+            "preprocess": with_shares(
+                *(preprocess, privacy, ready.partition.sizes, data.features), allowed=can_be_centred
+            ),
+            "metrics": further,
+            "code": code_of(trial["method"], problem, further),
+        }
+    )
+    return Training(spec, ready, check(spec, ready), shown=tuple(shown))
 
 
 def from_best(
@@ -188,7 +208,6 @@ def from_cells(
             "rounds",
             "evaluate_every",
             "model",
-            "preprocess",
             "aggregate",
         )
         training = prepare(
@@ -198,6 +217,8 @@ def from_cells(
             method=entry["method"],
             hyperparameters=chosen,
             privacy=privacy,
+            preprocess=PreprocessSettings.model_validate(entry["preprocess"]),
+            shown=entry.get("metrics", ()),
             seed=seed,
             precision=entry.get("precision", "float32"),
             validation_by=entry.get("validation_by", "row"),
@@ -252,6 +273,7 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
     trial, plan, data = training.trial, training.plan, training.problem.data
     tested = trial.problem.evaluate_on == "test"
     last = {name: values[max(values)] for name, values in trained.result.metrics.items() if values and tested}
+    named = dict.fromkeys([*training.shown, "accuracy", "loss"])
     simulated = simulated_note([trial.problem.partition.kind])
     hidden: Any = {"noise_key": True, "problem": {"data": {"fingerprint"}}}
     provenance = {
@@ -263,7 +285,7 @@ def saved_model(training: Training, trained: Trained, *, secret: bool) -> SavedM
         "releases": [asdict(release) for release in plan.mechanism],
         "epsilon": {"claimed": trial.privacy.epsilon, "actual": plan.actual_epsilon, "unsampled": plan.unsampled},
         "delta": trial.privacy.delta,
-        "metrics": {name: last[name] for name in ("accuracy", "loss") if name in last},
+        "metrics": {name: last[name] for name in named if name in last},
         "engine_version": ENGINE_VERSION,
     }
     return SavedModel(

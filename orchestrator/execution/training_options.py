@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trainables.choices import (
     Adjacency,
     Aggregate,
     Clients,
     Clipping,
+    Defaults,
     EvaluateOn,
     Level,
     Release,
@@ -23,6 +24,7 @@ from trainables.choices import (
 from trainables.federation.lane_result import LaneResult
 
 if TYPE_CHECKING:
+    from orchestrator.study.settings.preprocess import PreprocessSettings
     from trainables.privacy.plan import PrivacySettings
 
 
@@ -38,8 +40,15 @@ class TrainingOptions:
     mu: Annotated[float | None, "Privacy budget as mu of Gaussian differential privacy, instead of epsilon."] = None
     delta: Annotated[float, "Delta of the (epsilon, delta) guarantee."] = 1e-5
     rounds: Annotated[int, "Number of federated rounds."] = 70
-    clients: Annotated[Clients, "Number of clients; auto: as many as the data set names."] = 20
-    partition: Annotated[str, "Split of the train rows: iid, dirichlet:ALPHA, classes:K or explicit."] = "dirichlet:0.5"
+    clients: Annotated[
+        Clients | None,
+        "Number of clients; auto: as many as the data set names.  [default: auto with the partition explicit, else 20]",
+    ] = None
+    partition: Annotated[
+        str | None,
+        "Split of the train rows: iid, dirichlet:ALPHA, classes:K, or explicit for the clients that the data set "
+        "names.  [default: explicit if it names any, else dirichlet:0.5]",
+    ] = None
     partition_seed: Annotated[int, "Seed of the partition, independent of the seed of the run."] = 42
     seed: Annotated[int, "Seed of the initial weights and, unless it is secret, of the noise."] = 42
     release: Annotated[
@@ -50,7 +59,16 @@ class TrainingOptions:
         "How neighbouring data sets differ: one record is replaced by another (replace-one), or one record contributes "
         "nothing while client sizes stay the same (zero-out).",
     ] = "replace-one"
-    clip: Annotated[float, "l2 bound on a per-example gradient; at user level, on a client's update."] = 10.0
+    defaults: Annotated[
+        Defaults,
+        "What applies where --clip, --center, --scale and --aggregate are not given. adaptive: features are scaled and "
+        "centred privately, clients weigh in proportion to their rows (record level), and the clip is 3. paper: the "
+        "main paper's choices: none of these, and clip 10. Any of --center, --center-bound, --scale and --length "
+        "replaces scaling and centring as a whole.",
+    ] = "adaptive"
+    clip: Annotated[
+        float | None, "l2 bound on a per-example gradient; at user level, on a client's update.  [default: --defaults]"
+    ] = None
     clipping: Annotated[
         Clipping,
         "plain: scale down gradients above the bound; automatic: scale all gradients to about the bound; adaptive: "
@@ -63,20 +81,29 @@ class TrainingOptions:
         "user level and secure aggregation.",
     ] = 1.0
     center: Annotated[
-        float, "Share of mu squared spent on a private mean that is subtracted from the features; 0: no centring."
-    ] = 0.0
-    center_bound: Annotated[float, "l2 bound on a row in the private mean, after scaling."] = 16.0
+        float | None,
+        "Share of mu squared spent on a private mean that is subtracted from the features; 0: no centring.  "
+        "[default: --defaults]",
+    ] = None
+    center_bound: Annotated[float | None, "l2 bound on a row in the private mean, after scaling.  [default: 16]"] = None
     scale: Annotated[
-        float, "Share of the budget for the private typical length of a row, which becomes about 8; 0: none."
-    ] = 0.0
-    length: Annotated[float, "Typical length of a row, if it is public, instead of --scale; 0: not declared."] = 0.0
+        float | None, "Share of the budget for the private typical length of a row, which becomes about 8; 0: none."
+    ] = None
+    length: Annotated[
+        float | None, "Typical length of a row, if it is public, instead of --scale; 0: not declared."
+    ] = None
     aggregate: Annotated[
-        Aggregate, "Weights of the clients in the mean of their releases: equal, or proportional to their sizes."
-    ] = "uniform"
+        Aggregate | None,
+        "Weights of the clients in the mean of their releases: equal, or proportional to their sizes.  "
+        "[default: --defaults]",
+    ] = None
     model: Annotated[str, "softmax (a linear head), mlp:HIDDEN, logistic, multinomial or poisson."] = "softmax"
     train_on: Annotated[TrainOn, "all: every train row; train: all but the validation rows."] = "all"
     evaluate_on: Annotated[EvaluateOn, "Rows to evaluate on."] = "test"
     evaluate_every: Annotated[int, "Rounds between evaluations."] = 10
+    metrics: Annotated[list[str], "Further metrics to evaluate, such as macro_f1; the first is shown first."] = field(
+        default_factory=list
+    )
     validation_fraction: Annotated[float, "Share of the train rows, or clients, held out for validation."] = 0.1
     validation_by: Annotated[ValidationBy, "Hold out rows of every client (row) or whole clients (client)."] = "row"
     secret_noise: Annotated[
@@ -95,15 +122,37 @@ class TrainingOptions:
         Callable[[int, LaneResult], None] | None, "Called after every round with its number and the result so far."
     ] = None
 
+    @property
+    def _adaptive(self) -> bool:
+        """Not for a program as its authors released it."""
+        return self.defaults == "adaptive" and self.hyperparameters.get("as_released") is not True
+
+    def aggregation(self) -> Aggregate:
+        """The weights of the clients, by the defaults if they are not given."""
+        return self.aggregate or ("size" if self._adaptive and self.level == "record" else "uniform")
+
+    def preprocess(self) -> PreprocessSettings:
+        """Checked; its shares may be `auto`."""
+        from orchestrator.study.settings.preprocess import ADAPTIVE, PreprocessSettings
+        from trainables.federation.trial_spec import Preprocess
+
+        named = {"center": self.center, "bound": self.center_bound, "scale": self.scale, "length": self.length}
+        given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if self._adaptive and not given:
+            return ADAPTIVE
+        return PreprocessSettings(**Preprocess(**given).check().model_dump())
+
     def privacy(self) -> PrivacySettings:
         """The checked privacy claim."""
+        from orchestrator.study.adaptive_defaults import CLIP
         from trainables.privacy.gaussian import budget
         from trainables.privacy.plan import PrivacySettings
 
+        clip = CLIP if self._adaptive and self.clipping != "adaptive" else PrivacySettings.model_fields["clip"].default
         return PrivacySettings(
             epsilon=budget(self.epsilon, self.mu, self.delta),
             delta=self.delta,
-            clip=self.clip,
+            clip=clip if self.clip is None else self.clip,
             clipping=self.clipping,
             release=self.release,
             adjacency=self.adjacency,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.study.settings.method import MethodSettings
-from orchestrator.study.settings.preprocess import ADAPTIVE
+from orchestrator.study.settings.preprocess import ADAPTIVE, PreprocessSettings
+from trainables.federation.trial_spec import Preprocess
+from trainables.privacy.plan import PrivacySettings
+from trainables.privacy.shares import shares
 
 CLIPS = [1.0, 3.0, 10.0]
 """Features are scaled to a length of about 8."""
 CLIP = 3.0
-"""Where a study has its own search space, which is taken as it is, and in spaces with many axes."""
+"""Where the clip is not tuned: in a single training run, in a study's own search space, which is taken as it is, and in
+spaces with many axes."""
 FEW_AXES = 2
 """Spaces with at most this many axes also search the clip, which multiplies the number of configurations by 3."""
 
@@ -30,3 +35,14 @@ def with_defaults(method: MethodSettings, *, scaled: bool, size_weighted: bool, 
         tuned = method.search_space is None and len(space.coarse) <= FEW_AXES
         changes |= {"coarse": {**method.coarse, "clip": CLIPS}} if tuned else {"clip": CLIP}
     return method.model_copy(update=changes) if changes else method
+
+
+def with_shares(
+    given: PreprocessSettings, privacy: PrivacySettings, sizes: Sequence[int], features: int, *, allowed: bool
+) -> Preprocess:
+    """The preprocessing with numbers for the shares that are `auto`: 0 unless the model allows it."""
+    numbers = given.model_dump()
+    if open_ := [name for name in ("scale", "center") if numbers[name] == "auto"]:
+        chosen = shares(privacy, sizes, features)._asdict()
+        numbers |= {name: chosen[name] if allowed else 0.0 for name in open_}
+    return Preprocess(**numbers)

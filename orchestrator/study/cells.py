@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from orchestrator.study.adaptive_defaults import with_shares
 from orchestrator.study.cell_id import CellId, SettingId
 from orchestrator.study.errors import errors_point_to
 from orchestrator.study.settings.method import MethodSettings
@@ -25,7 +26,6 @@ from trainables.methods import METHODS
 from trainables.methods.base import Method
 from trainables.models.network_settings import is_network
 from trainables.privacy.plan import PrivacySettings, large_delta
-from trainables.privacy.shares import shares
 from trainables.spec import HyperValue
 
 MOST_CHECKED = 100_000
@@ -82,14 +82,10 @@ class Cell:
     @cached_property
     def _preprocess(self) -> Preprocess:
         own = self.method.preprocess
-        given = (self.study.preprocess if own is None else own).model_dump()
-        open_ = [name for name in ("scale", "center") if given[name] == "auto"]
-        if open_:
-            own_model = self.method.model
-            allowed = self.setting.can_be_centred if own_model is None else not is_network(own_model)
-            chosen = shares(self._privacy, self.setting.sizes, self.setting.features)._asdict()
-            given |= {name: chosen[name] if allowed else 0.0 for name in open_}
-        return Preprocess(**given)
+        given = self.study.preprocess if own is None else own
+        own_model = self.method.model
+        allowed = self.setting.can_be_centred if own_model is None else not is_network(own_model)
+        return with_shares(given, self._privacy, self.setting.sizes, self.setting.features, allowed=allowed)
 
     @cached_property
     def _search_problems(self) -> Mapping[int, ProblemSpec]:
@@ -168,6 +164,7 @@ class PreparedStudy:
     """A study with its data: all cells, in the order of the tables."""
 
     study: Study
+    """With the clients of the data, if it left them open."""
     cells: tuple[Cell, ...]
     problems: Mapping[str, Problem]
     """By the key of the problem's specification."""
@@ -184,8 +181,10 @@ class PreparedStudy:
         problems: dict[str, Problem] = {}
         fingerprints: dict[str, str] = {}
         cells: list[Cell] = []
-        for number, data in enumerate(study.data):
-            draws = _load(study, number)
+        loads = [_load(study, number) for number in range(len(study.data))]
+        with errors_point_to("data"):
+            study = study.with_clients_of([draws[study.seeds.search[0]] for draws in loads])
+        for number, (data, draws) in enumerate(zip(study.data, loads, strict=True)):
             loaded = draws[study.seeds.search[0]]
             fingerprints[data.id] = loaded.fingerprint
             model = loaded.task or "softmax" if study.model == "auto" else study.model
@@ -230,6 +229,15 @@ class PreparedStudy:
     @property
     def settings(self) -> list[Setting]:
         return list({cell.setting.id: cell.setting for cell in self.cells}.values())
+
+    def clients(self) -> list[str]:
+        """For every setting, how many clients there are, and where they come from."""
+        lines = []
+        for setting in self.settings:
+            sizes, explicit = setting.sizes, setting.id.partition == "explicit"
+            which = "clients of the data set" if explicit else "simulated clients"
+            lines.append(f"{setting.name}: {len(sizes)} {which}, {min(sizes)} to {max(sizes)} rows in the search")
+        return lines
 
     def delta_notes(self) -> list[str]:
         """A note for every setting with so few records, or users, that delta is too large."""

@@ -29,13 +29,12 @@ from orchestrator.study.settings.search import SearchSettings
 from orchestrator.study.settings.seeds import SeedSettings
 from orchestrator.study.settings.validation import ValidationSettings
 from trainables import metrics, plugins
-from trainables.choices import Aggregate, Clients, Precision
+from trainables.choices import Aggregate, Clients, Defaults, Precision
 from trainables.data import partition
 from trainables.data.features import FeatureSet
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
 from trainables.methods import METHODS
-from trainables.metrics.base import BuiltIn
 from trainables.privacy.gaussian import epsilon_of
 
 
@@ -47,10 +46,11 @@ class Study(Section):
     description: str = ""
     """A sentence for the report."""
     data: list[DataSettings] = Field(min_length=1)
-    partitions: list[str] = Field(default=["dirichlet:0.5"], min_length=1)
-    """How the train rows are divided among the clients: iid, dirichlet:ALPHA, classes:K, explicit."""
-    clients: Clients = 20
-    """Number of clients; auto: as many as the data set names."""
+    partitions: list[str] = Field(default=[partition.DEFAULT], min_length=1)
+    """How the train rows are divided among the clients: iid, dirichlet:ALPHA, classes:K, explicit. Where neither this
+    nor a number of clients is given: explicit if the data set names clients, else dirichlet:0.5."""
+    clients: Clients = partition.CLIENTS
+    """Number of clients; auto, or not given with the partition explicit: as many as the data set names."""
     model: str = "softmax"
     """The head that is trained on the features: softmax, mlp:HIDDEN (one hidden layer), or a generalised linear model
     (logistic, multinomial, poisson); auto: the model that simulated data were drawn from. A mapping {network, cut,
@@ -65,7 +65,7 @@ class Study(Section):
     methods: list[MethodSettings] = Field(min_length=1)
     epsilons: list[float] = Field(min_length=1)
     """Privacy budgets: numbers, .inf for no noise, or "mu=NUMBER". They are shown in ascending order."""
-    defaults: Literal["adaptive", "paper"] = "adaptive"
+    defaults: Defaults = "adaptive"
     """What applies where `privacy.clip`, `preprocess` and `aggregate` are not given. adaptive: features are scaled and
     centred privately, clients weigh in proportion to their rows (record level), and the clip is tuned; defaults.md
     explains it. paper: the main paper's choices, which are the defaults of those keys."""
@@ -137,6 +137,13 @@ class Study(Section):
     def _at_least_one_client(cls, value: int | str) -> int | str:
         if isinstance(value, int) and value < 1:
             raise ValueError(f"{value} is less than 1")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _explicit_clients_are_counted(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(named := value.get("partitions"), list) and "explicit" in named:
+            return {"clients": "auto", **value}
         return value
 
     @model_validator(mode="before")
@@ -253,6 +260,18 @@ class Study(Section):
 
     # ---- derived values
 
+    def with_clients_of(self, data: Sequence[FeatureSet]) -> Study:
+        """The study with the clients that its data sets name, if it leaves the clients open."""
+        given = self.model_fields_set
+        is_open = "partitions" not in given and ("clients" not in given or self.clients == "auto")
+        own = [one for one in data if one.clients is not None]
+        if not is_open or not own:
+            return self
+        if len(own) < len(data):
+            other = next(one.name for one in data if one.clients is None)
+            raise UserError(f"data {own[0].name} names clients and data {other} does not; say partitions and clients")
+        return self.model_copy(update={"partitions": ["explicit"], "clients": "auto"})
+
     def partition(self, text: str, data: FeatureSet | None = None) -> PartitionSpec:
         """A partition with the first search seed's partition seed. `data`: for the number of clients that it names."""
         clients = partition.clients_of(self.clients, data)
@@ -334,8 +353,7 @@ class Study(Section):
     @property
     def trial_metrics(self) -> tuple[str, ...]:
         """The metrics that are not part of every evaluation."""
-        names = (self.objective, *self.metrics)
-        return tuple(name for name in names if not isinstance(metrics.get(name), BuiltIn))
+        return metrics.not_built_in((self.objective, *self.metrics))
 
     @property
     def private(self) -> bool:

@@ -27,6 +27,8 @@ class PartitionSpec(Spec):
     seed: int = 42
 
 
+DEFAULT = "dirichlet:0.5"
+CLIENTS = 20
 MIN_ROWS = 10  # a client with fewer receives rows from the largest clients
 PLUGIN_PARTITIONS: dict[str, Callable[[FeatureSet, PartitionSpec], list[Rows]]] = {}
 """Partitions of plug-ins by kind: each returns the train rows of every client."""
@@ -66,6 +68,15 @@ def clients_of(clients: Clients, data: FeatureSet | None = None) -> int:
     if data.clients is None:
         raise UserError(f"clients = 'auto': data {data.name} has no client_train column; give a number")
     return data.clients
+
+
+def choose(text: str | None, clients: Clients | None, *, seed: int, data: FeatureSet | None = None) -> PartitionSpec:
+    """A partition of which parts may be left open: the clients that the data set names, else 20 simulated ones."""
+    own = data is not None and data.clients is not None and not isinstance(clients, int)
+    text = text or ("explicit" if own else DEFAULT)
+    if clients is None:
+        clients = "auto" if text == "explicit" else CLIENTS
+    return parse(text, clients=clients_of(clients, data), seed=seed)
 
 
 def to_text(spec: PartitionSpec) -> str:

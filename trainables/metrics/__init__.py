@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable
 from types import ModuleType
 
 from trainables import plugins
 from trainables.errors import LOAD_A_PLUGIN, UserError, choices
-from trainables.metrics.base import Metric
+from trainables.metrics.base import BuiltIn, Metric
 
 METRICS: dict[str, Metric] = {}
 
@@ -31,6 +32,11 @@ for _module in pkgutil.iter_modules(__path__):
     add_all(importlib.import_module(f"{__name__}.{_module.name}"))
 METRICS = dict(sorted(METRICS.items()))
 plugins.on_load(add_all)
+
+
+def not_built_in(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that are not part of every evaluation."""
+    return tuple(name for name in names if not isinstance(get(name), BuiltIn))
 
 
 def get(name: str) -> Metric:

@@ -58,11 +58,11 @@ def with_default_roles(source: str, schema: Schema) -> Schema:
     """SVMlight files and arrays of train and test rows have roles of their own."""
     if not schema.label and Path(source).suffix.lower() in (".svm", ".svmlight", ".libsvm"):
         return schema.model_copy(update={"label": "label"})
-    if not schema.label and (Path(source).is_dir() or source.endswith(".npz")):
+    if schema.label in ("", "y") and (Path(source).is_dir() or source.endswith(".npz")):
         table = read_table(source)
         if set(table) >= {"x", "y", "split"}:
-            client = "client" if "client" in table else ""
-            return schema.model_copy(update={"label": "y", "split": "split", "client": client})
+            client = schema.client or ("client" if "client" in table else "")
+            return schema.model_copy(update={"label": "y", "split": schema.split or "split", "client": client})
     if not schema.label:
         raise UserError(f"data {source}: which column is the label? Name it with --label, or in the schema")
     return schema
