@@ -11,6 +11,7 @@ import pytest
 import small
 
 import fedsweep as face
+from orchestrator.execution import machine_speed
 from orchestrator.results import ledger
 from orchestrator.study.reading import from_mapping
 from trainables.errors import UserError
@@ -139,7 +140,7 @@ def test_budgets_are_shown_in_ascending_order(tmp_path):
 def test_a_plan_takes_longer_on_a_busy_machine(monkeypatch):
     from orchestrator.execution import planning
 
-    monkeypatch.setattr(planning, "_gemm_rate", lambda: 1e9)
+    monkeypatch.setattr(planning.machine_speed, "gemm_rate", lambda: 1e9)
     monkeypatch.setattr(planning.os, "cpu_count", lambda: 2)
     seconds = {}
     for load in (0.0, 20.0):
@@ -173,3 +174,21 @@ def test_a_small_training_does_not_import_ray():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_speed_of_the_machine_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "cache" / "machine-speed.json"
+    first = machine_speed.gemm_rate()
+    monkeypatch.setattr(machine_speed, "_measured", lambda: 5.0)
+    assert machine_speed.gemm_rate() == first > 1e6
+    for damaged in ("{", "[]", '{"other machine": 3}', file.read_text().replace(str(first), "-1")):
+        file.write_text(damaged)
+        assert machine_speed.gemm_rate() == 5.0
+
+
+def test_help_and_plans_need_no_slow_libraries():
+    """`python -m fedsweep` imports the package first."""
+    slow = "{'torch', 'pandas', 'ray', 'scipy'} & set(sys.modules)"
+    code = f"import sys, fedsweep, orchestrator.cli; assert not {slow}, {slow}; fedsweep.train, fedsweep.plugins"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,7 @@ from dp_accounting import pld
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.optimize import brentq
 
 from trainables.errors import UserError
 from trainables.federation.pack import plan_of
@@ -28,6 +29,7 @@ from trainables.privacy.plan import (
     delta_note,
     large_delta,
 )
+from trainables.privacy.roots import root
 
 T, N = 70, 20  # rounds and clients of the main paper
 
@@ -578,3 +580,15 @@ def test_who_sees_every_client_sees_who_took_part(adjacency):
     plan = PrivacyPlan.calibrate(settings, [event], sizes=[100] * 5)
     assert plan.actual_epsilon["secure-aggregation"] < 0.9 * plan.unsampled["secure-aggregation"]
     assert plan.actual_epsilon["local"] == pytest.approx(plan.unsampled["local"], rel=0.02)
+
+
+def test_roots_are_those_of_scipy():
+    """Bit for bit: recorded accounts do not depend on which of the two found them."""
+    for curve, target in itertools.product((lambda x: x**3, lambda x: math.expm1(x / 100)), np.logspace(-3, 3, 40)):
+
+        def function(x, curve=curve, target=target):
+            return curve(x) - target
+
+        assert root(function, 0.0, 1000.0) == brentq(function, 0.0, 1000.0, xtol=1e-15, rtol=1e-14)
+    assert root(lambda x: x, 0.0, 1.0) == 0.0
+    assert root(lambda x: x - 1, 0.0, 1.0) == 1.0

@@ -154,7 +154,7 @@ def test_a_folder_with_different_trials_in_a_stage_is_refused(tmp_path):
 
 def test_the_plan_accounts_for_local_steps(monkeypatch):
     """Apart from the start-up time, five times the steps take five times as long."""
-    monkeypatch.setattr(planning, "_gemm_rate", lambda: 1e6)
+    monkeypatch.setattr(planning.machine_speed, "gemm_rate", lambda: 1e6)
     monkeypatch.setattr(planning, "contention", lambda *_: 1.0)
 
     def seconds(steps: int) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.execution import machine_speed
 from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.host_memory import lanes_bytes, machine_bytes, within_memory
 from orchestrator.execution.packing import Capacity, cluster_capacity, make_packs, passes
@@ -17,7 +17,6 @@ from orchestrator.study.cells import PreparedStudy
 from orchestrator.study.study import Study
 from trainables.data.stored import StoredRows
 from trainables.federation.trial_spec import TrialSpec
-from trainables.lazy import torch
 from trainables.models import kernels, operations
 
 # share of a core's rate for matrix products that trial-rounds reach (measured by fedsweep bench)
@@ -133,7 +132,7 @@ def plan(study: Study, nodes: Sequence[dict[str, float]] | None = None) -> Plan:
         processes = capacity.federations * capacity.size.hosts
         load = os.getloadavg()[0] if nodes is None else 0.0
         slowdown = contention(load, processes, os.cpu_count() or 1) if nodes is None else 1.0
-        rate = _gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * processes / slowdown
+        rate = machine_speed.gemm_rate() * GEMM_SHARE[kernels.chosen("cpu")] * processes / slowdown
     seconds = START_S * slowdown + flops / rate
     return Plan(
         study.name,
@@ -183,22 +182,6 @@ def _stage_trials(search: CellSearch, stage: str) -> list[TrialSpec]:
 def contention(load: float, processes: int, cores: int) -> float:
     """How much longer our processes take because they share the cores with the processes of other programs."""
     return max(1.0, (load + processes) / cores)
-
-
-def _gemm_rate() -> float:
-    """Floating-point operations per second of one core, measured for a tenth of a second of CPU time."""
-    x, w = torch.rand(1024, 65), torch.rand(65, 160)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.mm(x, w)
-        count, began = 0, time.thread_time()
-        while time.thread_time() - began < 0.1:
-            torch.mm(x, w)
-            count += 1
-        return count * 2.0 * x.numel() * w.shape[1] / (time.thread_time() - began)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _memory(prepared: PreparedStudy, capacity: Capacity) -> int:

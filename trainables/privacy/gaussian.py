@@ -10,10 +10,10 @@ Phi is the standard normal distribution function. Everything is computed in loga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from trainables.errors import UserError, in_range
 from trainables.lazy import special
+from trainables.privacy.roots import root as _root
 
 SMALL_MU = 1e-3
 GAUSS = ((-math.sqrt(0.6), 5 / 9), (0.0, 8 / 9), (math.sqrt(0.6), 5 / 9))
@@ -94,12 +94,6 @@ def least_false_negatives(mu: float, false_positives: float) -> float:
     apart with this false-positive rate, Phi(Phi^-1(1 - alpha) - mu)."""
     in_range(0, 1, false_positives=false_positives)
     return float(special.ndtr(special.ndtri(1 - false_positives) - mu))
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import brentq  # takes 0.5 s to import, and client hosts do not need it
-
-    return float(brentq(function, low, high, xtol=1e-15, rtol=1e-14))
 
 
 def budget(epsilon: float | None, mu: float | None, delta: float) -> float:

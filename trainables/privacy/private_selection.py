@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from trainables.errors import in_range
 from trainables.privacy.gaussian import epsilon_of, log_delta, mu_of
@@ -43,6 +42,8 @@ def best_released(mu: float, mean: float, delta: float) -> float:
 
     def second(h: float) -> float:
         return float(np.logaddexp(h, math.log(mean - 1) + log_delta(h, mu))) if mean > 1 else h
+
+    from scipy.optimize import minimize_scalar  # takes half a second to import
 
     # decreases, then increases in h; beyond `first` delta(h) is negligible
     found = minimize_scalar(second, bounds=(0.0, first), method="bounded", options={"xatol": 1e-9})
