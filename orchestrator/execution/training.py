@@ -200,6 +200,7 @@ def from_cells(
             raise UserError(f"data {name} differs from the data of the sweep")
         if simulated.drawn_by_seed(name):
             loaded = features.load(name, seed)
+        objective = [name.removeprefix("test_") for name in entry if name.startswith("test_")]
         names = (
             "validation_fraction",
             "validation_seed",
@@ -218,7 +219,7 @@ def from_cells(
             hyperparameters=chosen,
             privacy=privacy,
             preprocess=PreprocessSettings.model_validate(entry["preprocess"]),
-            shown=entry.get("metrics", ()),
+            shown=[*dict.fromkeys([*objective, *entry.get("metrics", ())])],
             seed=seed,
             precision=entry.get("precision", "float32"),
             validation_by=entry.get("validation_by", "row"),

@@ -72,7 +72,6 @@ def _entry(cell: SearchedCell, runs: Mapping[int, Row], choice: Choice | None) -
     """Taken from a confirm trial, not from the study, because the scores belong to that trial. `runs`: by seed."""
     trial = next(iter(runs.values())).trial
     problem = trial.problem
-    shown_metrics = list(dict.fromkeys([cell.objective.metric, *trial.metrics]))
     return {
         "method": trial.method,
         "hyperparameters": dict(trial.hyperparameters),
@@ -96,7 +95,7 @@ def _entry(cell: SearchedCell, runs: Mapping[int, Row], choice: Choice | None) -
         "model": problem.model,
         "train_on": problem.train_on,
         "evaluate_on": problem.evaluate_on,
-        **({} if shown_metrics == ["accuracy"] else {"metrics": shown_metrics}),
+        **({"metrics": list(trial.metrics)} if trial.metrics else {}),
         **_scores(cell.objective.metric, runs, choice),
     }
 
