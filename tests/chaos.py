@@ -508,12 +508,14 @@ def write_counts(tests: dict[str, dict], page: Path) -> None:
     for record in tests.values():
         for kind, stage, count in record["struck"]:
             counts[kind, stage] += count
-    lines = [f"| fault | {' | '.join(ORDER)} | elsewhere | all |", "|---|" + "---:|" * (len(ORDER) + 2)]
+    lines = ["| fault | stages | all |", "|---|---|---:|"]
     for kind in sorted({kind for kind, _ in counts}):
-        stages = [counts[kind, stage] for stage in ORDER]
+        stages = {stage: counts[kind, stage] for stage in ORDER}
         total = sum(count for (of, _), count in counts.items() if of == kind)
-        lines.append(f"| {kind} | {' | '.join(map(str, stages))} | {total - sum(stages)} | {total} |")
-    lines.append(f"| all | {' | '.join([''] * (len(ORDER) + 1))} | {counts.total()} |")
+        stages["elsewhere"] = total - sum(stages.values())
+        where = ", ".join(stage if count == total else f"{stage} {count}" for stage, count in stages.items() if count)
+        lines.append(f"| {kind} | {where} | {total} |")
+    lines.append(f"| all | | {counts.total()} |")
     minutes = sum(record["seconds"] for record in tests.values()) / 60
     heading = f"`make chaos` on {date.today()}, {os.cpu_count()} cores, {len(tests)} tests, {minutes:.0f} minutes:"
     before, _, rest = page.read_text().partition(MARKS[0])

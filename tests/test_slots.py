@@ -29,7 +29,9 @@ from orchestrator.study.cells import PreparedStudy
 from trainables.code_identity import OtherCodeError
 from trainables.errors import UserError
 from trainables.federation.federation_size import FederationSize
-from trainables.federation.messages import Failure
+from trainables.federation.messages import Failure, Report
+from trainables.ray_actors import slot as slot_module
+from trainables.ray_actors.desk import Pace
 from trainables.ray_actors.errors import ActorLostError, HungError, NodeExcludedError, NotStartedError
 
 pytestmark = pytest.mark.ray
@@ -146,6 +148,30 @@ def test_slots_are_suggested_while_there_is_work_for_them():
     assert [slots.suggest(name) for name in "abc"] == [{"slot": "a"}, {"slot": "b"}, None]
     scheduler.over = True
     assert slots.suggest("d") == Searcher.FINISHED
+
+
+def test_a_pack_is_handed_back_when_the_storage_answers_again(monkeypatch):
+    """Meanwhile its rounds go on."""
+    now, reports, done = [0.0], [], Report("slot", 1, "handed back")
+    monkeypatch.setattr(slot_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slot_module.ray, "get", lambda answer, **_: answer)
+    slot = object.__new__(slot_module.PackSlot)
+    slot._start_error, slot._pace, slot._packs = None, Pace.of(1)._replace(step_s=-1.0), 0
+    slot._advice, slot._next_hand_back = (1, "hand back"), -1.0
+    slot._desk = SimpleNamespace(report=SimpleNamespace(remote=reports.append))
+    answers, rounds = iter([None, None, done]), []
+    slot.runner = SimpleNamespace(order=SimpleNamespace(number=1), hand_back=lambda: next(answers))
+
+    def advance() -> None:
+        rounds.append(1)
+        now[0] += slot_module.HAND_BACK_AGAIN_S / 2
+
+    monkeypatch.setattr(slot, "_advance", advance)
+    while not reports:
+        slot.step()
+        now[0] += 0.1
+    assert reports == [done]
+    assert len(rounds) == 4, "two between attempts"
 
 
 def runs_in_a_new_process(program: str) -> None:
