@@ -465,7 +465,7 @@ def test_starts_that_fail_on_unknown_nodes_count_against_all(tmp_path):
         assert scheduler.fatal_error == "no slot starts on any node: the process ended"
 
 
-@pytest.mark.parametrize("other", ["starting", "working"])
+@pytest.mark.parametrize("other", ["starting", "working", "failed once"])
 def test_a_node_whose_rounds_fail_does_not_end_the_study(tmp_path, other, monkeypatch):
     """It fails every pack, while the other node is not ready yet, or has its first pack."""
     now = [1000.0]
@@ -473,7 +473,9 @@ def test_a_node_whose_rounds_fail_does_not_end_the_study(tmp_path, other, monkey
     with Cluster(tmp_path, study(methods=[GD]), lanes=1, federations=2) as cluster:
         scheduler, found = cluster.scheduler, None
         scheduler.health.update({}, ["bad", "sound"], set(), set())
-        if other == "working":
+        if other == "failed once":
+            scheduler.health.pack_failed("sound", 1000, others_work=False)
+        if other != "starting":
             found = cluster.take("slot", "sound")
         attempts = 0
         for _ in range(20):

@@ -55,10 +55,9 @@ class NodeHealth:
         now = time.monotonic()
         return {node for node in self.usable - self._has_started if now - self._first_seen[node] < STARTS_WITHIN_S}
 
-    @property
-    def suspected(self) -> set[str]:
-        """Nodes on which a pack has failed and none has ended since."""
-        return set(self._failed_packs)
+    def suspected(self, failures: int) -> set[str]:
+        """Nodes on which this many packs have failed, and none has ended since."""
+        return {node for node, failed in self._failed_packs.items() if len(failed) >= failures}
 
     @property
     def no_node_left(self) -> str:

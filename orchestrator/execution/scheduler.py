@@ -163,9 +163,9 @@ class Scheduler:
     def _working_nodes(self) -> set[str]:
         return {pack.node for pack in self.in_flight.values()}
 
-    def _other_sound_nodes(self, nodes: Iterable[str]) -> set[str]:
-        """Those that are working or starting, and have not failed a pack."""
-        return self._other_nodes(nodes) & (self._working_nodes | self.health.starting) - self.health.suspected
+    def _other_sound_nodes(self, nodes: Iterable[str], failures: int) -> set[str]:
+        """Those that are working or starting, and have not failed this many packs."""
+        return self._other_nodes(nodes) & (self._working_nodes | self.health.starting) - self.health.suspected(failures)
 
     def _lanes_to_continue(self, pack: Pack) -> tuple[str, ...]:
         """The files with the state of all its lanes, if shorter runs of its trials have ended at the same round. The
@@ -388,7 +388,7 @@ class Scheduler:
         pack has ended anywhere."""
         failed_on = set(pack.failed_on) - self.health.lost
         doubtful = len(failed_on) == 1 or not self._any_success
-        return self._failed_too_often(pack) and doubtful and bool(self._other_sound_nodes(failed_on))
+        return self._failed_too_often(pack) and doubtful and bool(self._other_sound_nodes(failed_on, 2))
 
     def _retry_unless_it_kills_nodes(self, pack: Pack, reason: str) -> None:
         """The loss of a node is not the pack's fault, unless it happens repeatedly and the pack gets no further."""
@@ -442,7 +442,7 @@ class Scheduler:
         (trial,) = pack.trials
         log.error("trial %s failed: %s", trial.key, reason)
         self._failed_trials += 1
-        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._other_sound_nodes(()):
+        if self._failed_trials >= GIVE_UP_AFTER and not self._any_success and not self._other_sound_nodes((), 1):
             self._stop(reason)
             return
         self._record([self._row(trial, LaneResult(trial.key, state="failed"), reason)], {})
