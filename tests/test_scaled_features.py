@@ -46,7 +46,7 @@ def preprocessed(of, name="dp-fedgd", hypers=None, seed=42, **options):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_declared_length_has_the_effect_of_scaled_data(name, center):
     long, plain = scaled_problem(64.0), scaled_problem(0.5)
-    declared = preprocessed(long, name, center=center, bound=6.0, length=1100.0)  # 8 / 1100 is about 2^-7
+    declared = preprocessed(long, name, center=center, bound=6.0, length=1024.0)
     expected, of_plain = small.weights_after(11, [preprocessed(plain, name, center=center, bound=6.0)], plain)
     weights, of_long = small.weights_after(11, [declared], long)
     np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
@@ -63,6 +63,7 @@ def test_the_private_length_is_the_typical_one(level):
     trial = trial.model_copy(update={"privacy": trial.privacy.model_copy(update={"level": level, "epsilon": 1000.0})})
     _, server = small.weights_after(1, [trial], of)
     (factor,) = server._work.factor
+    assert 0.8 <= typical / server._work.length[0] <= 1.25
     assert 4 <= typical * factor <= 16
     assert math.log2(factor).is_integer()
 
@@ -70,7 +71,18 @@ def test_the_private_length_is_the_typical_one(level):
 def test_hidden_by_noise_the_length_is_that_of_standardised_features():
     shares, std = np.zeros((2, lengths.BINS)), np.array([1.0, 200.0])
     shares[:, 20] = 0.9  # lengths from 2^12 to 2^13
-    assert lengths.factors(shares, std, [500, 500], False, 64).tolist() == [2.0**-9, 1.0]
+    found = lengths.typical(shares, std, [500, 500], False, 64)
+    assert found.tolist() == pytest.approx([2**12.5, 8.0])
+
+
+def test_the_typical_length_is_where_most_rows_are():
+    """In the middle of a bin that has all rows, whichever of its neighbours noise favours; else between bins."""
+    shares, std = np.zeros((4, lengths.BINS)), np.full(4, 0.1)
+    shares[:, 12] = 1.0, 1.0, 0.6, 0.5
+    shares[0, 11] = shares[1, 13] = 0.02
+    shares[2, 13], shares[3, 11] = 0.4, 0.5
+    found = np.log2(lengths.typical(shares, std, [500, 500], False, 64))
+    assert found.tolist() == [4.5, 4.5, 5.0, 4.0]
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])

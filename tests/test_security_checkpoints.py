@@ -48,7 +48,7 @@ def planted(keys, t):
     """A checkpoint of round t with weights that its author has chosen."""
     results = {key: {**vars(LaneResult(key)), "correct": ""} for key in keys}
     content = {"t": t, "lanes": keys, "groups": [len(keys)], "theta": torch.zeros(len(keys), 10), "centre": None}
-    content |= {"factor": None, "states": [{}], "results": results, "clients": None}
+    content |= {"length": None, "states": [{}], "results": results, "clients": None}
     torch.save(content, buffer := io.BytesIO())
     return buffer.getvalue()
 
@@ -96,7 +96,7 @@ CHANGES = {
     "t": (-50, 5, True, 2.0, None),
     "theta": (torch.zeros(2, 3), torch.zeros(3, 3), None),
     "centre": (torch.zeros(2, 4),),
-    "factor": (torch.ones(2),),
+    "length": (torch.ones(2),),
     "states": ([], [{"m": torch.zeros(3, 10)}], [{"m": 5}]),
     "groups": ([3], [0, 2], [-1, 3]),
 }

@@ -18,6 +18,7 @@ from trainables.models import Model, centring
 from trainables.models.network import NetworkModel
 from trainables.models.recorded import Recordings
 from trainables.models.shard import Shard
+from trainables.privacy.lengths import TYPICAL
 from trainables.privacy.noise import Address, keyed
 
 GradientSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -87,7 +88,7 @@ class BatchRound:
         self._all_rows: Parts = [(slice(None), batch.shard)]
         self._secret, self._secret_kept = work.secret_participation, False
         self._bound = math.inf if work.bound is None else work.bound
-        self._factor = work.factor
+        self._length = work.length
         self._automatic, self._sums = work.automatic, {False: batch.gradient_sum, True: batch.automatic_sum}
         # diagnostics cover the first local step, at theta itself, and the noise that belongs to it
         self._diagnose_gradient, self._diagnose_noise, self._noise_divisor = diagnostics, diagnostics, self.size
@@ -221,10 +222,11 @@ class BatchRound:
         return total / self.size + noise if self._level == "user" else (total + noise) / self.size
 
     def _feature_sums(self) -> torch.Tensor:
-        if self._factor is None:
+        if self._length is None:
             return self.for_distinct_noises(lambda rows: centring.feature_sum(self.model, rows, self._bound))
-        factors, which = np.unique(self._factor[self._lanes.distinct.cpu().numpy()], return_inverse=True)
-        sums = [self._shard.feature_sum(self._bound / factor) * factor for factor in factors.tolist()]
+        found, which = np.unique(self._length[self._lanes.distinct.cpu().numpy()], return_inverse=True)
+        factors = [TYPICAL / length for length in found.tolist()]
+        sums = [self._shard.feature_sum(self._bound / factor) * factor for factor in factors]
         return torch.stack(sums, dim=1)[:, torch.from_numpy(which.reshape(-1)).to(self._lanes.device)]
 
     def noisy_feature_mean(self) -> torch.Tensor:

@@ -100,7 +100,7 @@ class ClientHost:
                 ones = torch.ones(len(batch.clients), len(work.lanes), 1, device=self.device)
                 view = self.round_view(batch, 0, work, lanes, ones)
                 weighting: Aggregate = "size" if work.level == "record" else "uniform"
-                if work.needs_factor:
+                if work.needs_length:
                     part = view.noisy_length_shares() * _weights(batch, work, weighting)
                 elif work.needs_centre:
                     part = view.noisy_feature_mean() * _weights(batch, work, weighting)

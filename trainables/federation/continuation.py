@@ -42,7 +42,7 @@ def joined(paused: Sequence[bytes], trials: Sequence[TrialSpec]) -> bytes:
         "groups": [len(members) for members in groups],
         "theta": _rows([s["theta"] for s in saved], lanes),
         "centre": None if saved[0]["centre"] is None else _rows([s["centre"] for s in saved], lanes),
-        "factor": None if saved[0]["factor"] is None else _rows([s["factor"] for s in saved], lanes),
+        "length": None if saved[0]["length"] is None else _rows([s["length"] for s in saved], lanes),
         "states": [_group_state(saved, [places[trial.full_key] for trial in members]) for members in groups],
         "results": {
             trial.key: _result(trial, saved[part]["results"][trial.full_key])

@@ -22,7 +22,7 @@ from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model, network_settings
 from trainables.models.network import NetworkModel
-from trainables.privacy.lengths import declared_factors
+from trainables.privacy import lengths
 from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 
 CENTRE = "centre"  # purpose of the noise in the private mean of the features
@@ -222,8 +222,8 @@ class ClientWork:
     """The private means of the unscaled features, (lanes, features), once they are known."""
     scales: bool = False
     """Whether features are scaled."""
-    factor: NDArray[np.float32] | None = None
-    """The lanes' factors of the features, powers of two, once they are known."""
+    length: NDArray[np.float32] | None = None
+    """The typical lengths of the rows, for every lane, once they are known."""
     clipping: Clipping = "plain"
     secret_participation: float = 1.0
     precision: Precision = "float32"
@@ -243,8 +243,15 @@ class ClientWork:
         return self.scales or self.bound is not None
 
     @property
-    def needs_factor(self) -> bool:
-        return self.scales and self.factor is None
+    def needs_length(self) -> bool:
+        return self.scales and self.length is None
+
+    @property
+    def factor(self) -> NDArray[np.float32] | None:
+        """The lanes' factors of the features."""
+        if self.length is None:
+            return None
+        return np.array([lengths.factor_of(length) for length in self.length.tolist()], dtype=np.float32)
 
     @property
     def needs_centre(self) -> bool:
@@ -319,7 +326,7 @@ def client_work(trials: Sequence[TrialSpec], data: ProblemData, hosts: int) -> C
         aggregate=first.aggregate,
         bound=first.preprocess.bound if first.preprocess.center else None,
         scales=first.preprocess.scales,
-        factor=declared_factors(first.preprocess.length, len(trials)) if first.preprocess.length else None,
+        length=np.full(len(trials), first.preprocess.length, dtype=np.float32) if first.preprocess.length else None,
         clipping=first.privacy.clipping,
         secret_participation=first.privacy.secret_participation,
         precision=first.precision,
@@ -338,7 +345,7 @@ def select_lanes(work: ClientWork, keep: Sequence[int]) -> ClientWork:
         hypers={name: values[index] for name, values in work.hypers.items()},
         lanes=tuple(work.lanes[i] for i in keep),
         centre=None if work.centre is None else work.centre[index],
-        factor=None if work.factor is None else work.factor[index],
+        length=None if work.length is None else work.length[index],
     )
 
 

@@ -221,14 +221,14 @@ class Server:
         self._drop_failed_lanes()
 
     def _scale(self) -> None:
-        """Compute the factors of the features from the private lengths of the rows."""
+        """Compute the typical lengths from the private lengths of the rows."""
         work = self._work
-        if work.needs_factor:
+        if work.needs_length:
             shares = self._sum(self.hosts.prepare(work)).div_(len(self.data.sizes)).cpu().numpy()
             first, which = work.distinct_noises()
             std = work.noise_std[LENGTHS][first].astype(np.float64)
             users, features = work.level == "user", self._features
-            self._work = replace(work, factor=lengths.factors(shares, std, self.data.sizes, users, features)[which])
+            self._work = replace(work, length=lengths.typical(shares, std, self.data.sizes, users, features)[which])
 
     def _centre(self) -> None:
         """Compute the private means of the features, which hosts subtract from now on."""
@@ -240,8 +240,8 @@ class Server:
                 std = work.noise_std[CENTRE][first].astype(np.float64)
                 means = shrunk(means, std_of_mean(std, self.data.sizes, work.level == "user"))
             means = means[which]
-            if work.factor is not None:
-                means = (means / work.factor[:, None]).astype(np.float32)
+            if work.length is not None:
+                means = (means * (work.length[:, None] / lengths.TYPICAL)).astype(np.float32)
             self._work = replace(work, centre=means)
         elif work.scales and work.centre is None:
             self._work = replace(work, centre=np.zeros((len(work.lanes), self._features), dtype=np.float32))
@@ -453,7 +453,7 @@ class Server:
                 "groups": [group.stop - group.start for group in self._groups],
                 "theta": self.theta.cpu(),
                 "centre": None if self._work.centre is None else torch.from_numpy(self._work.centre),
-                "factor": None if self._work.factor is None else torch.from_numpy(self._work.factor),
+                "length": None if self._work.length is None else torch.from_numpy(self._work.length),
                 "states": [{name: v.cpu() for name, v in state.items()} for state in self._states],
                 "results": {
                     keys[k]: {**vars(r), "correct": r.correct.hex()} for k, r in self.results.items() if k in keys
@@ -494,8 +494,8 @@ class Server:
         self.theta = saved["theta"][index].to(self.device)
         if saved["centre"] is not None:
             self._work = replace(self._work, centre=saved["centre"][index].numpy())
-        if saved["factor"] is not None:
-            self._work = replace(self._work, factor=saved["factor"][index].numpy())
+        if saved["length"] is not None:
+            self._work = replace(self._work, length=saved["length"][index].numpy())
         self._states = []
         for group in self._groups:  # lanes of one group were in one group of the checkpoint, too
             old = bisect.bisect_right(starts, index[group.start]) - 1

@@ -1,8 +1,9 @@
 """The typical length of a row, from a private histogram of the lengths of all rows.
 
-A bin holds the lengths from a power of two to the next. The typical length is in the middle of the two neighbouring
-bins with the most rows. If noise may have produced these counts, it is that of standardised features instead:
-sqrt(features). The factor of the features is a power of two, so that scaling rounds nothing."""
+A bin holds the lengths from a power of two to the next. The typical length is the middle of the largest bin, moved
+towards the larger of its neighbours, by their shares of the rows. If noise may have produced these counts, it is that
+of standardised features instead: sqrt(features). The factor of the features is a power of two, so that scaling rounds
+nothing."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ LOWEST, HIGHEST = -8, 16
 BINS = HIGHEST - LOWEST
 TYPICAL = 8.0
 """The typical length after scaling: the packaged search spaces were made for such features."""
+STEP = 0.25
+"""Of the logarithm to base 2 of the typical length."""
 SURE = 3.0
 """The two bins together must exceed the noise by this many standard deviations."""
 
@@ -26,18 +29,22 @@ def factor_of(length: float) -> float:
     return 2.0 ** round(math.log2(TYPICAL / length))
 
 
-def declared_factors(length: float, lanes: int) -> NDArray[np.float32]:
-    return np.full(lanes, factor_of(length), dtype=np.float32)
-
-
-def factors(
+def typical(
     shares: NDArray[np.float64], std: NDArray[np.float64], sizes: Sequence[int], users: bool, features: int
 ) -> NDArray[np.float32]:
-    """The factors that follow from noisy shares of rows, (noises, bins). `std`: of the noise that every client adds to
-    its counts, or every user to its shares."""
+    """The typical lengths that follow from noisy shares of rows, (noises, bins). `std`: of the noise that every client
+    adds to its counts, or every user to its shares."""
     pairs = shares[:, :-1] + shares[:, 1:]
     pair_std = std * math.sqrt(2 * len(sizes)) / (len(sizes) if users else sum(sizes))
-    best = pairs.argmax(axis=1)
     found = pairs.max(axis=1) > SURE * pair_std
-    typical = np.where(found, 2.0 ** (LOWEST + best + 1), math.sqrt(features))
-    return np.array([factor_of(length) for length in typical], dtype=np.float32)
+    exponents = [_exponent(of_bins, int(pair)) for of_bins, pair in zip(shares, pairs.argmax(axis=1), strict=True)]
+    return np.where(found, 2.0 ** np.array(exponents), math.sqrt(features)).astype(np.float32)
+
+
+def _exponent(shares: NDArray[np.float64], pair: int) -> float:
+    """Of the typical length, rounded so that few lengths differ: the mean of a client's rows is computed for each."""
+    largest = pair + int(shares[pair + 1] > shares[pair])
+    below, above = max(0, largest - 1), min(BINS, largest + 2)
+    weights = shares[below:above].clip(min=0)
+    middle = float(weights @ (np.arange(below, above) + 0.5) / weights.sum())
+    return LOWEST + round(middle / STEP) * STEP
