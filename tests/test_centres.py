@@ -278,6 +278,21 @@ def test_a_pack_of_many_centres(name, level, monkeypatch):
         np.testing.assert_allclose(weights, apart, rtol=0, atol=1e-4 * np.abs(apart).max())
 
 
+@on_a_gpu
+@pytest.mark.parametrize("name", ["dp-fedgd", "dp-fedsofim", "dp-scaffold"])
+def test_a_gpu_trains_a_wide_head_as_a_cpu(name):
+    """Over many rounds, which are recorded and repeated: every round computes with the weights of that round."""
+    of = small.problem(data="synthetic-frozen:900,300,200,4")
+    trials = [trial.model_copy(update={"rounds": 20, "evaluate_every": 20}) for trial in mixed(name, of)]
+    weights = []
+    for device in ("cuda", "cpu"):
+        server = Server(Hosts(1, device), device)
+        server.open(trials, ProblemData.of(of))
+        server.advance(12)
+        weights.append(server.theta.cpu().numpy())
+    np.testing.assert_allclose(*weights, rtol=0, atol=1e-3 * np.abs(weights[1]).max())
+
+
 @pytest.mark.parametrize("model", ["softmax", "mlp:3", "multinomial"])
 def test_automatic_clipping_in_a_pack_of_many_centres(model, monkeypatch):
     of = small.problem(model=model)

@@ -170,14 +170,15 @@ class LastCall(Generic[T]):
     """Caches the last result of a function of theta: a host calls it with the same theta for many clients.
 
     The cache is valid for the same tensor object, not written to by torch since. Writes that bypass torch, for example
-    through a shared NumPy array, are not detected. Per-client weights change at every step and are not cached."""
+    through a shared NumPy array, are not detected. Per-client weights change at every step and are not cached. On a GPU
+    nothing is: a call that is recorded as a CUDA graph must compute the result, to do so in every replay."""
 
     def __init__(self, make: Callable[..., T]) -> None:
         self._make = make
         self._last: tuple[torch.Tensor, tuple[object, ...], T] | None = None
 
     def of(self, theta: torch.Tensor, *how: object) -> T:
-        if theta.dim() == 3 or theta.is_inference():  # inference tensors have no version counter
+        if theta.dim() == 3 or theta.is_cuda or theta.is_inference():  # inference tensors have no version counter
             return self._make(theta, *how)
         last, asked = self._last, (theta._version, *how)
         if last is None or last[0] is not theta or last[1] != asked:
