@@ -4,7 +4,7 @@ import pytest
 import small
 import whole_study
 
-from orchestrator.report.tables.best import read_best
+from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 

@@ -8,7 +8,7 @@ import small
 import torch
 
 from orchestrator.execution.training import from_cells
-from orchestrator.report.tables.best import read_best
+from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.reading import load
 from orchestrator.study.study import Study

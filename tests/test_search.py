@@ -27,8 +27,8 @@ from orchestrator.execution.sweep import Sweep
 from orchestrator.report.export import export
 from orchestrator.report.html.data import gather
 from orchestrator.report.tables import write_tables
-from orchestrator.report.tables.best import read_best
 from orchestrator.results import status
+from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import Results
 from orchestrator.search import optuna_samplers

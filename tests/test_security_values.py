@@ -16,8 +16,8 @@ from handmade_ledgers import change
 
 import fedsweep as fedsweep_package
 from orchestrator.report.benchmark import lookup
-from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.render import frame_to_csv
+from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from trainables.data import feature_file, features
 from trainables.data.importing.reading import read_table

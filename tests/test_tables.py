@@ -33,14 +33,15 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from orchestrator.execution import training
 from orchestrator.report.tables import Results, render
-from orchestrator.report.tables.best import read_best
 from orchestrator.report.tables.differences import holm
 from orchestrator.report.tables.mcnemar import Comparison
 from orchestrator.report.tables.partitions import split
 from orchestrator.report.tables.render import rounded_up
 from orchestrator.report.tables.tuning import shown_value
 from orchestrator.results import frames, status
+from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from orchestrator.study.study import Study
 from trainables import methods
@@ -735,6 +736,14 @@ def test_best_reproduces_the_confirm_trial(finished):
     with Ledger.read(finished) as ledger:
         keys = ledger.stages()[cell_id(study(), "DP-FedAdam", 8), "grid", "confirm"]
     assert again.key == keys[1]
+
+
+def test_a_part_of_the_name_of_a_cell_is_enough_if_it_fits_one(finished):
+    found = training.from_best(finished / "best.yaml", "FedAdam / eps 8", 42, None)
+    assert found.trial.method == "dp-fedadam"
+    for part, why in ((None, "fits several cells"), ("eps", "fits several cells"), ("Newton", "is not in")):
+        with pytest.raises(UserError, match=rf"cell = {part!r} {why} .*it has: '.*DP-FedGD.*FedAdam"):
+            training.from_best(finished / "best.yaml", part, 42, None)
 
 
 @pytest.mark.parametrize("text", ["cells: [", "cells: 3", "- a", ""])

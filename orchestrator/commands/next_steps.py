@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from orchestrator.console import stderr
 
 
 def show_training(file: Path) -> None:
-    study = f"{{name: mine, data: [{file}], methods: [dp-fedgd, dp-fedsofim], epsilons: [3]}}"
+    name = file.stem if re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,63}", file.stem) else "mine"
+    study = f"{{name: {name}, data: [{file}], methods: [dp-fedgd, dp-fedsofim], epsilons: [3]}}"
     stderr.print(f"a study for fedsweep run, which tunes methods for your data: {study}", soft_wrap=True)
     command = f"fedsweep train --data {shlex.quote(str(file))} --epsilon 3 --save model.npz"
     stderr.print(f"to train one model without tuning: {command}")

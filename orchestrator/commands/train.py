@@ -64,7 +64,10 @@ def train(
             "--address, --save, --secret-noise, --records and --json can be combined with it.",
         ),
     ] = None,
-    cell: Annotated[str | None, typer.Option(help="With --from: the cell.  [default: the only one]")] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option(help="With --from: the cell, or a part of its name that no other has.  [default: the only one]"),
+    ] = None,
     address: Address = None,
     save: Annotated[
         Path | None,

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.execution.training_federation import open_federation
 from orchestrator.execution.training_options import TrainingOptions
+from orchestrator.results.best_file import read_best
 from orchestrator.study.adaptive_defaults import with_shares
 from orchestrator.study.settings.data import DataSettings
 from orchestrator.study.settings.preprocess import PreprocessSettings
@@ -164,8 +165,6 @@ def from_best(
     secret_noise: bool = False,
 ) -> Training:
     """A winner of a sweep as trained in the confirm stage, from the sweep's best.yaml."""
-    from orchestrator.report.tables.best import read_best  # imports pandas
-
     return from_cells(read_best(file), file, cell, seed, source, records=records, secret_noise=secret_noise)
 
 
@@ -179,11 +178,14 @@ def from_cells(
     records: str = "",
     secret_noise: bool = False,
 ) -> Training:
-    """A winner from the content of a best.yaml; `file` is named in errors."""
-    if cell is None and len(cells) == 1:
-        cell = next(iter(cells))
+    """A winner from the content of a best.yaml; `file` is named in errors. `cell`: its name, or a part of it that no
+    other cell has; not needed if there is one cell."""
     if cell is None or cell not in cells:
-        raise UserError(f"cell = {cell!r} is not in {file}; it has: {'; '.join(map(repr, cells))}")
+        named = [name for name in cells if (cell or "") in str(name)]
+        if len(named) != 1:
+            what = "fits several cells of" if named else "is not in"
+            raise UserError(f"cell = {cell!r} {what} {file}; it has: {'; '.join(map(repr, named or cells))}")
+        (cell,) = named
     entry = cells[cell]
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,12 +10,10 @@ import yaml
 from orchestrator.report.tables.publication import sentences
 from orchestrator.report.tables.render import one_line
 from orchestrator.results.ledger import Ledger, Row
-from orchestrator.results.locations import read_text
 from orchestrator.results.searches import SearchedCell, search_records
 from orchestrator.results.winners import Results, confirm_runs
 from orchestrator.search.selection import Choice
 from orchestrator.search.variant import SECRET
-from orchestrator.study.reading import read_yaml
 from orchestrator.study.study import Study
 from trainables import plugins
 from trainables.data import partition
@@ -45,17 +42,6 @@ def text(cells: Mapping[str, Mapping[str, Any]], remarks: Iterable[str] = (ANALY
     header = header.rstrip("\n") + f"{plugins.import_options()}\n"
     header += "".join(f"# {one_line(sentence)}\n" for sentence in remarks)
     return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
-
-
-def read_best(file: Path | str) -> dict[str, dict[str, Any]]:
-    """The chosen configurations by cell name."""
-    try:
-        content, _ = read_yaml(read_text(file), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read: {error}".replace("\n", " ")) from None
-    if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
-        raise UserError(f"{file} is not a best.yaml: it has no mapping of cells")
-    return content["cells"]
 
 
 def chosen_cells(ledger: Ledger) -> dict[str, dict[str, Any]]:
