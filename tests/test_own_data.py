@@ -222,3 +222,10 @@ def test_clients_of_the_file_are_used_by_default(users):
         PreparedStudy.prepare(Study.model_validate(mixed))
     trained = training.set_up(str(users), TrainingOptions(epsilon=8))
     assert len(trained.problem.partition.sizes) == 187
+
+
+def test_a_folder_is_not_a_data_set_yet(tmp_path):
+    with pytest.raises(
+        UserError, match=r"is a folder; turn it into a feature file: fedsweep data import .* for arrays"
+    ):
+        features.load(str(tmp_path))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # torch and Ray take seconds to import: fail on bad options b
 WITH_FROM = ("from_file", "cell", "seed", "data", "hosts", "address", "json", "save", "secret_noise", "records")
 """Options that may be combined with --from; the cell fixes all others."""
 
-MOST_COLUMNS = 7
+MOST_COLUMNS = 6
 """Of the metrics table, so that it fits into a terminal: diagnostics give way to the metrics of a study."""
 
 

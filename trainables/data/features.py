@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -154,6 +155,9 @@ def _from_file(source: str) -> FeatureSet:
 
 def _not_found(name: str) -> str:
     """The error for a file that does not exist: how to make it, or what was probably meant."""
+    if os.path.isdir(name):
+        command = f"fedsweep data import {shlex.quote(name)}"
+        return f"data {name!r} is a folder; turn it into a feature file: {command} for arrays, data prepare for images"
     if not name.endswith(".npz") and not is_table(name):
         return f"data {name!r} is neither a file nor a built-in set ({', '.join([*synthetic.FORMS, simulated.FORM])})"
     path = Path(name)
