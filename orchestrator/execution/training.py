@@ -181,11 +181,11 @@ def from_cells(
     """A winner from the content of a best.yaml; `file` is named in errors. `cell`: its name, or a part of it that no
     other cell has; not needed if there is one cell."""
     if cell is None or cell not in cells:
-        named = [name for name in cells if (cell or "") in str(name)]
-        if len(named) != 1:
-            what = "fits several cells of" if named else "is not in"
-            raise UserError(f"cell = {cell!r} {what} {file}; it has: {'; '.join(map(repr, named or cells))}")
-        (cell,) = named
+        fitting = [name for name in cells if (cell or "") in str(name)]
+        if len(fitting) != 1:
+            what = "fits several cells of" if fitting else "is not in"
+            raise UserError(f"cell = {cell!r} {what} {file}; it has: {'; '.join(map(repr, fitting or cells))}")
+        (cell,) = fitting
     entry = cells[cell]
     try:
         chosen = methods.get(entry["method"]).check(entry["hyperparameters"])
