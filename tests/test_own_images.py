@@ -162,7 +162,7 @@ def test_a_table_of_images_with_clients(fedsweep, work):
     named = ("--backbone", "tiny_backbones.py:tiny", "--image", "path", "--label", "kind", "--client", "owner")
     code, _, err = fedsweep("data", "prepare", "list.csv", *named)
     assert code == 0, err
-    assert "--partition explicit" in err
+    assert "fedsweep train --data list.npz" in err
     data = features.load("list.npz")
     assert data.clients == 4
     assert data.client_names == ("c0", "c1", "c2", "c3")
