@@ -105,9 +105,11 @@ class Sweep:
                 if self._left[id(search)] == 0:
                     completed.append(search)
         with self.ledger.transaction():
-            for search in completed:
+            searching = [search for search in completed if "confirm" not in search.stages]
+            new = [*self._advance_all(completed), *self._open_searches()]
+            for search in searching:
                 self._record_winner(search)
-            return [*self._advance_all(completed), *self._open_searches()]
+            return new
 
     def open_at_least(self, trials: int) -> None:
         """Let at least this many trials wait, if the study has them: all slots have work, and packs can be balanced."""
@@ -125,8 +127,9 @@ class Sweep:
         return new + self._advance_all([])
 
     def _record_winner(self, search: CellSearch) -> None:
-        """So that `status` need not compute it."""
-        if "confirm" not in search.stages and not search.variant.strategy.publishes_only_winner:
+        """So that `status` need not compute it. Not while a stage runs that may change it."""
+        chosen = "confirm" in search.stages or not self.left(search)
+        if chosen and not search.variant.strategy.publishes_only_winner:
             self.ledger.set_winner(search.cell.id, search.variant.name, as_stored(search.winner()))
 
     def _advance_all(self, searches: list[CellSearch]) -> list[TrialSpec]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import NamedTuple
 
 from orchestrator.search.objective import ACCURACY, Objective
@@ -78,7 +78,7 @@ def mean_score(outcomes: Sequence[Outcome]) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    return values[0] if len(values) == 1 else fmean(values)  # a single value is returned unchanged
+    return values[0] if len(values) == 1 else math.fsum(values) / len(values)  # a single value is returned unchanged
 
 
 def spread(values: Sequence[float]) -> float:

@@ -80,6 +80,16 @@ class Cell:
         return PrivacySettings(epsilon=self.epsilon, **self.study.privacy.model_dump() | changed)
 
     @cached_property
+    def _privacy_of_clip(self) -> Callable[[float], PrivacySettings]:
+        """Trials with the same clip share their settings."""
+        return cache(lambda clip: self._privacy.model_copy(update={"clip": clip}))
+
+    @cached_property
+    def _code(self) -> str:
+        """All problems of a cell have the same model and kind of partition."""
+        return code_of(self.method.name, next(iter(self._search_problems.values())), self.study.trial_metrics)
+
+    @cached_property
     def _preprocess(self) -> Preprocess:
         own = self.method.preprocess
         given = self.study.preprocess if own is None else own
@@ -117,7 +127,7 @@ class Cell:
         hyperparameters = _checked(METHODS[self.method.name], configuration)
         privacy = self._privacy
         if "clip" in configuration:
-            privacy = privacy.model_copy(update={"clip": float(configuration["clip"])})
+            privacy = self._privacy_of_clip(float(configuration["clip"]))
         problems = self._confirm_problems if confirm else self._search_problems
         metrics, common = self.study.trial_metrics, None
         trials = []
@@ -136,7 +146,7 @@ class Cell:
                     "aggregate": self.method.aggregate or self.study.aggregate,
                     "precision": self.method.precision or "float32",
                     "metrics": metrics,
-                    "code": code_of(self.method.name, problems[seed], metrics),
+                    "code": self._code,
                     "noise_key": "",
                 }
             trials.append(TrialSpec.trusted({**common, "problem": problems[seed], "seed": seed}))

@@ -17,7 +17,7 @@ from trainables.choices import AGGREGATES, PRECISIONS, Aggregate, Precision
 from trainables.data import partition
 from trainables.errors import UserError, one_of
 from trainables.federation.problem import Problem, ProblemData
-from trainables.federation.trial_spec import ProblemSpec, TrialSpec
+from trainables.federation.trial_spec import Preprocess, ProblemSpec, TrialSpec
 from trainables.lazy import torch
 from trainables.methods.base import ClientProgram, Hypers, Method, Run
 from trainables.models import Model, network_settings
@@ -27,6 +27,7 @@ from trainables.privacy.plan import Clipping, Event, Level, PrivacyPlan
 
 CENTRE = "centre"  # purpose of the noise in the private mean of the features
 LENGTHS = "lengths"  # purpose of the noise in the histogram of the rows' lengths
+MOST_PLANS = 20_000  # kept: a study of a million trials has about ten thousand
 
 PackGroup = tuple[str, str, int, int, int, str]
 
@@ -66,16 +67,22 @@ def plan_of(trial: TrialSpec, sizes: Sequence[int]) -> PrivacyPlan:
 def with_preprocessing(events: tuple[Event, ...], trial: TrialSpec) -> tuple[Event, ...]:
     """A method's releases, and those of the mean of the features and of their lengths, which take their shares of the
     budget."""
-    center, scale, factor = trial.preprocess.center, trial.preprocess.scale, trial.privacy.adjacency_factor
+    preprocess = trial.preprocess
+    if not preprocess.center and not preprocess.scale:
+        return events
+    return _with_shares(tuple(events), preprocess, trial.privacy.adjacency_factor)
+
+
+@lru_cache(maxsize=MOST_PLANS)
+def _with_shares(events: tuple[Event, ...], preprocess: Preprocess, factor: float) -> tuple[Event, ...]:
+    center, scale = preprocess.center, preprocess.scale
     # sums of clients, or means of users, are added without weights
     extra = []
     if center:
-        extra.append(Event(CENTRE, 1, trial.preprocess.bound * factor, share=center, equal_weights=True))
+        extra.append(Event(CENTRE, 1, preprocess.bound * factor, share=center, equal_weights=True))
     if scale:
         # a record is a unit vector, a user a vector of shares: replaced, they move by sqrt(2), since no count is < 0
         extra.append(Event(LENGTHS, 1, math.sqrt(factor), share=scale, equal_weights=True))
-    if not extra:
-        return events
     return (*(replace(event, share=event.share * (1 - (center + scale))) for event in events), *extra)
 
 
@@ -84,7 +91,7 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     method = methods.get(trial.method)
     if trial.privacy.level not in method.levels:
         raise UserError(f"level = {trial.privacy.level!r}: {method.name} protects {' or '.join(method.levels)} level")
-    trial.preprocess.check()
+    _check_preprocess(trial.preprocess)
     one_of(AGGREGATES, aggregate=trial.aggregate)
     one_of(PRECISIONS, precision=trial.precision)
     network = isinstance(problem.model, NetworkModel)
@@ -113,6 +120,12 @@ def check(trial: TrialSpec, problem: Problem) -> PrivacyPlan:
     if trial.privacy.secret_participation < 1:
         _check_secret(trial)
     return plan_of(trial, problem.partition.sizes)
+
+
+@lru_cache(maxsize=100)
+def _check_preprocess(preprocess: Preprocess) -> None:
+    """Most trials share one."""
+    preprocess.check()
 
 
 def _check_hyperparameters_of_model(trial: TrialSpec, model: Model) -> None:
@@ -177,7 +190,7 @@ def code_of(method: str, problem: ProblemSpec, metric_names: Sequence[str] = ())
     return "+".join(filter(None, [*codes, models.weights_hash(problem.model)]))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_PLANS)
 def _plan(privacy, events, sizes, by_size):  # type: ignore[no-untyped-def]
     return PrivacyPlan.calibrate(privacy, events, sizes=sizes, by_size=by_size)
 
