@@ -112,13 +112,15 @@ class PackQueue:
 
     def add(self, trials: Iterable[TrialSpec]) -> None:
         """Packs that another stage waits for come first, so that these stages start early. Among them, the longest come
-        first, so that no slot starts a long pack when the others end."""
+        first, so that no slot starts a long pack when the others end. Trials are only divided among slots that have no
+        other pack to run: small packs cost more, and `balance` divides the last ones."""
+        idle = replace(self.capacity, federations=max(1, self.capacity.federations - len(self.packs)))
         by_start: dict[int, list[TrialSpec]] = {}
         for trial in trials:
             by_start.setdefault(self.continues_at(trial), []).append(trial)
         first_new = sum(1 for _ in itertools.takewhile(lambda pack: not pack.is_new, self.packs))
         for alike in by_start.values():
-            for members in make_packs(alike, self.capacity, self.memory_limits):
+            for members in make_packs(alike, idle, self.memory_limits):
                 bisect.insort(self.packs, self.pack(members), lo=first_new, key=_order)
 
     def resize(self, federations: int) -> None:

@@ -506,6 +506,9 @@ class Scheduler:
         )
 
     def _record(self, rows: list[Row], nodes: Mapping[str, Sequence[str]]) -> None:
-        metric = self.sweep.prepared.study.objective
-        self.sweep.ledger.add(rows, nodes)  # on disk first, then in the sweep
-        self.queue.add(self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows}))
+        """The results and the stages that they open go to disk together, before any pack of these stages can run."""
+        metric, ledger = self.sweep.prepared.study.objective, self.sweep.ledger
+        with ledger.transaction():
+            ledger.add(rows, nodes)
+            new = self.sweep.ended({row.key: (row.state, row.score(metric), row.loss) for row in rows})
+        self.queue.add(new)
