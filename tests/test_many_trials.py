@@ -2,7 +2,6 @@
 
 import math
 import sqlite3
-import zlib
 
 import pandas as pd
 import pytest
@@ -14,8 +13,7 @@ from orchestrator.report.tables import write_tables
 from orchestrator.report.tables.render import frame_to_csv
 from orchestrator.report.tables.trials_file import TrialsFile
 from orchestrator.results import checks, frames
-from orchestrator.results.ledger import REAL_COLUMNS as REALS
-from orchestrator.results.ledger import Ledger, Row, _checksum
+from orchestrator.results.ledger import COLUMNS, NO_CHECKSUM, SCHEMA, Ledger, Row, _checksum
 from orchestrator.results.searches import search_records
 from orchestrator.results.spec_parts import read_parts
 from orchestrator.results.trial_columns import TrialColumns
@@ -103,20 +101,30 @@ ROW = ("a" * 24, '{"x":1}', "done", "", 20, 50.0, 0.5, "{}", 1.0, 0.9, 0.5, 0.9,
 @pytest.mark.parametrize(
     "changed",
     [
-        *({}, {3: "it's"}, {3: "ä"}, {1: "it's"}, {1: '{"x":"ä"}'}, {1: "a\\b"}, {1: "a\nb"}, {7: "'"}, {0: 5}),
-        *({5: None, 6: None}, {5: 50}, {6: math.nan}, {8: math.nan}, {9: -0.0}, {9: 0.0}, {10: 1}, {12: 3}),
-        *({12: math.inf}, {4: 20.0}, {13: "text"}, {8: "1"}, {8: -math.inf, 9: math.inf}),
+        *({}, {3: "it's"}, {3: "ä"}, {1: "it's"}, {1: '{"x":"ä"}'}, {1: "a\\b"}, {1: "a\nb"}, {7: "'"}, {3: "\0"}),
+        *({5: None, 6: None}, {5: 50}, {6: math.nan}, {6: -0.0}, {9: -0.0}, {9: 0.0}, {10: 1}, {12: 3}),
+        *({12: math.inf}, {8: math.inf}, {8: -math.inf, 9: math.inf}, {13: b""}),
     ],
     ids=str,
 )
-def test_the_checksum_of_a_row_is_that_of_its_values(changed):
-    """Computed here from the list of values, with floats in the columns of floats and nothing in place of NaN."""
+def test_the_checksum_of_a_row_is_that_of_what_sqlite_returns(changed):
+    """It has floats in the columns of floats, nothing in place of NaN, and no -0.0."""
     values = [changed.get(position, value) for position, value in enumerate(ROW)]
-    stored = [
-        (None if math.isnan(value) else float(value)) if position in REALS and isinstance(value, int | float) else value
-        for position, value in enumerate(values)
-    ]
-    assert _checksum(values) == zlib.crc32(repr(stored).encode(errors="replace"))
+    db = sqlite3.connect(":memory:")
+    db.executescript(SCHEMA)
+    marks = ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO trials ({COLUMNS}, checksum) VALUES ({marks}, 0)", values)
+    (stored,) = db.execute(f"SELECT {COLUMNS} FROM trials")
+    assert _checksum(values) == _checksum(stored)
+
+
+def test_every_value_of_a_row_counts_for_its_checksum():
+    others = ["b" * 24, "{}", "failed", "x", 21, 51.0, None, "[]", 1.5, 0.8, 0.6, 0.8, 2.5, b"\x01"]
+    changed = [[*ROW[:place], other, *ROW[place + 1 :]] for place, other in enumerate(others)]
+    assert len({_checksum(values) for values in (ROW, *changed)}) == len(ROW) + 1
+    for place in range(len(ROW)):
+        odd = [*ROW[:place], ["a list"], *ROW[place + 1 :]]
+        assert _checksum(odd) == NO_CHECKSUM
 
 
 @pytest.mark.parametrize(

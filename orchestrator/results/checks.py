@@ -30,6 +30,17 @@ def key(value: Any) -> str:
     return value
 
 
+def keys(values: Sequence[Any]) -> list[str]:
+    """As `key`, of many."""
+    return list(values) if _are_keys(values) else list(map(key, values))
+
+
+def _are_keys(values: Sequence[Any]) -> bool:
+    if set(map(type, values)) != {str} or set(map(len, values)) != {24}:
+        return False
+    return KEYS.fullmatch("".join(values)) is not None
+
+
 def name(value: Any) -> str:
     """The name of a stage or of a search variant."""
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
@@ -165,20 +176,22 @@ def row(values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return columns, content
 
 
-def columns(rows: Sequence[Sequence[Any]]) -> tuple[Sequence[Any], ...]:
-    """As `row`, of many rows: their columns, and a column of specifications. Checking a whole column is faster."""
+def columns(rows: Sequence[Sequence[Any]], *, whole: bool = True) -> tuple[Sequence[Any], ...]:
+    """As `row`, of many rows: their columns, and a column of specifications. Checking a whole column is faster.
+    `whole=False`: metrics may be left out."""
     found = list(zip(*rows, strict=True))
     if not _are_plain(found):
         checked = [row(values) for values in rows]
         return (*zip(*(of_row for of_row, _ in checked), strict=True), [content for _, content in checked])
-    return (*found[:7], list(map(_metrics, found[7])), *found[8:], list(map(spec, found[1])))
+    metrics = list(map(_metrics, found[7])) if whole else [{}] * len(rows)
+    return (*found[:7], metrics, *found[8:], list(map(spec, found[1])))
 
 
 def _are_plain(found: Sequence[Sequence[Any]]) -> bool:
     """Whether every column apart from specifications and metrics holds only values that `row` returns unchanged."""
     keys, _, states, reasons, last, shares, losses, _, *numbers, correct = found
-    kinds = [set(map(type, column)) for column in (keys, reasons, last, correct)]
-    if kinds != [{str}, {str}, {int}, {bytes}] or set(map(len, keys)) != {24} or not KEYS.fullmatch("".join(keys)):
+    kinds = [set(map(type, column)) for column in (reasons, last, correct)]
+    if kinds != [{str}, {int}, {bytes}] or not _are_keys(keys):
         return False
     if any(set(map(type, column)) - {float, type(None)} for column in (shares, losses)):
         return False

@@ -17,12 +17,13 @@ import secrets
 import shutil
 import socket
 import sqlite3
+import struct
 import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ from trainables.federation.trial_spec import TrialSpec
 if TYPE_CHECKING:
     from trainables.federation.pack import PackGroup
 
-SCHEMA_VERSION = "6"
+SCHEMA_VERSION = "7"
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 """Ends a journal with the name of another journal, which SQLite writes for several databases. A ledger has none."""
 SQLITE_FILES = tuple(f"ledger.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
@@ -125,10 +126,9 @@ COLUMNS = (
     "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
 )
 SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
-REAL_COLUMNS = frozenset((5, 6, *range(8, 13)))
-"""Positions of the columns that hold a float or nothing."""
-PLAIN = bytes(set(range(32, 127)) - set(b"'\\"))
-"""ASCII characters that `repr` keeps as they are, between single quotes."""
+NUMBERS = struct.Struct("<q7d")
+"""The numbers of a row, for its checksum."""
+NO_CHECKSUM = -1  # of a row with values of other types, which no ledger writes
 NUMBER_OF_CELL = "SELECT number FROM cells WHERE data = ? AND partition = ? AND method = ? AND epsilon = ?"
 as_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder for every trial
 StageKey = tuple[CellId, str, str]
@@ -606,11 +606,11 @@ class Ledger:
         }
 
     def stage_trials(
-        self, cell: CellId, strategy: str, stage: str, *, whole: bool
+        self, cell: CellId, strategy: str, stage: str, *, whole: bool, verified: bool = False
     ) -> Iterator[tuple[list[str], TrialColumns | None]]:
         """The keys of the trials of a stage, in the order proposed, and those of the trials that have ended; in parts.
-        `whole`: with metrics and correctness, which are most of a row."""
-        columns = COLUMNS if whole else SHORT_COLUMNS
+        `whole`: with metrics and correctness, which are most of a row. `verified`: rows must match their checksums."""
+        columns = f"{COLUMNS}, checksum" if verified else COLUMNS if whole else SHORT_COLUMNS
         found = self._db.execute(
             f"SELECT stages.key, trials.{columns} FROM stages LEFT JOIN trials ON trials.key = stages.key "
             f"WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? ORDER BY position",
@@ -618,7 +618,10 @@ class Ledger:
         )
         while chunk := found.fetchmany(CHUNK):
             ended = [row[1:] for row in chunk if row[1] is not None]
-            yield [checks.key(row[0]) for row in chunk], TrialColumns(*checks.columns(ended)) if ended else None
+            if verified:
+                ended = _verified(ended)
+            trials = TrialColumns(*checks.columns(ended, whole=whole)) if ended else None
+            yield checks.keys([row[0] for row in chunk]), trials
 
     def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
         """As `outcomes`, of the trials of one search."""
@@ -804,42 +807,22 @@ def _verified(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _checksum(values: Sequence[Any]) -> int:
-    """Checksum of a row, as SQLite returns it: floats in REAL columns, and nothing in place of NaN."""
-    text = _plain_text(values)
-    if text is None:
-        stored = list(values)
-        for position in REAL_COLUMNS:
-            value = stored[position]
-            if (type(value) is not float or value != value) and isinstance(value, int | float):
-                stored[position] = None if math.isnan(value) else float(value)
-        text = repr(stored).encode(errors="replace")
-    return zlib.crc32(text)
-
-
-def _plain_text(values: Sequence[Any]) -> bytes | None:
-    """`repr` of the list of these values, faster; None if a value is of a rare kind."""
+    """Checksum of a row: the same for the values that were written and for those that SQLite returns, which has floats
+    in REAL columns, nothing in place of NaN, and no -0.0."""
     key, spec, state, reason, rounds, share, loss, metrics, claimed, local, secure, unsampled, seconds, correct = values
-    numbers = {type(claimed), type(local), type(secure), type(unsampled), type(seconds)}
-    if numbers != {float} or not {type(share), type(loss)} <= {float, type(None)}:
-        return None
-    if not type(key) is type(spec) is type(state) is type(metrics) is str:
-        return None
-    texts = f"{key}{spec}{state}{metrics}"
-    if not texts.isascii() or texts.encode().translate(None, PLAIN) or math.isnan(claimed + local + secure + unsampled):
-        return None
-    if seconds != seconds or (share is not None and share != share) or (loss is not None and loss != loss):
-        return None
-    return (
-        f"['{key}', '{spec}', '{state}', {reason!r}, {rounds!r}, {share!r}, {loss!r}, '{metrics}', {_repr(claimed)}, "
-        f"{_repr(local)}, {_repr(secure)}, {_repr(unsampled)}, {_repr(seconds)}, {correct!r}]"
-    ).encode(errors="replace")
+    try:
+        numbers = NUMBERS.pack(
+            *(rounds, _or_nan(share), _or_nan(loss), claimed + 0.0, local + 0.0, secure + 0.0, unsampled + 0.0),
+            seconds + 0.0,
+        )
+        texts = "\0".join((key, spec, state, reason, metrics)).encode(errors="surrogatepass")
+        return zlib.crc32(correct, zlib.crc32(numbers, zlib.crc32(texts)))
+    except (TypeError, struct.error):
+        return NO_CHECKSUM
 
 
-def _repr(number: float) -> str:
-    return _repr_of_number(number) if number else repr(number)  # 0.0 == -0.0
-
-
-_repr_of_number = lru_cache(maxsize=4096)(float.__repr__)
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None or value != value else value + 0.0
 
 
 def _connect(uri: str, folder: Path, page_cache_mb: int = PAGE_CACHE_MB) -> sqlite3.Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pandas as pd
 
 from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
+from orchestrator.results.counts import OPENED
 from orchestrator.results.ledger import Ledger, Outcome, Row, SettingFacts
 from orchestrator.results.records import records_of
 from orchestrator.results.searches import SearchedCell, SearchRecord, configuration_of, search_records
@@ -191,20 +193,24 @@ class Results:
         ledger: Ledger,
         earlier: Results | None = None,
         collector: TrialCollector | None = None,
+        *,
+        verified: bool = False,
     ) -> Results:
         """`earlier`: results of the same ledger; cells that have not changed since are reused. `collector`: gets the
-        trials of all other cells while they are read."""
+        trials of all other cells while they are read. `verified`: rows must match their checksums, and the ledger's
+        counts must be those of the trials; not for private searches."""
         recorded = ledger.study()
         if recorded is None:
             raise UserError("the ledger holds no study yet")
         study = Study.recorded(recorded[0], ledger.plugins()).as_shown
         known = {cell.name: cell for cell in earlier.cells} if earlier and earlier.study == study else {}
-        reader = _Reader(ledger, study, known, collector)
+        reader = _Reader(ledger, study, known, collector, verified)
         searches = list(search_records(ledger, study, verified=True))
         if collector is not None:
             collector.begin(study, len(searches))
         cells = tuple(map(reader.cell, searches))
-        states = Counter(reader.shown.values()) if study.private else ledger.states()
+        states = Counter(reader.shown.values()) if study.private else ledger.totals()
+        states.pop(OPENED, None)
         records, clients = records_of(study, ledger.fingerprints()), {} if study.private else client_rows(ledger)
         counts = {} if study.private else {setting: table for (setting, _), table in ledger.partitions().items()}
         surfaces = _surfaces(ledger, study, earlier.surfaces if earlier else ())
@@ -237,6 +243,8 @@ class _SearchTrials:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
+        self._configurations: dict[tuple[int, Any, Any], tuple[Any, Configuration]] = {}
+        """By the identity of the hyperparameters, which seeds share, clip and rounds."""
         self.stages: dict[str, list[str]] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.configurations: dict[str, Configuration] = {}
@@ -257,14 +265,20 @@ class _SearchTrials:
         new = [place for place, key in enumerate(trials.key) if key not in self.configurations]
         if len(new) < len(trials.key):  # trials of an earlier stage
             trials = trials.at(new)
-        configurations = (configuration_of(content, self._space) for content in trials.content)
-        self.configurations.update(zip(trials.key, configurations, strict=True))
+        self.configurations.update(zip(trials.key, map(self._configuration, trials.content), strict=True))
         for key, spec, content, rounds in zip(trials.key, trials.spec, trials.content, trials.rounds, strict=True):
             full_key = key if content.get("stop_after") is None else TrialSpec.model_validate_json(spec).full_key
             self.rounds[full_key] = max(rounds, self.rounds.get(full_key, 0))
         timed = zip(trials.seconds, trials.rounds, strict=True)
         self.seconds += [seconds / rounds for seconds, rounds in timed if rounds]
         self.states.update(trials.state)
+
+    def _configuration(self, content: Mapping[str, Any]) -> Configuration:
+        chosen = content["hyperparameters"]
+        alike = id(chosen), content["privacy"]["clip"], content["rounds"]
+        if alike not in self._configurations:
+            self._configurations[alike] = chosen, configuration_of(content, self._space)
+        return self._configurations[alike][1]
 
 
 class _Reader:
@@ -274,8 +288,10 @@ class _Reader:
         study: Study,
         known: Mapping[str, CellResult],
         collector: TrialCollector | None,
+        verified: bool,
     ) -> None:
         self.ledger, self.study, self.known, self.collector = ledger, study, known, collector
+        self.verified = verified
         self.whole = study.objective not in ("accuracy", "loss") or bool(study.trial_metrics)
         """Whether metrics are needed that have no column."""
         self.shown: dict[str, str] = {}
@@ -320,12 +336,16 @@ class _Reader:
             if stage not in names:
                 continue
             opened = found.stages[stage] = []
-            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole):
+            states: Counter[str] = Counter()
+            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole, verified=self.verified):
                 opened += keys
                 if trials is not None:
+                    states.update(trials.state)
                     found.add(trials, self.study.objective, searched=stage != "confirm")
                     if self.collector is not None:
                         self.collector.add(record, stage, trials)
+            if self.verified and +record.counts.get(stage, Counter()) != states + Counter({OPENED: len(opened)}):
+                raise sqlite3.DataError(f"the counts of stage {stage} of {record.name} are not those of its trials")
         return found
 
     def _search(self, record: SearchRecord) -> SearchResult:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from functools import cached_property
 from typing import Any
 
 from orchestrator.results.ledger import Ledger, Row
@@ -35,16 +35,20 @@ class Configuration:
         """The worst state of any of its seeds."""
         return min(self.states, key=WORST_FIRST.index)
 
-    @property
+    @cached_property
     def mean(self) -> float | None:
-        """None unless every seed is done: a mean without the diverged seeds would be too good."""
+        """None unless every seed is done: a mean without the diverged seeds would be too good. To be asked for when all
+        trials have been added."""
         scores = [score for score in self.scores if score is not None and math.isfinite(score)]
-        return fmean(scores) if scores and len(scores) == len(self.scores) else None
+        return math.fsum(scores) / len(scores) if scores and len(scores) == len(self.scores) else None
 
     @property
     def std(self) -> float | None:
-        scores = [score for score in self.scores if score is not None]
-        return stdev(scores) if self.mean is not None and len(scores) > 1 else None
+        """`statistics.stdev` is exact but slow; the page has seven digits."""
+        scores, mean = [score for score in self.scores if score is not None], self.mean
+        if mean is None or len(scores) < 2:
+            return None
+        return math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / (len(scores) - 1))
 
 
 class Groups:

@@ -26,6 +26,7 @@ HEADER = """\
 # The chosen configuration of every cell. To reproduce a confirm run exactly:
 #   fedsweep train --from best.yaml --cell "NAME" --seed SEED
 """
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C, where PyYAML has it
 PRIVATE_HEADER = """\
 # The chosen configuration of every cell. To train one with fresh noise, which spends its epsilon once more:
 #   fedsweep train --from best.yaml --cell "NAME" --secret-noise
@@ -41,7 +42,7 @@ def page(results: Results) -> str:
 def text(cells: Mapping[str, Mapping[str, Any]], remarks: Iterable[str] = (ANALYST_ONLY,), header: str = HEADER) -> str:
     header = header.rstrip("\n") + f"{plugins.import_options()}\n"
     header += "".join(f"# {one_line(sentence)}\n" for sentence in remarks)
-    return header + yaml.safe_dump({"cells": cells}, sort_keys=False, allow_unicode=True, width=120)
+    return header + yaml.dump({"cells": cells}, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
 
 
 def chosen_cells(ledger: Ledger) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,7 @@ LARGE = 10**10  # an integer with more digits than a float is written with
 NOT_REPEATABLE = "seconds"
 FIRST_COLUMNS = tuple(name for name in frames.TRIAL_COLUMNS if name != NOT_REPEATABLE)
 MOST_CONFIGURATIONS = 20_000  # whose texts are kept
+QUOTED = (",", '"', "\n", "\r")
 SCALARS = {bool, int, float, str, type(None)}
 
 
@@ -44,7 +45,7 @@ class TrialsFile:
         """Length and number of columns of every part: columns that appear later are empty in earlier lines."""
         self._columns = list(FIRST_COLUMNS)
         self._kinds: dict[str, set[type]] = {}
-        self._texts: dict[int, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
+        self._texts: dict[int, tuple[Mapping[str, Any], str]] = {}
         """By the identity of the hyperparameters, which trials share: the texts of the columns that follow."""
         self._metrics: Sequence[str] = ()
         self._more: Sequence[str] = ()
@@ -59,11 +60,10 @@ class TrialsFile:
         if self._mixed:
             return
         try:
-            lines = self._lines({**frames.names(cell), "stage": stage}, trials)
+            part = self._lines({**frames.names(cell), "stage": stage}, trials)
         except _MixedColumnError:
             self._mixed = True
             return
-        part = _as_csv(lines)
         self._body.write(part)
         self._parts.append((len(part), len(self._columns)))
 
@@ -77,12 +77,12 @@ class TrialsFile:
                 return write_text(path, frame_to_csv(frames.trials(ledger, results).drop(columns=NOT_REPEATABLE)))
             body.seek(0)
             with replacing(path) as file:
-                file.write(_as_csv([[_csv_cell(name) for name in self._columns]]))
+                file.write(f"{_cells(str(_csv_cell(name)) for name in self._columns)}\n".encode(errors="replace"))
                 for length, known in self._parts:
                     file.write(body.read(length).replace(b"\n", b"," * (len(self._columns) - known) + b"\n"))
         return path
 
-    def _lines(self, same: Mapping[str, Any], trials: TrialColumns) -> Iterable[Iterable[str]]:
+    def _lines(self, same: Mapping[str, Any], trials: TrialColumns) -> bytes:
         """`same`: the first columns, equal for all of these trials."""
         chosen = [content["hyperparameters"] for content in trials.content]
         configurations = {id(values): values for values in chosen}
@@ -108,11 +108,13 @@ class TrialsFile:
             _check(self._kinds.setdefault(name, set()), [value])
         for name, column in columns.items():
             _check(self._kinds.setdefault(name, set()), column)
-        equal = (repeat(_text(value), len(chosen)) for value in same.values())
-        texts = (_texts(column, self._kinds[name]) for name, column in columns.items())
-        by_configuration = {number: self._texts_of(values) for number, values in configurations.items()}
+        equal = repeat(_cells(map(_text, same.values())), len(chosen))
+        texts = [_texts(column, self._kinds[name]) for name, column in columns.items() if name != "key"]
+        by_configuration = {number: self._text_of(values) for number, values in configurations.items()}
         last = (by_configuration[id(values)] for values in chosen)
-        return ((*first, *texts) for *first, texts in zip(*equal, *texts, last, strict=True))
+        first = map(",".join, zip(equal, trials.key, *texts, strict=True))
+        lines = "\n".join(map("".join, zip(first, last, strict=True)))
+        return f"{lines}\n".encode(errors="replace")
 
     def _add_columns(self, configurations: Iterable[Mapping[str, Any]]) -> None:
         if len(self._columns) == len(FIRST_COLUMNS):
@@ -126,7 +128,8 @@ class TrialsFile:
                 self._columns += new
                 self._texts.clear()
 
-    def _texts_of(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+    def _text_of(self, values: Mapping[str, Any]) -> str:
+        """The end of a line, from a comma on; empty if there are no further columns."""
         known = self._texts.get(id(values))
         if known is None:
             if len(self._texts) >= MOST_CONFIGURATIONS:
@@ -134,7 +137,8 @@ class TrialsFile:
             for name, value in values.items():
                 _check(self._kinds.setdefault(name, set()), [value])
             names = self._columns[len(FIRST_COLUMNS) + len(self._more) :]
-            known = self._texts[id(values)] = values, tuple(_text(values.get(name)) for name in names)
+            texts = [_text(values.get(name)) for name in names]
+            known = self._texts[id(values)] = values, _cells(["", *texts]) if texts else ""
         return known[1]
 
 
@@ -149,8 +153,10 @@ def _check(kinds: set[type], column: Sequence[Any]) -> None:
 def _texts(column: Sequence[Any], kinds: set[type]) -> Iterable[str]:
     """Values that repeat are formatted once."""
     if len(kinds - {type(None)}) > 1 or not kinds <= SCALARS:  # 1 == True; a stranger's ledger may hold lists
-        return map(_text, column)
+        return map(_cell, map(_text, column))
     texts = {value: _text(value) for value in set(column)}
+    if str in kinds:
+        texts = {value: _cell(text) for value, text in texts.items()}
     return map(texts.__getitem__, column)
 
 
@@ -160,7 +166,13 @@ def _text(value: Any) -> str:
     return "" if value is None else str(_csv_cell(value))
 
 
-def _as_csv(lines: Iterable[Iterable[Any]]) -> bytes:
+def _cell(text: str) -> str:
+    """With quotes where CSV needs them."""
+    return _cells(["", text])[1:] if any(map(text.__contains__, QUOTED)) else text
+
+
+def _cells(texts: Iterable[str]) -> str:
+    """A line of CSV, or a part of one that is not its only cell."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(lines)
-    return out.getvalue().encode("utf-8", errors="replace")
+    csv.writer(out, lineterminator="\n").writerow(texts)
+    return out.getvalue().removesuffix("\n")
