@@ -10,28 +10,31 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from orchestrator.results import checks
+
 KEYS_PER_QUERY = 500  # SQLite limits the number of parameters
 OPENED = "opened"
 """In place of a state: all trials of the stage."""
 EVERYWHERE = (0, "", "")
 """In place of a stage: the trials of all stages, each counted once."""
 SCHEMA = """
-CREATE INDEX IF NOT EXISTS stages_of_trial ON stages (key);
-CREATE INDEX IF NOT EXISTS failed_trials ON trials (key) WHERE state = 'failed';
+CREATE INDEX IF NOT EXISTS stages_of_trial ON stages (trial);
+CREATE INDEX IF NOT EXISTS failed_trials ON trials (state) WHERE state = 'failed';
 CREATE TABLE IF NOT EXISTS counts (        -- trials of a stage, by state
     cell INTEGER NOT NULL, strategy TEXT NOT NULL, stage TEXT NOT NULL, state TEXT NOT NULL, trials INTEGER NOT NULL,
     PRIMARY KEY (cell, strategy, stage, state)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS computed (      -- trials by the session and the nodes that computed them
-    session INTEGER NOT NULL, nodes TEXT NOT NULL, trials INTEGER NOT NULL, PRIMARY KEY (session, nodes)
-) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS origins (       -- trials by the session and the nodes (JSON) that computed them
+    number INTEGER PRIMARY KEY, session INTEGER NOT NULL, nodes TEXT NOT NULL, trials INTEGER NOT NULL,
+    UNIQUE (session, nodes)
+);
 """
 COUNTED = """
 SELECT cell, strategy, stage, 'opened', count(*) FROM stages GROUP BY cell, strategy, stage
-UNION ALL SELECT s.cell, s.strategy, s.stage, t.state, count(*) FROM stages s JOIN trials t ON t.key = s.key
+UNION ALL SELECT s.cell, s.strategy, s.stage, t.state, count(*) FROM stages s JOIN trials t ON t.number = s.trial
     GROUP BY s.cell, s.strategy, s.stage, t.state
-UNION ALL SELECT 0, '', '', 'opened', count(DISTINCT key) FROM stages HAVING count(*) > 0
-UNION ALL SELECT 0, '', '', state, count(*) FROM trials WHERE key IN (SELECT key FROM stages) GROUP BY state
+UNION ALL SELECT 0, '', '', 'opened', count(DISTINCT trial) FROM stages HAVING count(*) > 0
+UNION ALL SELECT 0, '', '', state, count(*) FROM trials WHERE number IN (SELECT trial FROM stages) GROUP BY state
 """
 
 Place = tuple[int, str, str]
@@ -41,8 +44,10 @@ Place = tuple[int, str, str]
 def recount(db: sqlite3.Connection) -> None:
     db.execute("DELETE FROM counts")
     db.execute(f"INSERT INTO counts {COUNTED}")
-    db.execute("DELETE FROM computed")
-    db.execute("INSERT INTO computed SELECT session, nodes, count(*) FROM origins GROUP BY session, nodes")
+    computed = db.execute("SELECT count(*), origin FROM trials WHERE origin IS NOT NULL GROUP BY origin").fetchall()
+    db.execute("UPDATE origins SET trials = 0")
+    db.executemany("UPDATE origins SET trials = ? WHERE number = ?", computed)
+    db.execute("DELETE FROM origins WHERE trials = 0")
 
 
 def are_right(db: sqlite3.Connection) -> bool:
@@ -51,9 +56,19 @@ def are_right(db: sqlite3.Connection) -> bool:
     return counted == db.execute("SELECT * FROM counts WHERE trials != 0 ORDER BY 1, 2, 3, 4").fetchall()
 
 
-def states(db: sqlite3.Connection, keys: Iterable[str]) -> dict[str, str]:
+def numbers(db: sqlite3.Connection, keys: Sequence[str]) -> dict[str, int]:
+    """The numbers of these trials; new ones get the next numbers."""
+    found = dict(_each(db, "SELECT key, number FROM trial_keys WHERE key IN", keys))
+    new = [key for key in dict.fromkeys(keys) if key not in found]
+    (last,) = db.execute("SELECT coalesce(max(number), 0) FROM trial_keys").fetchone()
+    numbered = {key: number for number, key in enumerate(new, checks.count(last) + 1)}
+    db.executemany("INSERT INTO trial_keys (key, number) VALUES (?, ?)", numbered.items())
+    return found | numbered
+
+
+def states(db: sqlite3.Connection, trials: Iterable[int]) -> dict[int, str]:
     """The states of those of these trials that have ended."""
-    return dict(_by_key(db, "SELECT key, state FROM trials WHERE key IN", list(keys)))
+    return dict(_each(db, "SELECT number, state FROM trials WHERE number IN", list(trials)))
 
 
 def opened(db: sqlite3.Connection, place: Place, members: Sequence[tuple[int, str]]) -> None:
@@ -65,40 +80,48 @@ def opened(db: sqlite3.Connection, place: Place, members: Sequence[tuple[int, st
             (*place, min((position for position, _ in members), default=0)),
         )
     }
-    new = [(position, key) for position, key in members if position not in taken]
-    keys = list(dict.fromkeys(key for _, key in new))
-    known = {key for (key,) in _by_key(db, "SELECT key FROM stages WHERE key IN", keys)}
-    ended = states(db, keys)
+    free = [(position, key) for position, key in members if position not in taken]
+    by_key = numbers(db, [key for _, key in free])
+    new, trials = [(position, by_key[key]) for position, key in free], list(by_key.values())
+    known = {trial for (trial,) in _each(db, "SELECT trial FROM stages WHERE trial IN", trials)}
+    ended = states(db, trials)
     db.executemany("INSERT INTO stages VALUES (?, ?, ?, ?, ?)", ((*place, *member) for member in new))
-    changes = Counter({(*place, OPENED): len(new), (*EVERYWHERE, OPENED): len(keys) - len(known)})
-    changes.update((*place, ended[key]) for _, key in new if key in ended)
-    changes.update((*EVERYWHERE, ended[key]) for key in keys if key in ended and key not in known)
+    changes = Counter({(*place, OPENED): len(new), (*EVERYWHERE, OPENED): len(trials) - len(known)})
+    changes.update((*place, ended[trial]) for _, trial in new if trial in ended)
+    changes.update((*EVERYWHERE, ended[trial]) for trial in trials if trial in ended and trial not in known)
     _change(db, changes)
 
 
-def ended(db: sqlite3.Connection, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def ended(db: sqlite3.Connection, before: Mapping[int, str], after: Mapping[int, str]) -> None:
     """Trials have these states now. `before`: the states of those that had ended before."""
-    changed = [key for key, state in after.items() if before.get(key) != state]
+    changed = [trial for trial, state in after.items() if before.get(trial) != state]
     changes: Counter[tuple[int, str, str, str]] = Counter()
     seen = set()
-    for *place, key in _by_key(db, "SELECT cell, strategy, stage, key FROM stages WHERE key IN", changed):
-        everywhere = [] if key in seen else [EVERYWHERE]
-        seen.add(key)
+    for *place, trial in _each(db, "SELECT cell, strategy, stage, trial FROM stages WHERE trial IN", changed):
+        everywhere = [] if trial in seen else [EVERYWHERE]
+        seen.add(trial)
         for cell, strategy, stage in (place, *everywhere):
-            changes[cell, strategy, stage, after[key]] += 1
-            if key in before:
-                changes[cell, strategy, stage, before[key]] -= 1
+            changes[cell, strategy, stage, after[trial]] += 1
+            if trial in before:
+                changes[cell, strategy, stage, before[trial]] -= 1
     _change(db, changes)
 
 
-def computed(db: sqlite3.Connection, nodes: Iterable[str]) -> None:
-    """The last session has computed one trial on each of these lists of nodes, as JSON."""
-    for names, count in Counter(nodes).items():
-        db.execute(
-            "INSERT INTO computed VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?) "
-            "ON CONFLICT DO UPDATE SET trials = trials + excluded.trials",
-            (names, count),
-        )
+def computed(db: sqlite3.Connection, nodes: Iterable[str]) -> dict[str, int]:
+    """The last session has computed one trial on each of these lists of nodes, as JSON. The numbers of the origins."""
+    (session,) = db.execute("SELECT coalesce(max(number), 0) FROM sessions").fetchone()
+    counted = Counter(nodes)
+    origins = {names: origin(db, session, names) for names in counted}
+    changes = ((count, origins[names]) for names, count in counted.items())
+    db.executemany("UPDATE origins SET trials = trials + ? WHERE number = ?", changes)
+    return origins
+
+
+def origin(db: sqlite3.Connection, session: int, nodes: str) -> int:
+    """The number of an origin, which is new if it is not known."""
+    db.execute("INSERT OR IGNORE INTO origins (session, nodes, trials) VALUES (?, ?, 0)", (session, nodes))
+    query = "SELECT number FROM origins WHERE session = ? AND nodes = ?"
+    return db.execute(query, (session, nodes)).fetchone()[0]
 
 
 def _change(db: sqlite3.Connection, changes: Mapping[tuple[int, str, str, str], int]) -> None:
@@ -108,7 +131,7 @@ def _change(db: sqlite3.Connection, changes: Mapping[tuple[int, str, str, str], 
     )
 
 
-def _by_key(db: sqlite3.Connection, query: str, keys: Sequence[str]) -> Iterator[tuple]:
-    for start in range(0, len(keys), KEYS_PER_QUERY):
-        chunk = keys[start : start + KEYS_PER_QUERY]
+def _each(db: sqlite3.Connection, query: str, trials: Sequence[str | int]) -> Iterator[tuple]:
+    for start in range(0, len(trials), KEYS_PER_QUERY):
+        chunk = trials[start : start + KEYS_PER_QUERY]
         yield from db.execute(f"{query} ({', '.join('?' * len(chunk))})", chunk)

@@ -72,25 +72,29 @@ CREATE TABLE IF NOT EXISTS cells (
     UNIQUE (data, partition, method, epsilon)
 );
 CREATE TABLE IF NOT EXISTS stages (        -- the trials of a stage of a cell's search, in the order proposed
-    cell INTEGER NOT NULL, strategy TEXT NOT NULL, stage TEXT NOT NULL, position INTEGER NOT NULL, key TEXT NOT NULL,
-    PRIMARY KEY (cell, strategy, stage, position)
+    cell INTEGER NOT NULL, strategy TEXT NOT NULL, stage TEXT NOT NULL, position INTEGER NOT NULL,
+    trial INTEGER NOT NULL, PRIMARY KEY (cell, strategy, stage, position)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trial_keys (    -- trials by number, in the order of their stages; a key is a hash
+    number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE
+);
 CREATE TABLE IF NOT EXISTS secrets (       -- the secret of a cell's private search; never shown
     cell INTEGER PRIMARY KEY, secret BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS trials (
-    key TEXT PRIMARY KEY,
-    spec TEXT NOT NULL,                    -- JSON
+    number INTEGER PRIMARY KEY,
+    origin INTEGER,                        -- where it was computed; none if it failed
     state TEXT NOT NULL CHECK (state IN ('done', 'diverged', 'failed')),
     reason TEXT NOT NULL,
     rounds INTEGER NOT NULL,
     accuracy REAL, loss REAL,              -- after the last round, on the rows that evaluate the trial
-    metrics TEXT NOT NULL,                 -- JSON: name -> round -> value
     epsilon_claimed REAL NOT NULL, epsilon_local REAL NOT NULL, epsilon_secure REAL NOT NULL,
     epsilon_unsampled REAL NOT NULL,       -- actual eps in the claimed release model, without credit for sampled rows
     seconds REAL NOT NULL,
-    correct BLOB NOT NULL,                 -- confirm: correctness of every test row, packed bits
-    checksum INTEGER NOT NULL              -- of all other columns
+    checksum INTEGER NOT NULL,             -- of the key and all columns but the first two
+    spec TEXT NOT NULL,                    -- JSON
+    metrics TEXT NOT NULL,                 -- JSON: name -> round -> value
+    correct BLOB NOT NULL                  -- confirm: correctness of every test row, packed bits
 );
 CREATE TABLE IF NOT EXISTS failures (      -- packs that had to run again
     number INTEGER PRIMARY KEY, trials INTEGER NOT NULL, first_key TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL
@@ -105,9 +109,6 @@ CREATE TABLE IF NOT EXISTS batches (       -- trials that were recorded together
     number INTEGER PRIMARY KEY, session INTEGER NOT NULL, at REAL NOT NULL, trials INTEGER NOT NULL,
     rounds INTEGER NOT NULL
 );
-CREATE TABLE IF NOT EXISTS origins (       -- which session computed a trial, and JSON: the names of the nodes
-    key TEXT PRIMARY KEY, session INTEGER NOT NULL, nodes TEXT NOT NULL
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stalls (        -- packs in flight that make no progress at the moment
     number INTEGER PRIMARY KEY, node TEXT NOT NULL, trials INTEGER NOT NULL, since REAL NOT NULL
 );
@@ -116,15 +117,16 @@ CREATE TABLE IF NOT EXISTS winners (       -- JSON: who wins a search, as long a
     PRIMARY KEY (cell, strategy)
 ) WITHOUT ROWID;
 """
-REPLACE_FAILED = """ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = excluded.reason,
-    rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss, metrics = excluded.metrics,
-    epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure,
+REPLACE_FAILED = """ON CONFLICT (number) DO UPDATE SET origin = excluded.origin, state = excluded.state,
+    reason = excluded.reason, rounds = excluded.rounds, accuracy = excluded.accuracy, loss = excluded.loss,
+    metrics = excluded.metrics, epsilon_local = excluded.epsilon_local, epsilon_secure = excluded.epsilon_secure,
     epsilon_unsampled = excluded.epsilon_unsampled, seconds = excluded.seconds,
     correct = excluded.correct, checksum = excluded.checksum WHERE trials.state = 'failed'"""
 COLUMNS = (
     "key, spec, state, reason, rounds, accuracy, loss, metrics, "
     "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
 )
+TRIALS = "trials LEFT JOIN trial_keys USING (number)"
 SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
 NUMBERS = struct.Struct("<q7d")
 """The numbers of a row, for its checksum."""
@@ -395,63 +397,61 @@ class Ledger:
         `nodes`: the names of the nodes that computed a trial, by its key."""
         new = list(rows)
         with self.transaction():
-            before = counts.states(self._db, (row.key for row in new))
-            new = [row for row in new if before.get(row.key, "failed") == "failed"]
-            if written := self._add(new):
-                as_text = cache(lambda names: json.dumps(list(names)))
-                finished = {row.key: as_text(tuple(nodes.get(row.key, ()))) for row in new if row.state != "failed"}
-                self._db.executemany(
-                    "INSERT OR IGNORE INTO origins VALUES (?, (SELECT coalesce(max(number), 0) FROM sessions), ?)",
-                    finished.items(),
-                )
-                counts.ended(self._db, before, {row.key: row.state for row in new})
-                counts.computed(self._db, finished.values())
-                self._db.execute(
-                    "INSERT INTO batches (session, at, trials, rounds) "
-                    "VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?, ?)",
-                    (time.time(), written, sum(row.rounds for row in new)),
-                )
+            numbers = counts.numbers(self._db, [row.key for row in new])
+            before = counts.states(self._db, numbers.values())
+            new = [row for row in new if before.get(numbers[row.key], "failed") == "failed"]
+            if not new:
+                return
+            as_text = cache(lambda names: json.dumps(list(names)))
+            finished = {row.key: as_text(tuple(nodes.get(row.key, ()))) for row in new if row.state != "failed"}
+            origins = counts.computed(self._db, finished.values())
+            self._add((numbers[row.key], origins.get(finished.get(row.key, "")), row.values()) for row in new)
+            counts.ended(self._db, before, {numbers[row.key]: row.state for row in new})
+            self._db.execute(
+                "INSERT INTO batches (session, at, trials, rounds) "
+                "VALUES ((SELECT coalesce(max(number), 0) FROM sessions), ?, ?, ?)",
+                (time.time(), len(new), sum(row.rounds for row in new)),
+            )
 
-    def _add(self, rows: Iterable[Row]) -> int:
-        """The number of rows that were new."""
-        marks, before = ", ".join("?" * (COLUMNS.count(",") + 2)), self._db.total_changes
-        values = ((*values, _checksum(values)) for values in map(Row.values, rows))
-        self._db.executemany(f"INSERT INTO trials ({COLUMNS}, checksum) VALUES ({marks}) {REPLACE_FAILED}", values)
-        return self._db.total_changes - before
+    def _add(self, rows: Iterable[tuple[int, int | None, tuple[Any, ...]]]) -> None:
+        """`rows`: number, origin, and the values in the order of COLUMNS."""
+        names = COLUMNS.removeprefix("key, ")
+        marks = ", ".join("?" * (names.count(",") + 4))
+        self._db.executemany(
+            f"INSERT INTO trials (number, origin, checksum, {names}) VALUES ({marks}) {REPLACE_FAILED}",
+            ((number, origin, _checksum(values), *values[1:]) for number, origin, values in rows),
+        )
 
     def copy_rows(self, other: Ledger) -> None:
         """Add all trials of another ledger, with the sessions that computed them. `recount` counts them."""
-        marks = ", ".join("?" * (COLUMNS.count(",") + 2))
         with self.transaction():
-            self._db.executemany(
-                f"INSERT INTO trials ({COLUMNS}, checksum) VALUES ({marks}) {REPLACE_FAILED}", other._sound_rows()
-            )
-            numbers = {number: self._copy_session(session) for number, session in other._sessions().items()}
-            self._db.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?, ?)", other._origins_as(numbers))
+            sessions = {number: self._copy_session(session) for number, session in other._sessions().items()}
+            origins = {
+                number: counts.origin(self._db, sessions[session], json.dumps(checks.names(nodes)))
+                for number, session, nodes in other._db.execute("SELECT number, session, nodes FROM origins")
+                if session in sessions
+            }
+            for rows in other._sound_rows():
+                numbers = counts.numbers(self._db, [values[0] for _, values in rows])
+                self._add((numbers[values[0]], origins.get(origin), values) for origin, values in rows)
 
     def copy_stage(self, cell: CellId, strategy: str, stage: str, keys: Sequence[str], start: int) -> None:
         """As `add_stage`, from a position that is free. `recount` counts its trials."""
-        number = self._cell_number(cell)
-        members = ((number, strategy, stage, position, key) for position, key in enumerate(keys[start:], start))
+        number, numbers = self._cell_number(cell), counts.numbers(self._db, keys[start:])
+        members = ((number, strategy, stage, place, numbers[key]) for place, key in enumerate(keys[start:], start))
         self._db.executemany("INSERT OR IGNORE INTO stages VALUES (?, ?, ?, ?, ?)", members)
 
     def recount(self) -> None:
         with self.transaction():
             counts.recount(self._db)
 
-    def _sound_rows(self) -> Iterator[tuple[Any, ...]]:
-        """All rows of `trials` with their checksums, verified."""
-        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
+    def _sound_rows(self) -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
+        """All trials in parts, verified and checked: the origin, and the values in the order of COLUMNS."""
+        rows = self._db.execute(f"SELECT origin, {COLUMNS}, checksum FROM {TRIALS} ORDER BY number")
         while chunk := rows.fetchmany(CHUNK):
-            checks.columns(_verified(chunk))
-            yield from chunk
-
-    def _origins_as(self, numbers: Mapping[int, int]) -> Iterator[tuple[str, int, str]]:
-        """All rows of `origins`, with other numbers of the sessions."""
-        checked = cache(lambda nodes: json.dumps(checks.names(nodes)))
-        for key, session, nodes in self._db.execute("SELECT key, session, nodes FROM origins"):
-            if session in numbers:
-                yield checks.key(key), numbers[session], checked(nodes)
+            values = _verified([row[1:] for row in chunk])
+            checks.columns(values)
+            yield list(zip((row[0] for row in chunk), values, strict=True))
 
     def _copy_session(self, session: Session) -> int:
         """Its number here. Replaces an earlier copy of the same session, which may have continued since."""
@@ -470,17 +470,18 @@ class Ledger:
     def origins(self) -> dict[str, tuple[int, list[str]]]:
         """By trial key: the index in `sessions()` of the session that computed it, and the names of the nodes."""
         indices = {number: index for index, (number,) in enumerate(self._db.execute("SELECT number FROM sessions"))}
-        rows = self._db.execute("SELECT key, session, nodes FROM origins")
-        return {
-            checks.key(key): (indices[session], checks.names(nodes))
-            for key, session, nodes in rows
+        origins = {
+            number: (indices[session], checks.names(nodes))
+            for number, session, nodes in self._db.execute("SELECT number, session, nodes FROM origins")
             if session in indices
         }
+        rows = self._db.execute(f"SELECT key, origin FROM {TRIALS}")
+        return {checks.key(key): origins[origin] for key, origin in rows if origin in origins}
 
     def trials_by_node(self) -> dict[str, int]:
         """The number of trials that each node has computed, or a part of them."""
         found: Counter[str] = Counter()
-        for nodes, count in self._db.execute("SELECT nodes, sum(trials) FROM computed GROUP BY nodes"):
+        for nodes, count in self._db.execute("SELECT nodes, sum(trials) FROM origins GROUP BY nodes"):
             for node in checks.names(nodes):
                 found[node] += checks.number(count)
         return dict(sorted(found.items()))
@@ -489,10 +490,11 @@ class Ledger:
         """Remove trials, so that they run again, and the trials of each stage from a position on."""
         forgotten = [(key,) for key in keys]
         with self.transaction():
-            searches = "SELECT cell FROM stages WHERE key = ?"
+            number = "(SELECT number FROM trial_keys WHERE key = ?)"
+            searches = f"SELECT cell FROM stages WHERE trial = {number}"
             self._db.executemany(f"DELETE FROM winners WHERE cell IN ({searches})", forgotten)
-            for table in ("trials", "origins"):
-                self._db.executemany(f"DELETE FROM {table} WHERE key = ?", forgotten)
+            self._db.executemany(f"DELETE FROM trials WHERE number = {number}", forgotten)
+            self._db.execute("DELETE FROM trials WHERE number NOT IN (SELECT number FROM trial_keys)")  # damaged
             for (cell, strategy, stage), position in stages.items():
                 self._db.execute(
                     "DELETE FROM stages WHERE cell = ? AND strategy = ? AND stage = ? AND position >= ?",
@@ -502,7 +504,7 @@ class Ledger:
 
     def damaged_rows(self) -> list[str]:
         """The keys of all trials whose row does not match its checksum."""
-        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM trials ORDER BY rowid")
+        rows = self._db.execute(f"SELECT {COLUMNS}, checksum FROM {TRIALS} ORDER BY number")
         return sorted(str(values[0]) for *values, checksum in rows if _checksum(values) != checksum)
 
     def counts_are_right(self) -> bool:
@@ -528,10 +530,10 @@ class Ledger:
 
     def _outcomes(self, metric: str, where: str = "", values: Sequence[Any] = ()) -> dict[str, Outcome]:
         if metric in ("accuracy", "loss"):
-            outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM trials {where}", values)
+            outcomes = self._db.execute(f"SELECT key, state, {metric}, loss FROM {TRIALS} {where}", values)
             checked = checks.accuracy if metric == "accuracy" else lambda score: score
             return {checks.key(key): (state, checked(score), loss) for key, state, score, loss in outcomes}
-        found = self._db.execute(f"SELECT {COLUMNS} FROM trials {where}", values)
+        found = self._db.execute(f"SELECT {COLUMNS} FROM {TRIALS} {where}", values)
         rows = (row for columns in _columns(found) for row in Row.from_columns(columns))
         return {row.key: (row.state, row.score(metric), row.loss) for row in rows}
 
@@ -544,7 +546,9 @@ class Ledger:
         for start in range(0, len(wanted), KEYS_PER_QUERY):
             chunk = wanted[start : start + KEYS_PER_QUERY]
             marks = ", ".join("?" * len(chunk))
-            found = self._db.execute(f"SELECT {columns} FROM trials WHERE key IN ({marks})", chunk)
+            found = self._db.execute(
+                f"SELECT {columns} FROM trial_keys JOIN trials USING (number) WHERE key IN ({marks})", chunk
+            )
             rows |= {row.key: row for columns_ in _columns(found) for row in Row.from_columns(columns_)}
         return {key: rows[key] for key in wanted if key in rows}
 
@@ -572,7 +576,8 @@ class Ledger:
         cells = self._cells()
         stages: dict[StageKey, list[str]] = {}
         rows = self._db.execute(
-            "SELECT cell, strategy, stage, key FROM stages ORDER BY cell, strategy, stage, position"
+            "SELECT cell, strategy, stage, key FROM stages LEFT JOIN trial_keys ON number = trial "
+            "ORDER BY cell, strategy, stage, position"
         )
         for number, strategy, stage, key in rows:
             if number not in cells:
@@ -585,7 +590,8 @@ class Ledger:
         """The keys of the trials of every open stage of one search."""
         stages: dict[str, list[str]] = {}
         for stage, key in self._db.execute(
-            f"SELECT stage, key FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? ORDER BY stage, position",
+            f"SELECT stage, key FROM stages LEFT JOIN trial_keys ON number = trial "
+            f"WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? ORDER BY stage, position",
             (*cell, strategy),
         ):
             stages.setdefault(checks.name(stage), []).append(checks.key(key))
@@ -594,7 +600,7 @@ class Ledger:
     def stage(self, cell: CellId, strategy: str, stage: str, start: int = 0, count: int = -1) -> list[str]:
         """The keys of the trials of one stage from a position on, by default of all; empty if it is not open."""
         where = f"cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? AND position >= ?"
-        query = f"SELECT key FROM stages WHERE {where} ORDER BY position LIMIT ?"
+        query = f"SELECT key FROM stages LEFT JOIN trial_keys ON number = trial WHERE {where} ORDER BY position LIMIT ?"
         return [checks.key(key) for (key,) in self._db.execute(query, (*cell, strategy, stage, start, count))]
 
     def stage_names(self, cell: CellId, strategy: str) -> set[str]:
@@ -612,21 +618,22 @@ class Ledger:
         `whole`: with metrics and correctness, which are most of a row. `verified`: rows must match their checksums."""
         columns = f"{COLUMNS}, checksum" if verified else COLUMNS if whole else SHORT_COLUMNS
         found = self._db.execute(
-            f"SELECT stages.key, trials.{columns} FROM stages LEFT JOIN trials ON trials.key = stages.key "
+            f"SELECT state IS NOT NULL, {columns} FROM stages LEFT JOIN trial_keys ON trial_keys.number = trial "
+            "LEFT JOIN trials ON trials.number = trial "
             f"WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ? AND stage = ? ORDER BY position",
             (*cell, strategy, stage),
         )
         while chunk := found.fetchmany(CHUNK):
-            ended = [row[1:] for row in chunk if row[1] is not None]
+            ended = [row[1:] for row in chunk if row[0]]
             if verified:
                 ended = _verified(ended)
             trials = TrialColumns(*checks.columns(ended, whole=whole)) if ended else None
-            yield checks.keys([row[0] for row in chunk]), trials
+            yield checks.keys([row[1] for row in chunk]), trials
 
     def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
         """As `outcomes`, of the trials of one search."""
-        keys = f"SELECT key FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ?"
-        return self._outcomes(metric, f"WHERE key IN ({keys})", (*cell, strategy))
+        numbers = f"SELECT trial FROM stages WHERE cell = ({NUMBER_OF_CELL}) AND strategy = ?"
+        return self._outcomes(metric, f"WHERE number IN ({numbers})", (*cell, strategy))
 
     def counts(self) -> dict[tuple[CellId, str], dict[str, Counter[str]]]:
         """The number of trials of every search, by stage and state; under "opened" the number of all trials."""
@@ -648,13 +655,13 @@ class Ledger:
 
     def states(self) -> Counter[str]:
         """How the trials of all stages have ended, counted in their rows."""
-        query = "SELECT state, count(*) FROM trials WHERE key IN (SELECT key FROM stages) GROUP BY state"
+        query = "SELECT state, count(*) FROM trials WHERE number IN (SELECT trial FROM stages) GROUP BY state"
         return Counter(dict(self._db.execute(query).fetchall()))
 
     def failed(self) -> dict[str, str]:
         """The reason of every failed trial."""
-        indexed = "trials INDEXED BY failed_trials"
-        rows = self._db.execute(f"SELECT key, reason FROM {indexed} WHERE state = 'failed' ORDER BY rowid")
+        indexed = TRIALS.replace("trials", "trials INDEXED BY failed_trials", 1)
+        rows = self._db.execute(f"SELECT key, reason FROM {indexed} WHERE state = 'failed' ORDER BY number")
         return {checks.key(key): checks.line(reason) for key, reason in rows}
 
     # ---- winners
@@ -733,7 +740,7 @@ class Ledger:
         environments: dict[int, dict[str, str]] = defaultdict(dict)
         for number, name, value in self._db.execute("SELECT session, name, value FROM environments"):
             environments[number][checks.line(name)] = checks.line(value)
-        computed = dict(self._db.execute("SELECT session, sum(trials) FROM computed GROUP BY session"))
+        computed = dict(self._db.execute("SELECT session, sum(trials) FROM origins GROUP BY session"))
         sessions = {
             number: Session(checks.number(began), [], environments[number], computed.get(number, 0))
             for number, began in self._db.execute("SELECT number, began FROM sessions")
