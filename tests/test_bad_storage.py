@@ -11,6 +11,7 @@ from pathlib import Path
 import chaos
 import pytest
 from chaos import Driver, Left, session
+from handmade_rows import HAS_KEY
 
 from orchestrator.results.locations import LEDGER
 
@@ -134,8 +135,9 @@ def test_a_digit_of_the_ledger_changes(folder, undisturbed, tally, fedsweep):
     chaos.run_alone(folder, chaos.study())
     tables = {file: file.read_bytes() for file in (folder / "tables").iterdir()}
     with sqlite3.connect(folder / "ledger.sqlite") as connection:
-        key, before = connection.execute("SELECT key, epsilon_local FROM trials WHERE state = 'done'").fetchone()
-        connection.execute("UPDATE trials SET epsilon_local = ? WHERE key = ?", (before + 1, key))
+        done = "SELECT key, epsilon_local FROM trials JOIN trial_keys USING (number) WHERE state = 'done'"
+        key, before = connection.execute(done).fetchone()
+        connection.execute(f"UPDATE trials SET epsilon_local = ? WHERE {HAS_KEY}", (before + 1, key))
     connection.close()
     tally.add("digit of the ledger changes", "elsewhere")
     for command in ("tables", "resume"):

@@ -1,5 +1,6 @@
 """`fedsweep forget --node`: its trials run again, and stages that were opened because of them are decided again."""
 
+import contextlib
 import math
 import os
 import sqlite3
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from handmade_rows import HAS_KEY
 from plugin_registry import temporary_plugins
 from simulated_search import GD, SOFIM, drive, near, study
 
@@ -181,7 +183,7 @@ def test_a_changed_digit_is_detected_and_repaired(tmp_path, column, fedsweep):
     assert (code, out) == (0, "every recorded trial matches its checksum\n")
     victim = before.trials[1].key
     with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
-        connection.execute(f"UPDATE trials SET {column} = {COLUMNS[column]} WHERE key = ?", (victim,))
+        connection.execute(f"UPDATE trials SET {column} = {COLUMNS[column]} WHERE {HAS_KEY}", (victim,))
     connection.close()
     for command in ("tables", "resume"):
         code, _, err = fedsweep(command, tmp_path)
@@ -195,6 +197,16 @@ def test_a_changed_digit_is_detected_and_repaired(tmp_path, column, fedsweep):
     again = drive(tmp_path, of, near(0.3))
     assert [trial.key for trial in again.trials] == [victim]
     assert again.stages == before.stages
+    assert fedsweep("check", tmp_path)[0] == 0
+
+
+def test_a_row_without_a_key_is_damaged(tmp_path, fedsweep):
+    drive(tmp_path, study(methods=[GD]), near(0.3))
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as connection, connection:
+        connection.execute("UPDATE trials SET number = 10000 WHERE number = (SELECT min(number) FROM trials)")
+    assert fedsweep("check", tmp_path)[0] == 1
+    assert fedsweep("check", tmp_path, "--repair")[0] == 0
+    drive(tmp_path, study(methods=[GD]), near(0.3))
     assert fedsweep("check", tmp_path)[0] == 0
 
 

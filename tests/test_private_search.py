@@ -10,6 +10,7 @@ import pytest
 import yaml
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
+from handmade_rows import HAS_KEY
 from private_study import CELL, CELL_ID, SECRET, TEXT, published, run, study
 
 from orchestrator.execution import merging, study_run
@@ -266,7 +267,7 @@ def test_a_search_that_lost_half_of_its_runs_draws_them_again(finished_study, tm
     halved = Path(shutil.copytree(finished_study, tmp_path / "halved"))
     with Ledger.write(halved) as ledger:
         keys = list(ledger.outcomes())
-        ledger._db.executemany("DELETE FROM trials WHERE key = ?", ((key,) for key in keys[::2]))
+        ledger._db.executemany(f"DELETE FROM trials WHERE {HAS_KEY}", ((key,) for key in keys[::2]))
     study_run.run(study(), TEXT, halved, View(), backend="local")
     assert published(halved) == published(finished_study)
 
@@ -300,7 +301,7 @@ def test_an_unfinished_search_publishes_nothing(finished_study, tmp_path):
     folder = Path(shutil.copytree(finished_study, tmp_path / "unfinished"))
     with Ledger.write(folder) as ledger:
         deleted = ledger.stages()[CELL_ID, "private", "private"][0]
-        ledger._db.execute("DELETE FROM trials WHERE key = ?", (deleted,))
+        ledger._db.execute(f"DELETE FROM trials WHERE {HAS_KEY}", (deleted,))
         ledger._db.execute("DELETE FROM stages WHERE stage = 'confirm'")
         ledger.correct_counts()
         write_tables(ledger, folder)

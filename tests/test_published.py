@@ -12,6 +12,7 @@ import private_study
 import pytest
 import small
 import yaml
+from handmade_rows import HAS_KEY
 
 from orchestrator.execution import study_run
 from orchestrator.execution.progress import View
@@ -205,8 +206,8 @@ def test_a_search_without_a_winner_is_counted(private, tmp_path):
         stages = ledger.stages()
         cell = next(cell for cell, _, stage in stages if stage == "private")
         keys = stages[cell, "private", "private"]
-        marks = ", ".join("?" * len(keys))
-        ledger._db.execute(f"UPDATE trials SET state = 'diverged', accuracy = NULL WHERE key IN ({marks})", keys)
+        diverged = f"UPDATE trials SET state = 'diverged', accuracy = NULL WHERE {HAS_KEY}"
+        ledger._db.executemany(diverged, ((key,) for key in keys))
         ledger._db.execute("DELETE FROM stages WHERE stage = 'confirm' AND cell = (SELECT min(number) FROM cells)")
         ledger.correct_counts()
         write_tables(ledger, folder)

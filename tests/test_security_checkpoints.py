@@ -76,7 +76,7 @@ def test_a_planted_checkpoint_changes_neither_results_nor_rounds(key, t, tmp_pat
 def values(folder, columns):
     connection = sqlite3.connect(folder / "ledger.sqlite")
     try:
-        return sorted(connection.execute(f"SELECT {columns} FROM trials").fetchall())
+        return sorted(connection.execute(f"SELECT {columns} FROM trials JOIN trial_keys USING (number)").fetchall())
     finally:
         connection.close()
 

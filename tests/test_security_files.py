@@ -217,20 +217,27 @@ def changed(folder, *statements):
 
 @pytest.mark.parametrize("key", HOSTILE_KEYS)
 def test_a_key_that_is_no_key_is_refused(key, results, victim, fedsweep):
-    old = sqlite3.connect(results / "ledger.sqlite").execute("SELECT key FROM trials").fetchone()[0]
-    changed(results, *((f"UPDATE {table} SET key = ? WHERE key = ?", (key, old)) for table in ("trials", "stages")))
+    old = sqlite3.connect(results / "ledger.sqlite").execute("SELECT key FROM trial_keys").fetchone()[0]
+    changed(results, ("DELETE FROM winners", ()), ("UPDATE trial_keys SET key = ? WHERE key = ?", (key, old)))
     code, _, err = fedsweep("export", "--to", "tensorboard", results)
     assert code == 2
     assert "is damaged" in err
     assert "is not a trial's key" in err
 
 
-@pytest.mark.parametrize("table", ["stages", "trials", "origins"])
-def test_every_table_with_keys_is_checked(table, results):
-    changed(results, (f"UPDATE OR REPLACE {table} SET key = '/../../..'", ()))
-    reads = {"stages": Ledger.stages, "trials": Ledger.outcomes, "origins": Ledger.origins}
+def test_a_winner_without_a_row_is_refused(results, fedsweep):
+    changed(results, ("DELETE FROM trials", ()))
+    code, _, err = fedsweep("status", results)
+    assert code == 2
+    assert "wins a search but has no row" in err
+
+
+@pytest.mark.parametrize("read", [Ledger.stages, Ledger.outcomes, Ledger.origins])
+@pytest.mark.parametrize("change", ["UPDATE OR REPLACE trial_keys SET key = '/../../..'", "DELETE FROM trial_keys"])
+def test_every_key_that_is_read_is_checked(read, change, results):
+    changed(results, (change, ()))
     with pytest.raises(UserError, match="is not a trial's key"), Ledger.read(results) as ledger:
-        reads[table](ledger)
+        read(ledger)
 
 
 @pytest.mark.parametrize("name", ["../../..", "/tmp", "a/b", "..", "a\x00b", "x" * 200])

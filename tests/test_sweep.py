@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from handmade_rows import HAS_KEY
 
 from orchestrator.execution import planning, study_run
 from orchestrator.execution.backends import ray as ray_backend
@@ -374,7 +375,7 @@ def test_a_contest_does_not_depend_on_packs_or_on_interruptions(tmp_path):
     # a driver that died in the middle of the contest: half of its rows and all that came after are not there
     lost = [row.key for row in contest[::2]]
     with contextlib.closing(sqlite3.connect(cut / "ledger.sqlite")) as ledger, ledger:
-        ledger.executemany("DELETE FROM trials WHERE key = ?", [(key,) for key in lost])
+        ledger.executemany(f"DELETE FROM trials WHERE {HAS_KEY}", [(key,) for key in lost])
         ledger.execute("DELETE FROM stages WHERE stage = 'confirm' AND strategy = 'grid'")
     assert run(cut, contest_text("hosts: 2, lanes_per_pack: 4"), backend="local").complete
     assert published(cut) == published(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -84,7 +85,11 @@ def _best(record: SearchRecord) -> Choice | None:
 
 
 def _best_rows(ledger: Ledger, records: Iterable[SearchRecord]) -> dict[str, Row]:
-    return ledger.rows((best.key for record in records if (best := _best(record)) is not None), whole=False)
+    keys = [best.key for record in records if (best := _best(record)) is not None]
+    rows = ledger.rows(keys, whole=False)
+    if missing := [key for key in keys if key not in rows]:
+        raise sqlite3.DataError(f"trial {missing[0]!r} wins a search but has no row")
+    return rows
 
 
 def _cell(record: SearchRecord, rows: Mapping[str, Row]) -> dict[str, Any]:
