@@ -9,7 +9,8 @@ import reported
 from simulated_search import drive, near, study
 
 from orchestrator.execution import sweep
-from orchestrator.report.tables import write_tables
+from orchestrator.execution.study_run import rebuild_tables
+from orchestrator.report.tables import trials_file, write_tables
 from orchestrator.report.tables.render import frame_to_csv
 from orchestrator.report.tables.trials_file import TrialsFile
 from orchestrator.results import checks, frames
@@ -19,6 +20,7 @@ from orchestrator.results.spec_parts import read_parts
 from orchestrator.results.trial_columns import TrialColumns
 from orchestrator.results.winners import Results
 from orchestrator.search.candidates import paired_difference, within_standard_error
+from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 
@@ -78,6 +80,7 @@ def test_trials_are_written_as_their_frame_would_be(tmp_path, monkeypatch, value
         file.begin(results.study, 1)
         for place in range(len(values)):
             file.add(results.cells[0], "coarse", trials.at([place]))
+        file.end(results.cells[0])
         rows = [(results.cells[0], "coarse", row) for row in Row.from_columns(trials)]
         monkeypatch.setattr(frames, "_ended", lambda *arguments, **options: rows)
         written = file.write(tmp_path / "trials.csv", ledger, results).read_text()
@@ -93,6 +96,85 @@ def test_lines_collected_while_results_are_read_are_all_trials(tmp_path):
         frame = frames.trials(ledger, results).drop(columns="seconds")
     (path,) = (path for path in written if path.name == "trials.csv")
     assert path.read_text() == frame_to_csv(frame)
+
+
+# ---- tables that are built again
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """A results folder with tables that are remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(trials_file, "LEAST_TRIALS", 0)
+    drive(tmp_path / "r", study(), near(0.3))
+    rebuild_tables(tmp_path / "r")
+    return tmp_path / "r"
+
+
+def computed_cells(folder, monkeypatch):
+    """The cells whose trials are read while the tables are built."""
+    read: dict[str, None] = {}
+    add = TrialsFile.add
+
+    def adding(self, cell, *trials):
+        read[cell.name] = None
+        add(self, cell, *trials)
+
+    monkeypatch.setattr(TrialsFile, "add", adding)
+    rebuild_tables(folder)
+    monkeypatch.setattr(TrialsFile, "add", add)
+    return list(read)
+
+
+def content(folder):
+    files = [*(folder / "tables").iterdir(), *(folder / "timing").iterdir(), folder / "best.yaml"]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def without_memory(folder, monkeypatch):
+    """The tables that are built from the ledger alone."""
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "empty"))
+        rebuild_tables(folder)
+    return content(folder)
+
+
+def test_tables_of_unchanged_cells_are_not_computed_again(built, monkeypatch):
+    before = content(built)
+    assert computed_cells(built, monkeypatch) == []
+    assert content(built) == before == without_memory(built, monkeypatch)
+
+
+def test_only_a_cell_with_another_trial_is_computed_again(built, monkeypatch):
+    with Ledger.write(built) as ledger:
+        stages = ledger.stages()
+        place = next(place for place in stages if place[2] == "confirm")
+        key = stages[place][-1]
+        ledger.forget([key], {})
+    assert len(computed_cells(built, monkeypatch)) == 1
+    assert key not in (built / "tables" / "trials.csv").read_text()
+    assert content(built) == without_memory(built, monkeypatch)
+
+
+def test_an_edited_file_and_a_damaged_memory_are_not_used(built, monkeypatch, tmp_path):
+    before = content(built)
+    file = built / "tables" / "trials.csv"
+    file.write_bytes(before["trials.csv"].replace(b"done", b"gone", 1))
+    assert computed_cells(built, monkeypatch) == []
+    assert content(built) == before
+    (memory,) = (tmp_path / "cache").rglob("*.json")
+    for text in ("{", "[]", memory.read_text().replace('"seconds":"', '"seconds":"x')):
+        memory.write_text(text)
+        assert len(computed_cells(built, monkeypatch)) > 1
+        assert content(built) == before
+
+
+def test_rows_of_unchanged_cells_are_verified(built):
+    with sqlite3.connect(built / "ledger.sqlite") as connection:
+        connection.execute("UPDATE trials SET seconds = seconds + 1 WHERE number = 1")
+    connection.close()
+    with pytest.raises(UserError, match="does not match its checksum"):
+        rebuild_tables(built)
 
 
 ROW = ("a" * 24, '{"x":1}', "done", "", 20, 50.0, 0.5, "{}", 1.0, 0.9, 0.5, 0.9, 2.0, b"\x00'")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -126,6 +127,7 @@ COLUMNS = (
     "key, spec, state, reason, rounds, accuracy, loss, metrics, "
     "epsilon_claimed, epsilon_local, epsilon_secure, epsilon_unsampled, seconds, correct"
 )
+VERIFIED_COLUMNS = f"{COLUMNS}, checksum"
 TRIALS = "trials LEFT JOIN trial_keys USING (number)"
 SHORT_COLUMNS = COLUMNS.replace("metrics", "'{}'").replace("correct", "x''")
 NUMBERS = struct.Struct("<q7d")
@@ -133,6 +135,7 @@ NUMBERS = struct.Struct("<q7d")
 NO_CHECKSUM = -1  # of a row with values of other types, which no ledger writes
 NUMBER_OF_CELL = "SELECT number FROM cells WHERE data = ? AND partition = ? AND method = ? AND epsilon = ?"
 as_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder for every trial
+Digest = hashlib.blake2b
 StageKey = tuple[CellId, str, str]
 """Cell, name of the search variant, stage."""
 Outcome = tuple[str, float | None, float | None]
@@ -612,11 +615,30 @@ class Ledger:
         }
 
     def stage_trials(
-        self, cell: CellId, strategy: str, stage: str, *, whole: bool, verified: bool = False
+        self, cell: CellId, strategy: str, stage: str, *, whole: bool, digest: Digest | None = None
     ) -> Iterator[tuple[list[str], TrialColumns | None]]:
         """The keys of the trials of a stage, in the order proposed, and those of the trials that have ended; in parts.
-        `whole`: with metrics and correctness, which are most of a row. `verified`: rows must match their checksums."""
-        columns = f"{COLUMNS}, checksum" if verified else COLUMNS if whole else SHORT_COLUMNS
+        `whole`: with metrics and correctness, which are most of a row. `digest`: as for `verify_stage`."""
+        columns = COLUMNS if whole else SHORT_COLUMNS
+        for chunk in self._stage_rows(cell, strategy, stage, columns if digest is None else VERIFIED_COLUMNS):
+            ended = [row[1:] for row in chunk if row[0]]
+            if digest is not None:
+                ended = _verified(ended)
+                digest.update(_summary(chunk))
+            trials = TrialColumns(*checks.columns(ended, whole=whole)) if ended else None
+            yield checks.keys([row[1] for row in chunk]), trials
+
+    def verify_stage(self, cell: CellId, strategy: str, stage: str, digest: Digest) -> list[str]:
+        """The keys of the trials of a stage. Their rows must match their checksums, which are added to `digest`."""
+        opened: list[str] = []
+        for chunk in self._stage_rows(cell, strategy, stage, VERIFIED_COLUMNS):
+            _verified([row[1:] for row in chunk if row[0]])
+            digest.update(_summary(chunk))
+            opened += checks.keys([row[1] for row in chunk])
+        return opened
+
+    def _stage_rows(self, cell: CellId, strategy: str, stage: str, columns: str) -> Iterator[list[tuple[Any, ...]]]:
+        """Whether a trial has ended, and these columns, of the trials of a stage; in parts."""
         found = self._db.execute(
             f"SELECT state IS NOT NULL, {columns} FROM stages LEFT JOIN trial_keys ON trial_keys.number = trial "
             "LEFT JOIN trials ON trials.number = trial "
@@ -624,11 +646,7 @@ class Ledger:
             (*cell, strategy, stage),
         )
         while chunk := found.fetchmany(CHUNK):
-            ended = [row[1:] for row in chunk if row[0]]
-            if verified:
-                ended = _verified(ended)
-            trials = TrialColumns(*checks.columns(ended, whole=whole)) if ended else None
-            yield checks.keys([row[1] for row in chunk]), trials
+            yield chunk
 
     def outcomes_of(self, cell: CellId, strategy: str, metric: str) -> dict[str, Outcome]:
         """As `outcomes`, of the trials of one search."""
@@ -811,6 +829,11 @@ def _verified(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         if _checksum(of_row) != row[-1]:
             raise sqlite3.DataError(f"the row of trial {row[0]!r:.50} does not match its checksum")
     return values
+
+
+def _summary(rows: Sequence[tuple[Any, ...]]) -> bytes:
+    """The keys and checksums of these trials of a stage: they change with the rows."""
+    return repr([(row[1], row[-1]) for row in rows]).encode()
 
 
 def _checksum(values: Sequence[Any]) -> int:

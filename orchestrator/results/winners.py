@@ -15,7 +15,7 @@ import pandas as pd
 
 from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
 from orchestrator.results.counts import OPENED
-from orchestrator.results.ledger import Ledger, Outcome, Row, SettingFacts
+from orchestrator.results.ledger import Digest, Ledger, Outcome, Row, SettingFacts
 from orchestrator.results.records import records_of
 from orchestrator.results.searches import SearchedCell, SearchRecord, configuration_of, search_records
 from orchestrator.results.trial_columns import TrialColumns
@@ -80,6 +80,16 @@ class SearchResult:
         }
 
 
+@dataclass(frozen=True)
+class KnownSearch:
+    """What is known of a search as long as its trials have this digest."""
+
+    digest: str
+    search: SearchResult
+    missing: int
+    more_to_come: bool
+
+
 def actual_epsilon(row: Row) -> float:
     return row.epsilon_local if row.trial.privacy.release == "local" else row.epsilon_secure
 
@@ -99,6 +109,8 @@ class CellResult(SearchedCell):
     """Whether stages that are not open yet contribute to the missing trials, so that their number may change."""
     progress: Hashable
     """Changes whenever anything here may have changed."""
+    digest: str = ""
+    """Of its trials, if they were verified."""
 
     @property
     def seeds(self) -> list[int]:
@@ -235,7 +247,10 @@ class TrialCollector(Protocol):
         """Not called for the trials of a private search."""
 
     def end(self, cell: CellResult) -> None:
-        """All trials of a search have been added."""
+        """All trials of a search have been added; none if its result is the recalled one."""
+
+    def recall(self, name: str) -> KnownSearch | None:
+        """The result of a search as it was known before."""
 
 
 class _SearchTrials:
@@ -304,6 +319,7 @@ class _Reader:
         known = self.known.get(record.name)
         if known and known.progress == progress and not strategy.publishes_only_winner:
             return known
+        digest = ""
         if strategy.publishes_only_winner:
             search = self._private_search(record)
             shown = {stage: keys for stage, keys in record.stages.items() if stage not in strategy.stages}
@@ -311,10 +327,9 @@ class _Reader:
             outcomes = record.history.outcomes
             self.shown |= {key: outcomes[key][0] for keys in shown.values() for key in keys if key in outcomes}
         else:
-            search = self._search(record)
+            found = self._recalled(record) or self._search(record)
+            digest, search, missing, more = found.digest, found.search, found.missing, found.more_to_come
             shown = record.stages
-            missing = record.waiting + sum(record.to_come.values())
-            more = record.stages_to_open
         facts = {f.name: getattr(record, f.name) for f in fields(SearchedCell)} | {"stages": shown}
         cell = CellResult(
             **facts,
@@ -323,12 +338,34 @@ class _Reader:
             missing=missing,
             more_to_come=more,
             progress=progress,
+            digest=digest,
         )
         if self.collector is not None:
             self.collector.end(cell)
         return cell
 
-    def _read_trials(self, record: SearchRecord) -> _SearchTrials:
+    def _digest(self, record: SearchRecord) -> Digest | None:
+        """A digest to which the trials will be added."""
+        counts = {stage: sorted(counts.items()) for stage, counts in record.counts.items()}
+        return Digest(repr((record.facts, counts)).encode()) if self.verified else None
+
+    def _recalled(self, record: SearchRecord) -> KnownSearch | None:
+        """The known result, if the trials are still those that it was computed from. Their rows are verified."""
+        known = self.collector.recall(record.name) if self.collector is not None else None
+        digest = self._digest(record)
+        if known is None or digest is None:
+            return None
+        place = record.cell_id, record.variant.name
+        names = self.ledger.stage_names(*place)
+        opened = {
+            stage: self.ledger.verify_stage(*place, stage, digest) for stage in record.variant.stages if stage in names
+        }
+        if digest.hexdigest() != known.digest:
+            return None
+        vars(record)["stages"] = opened
+        return known
+
+    def _read_trials(self, record: SearchRecord, digest: Digest | None) -> _SearchTrials:
         """Every row once: most of the time for very many trials is spent here."""
         ledger, place, found = self.ledger, (record.cell_id, record.variant.name), _SearchTrials(record.task.space)
         names = ledger.stage_names(*place)
@@ -337,7 +374,7 @@ class _Reader:
                 continue
             opened = found.stages[stage] = []
             states: Counter[str] = Counter()
-            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole, verified=self.verified):
+            for keys, trials in ledger.stage_trials(*place, stage, whole=self.whole, digest=digest):
                 opened += keys
                 if trials is not None:
                     states.update(trials.state)
@@ -348,8 +385,9 @@ class _Reader:
                 raise sqlite3.DataError(f"the counts of stage {stage} of {record.name} are not those of its trials")
         return found
 
-    def _search(self, record: SearchRecord) -> SearchResult:
-        trials = self._read_trials(record)
+    def _search(self, record: SearchRecord) -> KnownSearch:
+        digest = self._digest(record)
+        trials = self._read_trials(record, digest)
         history = record.with_trials(trials.stages, trials.outcomes).history
         configurations = trials.configurations
         searched = {stage: history.candidates(stage) for stage in history.stages if stage != "contest"}
@@ -357,7 +395,7 @@ class _Reader:
         choice, of_one_seed = record.winner, winner_of_first_seed(record.variant, history)
         winner = configurations[choice.key] if choice else None
         adding = [stage for stage in searched if record.variant.strategy.adds_configurations(stage)]
-        return SearchResult(
+        search = SearchResult(
             choice=choice,
             chosen=winner,
             by_one_seed=configurations[of_one_seed.key] if of_one_seed else None,
@@ -378,6 +416,8 @@ class _Reader:
             },
             seconds=tuple(trials.seconds),
         )
+        missing = record.waiting + sum(record.to_come.values())
+        return KnownSearch(digest.hexdigest() if digest else "", search, missing, record.stages_to_open)
 
     def _private_search(self, record: SearchRecord) -> SearchResult:
         """Only the winner, once all runs have ended, and the grid that it was drawn from: the number of runs is

@@ -26,7 +26,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger, Row, Session
 from orchestrator.results.searches import SearchedCell
 from orchestrator.results.trial_columns import TrialColumns
-from orchestrator.results.winners import CellResult, Results, actual_epsilon
+from orchestrator.results.winners import CellResult, KnownSearch, Results, actual_epsilon
 from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
 from trainables import metrics
@@ -88,6 +88,9 @@ class Memory:
             self._search.add(stage, trials, cell.objective)
         elif stage == "contest":
             self._contest.add(stage, trials, cell.objective)
+
+    def recall(self, name: str) -> KnownSearch | None:
+        return None
 
     def end(self, cell: CellResult) -> None:
         found, contest = self._search.configurations, self._contest.configurations

@@ -40,11 +40,11 @@ PER_SETTING: dict[str, Callable[[Results, str], render.Table | None]] = {
 apply to the study."""
 
 
-def write_tables(ledger: Ledger, folder: Path, *, verified: bool = False) -> tuple[list[Path], Results]:
+def write_tables(ledger: Ledger, folder: Path) -> tuple[list[Path], Results]:
     """Write tables/, timing/ and best.yaml into a results folder; return the paths of all files written, and what they
-    show. `verified`: see `Results.read`."""
-    trials = TrialsFile()
-    results = Results.read(ledger, collector=trials, verified=verified)
+    show. All rows that they show are verified."""
+    trials = TrialsFile(folder)
+    results = Results.read(ledger, collector=trials, verified=True)
     tables, endings = subfolder(folder, "tables"), render.endings(results.settings)
     written: list[Path] = []
     entries: list[index.Entry] = []

@@ -1,0 +1,100 @@
+"""What is remembered of the tables of a large study, so that the next ones are computed only for cells that changed.
+
+It is in the user's cache folder: a results folder may come from anyone, and what it says must follow from its ledger.
+The lines of trials.csv are taken from the file itself if they have the same hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator.results.known_searches import as_plain, from_plain
+from orchestrator.results.winners import CellResult, KnownSearch
+from orchestrator.study.study import Study
+from trainables import files, plugins
+from trainables.errors import UserError
+
+LEAST_TRIALS = 20_000  # smaller studies take seconds
+MOST_BYTES = 1 << 30
+SOURCES = Path(__file__).parents[3]
+PACKAGES = ("orchestrator", "search_spaces", "trainables")
+
+
+@dataclass(frozen=True)
+class KnownCell:
+    """A cell as it was at the last call."""
+
+    search: KnownSearch
+    offset: int
+    """Of its lines in trials.csv."""
+    length: int
+    sha256: str
+    kinds: dict[str, list[str]]
+    """The types of the values in every column of its lines, in the order of the columns."""
+
+
+@dataclass
+class TableMemory:
+    path: Path
+    stamp: str
+    """Of everything besides the ledger that the tables depend on."""
+    columns: list[str] = field(default_factory=list)
+    """Of trials.csv."""
+    cells: dict[str, KnownCell] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path, study: Study) -> TableMemory | None:
+        """Of a results folder; None if nothing can be remembered. Empty if it is of another study or program."""
+        try:
+            place = files.user_folder("XDG_CACHE_HOME", ".cache") / "tables"
+        except RuntimeError:
+            return None
+        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
+        code = f"{_code()} {plugins.code_hashes()}"
+        stamp = hashlib.sha256(f"{code} {study.model_dump_json()}".encode()).hexdigest()
+        memory = cls(place / f"{name}.json", stamp)
+        try:
+            found = json.loads(files.read_plain(memory.path, MOST_BYTES))
+            if found["stamp"] == stamp:
+                memory.columns = found["columns"]
+                memory.cells = {cell: _cell(plain) for cell, plain in found["cells"].items()}
+        except (OSError, UserError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return cls(memory.path, stamp)  # it is damaged, or there is none
+        return memory
+
+    def save(self) -> None:
+        plain = {name: {**vars(cell), "search": as_plain(cell.search)} for name, cell in self.cells.items()}
+        text = json.dumps({"stamp": self.stamp, "columns": self.columns, "cells": plain}, separators=(",", ":"))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=files.PRIVATE_FOLDER)
+            with files.replacing(self.path, mode=files.PRIVATE) as file:
+                file.write(text.encode())
+        except OSError:
+            return  # the next call computes everything
+
+    def forget(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+
+def known_search(cell: CellResult) -> KnownSearch:
+    return KnownSearch(cell.digest, cell.search, cell.missing, cell.more_to_come)
+
+
+def _cell(plain: dict[str, Any]) -> KnownCell:
+    return KnownCell(**{**plain, "search": from_plain(plain["search"])})
+
+
+@cache
+def _code() -> str:
+    """Changes whenever a source file does."""
+    sources = sorted(path for package in PACKAGES for path in (SOURCES / package).rglob("*.py"))
+    stats = [(str(path), status.st_size, status.st_mtime_ns) for path in sources if (status := path.stat())]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
