@@ -162,7 +162,7 @@ class Row:
     seconds: float
     correct: bytes = b""
 
-    @property
+    @cached_property
     def trial(self) -> TrialSpec:
         return TrialSpec.model_validate_json(self.spec)
 

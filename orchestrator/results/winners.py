@@ -11,8 +11,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import pandas as pd
-
 from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
 from orchestrator.results.counts import OPENED
 from orchestrator.results.ledger import Digest, Ledger, Outcome, Row, SettingFacts
@@ -42,6 +40,13 @@ class Score(NamedTuple):
     std: float
     """Sample standard deviation (ddof = 1); nan for a single seed."""
     seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Score:
+        """Of one value for each seed."""
+        mean, count = sum(values) / len(values), len(values)
+        squares = sum((mean - value) ** 2 for value in values)
+        return cls(mean, math.sqrt(squares / (count - 1)) if count > 1 else math.nan, count)
 
 
 @dataclass(frozen=True)
@@ -126,16 +131,11 @@ class CellResult(SearchedCell):
     @cached_property
     def curve(self) -> dict[int, Score]:
         """Test score by round."""
-        seeds = {seed: _scores(row, self.objective) for seed, row in self.confirm.items()}
-        frame = pd.DataFrame({seed: pd.Series(values, dtype=float) for seed, values in seeds.items()}).sort_index()
-        table = pd.DataFrame({"mean": frame.mean(axis=1), "std": frame.std(axis=1), "seeds": frame.count(axis=1)})
-        present = table[table["seeds"] > 0]
-        return {
-            int(t): Score(float(mean), float(std), int(seeds))
-            for t, mean, std, seeds in zip(
-                present.index, present["mean"], present["std"], present["seeds"], strict=True
-            )
-        }
+        by_round: dict[int, list[float]] = {}
+        for row in self.confirm.values():
+            for t, value in _scores(row, self.objective).items():
+                by_round.setdefault(t, []).append(value)
+        return {t: Score.of(values) for t, values in sorted(by_round.items())}
 
     def scores_at(self, t: int) -> dict[int, float]:
         """Test score after round t, by seed, of the seeds that reached it."""
@@ -181,7 +181,14 @@ class Results:
         return tuple(dict.fromkeys(cell.setting for cell in self.cells))
 
     def of(self, setting: str, epsilon: float | None = None) -> list[CellResult]:
-        return [c for c in self.cells if c.setting == setting and epsilon in (None, c.epsilon)]
+        return [cell for cell in self._by_setting.get(setting, ()) if epsilon in (None, cell.epsilon)]
+
+    @cached_property
+    def _by_setting(self) -> dict[str, list[CellResult]]:
+        found: dict[str, list[CellResult]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.setting, []).append(cell)
+        return found
 
     def facts(self, setting: str) -> SettingFacts | None:
         return next((cell.facts for cell in self.cells if cell.setting == setting), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean
 
 import pandas as pd
@@ -44,6 +45,8 @@ CLIPPING = {
     "automatic": "clipped automatically (short ones are scaled up)",
     "adaptive": "clipped adaptively (after the first round to the private median of their norms)",
 }
+_mu_of = lru_cache(maxsize=1000)(mu_of)  # many cells have the same budget
+_all_released = lru_cache(maxsize=1000)(all_released)
 FALSE_POSITIVES = (0.0001, 0.001, 0.01, *(tenth / 20 for tenth in range(1, 20)), 0.99, 0.999)
 MEASURED = ("clipped_share", "signal_norm", "noise_norm")
 FIELDS = (
@@ -79,7 +82,7 @@ def privacy(results: Results, setting: str) -> Table:
         )
     groups = []
     for epsilon in results.study.epsilons:
-        mu = "" if math.isinf(epsilon) else f" (μ = {mu_of(epsilon, stated.delta):.4g})"
+        mu = "" if math.isinf(epsilon) else f" (μ = {_mu_of(epsilon, stated.delta):.4g})"
         rows = [(cell, _row(cell, shown, results.study)) for cell in results.of(setting, epsilon)]
         groups.append((f"{budget(epsilon)}{mu}", rows))
     return cell_table(
@@ -109,7 +112,7 @@ def with_search(cell: CellResult, study: Study) -> float:
         return total_of([cell], study)
     if math.isinf(worst):
         return math.inf
-    return all_released(mu_of(worst, delta), cell.search.trials + len(rows), delta)
+    return _all_released(_mu_of(worst, delta), cell.search.trials + len(rows), delta)
 
 
 def _other_units(rows: Sequence[Row]) -> dict[str, float]:
@@ -117,7 +120,7 @@ def _other_units(rows: Sequence[Row]) -> dict[str, float]:
     worst, delta = max(map(actual_epsilon, rows)), rows[0].trial.privacy.delta
     if any(row.epsilon_unsampled != actual_epsilon(row) for row in rows):
         return {"mu": math.nan, "rho_zcdp": math.nan}
-    mu = mu_of(worst, delta) if worst > 0 else 0.0
+    mu = _mu_of(worst, delta) if worst > 0 else 0.0
     return {"mu": mu, "rho_zcdp": mu**2 / 2}
 
 
