@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +86,7 @@ class Groups:
         alike = id(chosen), trial["privacy"]["clip"], trial["stop_after"] or trial["rounds"]
         if alike not in self._alike:
             values = values_of(trial)
-            name = json.dumps(values, sort_keys=True)
+            name = repr(sorted(values.items()))  # as text, because 1 == True
             self._alike[alike] = chosen, self._found.setdefault(name, Configuration(values))
         return self._alike[alike][1]
 
