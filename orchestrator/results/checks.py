@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.results.spec_parts import check_hyperparameters, read_parts
@@ -211,12 +212,21 @@ def _metrics(value: Any) -> dict[str, dict[int, Any]]:
         return {}
     by_name = content(value)
     try:
-        return {
-            metric: {rounds(int(t)): value if value is None else number(value) for t, value in by_round.items()}
-            for metric, by_round in by_name.items()
-        }
+        return {metric: _by_round(values) for metric, values in by_name.items()}
     except (ValueError, AttributeError) as error:
         raise sqlite3.DataError(f"metrics cannot be read: {error}") from None
+
+
+def _by_round(found: dict[str, Any]) -> dict[int, Any]:
+    values: Collection[Any] = found.values()
+    if not set(map(type, values)) <= {float, type(None)}:
+        values = [value if value is None else number(value) for value in values]
+    return dict(zip(map(_round, found), values, strict=True))
+
+
+@lru_cache(maxsize=10_000)
+def _round(text: str) -> int:
+    return rounds(int(text))
 
 
 def _refused(value: Any, expected: str) -> sqlite3.DataError:

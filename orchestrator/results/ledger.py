@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -582,11 +583,11 @@ class Ledger:
             "SELECT cell, strategy, stage, key FROM stages LEFT JOIN trial_keys ON number = trial "
             "ORDER BY cell, strategy, stage, position"
         )
-        for number, strategy, stage, key in rows:
+        for (number, strategy, stage), members in itertools.groupby(rows, key=lambda row: row[:3]):
             if number not in cells:
                 raise sqlite3.DataError(f"a stage names cell {number!r:.50}, which does not exist")
-            names = cells[number], checks.name(strategy), checks.name(stage)
-            stages.setdefault(names, []).append(checks.key(key))
+            keys = checks.keys([row[3] for row in members])
+            stages.setdefault((cells[number], checks.name(strategy), checks.name(stage)), []).extend(keys)
         return stages
 
     def stages_of(self, cell: CellId, strategy: str) -> dict[str, list[str]]:
