@@ -46,8 +46,6 @@ def best_released(mu: float, mean: float, delta: float) -> float:
     from scipy.optimize import minimize_scalar  # takes half a second to import
 
     # decreases, then increases in h; beyond `first` delta(h) is negligible
-    from scipy.optimize import minimize_scalar  # takes 0.5 s to import, and only private searches need it
-
     found = minimize_scalar(second, bounds=(0.0, first), method="bounded", options={"xatol": 1e-9})
     return first + 2 * min(second(float(found.x)), second(0.0))
 
