@@ -88,14 +88,18 @@ def read_npz(path: str, needs: Sequence[str] = ARRAYS, optional: Sequence[str] =
                 raise UserError(f"data file {path} lacks the array {missing[0]!r}; it needs {', '.join(needs)}")
             assert file.zip is not None  # None once closed
             arrays: dict[str, Any] = {}
+            expanded = size = 0
             for name in (*needs, *(name for name in optional if name in file)):
                 member = name if name in file.zip.NameToInfo else f"{name}.npy"  # a member without ending is no array
                 info = file.zip.getinfo(member)
-                check_expansion(path, name, info.file_size, info.compress_size)
+                expanded, size = expanded + info.file_size, size + info.compress_size
+                check_expansion(path, name, expanded, size)
                 streamed = stream_if_large(path, content, info) if name == "x_train" else None
                 arrays[name] = file[name] if streamed is None else streamed
                 if not isinstance(arrays[name], np.ndarray | StoredRows):
                     raise UserError(f"data file {path}: {name} is not an array")
+                if not np.dtype(arrays[name].dtype).itemsize:  # empty texts: it may state any number of rows
+                    raise UserError(f"data file {path}: {name} holds nothing")
             return arrays
     except UserError:
         raise

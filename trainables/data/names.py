@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,15 @@ def text_array(values: Any) -> NDArray:
     return array
 
 
+def check_text(what: str, texts: Iterable[str]) -> None:
+    """Python, JSON and NumPy also hold half characters, which cannot be printed or written."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{what}: {str(text)!a:.80} is not text") from None
+
+
 def given_names(data: str, arrays: Mapping[str, Any], key: str) -> Names:
     """The names that a feature file states, () if it states none."""
     names = arrays.get(key)
@@ -31,6 +40,7 @@ def given_names(data: str, arrays: Mapping[str, Any], key: str) -> Names:
         raise UserError(f"data {data}: {key} must be a list of texts, but is {names.dtype} of shape {names.shape}")
     if len(set(names.tolist())) != len(names):
         raise UserError(f"data {data}: {key} has a name twice")
+    check_text(f"data {data}: {key}", names.tolist())
     return tuple(names.tolist())
 
 
@@ -42,7 +52,9 @@ def number_labels(data: str, arrays: Mapping[str, Any], names: Names) -> tuple[d
     for key, array in labels.items():
         if array.dtype.kind != "U":
             raise UserError(f"data {data}: {key} holds {array.dtype} labels, the other set has text")
-    names = names or tuple(sorted({*labels["y_train"].flat, *labels["y_test"].flat}))
+    if not names:
+        names = tuple(sorted({*labels["y_train"].flat, *labels["y_test"].flat}))
+        check_text(f"data {data}: y_train", names)
     return {key: _numbers(data, key, array, names) for key, array in labels.items()}, tuple(map(str, names))
 
 
@@ -69,6 +81,8 @@ def number_clients(data: str, ids: NDArray, rows: int, names: Names) -> tuple[ND
         return numbers.astype(np.int64), tuple(names[int(number)] for number in distinct)
     if names:
         raise UserError(f"data {data}: client {distinct[-1]} in client_train has no entry in client_names")
+    if ids.dtype.kind == "U":
+        check_text(f"data {data}: client_train", distinct.tolist())
     consecutive = ids.dtype.kind != "U" and int(distinct[-1]) == len(distinct) - 1
     return numbers.astype(np.int64), () if consecutive else tuple(map(str, distinct))
 

@@ -25,14 +25,26 @@ from trainables.urls import as_user_error, open_filesystem, shown
 STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
 """Tables of at least this size are not loaded into memory."""
 BLOCK_BYTES = 16 << 20
+SPARSE_FROM_BYTES = 1 << 30
+MOST_SPARSE = 200
+"""Times that a file may be larger than the space that it takes."""
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")  # of a zip member; ends with the lengths of the name and the extra field
 
 
 def open_file(source: str) -> IO[bytes]:
     if "://" not in source:
-        return open_plain(Path(source), follow=True)
+        return _not_sparse(open_plain(Path(source), follow=True), source)
     files, path = open_filesystem(source)
     return files.open(path, "rb")
+
+
+def _not_sparse(file: IO[bytes], source: str) -> IO[bytes]:
+    """Holes in a file take no space on disk, and are read as zeros."""
+    status = os.fstat(file.fileno())
+    if status.st_size > max(SPARSE_FROM_BYTES, MOST_SPARSE * 512 * status.st_blocks):
+        file.close()
+        raise UserError(f"data {source} is almost empty: of its {status.st_size:,} bytes most are holes")
+    return file
 
 
 @dataclass(frozen=True)

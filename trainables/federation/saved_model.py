@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trainables import models, plugins
 from trainables.data.feature_file import READ_ERRORS, read_backbone
+from trainables.data.names import check_text
 from trainables.errors import UserError
 from trainables.federation import safetensors
 from trainables.files import PRIVATE, PUBLIC, open_plain, replacing
@@ -107,6 +108,7 @@ class SavedModel:
                 raise ValueError(f"{name} = {count!r}")
         if self.class_names and (len(self.class_names) != self.classes or set(map(type, self.class_names)) != {str}):
             raise ValueError("its class names do not fit its classes")
+        check_text("class_names", self.class_names)
         if not isinstance(self.schema, str) or not isinstance(self.backbone, str):
             raise TypeError("its schema or its backbone is not a text")
         if self.backbone:

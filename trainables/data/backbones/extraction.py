@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from trainables.errors import UserError, in_range, one_of
 from trainables.files import replacing, subfolder
 
 PIECE = 2_000  # images per saved file
+PIECE_NAME = re.compile(r"[0-9a-f]{32}\.npy|\.[0-9a-f]{32}\.npy\.[0-9a-f]{8}\.part")
 ToInput = Callable[[Iterable[Any], torch.device], Any]
 """Turns some rows into the input of a network, on a device."""
 
@@ -111,7 +114,7 @@ def extract_pieces(
         stop = min(start + PIECE, len(items))
         name = hashlib.sha256(f"{identity}:{start}:{items.content(start, stop)}".encode()).hexdigest()
         path = folder / f"{name[:32]}.npy"
-        if not path.is_file():
+        if _width(path, stop - start) is None:
             batches = []
             for first in range(start, stop, batch):
                 rows = items.read(first, min(first + batch, stop))
@@ -120,13 +123,33 @@ def extract_pieces(
                     progress(first + batch, len(items))
             with replacing(path) as file:
                 np.save(file, np.concatenate(batches))
-        found = np.load(path, mmap_mode="r", allow_pickle=False).shape[1]
+        found = _width(path, stop - start)
         if width not in (None, found):
             raise UserError(f"the backbone gives {width} features for one row and {found} for another")
         width = found
         pieces.append(path)
         progress(stop, len(items))
     return pieces
+
+
+def _width(path: Path, rows: int) -> int | None:
+    """The number of features in a piece; None if there is no piece of that many rows."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        piece = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):  # it is damaged
+        return None
+    return piece.shape[1] if piece.dtype == np.float16 and piece.ndim == 2 and len(piece) == rows else None
+
+
+def remove_pieces(folder: Path) -> None:
+    """Remove what extractions have saved. The folder stays if it holds other files."""
+    with contextlib.suppress(OSError):  # files left behind cost disk space only
+        for path in [] if folder.is_symlink() else list(folder.iterdir()):
+            if PIECE_NAME.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
 
 
 def _features(penultimate: Callable[[Any], Tensor], x: Any, device: torch.device) -> NDArray[np.float16]:

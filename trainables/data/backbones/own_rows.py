@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainables.data.importing.reading import Table
+from trainables.data.names import check_text
 from trainables.errors import UserError
+from trainables.files import open_plain
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -63,10 +66,15 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     """(height, width, 3), turned as the camera was held."""
     from PIL import Image, ImageOps
 
+    bombs = Image.DecompressionBombWarning, Image.DecompressionBombError
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with warnings.catch_warnings(), open_plain(path, follow=True) as file:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # from 89 million pixels on
+            image = Image.open(file, formats=FORMATS)
             return np.asarray((ImageOps.exif_transpose(image) or image).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except Image.UnidentifiedImageError:
+        raise UserError(f"image {path} cannot be read: it is none of {', '.join(FORMATS)}") from None
+    except (OSError, ValueError, SyntaxError, EOFError, *bombs) as error:
         raise UserError(f"image {path} cannot be read: {' '.join(str(error).split())}") from None
 
 
@@ -77,7 +85,9 @@ def is_image(path: Path) -> bool:
 def images_in(folder: Path) -> list[Path]:
     """All images in a folder and its subfolders, by name. Hidden files and other files are left out."""
     found = (path for path in folder.rglob("*") if is_image(path) and path.is_file())
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    shown = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    check_text(f"data {folder}: the name of an image", (str(path.relative_to(folder)) for path in shown))
+    return sorted(shown)
 
 
 def folder_table(folder: Path) -> Table:

@@ -11,6 +11,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,12 +20,14 @@ from numpy.typing import NDArray
 
 from trainables.data.feature_file import ARRAYS, CLIENT_COLUMN, READ_ERRORS, TEST_CLIENT_COLUMN, check_expansion
 from trainables.data.importing.svmlight import read_svmlight
+from trainables.data.names import check_text
 from trainables.data.stored import open_file
 from trainables.errors import UserError
 
 Table = dict[str, NDArray]
 MOST_COLUMNS = 50_000  # each takes milliseconds
 PARQUET_ROWS = 4096  # read at once
+OBJECT_BYTES = 32  # of a number as a Python object in a list
 SUFFIXES = {
     **dict.fromkeys((".csv", ".tsv"), "CSV"),
     **dict.fromkeys((".parquet", ".pq"), "Parquet"),
@@ -33,6 +36,22 @@ SUFFIXES = {
     ".npy": "NumPy",
 }
 """Kinds of tables by the end of the name. npz archives and folders of .npy files can be imported, too."""
+
+
+@dataclass
+class _Memory:
+    """What a table takes in memory. A repeated value, a missing one, or the end of a short text among long ones takes
+    no space in a file."""
+
+    source: str
+    size: int
+    """Bytes of the file."""
+    used: int = 0
+
+    def add(self, count: int) -> None:
+        """Raises an error if that is far more than the file has."""
+        self.used += count
+        check_expansion(self.source, "its table", self.used, self.size)
 
 
 def is_table(source: str) -> bool:
@@ -68,25 +87,27 @@ def read_table(source: str, roles: Sequence[str] = (), width: int | None = None)
 
 
 def _read(source: str, kind: str, file: IO[bytes], roles: Sequence[str], width: int | None) -> Table:
+    memory = _Memory(source, file.seek(0, io.SEEK_END))
+    file.seek(0)
     if kind == "Parquet":
-        return _parquet(source, file)
+        return _parquet(source, file, memory)
     if kind == "npz":
         with np.load(file, allow_pickle=False) as archive:
             for info in archive.zip.infolist():
-                check_expansion(source, info.filename, info.file_size, info.compress_size)
+                memory.add(info.file_size)
             return _of_arrays(source, {name: _loaded(source, name, archive) for name in archive.files})
     if kind == "NumPy":
         return _bare_array(source, _checked(source, Path(source).stem, np.load(file, allow_pickle=False)), roles)
     lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     if kind == "SVMlight":
-        return read_svmlight(source, lines, width)
-    return _csv(source, lines) if kind == "CSV" else _json_lines(source, lines)
+        return read_svmlight(source, lines, memory.add, width)
+    return _csv(source, lines, memory) if kind == "CSV" else _json_lines(source, lines, memory)
 
 
 # ---- text
 
 
-def _csv(source: str, lines: io.TextIOWrapper) -> Table:
+def _csv(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
     """All values as text: ids keep their leading zeros, and NA may be a category."""
     import pandas as pd
 
@@ -101,14 +122,17 @@ def _csv(source: str, lines: io.TextIOWrapper) -> Table:
         raise UserError(f"data {source} has the column {twice[0]!r} twice")
     lines.seek(0)
     frame = pd.read_csv(lines, sep=separator, dtype=str, keep_default_na=False, index_col=False)
-    return {str(name): _stripped(frame[name].to_numpy()) for name in frame.columns}
+    return {str(name): _stripped(frame[name].to_numpy(), memory) for name in frame.columns}
 
 
-def _stripped(values: NDArray) -> NDArray:
-    return np.char.strip(np.asarray(["" if value is None or value != value else value for value in values], dtype=str))
+def _stripped(values: Sequence[Any] | NDArray, memory: _Memory) -> NDArray:
+    texts = ["" if value is None or value != value else value for value in values]
+    check_text(f"data {memory.source}", texts)
+    memory.add(4 * len(texts) * max(map(len, texts), default=0))  # every text takes as much as the longest
+    return np.char.strip(np.asarray(texts, dtype=str))
 
 
-def _json_lines(source: str, lines: io.TextIOWrapper) -> Table:
+def _json_lines(source: str, lines: io.TextIOWrapper, memory: _Memory) -> Table:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -121,28 +145,31 @@ def _json_lines(source: str, lines: io.TextIOWrapper) -> Table:
             raise UserError(f"data {source}: line {number} is not a JSON object")
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _column(source, name, [row.get(name) for row in rows]) for name in names}
+    check_text(f"data {source}", names)
+    memory.add(8 * len(rows) * len(names))
+    return {name: _column(source, name, [row.get(name) for row in rows], memory) for name in names}
 
 
 # ---- columns of Python values
 
 
-def _parquet(source: str, file: IO[bytes]) -> Table:
+def _parquet(source: str, file: IO[bytes], memory: _Memory) -> Table:
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
         content = pyarrow.parquet.ParquetFile(file)
-        size = file.seek(0, io.SEEK_END)
         # not the metadata of columns: damaged ones end the process
-        values = content.metadata.num_rows * content.metadata.num_columns
-        check_expansion(source, "its table", values, size)
-        batches, expanded = [], 0
+        memory.add(8 * content.metadata.num_rows * content.metadata.num_columns)
+        for field in content.schema_arrow:
+            if pa.types.is_nested(field.type) and not _is_list_of_numbers(field.type):
+                raise UserError(f"data {source}: column {field.name!r} holds nested values")
+        batches = []
         for batch in content.iter_batches(PARQUET_ROWS):  # a repeated value takes no space in the file
             columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
             batches.append(pa.RecordBatch.from_arrays(columns, batch.schema.names))
-            expanded += batches[-1].nbytes
-            check_expansion(source, "its table", expanded, size)
+            memory.add(batches[-1].nbytes)
+            memory.add(OBJECT_BYTES * sum(len(c.flatten()) for c in columns if pa.types.is_nested(c.type)))
         if not batches:
             return {}
         table = pa.Table.from_batches(batches)
@@ -153,11 +180,18 @@ def _parquet(source: str, file: IO[bytes]) -> Table:
     for name in table.column_names:
         column = table[name]
         plain = pa.types.is_floating(column.type) or (pa.types.is_integer(column.type) and not column.null_count)
-        found[name] = column.to_numpy() if plain else _column(source, name, column.to_pylist())
+        found[name] = column.to_numpy() if plain else _column(source, name, column.to_pylist(), memory)
     return found
 
 
-def _column(source: str, name: str, values: Sequence[Any]) -> NDArray:
+def _is_list_of_numbers(kind: Any) -> bool:
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_primitive(kind.value_type)
+
+
+def _column(source: str, name: str, values: Sequence[Any], memory: _Memory) -> NDArray:
     """Lists of numbers become an array with several features per row; None is missing."""
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, list | tuple | np.ndarray) for value in present):
@@ -168,7 +202,7 @@ def _column(source: str, name: str, values: Sequence[Any]) -> NDArray:
         return np.array([np.nan if value is None else float(value) for value in values])
     if any(isinstance(value, dict | list) for value in present):
         raise UserError(f"data {source}: column {name!r} holds nested values")
-    return _stripped(np.array(["" if value is None else as_text(value) for value in values], dtype=object))
+    return _stripped(["" if value is None else as_text(value) for value in values], memory)
 
 
 def as_text(value: Any) -> str:
@@ -211,7 +245,11 @@ def _bad_array(source: str, name: str, error: Exception) -> UserError:
 
 
 def _checked(source: str, name: str, array: Any) -> NDArray:
-    if not isinstance(array, np.ndarray) or (array.dtype.kind not in "fiubU" and array.dtype.names is None):
+    if (
+        not isinstance(array, np.ndarray)
+        or not array.dtype.itemsize
+        or (array.dtype.kind not in "fiubU" and array.dtype.names is None)
+    ):
         kind = getattr(array, "dtype", type(array).__name__)
         raise UserError(f"data {source}: {name} must hold numbers or text, but holds {kind}")
     return array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,12 @@ from trainables.errors import UserError
 MOST_BYTES = 8 << 30  # of the table with its zeros
 
 
-def read_svmlight(source: str, lines: Iterable[str], width: int | None = None) -> dict[str, NDArray]:
+def read_svmlight(
+    source: str, lines: Iterable[str], check_bytes: Callable[[int], None], width: int | None = None
+) -> dict[str, NDArray]:
     """The columns `label`, `features` (with zeros) and, if the lines have one, `qid`. Indices begin with 1, or with 0
-    if a line uses 0. `width`: the number of features; default: the largest index."""
+    if a line uses 0. `width`: the number of features; default: the largest index. `check_bytes`:
+    raises an error if the table with its zeros is too large for the file."""
     labels: list[str] = []
     groups: list[str] = []
     rows: list[int] = []
@@ -54,6 +57,7 @@ def read_svmlight(source: str, lines: Iterable[str], width: int | None = None) -
             f"data {source}: {len(labels)} rows of {width} features take {4 * width * len(labels) / 2**30:.0f} GiB "
             f"with their zeros; at most {MOST_BYTES >> 30} are supported"
         )
+    check_bytes(4 * width * len(labels))
     table = np.zeros((len(labels), width), dtype=np.float32)
     table[rows, columns] = values
     grouped = {"qid": np.array(groups)} if groups else {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from trainables.data.backbones import own_rows
 from trainables.data.backbones.backbone import TEXTS, Backbone
-from trainables.data.backbones.extraction import Items, extract_pieces
+from trainables.data.backbones.extraction import Items, extract_pieces, remove_pieces
 from trainables.data.importing.conversion import Assignment, assign_rows, column_of, texts_of
 from trainables.data.importing.reading import Table, is_table, read_table
 from trainables.data.importing.schema import Schema
@@ -151,7 +150,7 @@ def _write(target: Path, rows: OwnRows, pieces: Mapping[str, Sequence[Path]], ba
         }
         with archive.open(f"{PROVENANCE}.npy", "w") as member:
             np.lib.format.write_array(member, np.array(json.dumps(provenance, sort_keys=True)))
-    shutil.rmtree(partial_folder(target), ignore_errors=True)
+    remove_pieces(partial_folder(target))
 
 
 def _loaded(paths: Sequence[Path]) -> list[NDArray]:

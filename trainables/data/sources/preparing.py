@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.feature_file import READ_ERRORS
+from trainables.data.feature_file import READ_ERRORS, check_expansion
 from trainables.data.sources import fetching, formats
 from trainables.data.sources.catalogue import (
     EFFICIENTNET,
@@ -28,7 +27,7 @@ from trainables.data.sources.catalogue import (
     recipe,
     recipes,
 )
-from trainables.data.stored import BLOCK_BYTES
+from trainables.data.stored import BLOCK_BYTES, open_file
 from trainables.errors import UserError
 from trainables.files import replacing
 
@@ -134,16 +133,20 @@ def _archive_digest(file: Any) -> str:
 def provenance_of(path: Path) -> dict[str, Any] | None:
     """The provenance inside a feature file; None if it has none. Raises if its content does not match."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_file(str(path)) as content, np.load(content, allow_pickle=False) as file:
             if PROVENANCE not in file:
                 return None
-            stated = json.loads(str(file[PROVENANCE]))
             assert file.zip is not None  # None once closed
-            content = f"sha256:{_archive_digest(file)}"
+            info = file.zip.getinfo(f"{PROVENANCE}.npy")
+            check_expansion(str(path), PROVENANCE, info.file_size, info.compress_size)
+            stated = json.loads(str(file[PROVENANCE]))
+            if not isinstance(stated, dict) or not isinstance(stated.get("source"), str):
+                raise ValueError("its provenance names no source")
+            found = f"sha256:{_archive_digest(file)}"
     except (*READ_ERRORS, ValueError) as error:
         raise UserError(f"data file {path} cannot be read: {error}") from None
-    if stated.get("content") != content:
-        raise UserError(f"data file {path} has been changed: its content is {content}, not {stated.get('content')}")
+    if stated.get("content") != found:
+        raise UserError(f"data file {path} has been changed: its content is {found}, not {stated.get('content')!s:.80}")
     return stated
 
 
@@ -239,6 +242,8 @@ def _principal_components(arrays: formats.Arrays, count: int) -> formats.Arrays:
 
 def _write(target: Path, arrays: Mapping[str, NDArray]) -> None:
     """Write atomically, then delete the pieces of the extraction."""
+    from trainables.data.backbones.extraction import remove_pieces
+
     with replacing(target) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    shutil.rmtree(partial_folder(target), ignore_errors=True)
+    remove_pieces(partial_folder(target))
