@@ -232,3 +232,32 @@ def test_a_hostile_provenance_is_one_sentence(stated, tmp_path, fedsweep):
     code, out, _ = fedsweep("data", "verify", tmp_path / "a.npz")
     assert code == 1
     assert "its provenance names no source" in out
+
+
+RELEASE = {"count": 3, "multiplier": 5.0, "rate": 1.0}
+ACCOUNT = {
+    "epsilon": {"claimed": 3.0},
+    **{"delta": 1e-5, "data": "d", "records": "r", "secret_noise": True, "releases": [RELEASE]},
+    "trial": {"method": "dp-fedgd", "privacy": {"level": "record", "adjacency": "replace-one"}},
+}
+INFINITE = float("inf")
+HOSTILE_ACCOUNTS = (
+    *({"releases": [{**RELEASE, "count": count}]} for count in (-1000, INFINITE, 10**18, "x")),
+    *({"releases": [{**RELEASE, "multiplier": value}]} for value in (-1, INFINITE, float("nan"))),
+    *({"releases": [{**RELEASE, "rate": rate}]} for rate in (0, -1, 2, INFINITE, float("nan"))),
+    *({"trial": {"method": "m", "privacy": {"level": level, "adjacency": "zero-out"}}} for level in ("x", None, [])),
+    *({"trial": {"method": "m", "privacy": {"level": "user", "adjacency": name}}} for name in ("x", None, {})),
+    *({"delta": delta} for delta in (0, 2, INFINITE, "x")),
+)
+
+
+@pytest.mark.parametrize("changed", HOSTILE_ACCOUNTS)
+def test_the_account_of_a_model_cannot_reduce_that_of_others(changed, tmp_path, fedsweep):
+    """A negative count, or an unknown adjacency, would make the total too small."""
+    for name, provenance in (("good", ACCOUNT), ("bad", {**ACCOUNT, **changed})):
+        SavedModel(np.zeros(10, np.float32), "softmax", 4, 2, provenance).save(tmp_path / f"{name}.npz")
+    assert fedsweep("account", tmp_path / "good.npz")[0] == 0
+    code, _, err = fedsweep("account", tmp_path)
+    assert code == 2
+    assert "bad.npz has no complete account" in err
+    assert err.count("\n") == 1

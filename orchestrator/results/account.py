@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import LEDGER, results_location
 from orchestrator.results.publications import publication_of
 from orchestrator.results.records import same_records
 from orchestrator.results.winners import Results
-from trainables.choices import Level
-from trainables.errors import UserError, in_range
+from trainables.choices import ADJACENCIES, LEVELS, Level
+from trainables.errors import UserError, in_range, one_of
 from trainables.files import open_plain
 from trainables.privacy.publication import Publication, total_epsilon
 from trainables.privacy.sampled import Sampled
 
 SEARCH_FILES = "tables/, figures/, timing/, report.html, best.yaml"
+MOST_RELEASES = 10**12
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,21 @@ def _model(file: Path) -> Item:
         what, tags = f"a model of {method}", frozenset({records or data})
         if about["secret_noise"] is not True:
             return Item(str(file), f"{what}, whose noise anyone can compute from its seed", data, tags, records)
-        releases = tuple(Sampled(int(r["count"]), float(r["multiplier"]), float(r["rate"])) for r in about["releases"])
-        published = Publication(privacy["level"], privacy["adjacency"], releases)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} has no complete account: {error!r}") from None
+        published = Publication(privacy["level"], privacy["adjacency"], tuple(map(_release, about["releases"])))
+        one_of(LEVELS, level=str(published.level))
+        one_of(ADJACENCIES, adjacency=str(published.adjacency))
+        in_range(0, 1, "()", delta=delta)
+    except (KeyError, TypeError, ValueError, OverflowError, UserError) as error:
+        reason = str(error) if isinstance(error, UserError) else repr(error)
+        raise UserError(f"{file} has no complete account: {reason}") from None
     identity = hashlib.sha256(saved.weights.tobytes()).hexdigest()
     return Item(str(file), f"{what} with secret noise", data, tags, records, published, delta, identity)
+
+
+def _release(stated: Mapping[str, Any]) -> Sampled:
+    """Checked: a negative count would reduce the total of other publications."""
+    release = Sampled(int(stated["count"]), float(stated["multiplier"]), float(stated["rate"]))
+    in_range(0, MOST_RELEASES, count=release.count)
+    in_range(0, math.inf, "[)", multiplier=release.multiplier)
+    in_range(0, 1, "(]", rate=release.rate)
+    return release
