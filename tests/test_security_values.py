@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 from handmade_ledgers import change
 
 import fedsweep as fedsweep_package
@@ -215,6 +216,30 @@ def test_best_yaml_is_read_with_limits(text, tmp_path, fedsweep):
     (tmp_path / "best.yaml").write_text(text)
     code, _, err = fedsweep("train", "--from", tmp_path / "best.yaml")
     assert code == 2
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("data", value) for value in (None, 5, [], {})),
+        *(("method", value) for value in (None, 5, True)),
+        *(("partition", value) for value in (None, 5, {})),
+        *(("hyperparameters", value) for value in ("", [], 5)),
+        *(("validation_seed", value) for value in ("x", None)),
+    ],
+)
+def test_values_of_best_yaml_are_checked(key, value, written, tmp_path, fedsweep):
+    from handmade_ledgers import build
+
+    build(shutil.copytree(written, tmp_path / "r"))
+    content = yaml.safe_load((tmp_path / "r" / "best.yaml").read_text())
+    cell = next(iter(content["cells"]))
+    content["cells"][cell] |= {key: value, "fingerprint": "synthetic-frozen:1:600,20,12,4"}
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(content))
+    code, _, err = fedsweep("train", "--from", tmp_path / "best.yaml", "--cell", cell)
+    assert code == 2
+    assert "best.yaml was not written by a sweep" in err
     assert err.count("\n") == 1
 
 

@@ -230,7 +230,7 @@ def from_cells(
         named = records or entry.get("records", "")
         training = replace(training, data_id=DataSettings(source=name).id, records=named)
         return with_secret_noise(training) if secret_noise else training
-    except (KeyError, TypeError, ValidationError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # with pydantic's ValidationError
         raise UserError(f"cell {cell!r} of {file} was not written by a sweep: {error!r}".replace("\n", " ")) from None
 
 
