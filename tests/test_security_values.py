@@ -282,7 +282,7 @@ def test_a_table_that_expands_without_measure_is_refused(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="its table expands to"):
             read_table(str(tmp_path / f"{name}.parquet"))
     np.savez_compressed(tmp_path / "z.npz", x=np.zeros((100_000, 50), np.float32), y=np.zeros(100_000, np.int64))
-    with pytest.raises(UserError, match=r"x\.npy expands to"):
+    with pytest.raises(UserError, match="its table expands to"):
         read_table(str(tmp_path / "z.npz"))
 
 
