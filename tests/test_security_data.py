@@ -189,6 +189,17 @@ def test_members_of_an_archive_expand_together(tmp_path, monkeypatch):
             read(str(tmp_path / "a.npz"))
 
 
+def test_a_schema_does_not_expand_a_table(tmp_path, monkeypatch, fedsweep):
+    """Every category is a feature of every row."""
+    monkeypatch.setattr(feature_file, "EXPANDS_FROM_BYTES", 1 << 20)
+    (tmp_path / "a.csv").write_text("a,y\n" + "0,0\n0,1\n" * 1000)
+    categories = ", ".join(f"'{number}'" for number in range(9000))
+    (tmp_path / "a.schema.yaml").write_text(f"label: y\ncolumns: {{a: {{categories: [{categories}]}}}}")
+    code, _, err = fedsweep("data", "import", tmp_path / "a.csv", "--to", tmp_path / "a.npz")
+    assert code == 2
+    assert "the table of its features expands to 72,000,000 bytes" in err
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.svm", "a.npy", "a.npz", "a.parquet"])
 def test_holes_of_a_file_are_not_read(name, tmp_path):
     with (tmp_path / name).open("wb") as file:

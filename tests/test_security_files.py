@@ -12,6 +12,7 @@ from pathlib import Path
 import private_study
 import pytest
 import reported
+from ownership import give_away
 
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
@@ -336,11 +337,10 @@ def test_secrets_make_a_ledger_private(tmp_path, open_umask):
     assert set(found.values()) == {0o600}, "the write-ahead log too"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="changing the owner of a folder needs root")
-def test_a_private_search_needs_a_folder_of_its_own(tmp_path):
+def test_a_private_search_needs_a_folder_of_its_own(tmp_path, monkeypatch):
     """Another user's folder cannot be closed: that user could open it again."""
     (tmp_path / "r").mkdir(mode=0o755)
-    os.chown(tmp_path / "r", 65534, 65534)
+    give_away(tmp_path / "r", monkeypatch)
     with pytest.raises(UserError, match="belongs to another user"), Ledger.write(tmp_path / "r", private=True):
         pass
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.feature_file import CLIENT_COLUMN, TEST_CLIENT_COLUMN
+from trainables.data.feature_file import CLIENT_COLUMN, TEST_CLIENT_COLUMN, check_expansion
 from trainables.data.importing.reading import Table, as_text, read_table
 from trainables.data.importing.schema import Column, Schema, read_schema, scaled
 from trainables.errors import UserError
@@ -162,6 +162,9 @@ def _columns(source: str, table: Table, schema: Schema, found: Converted) -> dic
 
 
 def _features(source: str, table: Table, columns: dict[str, Column], notes: list[str]) -> NDArray[np.float32]:
+    widths = [len(column.categories or ()) or table[name].size // len(table[name]) for name, column in columns.items()]
+    given = sum(table[name].nbytes for name in columns)
+    check_expansion(source, "the table of its features", 4 * sum(widths) * len(table[next(iter(columns))]), given)
     parts = []
     for name, column in columns.items():
         if column.categories is not None:
