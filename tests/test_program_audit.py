@@ -36,6 +36,7 @@ def test_a_fault_is_caught(fedsweep, fault):
     ("arguments", "culprit"),
     [
         (["--program", "no-such-program", "--epsilon", "2"], "cannot be started"),
+        (["--program", "'", "--epsilon", "2"], "cannot be started"),
         (["--program", "false", "--epsilon", "2"], "exit code 1"),
         (["--program", "true", "--epsilon", "2"], "wrote neither weights.npy nor release-*.npy"),
         (["--program", "true"], "the budget is missing"),
@@ -52,6 +53,7 @@ def test_bad_input(fedsweep, arguments, culprit):
     [
         ({"weights.npy": "np.array([{}])"}, "Object arrays cannot be loaded"),
         ({"weights.npy": "np.array(1.0)"}, "has shape ()"),
+        ({"weights.npy": "np.zeros((0, 3))"}, "has shape (0, 3)"),
         ({"weights.npy": "np.array(['a'])"}, "cannot be read as arrays"),
         ({"weights.npy": "np.full((60, 3), np.nan)"}, "not finite"),
         ({"release-1.npy": "np.zeros(3)", "release-2.npy": "np.zeros(4)"}, "arrays of one shape"),
@@ -63,6 +65,21 @@ def test_what_a_program_writes_is_checked(fedsweep, tmp_path, written, culprit):
     (tmp_path / "program.py").write_text("\n".join(["import sys", "import numpy as np", *lines]))
     command = f"{sys.executable} {tmp_path / 'program.py'}"
     arguments = ("--data", DATA, "--canaries", 50, "--epsilon", 2)
+    assert_one_sentence(fedsweep("audit", "--program", command, *arguments), culprit)
+
+
+@pytest.mark.parametrize(
+    ("line", "culprit"),
+    [
+        ("os.mkfifo(f'{sys.argv[2]}/release-1.npy')", "is not a plain file"),
+        ("os.symlink('/etc/hostname', f'{sys.argv[2]}/weights.npy')", "is a symbolic link"),
+        ("sys.stderr.buffer.write(b'\\xff'), sys.exit(1)", "exit code 1"),
+    ],
+)
+def test_a_hostile_program_is_one_sentence(fedsweep, tmp_path, line, culprit):
+    (tmp_path / "program.py").write_text(f"import os, sys\n{line}\n")
+    arguments = ("--data", DATA, "--canaries", 50, "--epsilon", 2)
+    command = f"{sys.executable} {tmp_path / 'program.py'}"
     assert_one_sentence(fedsweep("audit", "--program", command, *arguments), culprit)
 
 

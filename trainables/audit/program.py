@@ -24,6 +24,7 @@ from trainables.audit.coin_bounds import CONFIDENCE, fdp_mu_bound, ratio_bound
 from trainables.data.feature_file import READ_ERRORS
 from trainables.data.features import FeatureSet
 from trainables.errors import UserError, in_range
+from trainables.files import open_plain
 from trainables.privacy.gaussian import epsilon_of, mu_of
 from trainables.privacy.plan import Adjacency
 
@@ -123,9 +124,13 @@ def audit_program(
     )
     try:
         done = subprocess.run(
-            [*shlex.split(command), str(folder / FEATURES), str(out)], capture_output=True, text=True, check=False
+            [*shlex.split(command), str(folder / FEATURES), str(out)],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a quotation that is not closed
         raise UserError(f"program = {command!r} cannot be started: {error}") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -140,13 +145,13 @@ def _read(out: Path, planted: Planted) -> NDArray[np.float64]:
     if not files:
         raise UserError(f"the program wrote neither {WEIGHTS} nor {RELEASES} into its output folder")
     try:
-        arrays = [np.load(file, allow_pickle=False).astype(np.float64) for file in files]
+        arrays = [_array(file) for file in files]
         found = np.sum(arrays, axis=0) if files[0].name == WEIGHTS else -np.sum(arrays, axis=0)
     except (*READ_ERRORS, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the program's {files[0].name} cannot be read as arrays of one shape: {reason}") from None
     width = planted.x.shape[1]
-    table = found.reshape(len(found) if found.ndim else 1, -1)
+    table = found.reshape(len(found), -1) if found.ndim and found.size else np.zeros((1, 1))
     table = table if table.shape[0] in (width, width + 1) else table.T
     if table.shape[0] not in (width, width + 1) or table.shape[1] not in (1, planted.classes):
         raise UserError(
@@ -156,6 +161,11 @@ def _read(out: Path, planted: Planted) -> NDArray[np.float64]:
     if not np.isfinite(table).all():
         raise UserError("the program's array has values that are not finite")
     return table[:width]
+
+
+def _array(file: Path) -> NDArray[np.float64]:
+    with open_plain(file) as content:
+        return np.load(content, allow_pickle=False).astype(np.float64)
 
 
 def _bounds(scores: NDArray[np.float64], coins: NDArray[np.int64], epsilon: float, delta: float) -> ProgramAudit:
