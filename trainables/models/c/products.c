@@ -1,7 +1,11 @@
 /* Matrix products of a tile of rows. Every number is one chain of multiply-adds, so its bits do not depend on the block
-it is computed in. */
+it is computed in. With many features, factors are used in parts that fit the L1 cache. */
 
 #include "products.h"
+
+#define PART 256 /* features whose weights are used at a time */
+#define STRIP (8 * MOST_ROWS) /* features whose gradients are computed at a time, */
+#define ACROSS 160            /* for this many columns */
 
 /* Store the result as floats, or add it to doubles (`added`). */
 INLINE void store_result(vector acc, const int added, void *into, int64_t at) {
@@ -14,13 +18,31 @@ INLINE void store_result(vector acc, const int added, void *into, int64_t at) {
         store((float *)into + at, acc);
 }
 
-/* M rows x N vectors of a product: sum over t of a[i, t] b[t][:]. */
-INLINE void product(const int M, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
-                    const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
+/* M rows x N vectors of a product: sum over t of a[i, t] b[t][:]. `resumed`: the sum continues the one stored. */
+INLINE void product(const int M, const int N, const int added, int resumed, const float *a, int64_t a_row,
+                    int64_t a_step, const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
     vector acc[MOST_ROWS][MOST_VECTORS];
     UNROLLED for (int i = 0; i < M; i++)
-        UNROLLED for (int v = 0; v < N; v++) acc[i][v] = all(0);
-    for (int64_t t = 0; t < steps; t++) {
+        UNROLLED for (int v = 0; v < N; v++)
+            acc[i][v] = !added && resumed ? load((float *)into + i * into_row + WIDTH * v) : all(0);
+    int64_t t = 0;
+#ifdef BY_NUMBER
+    if (a_step == 1)
+        for (; t + 4 <= steps; t += 4) {
+            vector ones[MOST_ROWS];
+            UNROLLED for (int i = 0; i < M; i++) ones[i] = load(a + i * a_row + t);
+#define STEP(S)                                                                                                       \
+    {                                                                                                                  \
+        vector factor[MOST_VECTORS];                                                                                   \
+        UNROLLED for (int v = 0; v < N; v++) factor[v] = load(b + (t + S) * b_row + WIDTH * v);                        \
+        UNROLLED for (int i = 0; i < M; i++)                                                                           \
+            UNROLLED for (int v = 0; v < N; v++) acc[i][v] = BY_NUMBER(factor[v], ones[i], S, acc[i][v]);              \
+    }
+            STEP(0) STEP(1) STEP(2) STEP(3)
+#undef STEP
+        }
+#endif
+    for (; t < steps; t++) {
         vector factor[MOST_VECTORS];
         UNROLLED for (int v = 0; v < N; v++) factor[v] = load(b + t * b_row + WIDTH * v);
         UNROLLED for (int i = 0; i < M; i++) {
@@ -32,9 +54,9 @@ INLINE void product(const int M, const int N, const int added, const float *a, i
         UNROLLED for (int v = 0; v < N; v++) store_result(acc[i][v], added, into, i * into_row + WIDTH * v);
 }
 
-INLINE void product_of(int64_t rows, const int N, const int added, const float *a, int64_t a_row, int64_t a_step,
-                       const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
-#define CASE(M) case M: product(M, N, added, a, a_row, a_step, b, b_row, steps, into, into_row); break;
+INLINE void product_of(int64_t rows, const int N, const int added, int resumed, const float *a, int64_t a_row,
+                       int64_t a_step, const float *b, int64_t b_row, int64_t steps, void *into, int64_t into_row) {
+#define CASE(M) case M: product(M, N, added, resumed, a, a_row, a_step, b, b_row, steps, into, into_row); break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if MOST_ROWS > 4
@@ -47,9 +69,10 @@ INLINE void product_of(int64_t rows, const int N, const int added, const float *
 #undef CASE
 }
 
-/* The whole product, in blocks of about equal size that fit the registers. */
-INLINE void multiply(const int added, const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *b,
-                     int64_t columns, int64_t steps, void *into) {
+/* The whole product, in blocks of about equal size that fit the registers. Rows of b and of the result are `row` numbers
+apart. */
+INLINE void multiply(const int added, int resumed, const float *a, int64_t a_row, int64_t a_step, int64_t rows,
+                     const float *b, int64_t columns, int64_t row, int64_t steps, void *into) {
     int64_t vectors = columns / WIDTH, across = (vectors + MOST_VECTORS - 1) / MOST_VECTORS;
     int64_t down = (rows + MOST_ROWS - 1) / MOST_ROWS, size = added ? sizeof(double) : sizeof(float);
     for (int64_t j = 0; j < across; j++) {
@@ -57,8 +80,8 @@ INLINE void multiply(const int added, const float *a, int64_t a_row, int64_t a_s
         for (int64_t i = 0; i < down; i++) {
             int64_t first = rows * i / down, some = rows * (i + 1) / down - first;
             const float *mine = a + first * a_row;
-            void *there = (char *)into + (first * columns + at) * size;
-#define CASE(N) case N: product_of(some, N, added, mine, a_row, a_step, b + at, columns, steps, there, columns); break;
+            void *there = (char *)into + (first * row + at) * size;
+#define CASE(N) case N: product_of(some, N, added, resumed, mine, a_row, a_step, b + at, row, steps, there, row); break;
             switch (count) {
                 CASE(1) CASE(2) CASE(3)
 #if MOST_VECTORS > 3
@@ -71,12 +94,25 @@ INLINE void multiply(const int added, const float *a, int64_t a_row, int64_t a_s
 }
 
 void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *w, int64_t columns, float *z) {
-    multiply(0, x, x_row, 1, rows, w, columns, q, z);
+    for (int64_t k = 0; k < q; k += PART)
+        multiply(0, k > 0, x + k, x_row, 1, rows, w + k * columns, columns, columns, q - k < PART ? q - k : PART, z);
 }
 
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total) {
-    multiply(1, x, 1, x_row, q, residuals, columns, rows, total);
+    if (q <= PART) {
+        multiply(1, 0, x, 1, x_row, q, residuals, columns, columns, rows, total);
+        return;
+    }
+    float transposed[STRIP * TILE];
+    for (int64_t at = 0; at < columns; at += ACROSS)
+        for (int64_t k = 0; k < q; k += STRIP) {
+            int64_t features = q - k < STRIP ? q - k : STRIP;
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t f = 0; f < features; f++) transposed[f * TILE + row] = x[row * x_row + k + f];
+            multiply(1, 0, transposed, TILE, 1, features, residuals + at,
+                     columns - at < ACROSS ? columns - at : ACROSS, columns, rows, total + k * columns + at);
+        }
 }
 
 /* ---- a different matrix per lane, lanes interleaved */

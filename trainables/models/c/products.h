@@ -8,7 +8,7 @@
 /* z (rows, columns) = x (rows, q) w (q, columns). Rows of x are `x_row` floats apart. */
 void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *w, int64_t columns, float *z);
 
-/* total (q, columns) += x^T residuals (rows, columns) */
+/* total (q, columns) += x^T residuals (rows, columns), at most TILE rows */
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total);
 

@@ -81,6 +81,11 @@ INLINE vector multiply_add(vector a, vector b, vector c) {
 #endif
 }
 
+/* The same with one number of b for all, where that saves copying the number into a vector. */
+#if defined(__ARM_NEON) && defined(__aarch64__)
+#define BY_NUMBER(a, b, which, c) ((vector)vfmaq_laneq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b), which))
+#endif
+
 INLINE vector larger(vector a, vector b) { return where(a > b, a, b); }
 
 #endif
