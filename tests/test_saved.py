@@ -79,6 +79,8 @@ def test_the_command(fedsweep, tmp_path):
     assert_one_sentence(odd, "x_test is not an array")
     lacking = fedsweep("predict", tmp_path / "m.npz", tmp_path / "none.npz", "--output", tmp_path / "r.csv")
     assert_one_sentence(lacking, "none.npz lacks the array 'x_test'; it needs x_test")
+    no_model = fedsweep("predict", tmp_path / "no.npz", tmp_path / "d.npz", "--output", tmp_path / "r.csv")
+    assert_one_sentence(no_model, "no.npz does not exist")
     again = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")
     assert_one_sentence(again, "p.csv")
     assert_one_sentence(fedsweep("train", "--epsilon", 1, "--save", tmp_path / "m.npz"), "--save")

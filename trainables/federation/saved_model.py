@@ -91,6 +91,8 @@ class SavedModel:
             head = models.parse(model.model, features=model.features, classes=model.classes)
         except _MissingPluginError as error:
             raise UserError(str(error)) from None
+        except FileNotFoundError:
+            raise UserError(f"model {path} does not exist; `fedsweep train --save` writes one") from None
         except (*READ_ERRORS, TypeError, ValueError, UserError) as error:
             raise UserError(f"{path} is not a model that fedsweep saved: {error}".replace("\n", " ")) from None
         if weights.shape != (head.dimension,):
