@@ -287,6 +287,11 @@ def test_the_summary_names_its_metric_and_what_a_constant_answer_scores(tmp_path
     only = "At ε = 8 DP-FedGD is the only method, with a test accuracy of 90.00 ± 0.00 %."
     assert [sentence["text"] for sentence in part["sentences"]] == [only]
     assert part["baseline"] == "Always predicting the largest class is right for 75.0 % of the train rows."
+    balanced = results(tmp_path).by_metric("balanced_accuracy")
+    assert (
+        findings_text.summary(balanced)[0]["baseline"]
+        == "Always predicting one class has a balanced accuracy of 50.0 %."
+    )
 
 
 def test_a_lead_that_is_not_significant(tmp_path):

@@ -39,8 +39,9 @@ def _at_chance(results: Results) -> Iterator[str]:
     for setting in results.settings:
         for epsilon in results.study.epsilons:
             cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
-            if not cells or (largest := largest_class(cells[0], results.class_counts)) is None:
+            if not cells or not (shares := class_shares(cells[0], results.class_counts)):
                 continue
+            largest = 100 * max(shares)
             rows = cells[0].facts.test_rows if cells[0].facts else 1
             best = max(cell.curve[cell.last].mean for cell in cells)
             if best <= largest + 200 * math.sqrt(largest / 100 * (1 - largest / 100) / max(1, rows)):
@@ -54,13 +55,7 @@ def _at_chance(results: Results) -> Iterator[str]:
                 )
 
 
-def largest_class(cell: CellResult, counts: Counts) -> float | None:
-    """Its share of the train rows, in percent; None if it is not recorded."""
-    shares = _class_shares(cell, counts)
-    return 100 * max(shares) if shares else None
-
-
-def _class_shares(cell: CellResult, counts: Counts) -> list[float]:
+def class_shares(cell: CellResult, counts: Counts) -> list[float]:
     """The share of every class that has train rows; empty if it is not recorded."""
     table = counts.get(cell.cell_id.setting)
     if not table or len(table[0]) < 2:
@@ -141,7 +136,7 @@ def _validation(results: Results) -> Iterator[str]:
             error = 100 * math.sqrt(share * (1 - share) / rows)
             if error > LARGE_ERROR:
                 reasons.append(f"a score on them has a standard error of {error:.1f} points")
-        rarest = rows * min(_class_shares(cells[0], results.class_counts), default=1.0)
+        rarest = rows * min(class_shares(cells[0], results.class_counts), default=1.0)
         if rarest < FEW_ROWS:
             reasons.append(f"the rarest class has about {max(1, round(rarest))} of them")
         if reasons:

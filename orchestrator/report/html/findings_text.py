@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.html.diagnosis_text import diagnoses, largest_class
+from orchestrator.report.html.diagnosis_text import class_shares, diagnoses
 from orchestrator.report.tables.accuracy import not_monotone
 from orchestrator.report.tables.common import budget, mean_and_std, method_name, short_name, unfinished
 from orchestrator.report.tables.differences import can_lead, difference, tied_for_best
@@ -35,10 +35,12 @@ def summary(results: Results) -> list[dict[str, Any]]:
 def _baseline(results: Results, setting: str) -> str:
     """Empty where it is not recorded, or is not a function of the classes' shares; also in a private search."""
     cells = results.of(setting)
-    if results.study.objective != "accuracy" or results.study.private or not cells:
-        return ""
-    largest = largest_class(cells[0], results.class_counts)
-    return f"Always predicting the largest class is right for {largest:.1f} % of the train rows." if largest else ""
+    shares = class_shares(cells[0], results.class_counts) if cells and not results.study.private else []
+    if results.study.objective == "accuracy" and shares:
+        return f"Always predicting the largest class is right for {100 * max(shares):.1f} % of the train rows."
+    if results.study.objective == "balanced_accuracy" and shares:
+        return f"Always predicting one class has a balanced accuracy of {100 / len(shares):.1f} %."
+    return ""
 
 
 def _at_budget(results: Results, setting: str, epsilon: float) -> dict[str, Any]:
