@@ -98,10 +98,17 @@ void logits_of(const float *x, int64_t x_row, int64_t rows, int64_t q, const flo
         multiply(0, k > 0, x + k, x_row, 1, rows, w + k * columns, columns, columns, q - k < PART ? q - k : PART, z);
 }
 
+/* Once in the program, because it takes seconds to compile. */
+static __attribute__((noinline)) void multiply_and_add(const float *a, int64_t a_row, int64_t a_step, int64_t rows,
+                                                       const float *b, int64_t columns, int64_t row, int64_t steps,
+                                                       double *into) {
+    multiply(1, 0, a, a_row, a_step, rows, b, columns, row, steps, into);
+}
+
 void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const float *residuals, int64_t columns,
                   double *total) {
     if (q <= PART) {
-        multiply(1, 0, x, 1, x_row, q, residuals, columns, columns, rows, total);
+        multiply_and_add(x, 1, x_row, q, residuals, columns, columns, rows, total);
         return;
     }
     float transposed[STRIP * TILE];
@@ -110,8 +117,8 @@ void add_gradient(const float *x, int64_t x_row, int64_t rows, int64_t q, const 
             int64_t features = q - k < STRIP ? q - k : STRIP;
             for (int64_t row = 0; row < rows; row++)
                 for (int64_t f = 0; f < features; f++) transposed[f * TILE + row] = x[row * x_row + k + f];
-            multiply(1, 0, transposed, TILE, 1, features, residuals + at,
-                     columns - at < ACROSS ? columns - at : ACROSS, columns, rows, total + k * columns + at);
+            multiply_and_add(transposed, TILE, 1, features, residuals + at,
+                             columns - at < ACROSS ? columns - at : ACROSS, columns, rows, total + k * columns + at);
         }
 }
 
