@@ -45,11 +45,13 @@ def features(file: str, folder: Path, **changes: int) -> Rows:
         return Rows(data["x_train"], data["y_train"].astype(np.int64), **changes)
 
 
-def imbalanced() -> Rows:
-    """Three digits, 1 : 20 : 100."""
-    rows = keel("penbased")
-    kept = np.concatenate([np.flatnonzero(rows.y == digit)[:count] for digit, count in ((0, 11), (1, 220), (2, 1100))])
-    return Rows(rows.x[kept], rows.y[kept])
+def imbalanced(name: str) -> Rows:
+    """Rows of the three largest classes, 1 : 20 : 100."""
+    rows = keel(name)
+    largest = np.argsort(-np.bincount(rows.y), kind="stable")[:3]
+    counts = zip(largest, (1100, 220, 11), strict=True)
+    kept = np.concatenate([np.flatnonzero(rows.y == label)[:count] for label, count in counts])
+    return Rows(rows.x[kept], np.unique(rows.y[kept], return_inverse=True)[1].astype(np.int64))
 
 
 DEVELOPMENT: dict[str, Callable[[Path], Rows]] = {
@@ -62,16 +64,18 @@ DEVELOPMENT: dict[str, Callable[[Path], Rows]] = {
     "CRC-5, 700 rows": lambda folder: features("crc5-resnet20.npz", folder, most=700),
     "vehicle": lambda _: keel("vehicle"),
     "german": lambda _: keel("german"),
+    "penbased": lambda _: keel("penbased"),
+    "segment": lambda _: keel("segment"),
 }
 """Those that the rules were chosen on."""
 BENCHMARK: dict[str, Callable[[Path], Rows]] = {
     **{
         name: lambda _, name=name: keel(name)  # type: ignore[misc]
-        for name in ("twonorm", "mushroom", "spambase", "segment", "magic", "penbased", "contraceptive", "australian")
+        for name in ("twonorm", "mushroom", "spambase", "texture", "magic", "phoneme", "contraceptive", "australian")
     },
     "page-blocks": lambda _: keel("page-blocks0", "imbalanced"),
     "a9a, 200 users": lambda folder: features("adult-a9a.npz", folder, clients=200, most=5000, power_law=1),
-    "1 : 20 : 100": lambda _: imbalanced(),
+    "1 : 20 : 100": lambda _: imbalanced("satimage"),
 }
 """Those that no rule was chosen on; only a9a with its 200 users has rows of a development set."""
 
