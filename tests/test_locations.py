@@ -511,3 +511,13 @@ def test_a_lock_that_is_being_written_is_read_again(tmp_path, monkeypatch):
         answers = iter([b" ", b'{"holder": "pro'])
         monkeypatch.setattr(type(location._files), "cat_file", lambda self, path: next(answers, None) or cat_file(path))
         assert location.lock_holder() == location.lock.name
+
+
+def test_a_text_at_a_url_has_a_limited_size(monkeypatch):
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/long/best.yaml", b"x" * 11)
+    monkeypatch.setattr(locations, "LONGEST_TEXT", 11)
+    assert locations.read_text("memory://long/best.yaml") == "x" * 11
+    monkeypatch.setattr(locations, "LONGEST_TEXT", 10)
+    with pytest.raises(UserError, match=r"memory://long/best\.yaml is larger than 10 bytes"):
+        locations.read_text("memory://long/best.yaml")

@@ -97,6 +97,21 @@ def plant(results, name, target):
     place.symlink_to(target)
 
 
+@pytest.mark.parametrize("ending", ["", "-journal", "-wal"])
+def test_an_export_keeps_a_database_of_the_user(ending, results, tmp_path, fedsweep):
+    own = tmp_path / "mine" / f"optuna.db{ending}"
+    own.parent.mkdir()
+    own.write_bytes(b"SQLite format 3\0" + bytes(200))
+    code, _, err = fedsweep("export", results, "--to", "optuna", "--out", own.parent)
+    assert code == 2, err
+    assert "is not an earlier export of fedsweep; choose another folder with --out" in err
+    assert own.read_bytes() == b"SQLite format 3\0" + bytes(200)
+    own.unlink()
+    for _ in range(2):
+        assert fedsweep("export", results, "--to", "optuna", "--out", own.parent)[0] == 0
+    assert os.listdir(own.parent) == ["optuna.db"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_files_that_are_replaced_are_not_written_through_links(command, results, victim, fedsweep):
     word, *options = command.split()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,14 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.report.html.configurations import Configuration, grouped
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.winners import CellResult, Results
+from trainables.errors import UserError
+from trainables.files import open_plain
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
+
+APPLICATION = 0x0FED5EE9
+"""In the header of an exported SQLite file, to recognise it."""
 
 
 def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
@@ -25,11 +31,9 @@ def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "optuna.db"
-    for ending in ("", "-journal", "-wal", "-shm"):
-        Path(f"{file}{ending}").unlink(missing_ok=True)
-    path = str(file.absolute())
+    _remove_earlier_export(file)
     # not as a URL: a folder's name may hold %2F, ? and braces, which would lead to another file
-    storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path)})
+    storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: _connected(file.absolute())})
     directions = optuna.study.StudyDirection
     direction = directions.MINIMIZE if results.study.objective_spec.lower_is_better else directions.MAXIMIZE
     for cell in results.cells:
@@ -44,6 +48,31 @@ def write_optuna(ledger: Ledger, results: Results, folder: Path) -> list[str]:
                 study.add_trial(_trial(ledger, cell, configuration, found))
     storage.engine.dispose()
     return [str(file)]
+
+
+def _connected(file: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(str(file))
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    return connection
+
+
+def _remove_earlier_export(file: Path) -> None:
+    """Raises UserError if there is a file that no export has written."""
+    present = [path for ending in ("", "-journal", "-wal", "-shm") if os.path.lexists(path := Path(f"{file}{ending}"))]
+    foreign = [path for path in present if not path.is_symlink()]
+    if foreign and not _is_export(file):
+        raise UserError(f"{foreign[0]} is not an earlier export of fedsweep; choose another folder with --out")
+    for path in present:
+        path.unlink()
+
+
+def _is_export(file: Path) -> bool:
+    try:
+        with open_plain(file) as content:
+            header = content.read(72)
+    except (OSError, UserError):
+        return False
+    return header[68:] == APPLICATION.to_bytes(4, "big")
 
 
 def _name(cell: CellResult) -> str:

@@ -22,7 +22,7 @@ from orchestrator.results.remote_lock import EXPIRES_S, LOCK, LockLostError, Rem
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
-from trainables.files import open_in_place, read_plain, read_plain_text
+from trainables.files import LONGEST_TEXT, open_in_place, read_plain, read_plain_text
 from trainables.urls import as_user_error, open_filesystem, refuse_links, rename, shown
 
 HEARTBEAT_S = 20.0
@@ -126,7 +126,9 @@ def read_text(where: str | Path) -> str:
         return read_plain_text(Path(where))
     files, path = open_filesystem(where)
     with as_user_error(f"{where} cannot be read"):
-        return files.cat_file(path).decode()
+        if (files.size(path) or 0) > LONGEST_TEXT:
+            raise UserError(f"{where} is larger than {LONGEST_TEXT:,} bytes")
+        return files.cat_file(path, end=LONGEST_TEXT).decode()
 
 
 class RemoteLocation(ResultsLocation):
