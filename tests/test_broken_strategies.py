@@ -49,10 +49,14 @@ class Sweeps:
             assert old in text
             text = text.replace(old, new)
         self.plugin.write_text(text)
-        target = (self.results,) if command == "resume" else (self.study, "--results", self.results)
+        target = {
+            "run": (self.study, "--results", self.results, "--backend", "local"),
+            "resume": (self.results, "--backend", "local"),
+            "plan": (self.study,),
+        }[command]
         self.monkeypatch.setenv("FEDSWEEP_IMPORT", "")
         with temporary_plugins():
-            return self.fedsweep("--import", self.plugin, command, *target, "--backend", "local")
+            return self.fedsweep("--import", self.plugin, command, *target)
 
 
 @pytest.fixture
@@ -86,6 +90,13 @@ def test_an_incomplete_class_is_refused_with_its_line(sweeps, name):
     assert f"plug-in {sweeps.plugin}:5: " in err
     assert sentence in err
     assert not sweeps.results.exists()
+
+
+@pytest.mark.parametrize(("stage", "owner"), [("coarse", "strategy grid"), ("contest", "fedsweep")])
+def test_a_stage_name_of_another_strategy_is_refused(sweeps, stage, owner):
+    code, out, err = sweeps.run(('stages = ("mine",)', f'stages = ("mine", "{stage}")'))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"stage name '{stage}' of strategy mine is taken by {owner}; choose another" in err
 
 
 def test_a_plug_in_cannot_claim_the_price_of_a_private_search(sweeps):
@@ -178,6 +189,32 @@ def test_a_wrong_value_of_a_method_is_one_sentence_with_its_line(sweeps, name):
     assert (code, out, len(said(err))) == (2, "", 1), err
     assert f"plug-in {sweeps.plugin}:{line}: strategy mine: {sentence}" in err
     assert "Traceback" not in err
+
+
+WRONG_FIXED_CONFIGURATIONS = {
+    "a list": (
+        "RATES",
+        "[{'learning_rate': 0.1}, {'learning_rate': 1.0}, {'learning_rate': 10.0}], which is not a dict",
+    ),
+    "no list": ('{"mine": 3}', "{'mine': 3}, which is not a dictionary from stages to lists of configurations"),
+    "no configurations": ('{"mine": [0.1]}', "{'mine': [0.1]}, which is not a dictionary from stages to lists of"),
+    "another stage": ('{"yours": RATES}', "stage 'yours', which its `stages` lack"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FIXED_CONFIGURATIONS)
+def test_wrong_fixed_configurations_are_one_sentence_of_plan(sweeps, name):
+    value, problem = WRONG_FIXED_CONFIGURATIONS[name]
+    hook = f"    def fixed_configurations(self, task):\n        return {value}\n\n{HOOK}"
+    code, out, err = sweeps.run((HOOK, hook), command="plan")
+    assert (code, out, len(said(err))) == (2, "", 1), err
+    assert f"plug-in {sweeps.plugin}:12: strategy mine: `fixed_configurations` returned {problem}" in err
+
+
+def test_fixed_configurations_are_planned(sweeps):
+    hook = f'    def fixed_configurations(self, task):\n        return {{"mine": RATES}}\n\n{HOOK}'
+    code, _, err = sweeps.run((HOOK, hook), command="plan")
+    assert code == 0, err
 
 
 WRONG_SIGNATURES = {

@@ -4,7 +4,7 @@ are called. Without them, a wrong value would fail later, in code that does not 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Integral
 from typing import Any
@@ -94,17 +94,31 @@ def _is_count(value: object, low: int = 0) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
 
 
+def _is_list_of_configurations(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+
+
+def _unknown_stage(strategy: Strategy, stages: Iterable[str]) -> str:
+    unknown = [stage for stage in stages if stage not in strategy.stages]
+    return f"stage {unknown[0]!r}, which its `stages` lack" if unknown else ""
+
+
 def _counts(strategy: Strategy, returned: object, *_: object) -> str:
     if not isinstance(returned, Mapping) or not all(map(_is_count, returned.values())):
         return f"{returned!r}, which is not a dictionary from stages to numbers of configurations"
-    unknown = [stage for stage in returned if stage not in strategy.stages]
-    return f"stage {unknown[0]!r}, which its `stages` lack" if unknown else ""
+    return _unknown_stage(strategy, returned)
 
 
 def _expected(strategy: Strategy, returned: object, *_: object) -> str:
     if returned == {}:
         return "{}, which is not a number of configurations for at least one stage"
     return _counts(strategy, returned)
+
+
+def _fixed_configurations(strategy: Strategy, returned: object, *_: object) -> str:
+    if not isinstance(returned, Mapping) or not all(map(_is_list_of_configurations, returned.values())):
+        return f"{returned!r}, which is not a dictionary from stages to lists of configurations"
+    return _unknown_stage(strategy, returned)
 
 
 def _competing(strategy: Strategy, returned: object, stages: Container[str]) -> str:
@@ -128,7 +142,7 @@ def _sentence(strategy: Strategy, returned: object, *_: object) -> str:
 
 
 def _finalists(strategy: Strategy, returned: object, *_: object) -> str:
-    if returned is None or (isinstance(returned, list) and all(isinstance(each, Mapping) for each in returned)):
+    if returned is None or _is_list_of_configurations(returned):
         return ""
     return f"{returned!r}, which is not a list of configurations"
 
@@ -136,6 +150,7 @@ def _finalists(strategy: Strategy, returned: object, *_: object) -> str:
 _CHECKS: dict[str, Callable[..., str]] = {
     "expected": _expected,
     "already_run": _counts,
+    "fixed_configurations": _fixed_configurations,
     "competing": _competing,
     "planned_rounds": _planned_rounds,
     "last_round": _last_round,

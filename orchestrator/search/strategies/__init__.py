@@ -34,8 +34,11 @@ def add_all(module: ModuleType) -> None:
         taken = {stage: s.name for s in STRATEGIES.values() if s is not known for stage in s.stages}
         for stage in value.stages:
             if stage in taken or stage in ("contest", "confirm"):
-                owner = taken.get(stage, "every strategy")
-                raise UserError(f"plug-in {module.__name__}: stage {stage!r} of {value.name!r} belongs to {owner}")
+                owner = f"strategy {taken[stage]}" if stage in taken else "fedsweep"
+                raise UserError(
+                    f"plug-in {module.__name__}: stage name {stage!r} of strategy {value.name} is taken by {owner}; "
+                    "choose another"
+                )
         STRATEGIES[value.name] = value() if module.__name__.startswith(f"{__name__}.") else with_checks(value())
 
 

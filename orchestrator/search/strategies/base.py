@@ -95,7 +95,7 @@ class Strategy(ABC):
         return {}
 
     def fixed_configurations(self, task: SearchTask) -> dict[str, list[Configuration]]:
-        """The configurations of stages that do not depend on results."""
+        """The configurations of stages that do not depend on results, as {stage: [configuration, ...]}."""
         return {}
 
     def is_exact(self, refine: str) -> bool:
