@@ -1,4 +1,4 @@
-"""Output of the commands: JSON to standard output, messages to standard error."""
+"""Output of the commands. Results (text or JSON) to standard output, messages to standard error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainables.urls import shown
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a terminal would follow: names may come from anyone."""
+    """Control characters become spaces: names may be untrusted, and a terminal would obey them."""
     return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
 
 
@@ -35,7 +35,7 @@ stderr = _Messages(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def emit_json(value: Any) -> None:
-    """Print one line of JSON, the last line of standard output. Infinite values become the string "inf"."""
+    """Print one line of JSON. Values that are not finite become strings (inf, -inf, nan)."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 

@@ -11,10 +11,10 @@ import sys
 _program = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
-def leave_out() -> None:
+def remove_current_folder() -> None:
     try:
         current = os.path.realpath(os.getcwd())
-    except OSError:  # it was removed
+    except OSError:  # the current folder was deleted
         current = ""
     if current == _program:
         return
@@ -22,4 +22,4 @@ def leave_out() -> None:
     sys.path[:] = [place for place in sys.path if place and (place in named or os.path.realpath(place) != current)]
 
 
-leave_out()
+remove_current_folder()

@@ -121,7 +121,7 @@ def test_a_budget_is_never_assumed(fedsweep, no_actors):
 def test_an_option_that_a_winner_would_ignore_is_refused(fedsweep, no_actors, flag):
     """Before the file is read."""
     result = fedsweep("train", "--from", "best.yaml", *flag.split())
-    assert_one_sentence(result, f"{flag.split()[0]} does not go with --from")
+    assert_one_sentence(result, f"{flag.split()[0]} cannot be combined with --from")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "localhost:9"])

@@ -161,19 +161,19 @@ def test_a_study_at_a_url(local_ray, s3, tmp_path, fedsweep):
 
 
 def test_checkpoints_are_stored_at_the_url_too(url):
-    """Every node can reach them there; `clear` removes them."""
+    """Every node can reach them there; `remove_all` removes them."""
     checkpoints = results_location(url).checkpoints
     assert checkpoints.filesystem is not None
     checkpoints.filesystem.pipe_file(f"{checkpoints.path}/left/behind", b"x")
-    checkpoints.clear()
+    checkpoints.remove_all()
     assert not checkpoints.filesystem.exists(checkpoints.path)
-    checkpoints.clear()
+    checkpoints.remove_all()
 
 
 def test_checkpoints_that_a_node_cannot_reach(url, monkeypatch):
     checkpoints = results_location(url).checkpoints
     monkeypatch.setattr(checkpoints.filesystem, "exists", broken)
-    checkpoints.clear()
+    checkpoints.remove_all()
 
 
 # ---- one driver at a time

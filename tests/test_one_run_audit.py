@@ -284,6 +284,6 @@ def test_options_of_the_other_kind_are_refused(fedsweep, tmp_path):
     assert "--cell goes with a results folder" in err
     code, _, err = fedsweep("audit", tmp_path, "--rounds", "3")
     assert code == 2
-    assert "--rounds does not go with a results folder" in err
+    assert "--rounds cannot be combined with a results folder" in err
     code, _, err = fedsweep("audit", tmp_path / "nothing")
     assert code == 2

@@ -137,7 +137,10 @@ def test_auto_without_clients_is_a_user_error(fedsweep, no_ray):
         face.train(small.SMALL, method="dp-fedgd", epsilon=1, clients="some")
     for words, sentence in (
         (("partition", "--data", small.SMALL, "--clients", "auto"), "has no client_train column"),
-        (("partition", "--data", small.SMALL, "--clients", "some"), "clients = 'some' is not a whole number, nor auto"),
+        (
+            ("partition", "--data", small.SMALL, "--clients", "some"),
+            "clients = 'some' is neither a whole number nor auto",
+        ),
         (("calibrate", "--epsilon", 1, "--clients", "auto"), "clients = 'auto' needs a data set"),
     ):
         code, _, err = fedsweep(*words)

@@ -17,7 +17,7 @@ ASSUMPTIONS = """\
 Data sets are counted as the same records if they share a `records` name (in the data section of a study, or
 `fedsweep train --records`), the name of their file, or their content. Files prepared from the same records in another
 way need a common `records` name. Test rows, the number of classes and clients and the clients' sizes are assumed to be
-public. Only what is listed under a total is covered by it."""
+public. A total covers only the publications listed above it."""
 
 
 def account(
@@ -33,9 +33,9 @@ def account(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what these results publish, and its total epsilon.
+    """Show what these results publish, and the total epsilon of all of it.
 
-    Totals are for each set of records: publications about the same records add up."""
+    One total per set of records, because publications about the same records add up."""
     from orchestrator.results.account import account_of
 
     found = account_of(places, delta)
@@ -46,7 +46,7 @@ def account(
         echo(f"records    {records.name}")
         echo(f"data       {', '.join(records.data)}")
         for (place, what), epsilon in records.by_place.items():
-            echo(f"published  {place}\n           {what}\n           eps {_shown(epsilon)} alone")
+            echo(f"published  {place}\n           {what}\n           eps {_shown(epsilon)} on its own")
         echo(f"total      {_total(records)}\n")
     if not found.records:
         echo("Nothing here is meant for publication.\n")

@@ -48,7 +48,7 @@ Resources = Annotated[
 ]
 StopAfter = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Stop after this time (90m, 2h, 1.5d), when the running packs have finished."),
+    typer.Option(metavar="TIME", help="Start no new packs after this time (90m, 2h, 1.5d); running packs finish."),
 ]
 Shard = Annotated[
     str | None,
@@ -122,7 +122,7 @@ def _clients(text: str | int) -> Clients:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"clients = {text!r} is not a whole number, nor auto") from None
+        raise UserError(f"clients = {text!r} is neither a whole number nor auto") from None
 
 
 def number_of_clients(options: TrainingOptions) -> int:
@@ -163,14 +163,14 @@ def key_values(pairs: list[str] | None) -> dict[str, Any]:
         if not equals or not name or not value:
             raise UserError(f"--set {pair!r} is not of the form KEY=VALUE")
         if name in values:
-            raise UserError(f"--set names {name!r} twice")
+            raise UserError(f"--set sets {name!r} twice")
         values[name] = value
     return values
 
 
-def refuse_options(context: typer.Context, allowed: Sequence[str], with_what: str) -> None:
-    """Refuse options that would be ignored. `with_what`: what they cannot be combined with, and why."""
+def refuse_options(context: typer.Context, allowed: Sequence[str], conflict: str) -> None:
+    """Refuse options that would be ignored. `conflict`: what they cannot be combined with, and why."""
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if option.name not in allowed and source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"{option.opts[0]} does not go with {with_what}")
+            raise UserError(f"{option.opts[0]} cannot be combined with {conflict}")

@@ -12,4 +12,4 @@ def resume(folder: Folder, *, options: RunOptions) -> None:
     from orchestrator.execution.study_run import recorded_study
 
     loaded, text = recorded_study(folder)
-    sweep.run(loaded, text, folder, options)
+    sweep.run_and_print(loaded, text, folder, options)

@@ -26,4 +26,4 @@ def run(
     loaded, text = reading.load(study)
     folder = results or str(Path("results") / loaded.name)
     with reading.errors_name_lines(text, study):
-        sweep.run(loaded, text, folder, options)
+        sweep.run_and_print(loaded, text, folder, options)

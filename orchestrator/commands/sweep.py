@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.study.study import Study
 
 
-def run(study: Study, text: str, folder: str, options: RunOptions) -> None:
+def run_and_print(study: Study, text: str, folder: str, options: RunOptions) -> None:
     from orchestrator.execution import study_run
     from orchestrator.execution.progress import JsonView, LineView, LiveView
     from orchestrator.study.reading import changed_resources

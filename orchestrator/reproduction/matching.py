@@ -66,7 +66,7 @@ class Match:
     @property
     def comparable(self) -> bool:
         """Ours is the paper's method at the eps it claims. DP-FedNew meets its claim only without duals."""
-        return self.ours.plain or (self.ours.private_as_claimed and self.ours.variant == WITHOUT_DUALS)
+        return self.ours.plain or (self.ours.private_as_claimed and self.ours.label_suffix == WITHOUT_DUALS)
 
     def same_search(self, other: Match) -> bool:
         return (self.ours.study, self.ours.strategy) == (other.ours.study, other.ours.strategy)
@@ -97,9 +97,9 @@ def _ablation(results: OurResults) -> Iterator[Match]:
 
 def tuned_for(ours: OurResult) -> list[float]:
     """The budgets that the label says its hyperparameters were tuned for: `full (ε 5 and 10)`."""
-    if not ours.variant.startswith("ε "):
+    if not ours.label_suffix.startswith("ε "):
         return []
-    return [float(text) for text in ours.variant.removeprefix("ε ").split(" and ")]
+    return [float(text) for text in ours.label_suffix.removeprefix("ε ").split(" and ")]
 
 
 def _fednew(results: OurResults) -> Iterator[Match]:

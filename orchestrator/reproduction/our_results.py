@@ -1,4 +1,4 @@
-"""Our side of the comparison: every confirmed cell of some results folders."""
+"""Our side of the comparison: every cell of some results folders."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,8 @@ from orchestrator.results.winners import CellResult, Results, Score, actual_epsi
 from trainables.errors import UserError
 from trainables.spec import HyperValue
 
-PAPER_STUDY = "paper-"
-"""Prefix of the studies that search as the papers did."""
+PAPER_STUDY_PREFIX = "paper-"
+"""Studies whose names begin with it search as the papers did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,26 +58,28 @@ class OurResult:
 
     @property
     def method(self) -> str:
-        """The label without the variant in brackets: the paper's name of the method."""
+        """The label without the suffix in brackets: the paper's name of the method."""
         return self.label.split(" (")[0]
 
     @property
-    def variant(self) -> str:
+    def label_suffix(self) -> str:
+        """The part of the label in brackets; empty for the method itself."""
         return self.label[len(self.method) :].strip(" ()")
 
     @property
     def private_as_claimed(self) -> bool:
+        """The claimed eps holds, and the method does not run as released."""
         return self.claim_holds and not self.as_released
 
     @property
     def plain(self) -> bool:
-        """The method itself, without variant, at the eps it claims."""
-        return self.private_as_claimed and not self.variant
+        """The method itself, without a suffix, at the eps it claims."""
+        return self.private_as_claimed and not self.label_suffix
 
     @property
     def paper_search(self) -> bool:
         """The study searches as the papers did: one seed and the papers' grids."""
-        return self.study.startswith(PAPER_STUDY)
+        return self.study.startswith(PAPER_STUDY_PREFIX)
 
     @property
     def finished(self) -> bool:
@@ -113,7 +115,7 @@ def read_results(folders: Sequence[Path]) -> OurResults:
     """Read results folders, and all results folders directly inside the given folders."""
     with_ledger = list(dict.fromkeys(each for folder in folders for each in _results_folders(folder)))
     if not with_ledger:
-        raise UserError(f"no results folder is in {', '.join(str(folder) for folder in folders)}")
+        raise UserError(f"there is no results folder in {', '.join(str(folder) for folder in folders)}")
     results: list[OurResult] = []
     partitions: dict[str, list[list[int]]] = {}
     studies: dict[str, Path] = {}

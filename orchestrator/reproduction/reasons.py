@@ -84,7 +84,7 @@ def _beats_first_order(case: Case) -> str:
 
 def _independent_noise(case: Case) -> str:
     for other in case.same_method:
-        if other.ours.variant == INDEPENDENT and other.agrees:
+        if other.ours.label_suffix == INDEPENDENT and other.agrees:
             return (
                 "With independent noise instead of tree noise, accounted for every round at the same ε, ours agrees: "
                 f"it reaches {other.our_mean:.2f}. Noise for the whole tree costs the difference."
@@ -176,7 +176,7 @@ def _not_the_noise(case: Case) -> str:
     same_search = [m for m in case.table if m.same_search(match)]
     tighter = [m for m in same_search if m.ours.label == match.ours.label and m.epsilon < match.epsilon]
     above = sorted((m for m in tighter if m.our_mean > match.paper_mean), key=lambda m: m.epsilon)
-    unit_rows = [m for m in same_search if m.ours.variant == UNIT_ROWS and m.epsilon == match.epsilon and m.agrees]
+    unit_rows = [m for m in same_search if m.ours.label_suffix == UNIT_ROWS and m.epsilon == match.epsilon and m.agrees]
     if match.difference < 0 or not (above or unit_rows):
         return ""
     text = "The paper states neither step sizes nor the scale of its rows, which may explain it"

@@ -34,7 +34,7 @@ def forget_node(results: Path | str, node: str) -> Forgotten:
     with location.open_for_writing(), Ledger.write(location.folder) as ledger:
         study = _check(ledger, results, node)
         keys = {key for key, (_, nodes) in ledger.origins().items() if node in nodes}
-        location.checkpoints.clear()  # the node may have computed a part of them
+        location.checkpoints.remove_all()  # the node may have computed a part of them
         return _forget(ledger, study, keys | _continuing(ledger, keys))
 
 

@@ -42,6 +42,7 @@ from trainables.errors import UserError
 from trainables.federation.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
+    from orchestrator.search.candidates import Outcome
     from trainables.federation.pack import PackGroup
 
 SCHEMA_VERSION = "7"
@@ -139,8 +140,6 @@ as_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would b
 Digest = hashlib.blake2b
 StageKey = tuple[CellId, str, str]
 """Cell, name of the search variant, stage."""
-Outcome = tuple[str, float | None, float | None]
-"""State, score and loss of a trial."""
 
 
 @dataclass(frozen=True)

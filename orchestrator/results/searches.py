@@ -11,8 +11,8 @@ from typing import Any
 
 from orchestrator.results import checks
 from orchestrator.results.counts import OPENED
-from orchestrator.results.ledger import Ledger, Outcome, SettingFacts
-from orchestrator.search.candidates import Candidate
+from orchestrator.results.ledger import Ledger, SettingFacts
+from orchestrator.search.candidates import Candidate, Outcome
 from orchestrator.search.expected_trials import expected_trials, trials_to_come
 from orchestrator.search.history import History
 from orchestrator.search.objective import Objective

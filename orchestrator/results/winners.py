@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from orchestrator.results.clients import ClientAccuracy, ClientRows, by_client, client_rows
 from orchestrator.results.counts import OPENED
-from orchestrator.results.ledger import Digest, Ledger, Outcome, Row, SettingFacts
+from orchestrator.results.ledger import Digest, Ledger, Row, SettingFacts
 from orchestrator.results.records import records_of
 from orchestrator.results.searches import SearchedCell, SearchRecord, configuration_of, search_records
 from orchestrator.results.trial_columns import TrialColumns
+from orchestrator.search.candidates import Outcome
 from orchestrator.search.objective import Objective
 from orchestrator.search.selection import Choice
 from orchestrator.search.strategies.private import fixed_grid

@@ -122,8 +122,9 @@ class PackStorage:
             else:
                 self.filesystem.rm_file(f"{self.path}/{name}{ENDING}")
 
-    def clear(self, only_if_empty: bool = False) -> None:
-        if only_if_empty and (self._names(ENDING) or self._names(PAUSED)):
+    def remove_all(self, even_if_used: bool = True) -> None:
+        """Remove the folder. Not `even_if_used`: only if no trial can continue from a file in it."""
+        if not even_if_used and (self._names(ENDING) or self._names(PAUSED)):
             return
         if self.filesystem is None:
             shutil.rmtree(self.path, ignore_errors=True)

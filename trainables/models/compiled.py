@@ -97,7 +97,7 @@ def check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int,
         raise TypeError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, not {dtype} {shape}")
 
 
-def check_all(shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int) -> None:
+def check_gradient_inputs(shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int) -> None:
     """`theta` is (lanes, d), or (clients or 1, lanes, d)."""
     clients, most = shard.clients, shard.rows
     check("x", shard.x, torch.float32, (clients, most, q))

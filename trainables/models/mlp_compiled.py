@@ -13,8 +13,8 @@ from trainables.models.compiled import (
     LastCall,
     Layout,
     Part,
-    check_all,
     check_evaluation,
+    check_gradient_inputs,
     join_lanes,
     layouts,
     library,
@@ -76,16 +76,16 @@ def _layout_weights(theta: torch.Tensor, size: Sizes) -> list[Weights]:
     return [Weights.of(of_clients, size, units, classes) for units, classes in both]
 
 
-_last_layout = LastCall(_layout_weights)
+_cached_layouts = LastCall(_layout_weights)
 
 
 def clipped_gradient_sum(
     shard: Shard, theta: torch.Tensor, clip: torch.Tensor, size: Sizes, diagnose: bool, automatic: bool
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     """`theta` is (lanes, d), or (clients, lanes, d). The sum is (clients, lanes, d)."""
-    check_all(shard, theta, clip, size.q, size.classes)
+    check_gradient_inputs(shard, theta, clip, size.q, size.classes)
     parts: list[Part] = []
-    for weights in _last_layout.of(theta, size):
+    for weights in _cached_layouts.of(theta, size):
         units, clips, scratch = weights.units, weights.units.clips(clip), weights.scratch()
         norms = units.norm_columns(shard, theta.shape[-2])
         first = torch.zeros(weights.blocks, shard.clients, *weights.first.shape[2:], dtype=torch.float64)
@@ -111,7 +111,7 @@ def clipped_gradient_sum(
 def evaluate(shard: Shard, theta: torch.Tensor, size: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses in base 2 per lane, and whether each row is classified correctly."""
     check_evaluation(shard, theta, size.q, size.classes)
-    losses, rights = [], []
+    losses, correct = [], []
     for weights in _layout_weights(theta, size):
         units, scratch = weights.units, weights.scratch()
         loss = torch.empty(weights.blocks, units.block_lanes, dtype=torch.float64)
@@ -122,5 +122,5 @@ def evaluate(shard: Shard, theta: torch.Tensor, size: Sizes) -> tuple[torch.Tens
             *(pointer(loss), pointer(right), pointer(scratch)),
         )
         losses.append(loss.flatten()[: units.count])
-        rights.append(right.flatten(0, 1)[: units.count])
-    return torch.cat(losses), torch.cat(rights)
+        correct.append(right.flatten(0, 1)[: units.count])
+    return torch.cat(losses), torch.cat(correct)

@@ -1,4 +1,7 @@
-"""Calls `c/softmax.c`: the softmax head in C."""
+"""Calls `c/softmax.c`: the softmax head in C.
+
+`q` is the number of inputs: the features and the constant. `d` = q * classes is the number of weights of a lane.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from trainables.models.compiled import (
     LastCall,
     Layout,
     Part,
-    check_all,
     check_evaluation,
+    check_gradient_inputs,
     join_lanes,
     layouts,
     library,
@@ -27,16 +30,16 @@ def _layout_weights(theta: torch.Tensor, q: int, classes: int) -> list[tuple[Lay
     return [(layout, layout.weights(scaled[:, layout.lanes], q)) for layout in layouts(scaled.shape[1], classes)]
 
 
-_last_layout = LastCall(_layout_weights)
+_cached_layouts = LastCall(_layout_weights)
 
 
 def clipped_gradient_sum(
     shard: Shard, theta: torch.Tensor, clip: torch.Tensor, q: int, classes: int, diagnose: bool, automatic: bool = False
 ) -> tuple[torch.Tensor, Diagnostics | None]:
     """`theta` is (lanes, d), or (clients, lanes, d). The sum is (clients, lanes, d)."""
-    check_all(shard, theta, clip, q, classes)
+    check_gradient_inputs(shard, theta, clip, q, classes)
     parts: list[Part] = []
-    for layout, weights in _last_layout.of(theta, q, classes):
+    for layout, weights in _cached_layouts.of(theta, q, classes):
         clips, scratch, norms = layout.clips(clip), _scratch(layout), layout.norm_columns(shard, theta.shape[-2])
         total = torch.zeros(len(weights), shard.clients, q, layout.columns, dtype=torch.float64)
         diagnostics = layout.diagnostics(len(weights), shard.clients) if diagnose else None
@@ -54,7 +57,7 @@ def clipped_gradient_sum(
 def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses in base 2 per lane, and whether each row is classified correctly."""
     check_evaluation(shard, theta, q, classes)
-    losses, rights = [], []
+    losses, correct = [], []
     for layout, weights in _layout_weights(theta, q, classes):
         scratch = _scratch(layout)
         loss = torch.empty(len(weights), layout.block_lanes, dtype=torch.float64)
@@ -64,8 +67,8 @@ def evaluate(shard: Shard, theta: torch.Tensor, q: int, classes: int) -> tuple[t
             *(pointer(loss), pointer(right), pointer(scratch)),
         )
         losses.append(loss.flatten()[: layout.count])
-        rights.append(right.flatten(0, 1)[: layout.count])
-    return torch.cat(losses), torch.cat(rights)
+        correct.append(right.flatten(0, 1)[: layout.count])
+    return torch.cat(losses), torch.cat(correct)
 
 
 def _scratch(layout: Layout) -> torch.Tensor:

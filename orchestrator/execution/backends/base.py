@@ -48,7 +48,9 @@ class SweepRun:
             return "the time limit is reached"
         return "cancelled" if request else ""
 
-    def changed(self, scheduler: Scheduler) -> None:
+    def on_change(self, scheduler: Scheduler) -> None:
+        """Called by the scheduler: publish what was recorded, and update the view."""
+        # any change of this number means that the ledger changed
         self.location.notify_recorded(len(scheduler.sweep.outcomes) + scheduler.stall_changes)
         while scheduler.announcements:
             self.view.say(scheduler.announcements.pop(0))
@@ -59,12 +61,12 @@ class Backend(Protocol):
     def check(self, resources: ResourceSettings, clients: int) -> None:
         """Raise an error if no federation fits, before anything is started."""
 
-    def run(self, run: SweepRun) -> None:
+    def run(self, sweep_run: SweepRun) -> None:
         """Run all trials that have not ended. Returns when none is left, or when the run was stopped."""
 
 
 def session_facts(capacity: Capacity) -> dict[str, str]:
-    """For the ledger: results of different devices differ in their last bits."""
+    """What the ledger records of a session, because results of different devices differ in their last bits."""
     device, code = capacity.size.device, code_identity()
     return {
         "device": f"{capacity.size.accelerator} {device}".strip(),
@@ -76,36 +78,36 @@ def session_facts(capacity: Capacity) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def scheduling(run: SweepRun, capacity: Capacity, health: NodeHealth | None = None) -> Iterator[Scheduler]:
+def scheduling(sweep_run: SweepRun, capacity: Capacity, health: NodeHealth | None = None) -> Iterator[Scheduler]:
     """A scheduler that Ctrl-C stops. Afterwards, checkpoints that are no longer needed are removed."""
-    storage = run.location.checkpoints
+    storage = sweep_run.location.checkpoints
     storage.create()
-    scheduler = Scheduler(run.sweep, capacity, run.changed, storage, health)
+    scheduler = Scheduler(sweep_run.sweep, capacity, sweep_run.on_change, storage, health)
     try:
         with _stop_on_signal(scheduler):
             yield scheduler
     finally:
         scheduler.close()
-        storage.clear(only_if_empty=not run.sweep.finished)
+        storage.remove_all(even_if_used=sweep_run.sweep.finished)
     if scheduler.fatal_error:
         raise UserError(f"no trial can run here: {scheduler.fatal_error}")
 
 
-class Stopping:
+class StopMonitor:
     """Stops a scheduler when there is a reason to, and tells the user once."""
 
-    def __init__(self, run: SweepRun, scheduler: Scheduler) -> None:
-        self._run, self._scheduler = run, scheduler
+    def __init__(self, sweep_run: SweepRun, scheduler: Scheduler) -> None:
+        self._sweep_run, self._scheduler = sweep_run, scheduler
         self._announced = False
 
     def check(self) -> None:
-        reason = self._run.stop_reason()
+        reason = self._sweep_run.stop_reason()
         if reason and not self._scheduler.stopping:
             self._scheduler.stopping = True
             log.warning("%s: stopping after the packs in flight", reason)
         if self._scheduler.stopping and not self._announced:
             self._announced = True  # here, not in the signal handler, which may interrupt another line of output
-            self._run.view.say("stopping after the packs in flight; another Ctrl-C stops at once")
+            self._sweep_run.view.say("stopping after the packs in flight; another Ctrl-C stops at once")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from orchestrator.execution.backends.base import Stopping, SweepRun, scheduling, session_facts
+from orchestrator.execution.backends.base import StopMonitor, SweepRun, scheduling, session_facts
 from orchestrator.execution.host_memory import within_memory
 from orchestrator.execution.packing import Capacity, lanes_per_pack
 from orchestrator.execution.scheduler import Scheduler
@@ -32,16 +32,16 @@ class LocalBackend:
     def check(self, resources: ResourceSettings, clients: int) -> None:
         self._capacity(resources, clients)
 
-    def run(self, run: SweepRun) -> None:
-        prepared = run.sweep.prepared
-        capacity = self._capacity(run.resources, prepared.most_clients)
-        capacity = within_memory(capacity, run.resources, prepared.most_weights)
-        run.view.started(run.sweep, capacity)
-        run.sweep.ledger.begin_session({**session_facts(capacity), "nodes": "1"})
+    def run(self, sweep_run: SweepRun) -> None:
+        prepared = sweep_run.sweep.prepared
+        capacity = self._capacity(sweep_run.resources, prepared.most_clients)
+        capacity = within_memory(capacity, sweep_run.resources, prepared.most_weights)
+        sweep_run.view.started(sweep_run.sweep, capacity)
+        sweep_run.sweep.ledger.begin_session({**session_facts(capacity), "nodes": "1"})
         threads = torch.get_num_threads()
         try:
-            with run.view, scheduling(run, capacity) as scheduler:
-                _Slot(run, scheduler).run_packs()
+            with sweep_run.view, scheduling(sweep_run, capacity) as scheduler:
+                _Slot(sweep_run, scheduler).run_packs()
         finally:
             torch.set_num_threads(threads)  # a federation on the CPU sets one thread
 
@@ -60,11 +60,11 @@ class LocalBackend:
 class _Slot:
     """The only slot of a local run."""
 
-    def __init__(self, run: SweepRun, scheduler: Scheduler) -> None:
-        self._scheduler, self._storage = scheduler, run.location.checkpoints
+    def __init__(self, sweep_run: SweepRun, scheduler: Scheduler) -> None:
+        self._scheduler, self._storage = scheduler, sweep_run.location.checkpoints
         scheduler.health.names[SLOT] = platform.node()
-        self._stopping = Stopping(run, scheduler)
-        problems = run.sweep.prepared.problems
+        self._stop_monitor = StopMonitor(sweep_run, scheduler)
+        problems = sweep_run.sweep.prepared.problems
         self._data = cache(lambda key: ProblemData.of(problems[key]))
         self._runner = self._new_runner()
 
@@ -75,7 +75,7 @@ class _Slot:
     def run_packs(self) -> None:
         orders: deque[Order] = deque()
         while not self._scheduler.over:
-            self._stopping.check()
+            self._stop_monitor.check()
             orders.extend(self._scheduler.next_orders())
             if self._scheduler.stopping:
                 self._scheduler.withdraw(order.number for order in orders)
@@ -97,4 +97,4 @@ class _Slot:
                 report = failed.too_large(len(failed.trials) // 2)
             if report is not None:
                 self._scheduler.receive([report])
-            self._stopping.check()
+            self._stop_monitor.check()

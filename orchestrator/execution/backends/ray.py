@@ -32,7 +32,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.tune.search import Searcher
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.execution.backends.base import Stopping, SweepRun, scheduling, session_facts
+from orchestrator.execution.backends.base import StopMonitor, SweepRun, scheduling, session_facts
 from orchestrator.execution.cluster import head, nodes
 from orchestrator.execution.cluster.connect import connected, local_resources
 from orchestrator.execution.cluster.failures import failure_of
@@ -99,24 +99,24 @@ class RayBackend:
         if self._address is None:
             cluster_capacity(local_resources(), resources, clients)
 
-    def run(self, run: SweepRun) -> None:
+    def run(self, sweep_run: SweepRun) -> None:
         """Run the sweep. If nodes are lost and federations no longer fit, start again with smaller ones."""
         elastic = self._address is not None  # nodes may still join
-        prepared, health, desks = run.sweep.prepared, NodeHealth(), 0
-        with connected(self._address), head.watched(run.location.leave):
+        prepared, health, desks = sweep_run.sweep.prepared, NodeHealth(), 0
+        with connected(self._address), head.watched(sweep_run.location.leave):
             while True:
-                capacity = _free_capacity(run.resources, prepared.most_clients, run.view, elastic, health)
-                capacity = within_memory(capacity, run.resources, prepared.most_weights, nodes.node_resources())
-                run.view.started(run.sweep, capacity)
+                capacity = _free_capacity(sweep_run.resources, prepared.most_clients, sweep_run.view, elastic, health)
+                capacity = within_memory(capacity, sweep_run.resources, prepared.most_weights, nodes.node_resources())
+                sweep_run.view.started(sweep_run.sweep, capacity)
                 cluster_facts = {"nodes": str(len(nodes.node_resources())), "logs": f"{session_folder()}/logs"}
-                run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
-                before = len(run.sweep.outcomes)
+                sweep_run.sweep.ledger.begin_session({**session_facts(capacity), **cluster_facts})
+                before = len(sweep_run.sweep.outcomes)
                 try:
-                    with run.view:
-                        run_slots(run, capacity, elastic=elastic, health=health)
+                    with sweep_run.view:
+                        run_slots(sweep_run, capacity, elastic=elastic, health=health)
                     return
                 except DeskLostError as error:
-                    desks = desks + 1 if len(run.sweep.outcomes) == before else 0
+                    desks = desks + 1 if len(sweep_run.sweep.outcomes) == before else 0
                     if desks == DESKS_IN_A_ROW:
                         reason = str(error.__cause__).strip().partition("\n")[0]
                         died = f"the desk's process died {desks} times before a trial ended: {reason}"
@@ -163,7 +163,7 @@ def _wait_for_capacity(missing: UserError, resources: ResourceSettings, clients:
 
 
 def run_slots(
-    run: SweepRun,
+    sweep_run: SweepRun,
     capacity: Capacity,
     *,
     elastic: bool = False,
@@ -173,7 +173,7 @@ def run_slots(
     """Run all trials that have not ended. Returns when none is left, or when the run was stopped.
 
     `elastic`: nodes may join the cluster. `start`: starts a slot's federation; default: one of actors."""
-    sweep, needs_data = run.sweep, start is None
+    sweep, needs_data = sweep_run.sweep, start is None
     code = code_identity()
     if start is None:
         kernel = kernels.chosen(capacity.size.device)
@@ -183,13 +183,20 @@ def run_slots(
     scratch = Path(tempfile.mkdtemp(prefix="tune-", dir=private_folder()))
     problems, store = sweep.prepared.problems, ObjectStoreProblems()
     desk = _start_desk(sweep.prepared.study.name)
-    with scheduling(run, capacity, health) as scheduler:
+    with scheduling(sweep_run, capacity, health) as scheduler:
         try:
             slots = SlotSearcher(scheduler)
             callback = SweepCallback(
-                run, scheduler, slots, desk, lambda key: store.reference(problems[key]) if needs_data else None, elastic
+                sweep_run,
+                scheduler,
+                slots,
+                desk,
+                lambda key: store.reference(problems[key]) if needs_data else None,
+                elastic,
             )
-            slot = tune.with_parameters(PackSlot, desk=desk, start=start, storage=run.location.checkpoints, code=code)
+            slot = tune.with_parameters(
+                PackSlot, desk=desk, start=start, storage=sweep_run.location.checkpoints, code=code
+            )
             with quiet(), reuse_prestarted_workers():
                 _tuner(slot, capacity, slots, SweepStopper(scheduler), callback, scratch).fit()
         except RestartError:
@@ -270,7 +277,7 @@ class SweepCallback(_NotPickled, tune.Callback):
 
     def __init__(
         self,
-        run: SweepRun,
+        sweep_run: SweepRun,
         scheduler: Scheduler,
         slots: SlotSearcher,
         desk: Any,
@@ -278,7 +285,7 @@ class SweepCallback(_NotPickled, tune.Callback):
         elastic: bool,
     ) -> None:
         self.scheduler, self._slots, self._desk, self._data_of = scheduler, slots, desk, data_of
-        self._stopping, self._say, self._elastic = Stopping(run, scheduler), run.view.say, elastic
+        self._stop_monitor, self._say, self._elastic = StopMonitor(sweep_run, scheduler), sweep_run.view.say, elastic
         self._metrics = Metrics(scheduler)
         self._desk_closed = False
         self._failed: list[tuple[str, Failure]] = []
@@ -311,7 +318,7 @@ class SweepCallback(_NotPickled, tune.Callback):
             self._check_nodes(now, len(running))
             self._kill_hung_slots(now, running)
             self.scheduler.record_stalls()
-        self._stopping.check()
+        self._stop_monitor.check()
         if self.scheduler.stopping or self.scheduler.moving_to_gpus:
             self.scheduler.withdraw(self._get(self._desk.withdraw.remote()))
         failed, self._failed = self._failed, []

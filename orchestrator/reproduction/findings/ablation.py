@@ -48,7 +48,7 @@ def preconditioner(evidence: Evidence) -> Finding | None:
 def update_direction(evidence: Evidence) -> Finding | None:
     """The paper preconditions the gradient, its released program the momentum."""
     sentences, as_good = [], 0
-    for published in evidence.results.select(method=FEDSOFIM, variant="gradient direction", finished=True):
+    for published in evidence.results.select(method=FEDSOFIM, label_suffix="gradient direction", finished=True):
         key = {"setting": published.setting, "epsilon": published.epsilon, "label": FEDSOFIM}
         same = evidence.results.select(**key, study=published.study) or evidence.results.select(**key)
         if not same or not same[0].finished:

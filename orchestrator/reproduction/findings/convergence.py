@@ -82,7 +82,7 @@ def final_accuracy(evidence: Evidence) -> Finding | None:
 def fednew_speed(evidence: Evidence) -> Finding | None:
     """Section 6.6 and figure 4 of the DP-FedNew paper."""
     sentences, in_time = [], 0
-    for ours in evidence.results.select(method=FEDNEW, variant=WITHOUT_DUALS, finished=True):
+    for ours in evidence.results.select(method=FEDNEW, label_suffix=WITHOUT_DUALS, finished=True):
         regime = {"study": ours.study, "setting": ours.setting, "epsilon": ours.epsilon}
         for baseline in evidence.results.select(**regime, label=FIRST_ORDER, finished=True)[:1]:
             reached = ours.first_round_at(baseline.mean())

@@ -67,9 +67,9 @@ def tuned_on_test_rows(evidence: Evidence) -> Finding | None:
         gains.append(by_test.mean() - by_validation.mean())
         optimism.append(by_test.first_seed_score - by_test.mean())
         sentences.append(
-            f"{method} at ε = {epsilon:g}, {len(grid)} configurations: the test rows choose {by_test.variant}, which "
-            f"reaches {by_test.mean():.2f}; the validation rows choose {by_validation.variant}, which reaches "
-            f"{by_validation.mean():.2f}."
+            f"{method} at ε = {epsilon:g}, {len(grid)} configurations: the test rows choose {by_test.label_suffix}, "
+            f"which reaches {by_test.mean():.2f}; the validation rows choose {by_validation.label_suffix}, which "
+            f"reaches {by_validation.mean():.2f}."
         )
     summary = (
         f"Over {len(gains)} cells, choosing on the test rows with one seed, as the released programs did, adds "

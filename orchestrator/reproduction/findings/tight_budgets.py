@@ -88,7 +88,7 @@ def _released(evidence: Evidence, name: str, regimes: Sequence[Regime]) -> list[
 
 
 def _independent_noise(evidence: Evidence) -> list[str]:
-    tested = [match for match in evidence.matches if match.final and match.ours.variant == INDEPENDENT]
+    tested = [match for match in evidence.matches if match.final and match.ours.label_suffix == INDEPENDENT]
     if not tested:
         return []
     means = ", ".join(f"{m.our_mean:.2f} at ε = {m.epsilon:g} (the paper {m.paper_mean:.2f})" for m in tested)
