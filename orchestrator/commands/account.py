@@ -33,7 +33,7 @@ def account(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what these results publish, and the total epsilon of all of it.
+    """Show what these results publish, and the total epsilon.
 
     One total per set of records, because publications about the same records add up."""
     from orchestrator.results.account import account_of
