@@ -1,6 +1,7 @@
 """Mistakes in a plug-in strategy: each ends with a sentence that names the strategy, and no folder is spoiled."""
 
 import re
+import sys
 
 import pytest
 from plugin_registry import temporary_plugins
@@ -41,6 +42,7 @@ class Sweeps:
         self.folder, self.fedsweep, self.monkeypatch = folder, fedsweep, monkeypatch
         self.results, self.study, self.plugin = folder / "results", folder / "broken.yaml", folder / "my_search.py"
         self.study.write_text(STUDY)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would outlive a change in the same second
 
     def run(self, *changes, command="run", study=STUDY):
         self.study.write_text(study)

@@ -43,9 +43,11 @@ interprets = pytest.mark.skipif(
 def device(request, monkeypatch):
     """Every kernel; that of a GPU in Triton's interpreter if there is none."""
     kernel, name = request.param.split()
+    compiling = {}
     if kernel == "interpreted":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.delitem(sys.modules, "trainables.models.softmax_triton", raising=False)
+        compiling = _taken_out()  # another test may have imported triton, which then compiles
+        sys.modules.update(INTERPRETING)
         kernel_of = {torch.float32: "triton", torch.float64: "torch"}
         monkeypatch.setattr(SoftmaxHead, "_kernel", lambda self, theta: kernel_of[theta.dtype])
     elif kernel not in small.kernels_of(name):
@@ -54,7 +56,22 @@ def device(request, monkeypatch):
         monkeypatch.setitem(kernels._chosen, name, kernel)
     yield name
     if kernel == "interpreted":
-        sys.modules.pop("trainables.models.softmax_triton", None)
+        INTERPRETING.update(_taken_out())
+        sys.modules.update(compiling)
+
+
+INTERPRETING = {}
+"""Modules of triton that were imported to interpret kernels."""
+
+
+def _taken_out():
+    """Remove triton and what uses it from the imported modules, but for its compiled parts, which load once."""
+    names = [
+        name
+        for name in sys.modules
+        if name == "trainables.models.softmax_triton" or (name.split(".")[0] == "triton" and name[:9] != "triton._C")
+    ]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def case(model="softmax", features=6, classes=4, rows=(150, 60, 9), lanes=19, length=4.0, seed=5):

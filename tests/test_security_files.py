@@ -454,3 +454,27 @@ def test_a_winner_that_is_none_is_computed_again(results, fedsweep):
     before = fedsweep("best", results)
     changed(results, ("UPDATE winners SET winner = ?", ('{"a": [1, null]}',)))
     assert fedsweep("best", results) == before
+
+
+# ---- files that exist under another name as well
+
+
+def test_a_stop_request_does_not_empty_a_file_under_another_name(results, victim):
+    os.link(victim, results / "cancel.requested")
+    with pytest.raises(UserError, match="has several names"):
+        results_location(str(results)).request_stop()
+
+
+def test_a_private_folder_does_not_change_who_may_read_a_file_under_another_name(results, victim):
+    victim.chmod(0o644)
+    os.link(victim, results / "other.log")
+    with pytest.raises(UserError, match="has several names"):
+        files.make_private(results, "other.log")
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+
+
+def test_a_comparison_is_not_written_through_a_link(results, victim, fedsweep):
+    plant(results, "compare", victim.parent)
+    code, _, err = fedsweep("compare", results)
+    assert code == 2
+    assert "is a symbolic link" in err

@@ -50,10 +50,13 @@ def open_in_place(path: Path, flags: int, mode: int = PUBLIC) -> int:
     """The descriptor of an existing or new file that is written in place, such as a lock or a log."""
     refuse_link(path)
     # O_NONBLOCK: a pipe would block
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    safe = (flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC) & ~os.O_TRUNC
+    descriptor = os.open(path, safe, mode)
     if problem := _problem(os.fstat(descriptor)):
         os.close(descriptor)
         raise UserError(f"{path} {problem}, and nothing is written to it")
+    if flags & os.O_TRUNC:  # not before the check
+        os.ftruncate(descriptor, 0)
     return descriptor
 
 
@@ -128,7 +131,7 @@ def user_folder(variable: str, *default: str) -> Path:
 def make_private(folder: Path, *names: str) -> None:
     """Close a folder, and files in it, to other users."""
     for name in names:
-        refuse_link(folder / name)
+        refuse_other_names(folder / name)
     for path, mode in ((folder, PRIVATE_FOLDER), *((folder / name, PRIVATE) for name in names)):
         with contextlib.suppress(FileNotFoundError):
             if stat.S_IMODE(path.stat().st_mode) & 0o077:

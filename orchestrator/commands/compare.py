@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.console import echo
+from trainables.files import subfolder
 
 
 def compare(
@@ -23,5 +24,5 @@ def compare(
     """Compare results with the papers' tables. Shows every entry, the difference, the actual eps and findings."""
     from orchestrator.reproduction import write_comparison
 
-    for path in write_comparison(folders, to or folders[0] / "compare", page, made):
+    for path in write_comparison(folders, to or subfolder(folders[0], "compare"), page, made):
         echo(path)
