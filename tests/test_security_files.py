@@ -328,6 +328,20 @@ def test_a_private_search_is_readable_by_its_user_only(tmp_path, open_umask, fed
     assert {found[name] for name in ("ledger.sqlite", "ledger.lock", "fedsweep.log")} == {0o600}
 
 
+def test_a_private_search_at_a_url_of_this_machine_is_readable_by_its_user_only(tmp_path, open_umask, fedsweep):
+    run, merged = tmp_path / "run", tmp_path / "merged"
+    (tmp_path / "tiny.yaml").write_text(private_study.TEXT)
+    code, _, err = fedsweep("run", tmp_path / "tiny.yaml", "--results", f"file://{run}", "--backend", "local")
+    assert code == 0, err
+    code, _, err = fedsweep("merge", f"file://{run}", "--results", f"file://{merged}")
+    assert code == 0, err
+    for folder in (run, merged):
+        found = modes(folder)
+        assert found.pop(folder.name) == 0o700
+        assert found["ledger.sqlite"] == 0o600
+    assert modes(run)["fedsweep.log"] == 0o600
+
+
 def test_a_folder_that_was_open_is_closed(tmp_path, open_umask, fedsweep):
     """Also the merged folder, which receives the secrets of its parts."""
     part, merged = tmp_path / "part", tmp_path / "merged"

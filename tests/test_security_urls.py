@@ -27,6 +27,8 @@ WITH_SECRETS = (
     f"sftp://{SECRET}@host.example:22/x",
     f"abfs://container@account.example/x?sig={SECRET}",
     f"https://user:it's{SECRET}@host.example/x.npz?sig=a'{SECRET}",
+    f"https://user:a?{SECRET}@host.example/x",
+    f"http://u1:one@host.example/a.npz,http://u2:{SECRET}@host.example/b.npz",
 )
 
 

@@ -19,7 +19,8 @@ OPENED = (
 """Schemes of plain storage. fsspec has others that interpret what they read: `reference` renders templates and reads
 the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
 in with the user's password or keys at any host that a study names, and accept any host key."""
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{,50}://)([^\s\"<>`]*)")  # without a limit, a long word takes minutes
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{,50}://"  # without a limit, a long word takes minutes
+_URL = re.compile(rf"({_SCHEME})((?:(?!{_SCHEME})[^\s\"<>`])*)")  # the next URL may follow a comma
 
 
 def shown(text: str) -> str:
@@ -36,14 +37,13 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def _without_credentials(rest: str) -> str:
-    place = rest.partition("?")[0]
-    host, slash, path = place.partition("/")
-    if "@" in host:
-        return host.rpartition("@")[2] + slash + path
+    host, slash, path = rest.partition("/")
+    if "@" in host:  # a password may hold a question mark
+        return host.rpartition("@")[2] + slash + path.partition("?")[0]
     after_colon = host.partition(":")[2]
     if "@" in path and after_colon and not after_colon.isdecimal():  # a password with a slash, not a port
-        return path.partition("@")[2]
-    return place
+        return path.partition("@")[2].partition("?")[0]
+    return rest.partition("?")[0]
 
 
 def check_scheme(url: str) -> None:

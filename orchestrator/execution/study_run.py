@@ -89,6 +89,7 @@ def run(
         folder = location.folder
         opened = Ledger.write(folder, private=study.private, keeps_log=location.uploads_log)
         with opened as ledger, _log_to(folder, private=study.private):
+            location.protect()
             ledger.check_rows(location)
             ledger.correct_counts()
             changed = plugins.changed(ledger.plugin_code())

@@ -22,8 +22,8 @@ from orchestrator.results.remote_lock import EXPIRES_S, LOCK, LockLostError, Rem
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
-from trainables.files import LONGEST_TEXT, open_in_place, read_plain, read_plain_text
-from trainables.urls import as_user_error, open_filesystem, refuse_links, rename, shown
+from trainables.files import LONGEST_TEXT, PRIVATE, make_private, open_in_place, read_plain, read_plain_text
+from trainables.urls import as_user_error, is_local, open_filesystem, refuse_links, rename, shown
 
 HEARTBEAT_S = 20.0
 LOG, CANCEL = "fedsweep.log", "cancel.requested"
@@ -62,6 +62,9 @@ class ResultsLocation:
     def open_for_writing(self) -> Iterator[ResultsLocation]:
         """For the one process that runs the study."""
         yield self
+
+    def protect(self) -> None:
+        """Close the results to other users of this machine, if those of the ledger are. `Ledger.write` has done so."""
 
     @contextlib.contextmanager
     def open_for_reading(self) -> Iterator[Path]:
@@ -170,6 +173,17 @@ class RemoteLocation(ResultsLocation):
     def checkpoints(self) -> PackStorage:
         return PackStorage(f"{self._root}/{PACKS}", self._files)
 
+    def protect(self) -> None:
+        if self._is_closed:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+            make_private(Path(self._root))
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether the results are in a folder of this machine, and the ledger is closed to other users."""
+        ledger = self.folder / LEDGER
+        return is_local(self._files) and ledger.exists() and not ledger.stat().st_mode & 0o077
+
     def address_of(self, path: Path) -> str:
         return f"{self.url}/{path.relative_to(self.folder).as_posix()}"
 
@@ -230,6 +244,7 @@ class RemoteLocation(ResultsLocation):
             with self._finishing, self._retried_later("the results could not be uploaded to %s: %s"):
                 if self._holds_lock:
                     self._end_uploads()
+                    self.protect()
                     self._ledger.upload(self.folder, self._upload, self.lock.check)
                     if (self.folder / LOG).exists():
                         self._upload(self.folder / LOG, LOG)
@@ -296,6 +311,7 @@ class RemoteLocation(ResultsLocation):
             if self._recorded != self._uploaded:
                 with self._retried_later("results could not be uploaded to %s, will retry: %s"):
                     recorded = self._recorded
+                    self.protect()
                     if (self.folder / LEDGER).exists():
                         self._ledger.upload(self.folder, self._upload, self.lock.check)
                     self._uploaded = recorded
@@ -319,6 +335,7 @@ class RemoteLocation(ResultsLocation):
                     f"'{plugins.command('resume', str(self.folder))}' continues there"
                 ),
             ):
+                self.protect()
                 self._ledger.finish(self.folder, self._upload, self.lock.check)
                 self._uploaded = self._recorded
                 self._upload_files()
@@ -349,6 +366,8 @@ class RemoteLocation(ResultsLocation):
         """Upload under a temporary name, then rename, unless the lock was lost meanwhile."""
         target, part = f"{self._root}/{name}", f"{self._root}/{name}.{self.lock.token}.part"
         self._files.put_file(str(file), part)
+        if name in (LEDGER, LOG) and self._is_closed:
+            os.chmod(part, PRIVATE)
         try:
             if self._holds_lock:
                 self.lock.check()
