@@ -77,13 +77,12 @@ class SoftmaxHead:
         if automatic and kernel == "triton":
             kernel = "torch"  # the Triton kernel has plain clipping only
         clip_residuals: Callable[..., residuals.RowDiagnostics | None]
-        add_products = add_tile_products
         if kernel == "triton":
             from trainables.models import softmax_triton
 
             if softmax_triton.fits(self.features, self.classes, shard.precision):
                 return softmax_triton.clipped_gradient_sum(shard, per_client, clip, self.classes, diagnose)
-            clip_residuals, add_products = softmax_triton.clip_residuals, softmax_triton.add_tile_products
+            clip_residuals = softmax_triton.clip_residuals
         else:
             clip_residuals = partial(residuals.clip_residuals, automatic=automatic)
         if kernel == "compiled":
@@ -121,7 +120,7 @@ class SoftmaxHead:
                 if shard.centres is None:
                     total[block, some] += products.of(x.mT, products.rounded(flat))
                 else:
-                    add_products(total[block, some], x, flat, FLOAT32_ROWS)
+                    add_tile_products(total[block, some], x, flat, FLOAT32_ROWS)
         count = theta.shape[-2]
         gradient = from_blocks(total[:, :, : self.rows], c, lanes, count)
         if not diagnose:

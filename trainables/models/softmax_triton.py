@@ -8,7 +8,7 @@ How rows are split depends only on the client, and the columns of a product are 
 depend on other lanes. Padding rows are skipped. Products use three tf32 products (tf32x3), which has the accuracy of
 float32. If features are centred, the lanes of a program have the same centre, which it subtracts from the rows as it
 loads them. Heads with many classes or features do not fit the registers: then torch computes the products,
-`_between` the clipped residuals, and centres move into the constant, with sums by `_add_products`.
+`_between` the clipped residuals, and centres move into the constant.
 """
 
 from __future__ import annotations
@@ -252,34 +252,6 @@ def _between(
         tl.store(CLIPPED + at * lanes + lane, tl.where(real & (factor < 1.0), 1.0, 0.0), mask=known)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _add_products(
-    X, R, TOTAL, x_client, x_row, r_client, rows, features, columns,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """TOTAL (client, feature, column) += X^T R for M features and N columns of one client. TILE rows are added in
-    float32, their sums in float64."""
-    client = tl.program_id(2).to(tl.int64)
-    feature, column = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
-    total = tl.zeros((M, N), tl.float64)
-    for start in range(0, rows, TILE):
-        part = tl.zeros((M, N), tl.float32)
-        for k in range(0, TILE, K):
-            row = start + k + tl.arange(0, K)
-            real = (row < rows)[:, None]
-            x = tl.load(
-                X + client * x_client + row[:, None] * x_row + feature, mask=real & (feature < features), other=0.0
-            )
-            r = tl.load(
-                R + client * r_client + row[:, None] * columns + column, mask=real & (column < columns), other=0.0
-            )
-            part = tl.dot(tl.trans(x), r, part, input_precision="tf32x3")
-        total += part.to(tl.float64)
-    place = TOTAL + (client * features + feature[:, None]) * columns + column
-    inside = (feature < features)[:, None] & (column < columns)
-    tl.store(place, tl.load(place, mask=inside, other=0.0) + total, mask=inside)
-
-
 class _Centres(NamedTuple):
     """The centres of lanes for a kernel, in groups of lanes with the same one."""
 
@@ -372,18 +344,6 @@ def clip_residuals(
         row_norm.shape[2], min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
     )  # fmt: skip
     return RowDiagnostics(*diagnostics) if diagnose else None
-
-
-def add_tile_products(total: torch.Tensor, x: torch.Tensor, values: torch.Tensor, tile: int) -> None:
-    """See `lanes.add_tile_products`."""
-    clients, features, columns = total.shape
-    if not (total.is_contiguous() and x.stride(2) == 1 and values[0].is_contiguous()):
-        raise ValueError("the sums and the rows of a client must be contiguous")
-    M, N, K = 64, 128, 32
-    _add_products[(triton.cdiv(features, M), triton.cdiv(columns, N), clients)](
-        x, values, total, x.stride(0), x.stride(1), values.stride(0), x.shape[1], features, columns, M, N, K, tile,
-        num_warps=8, num_stages=3,
-    )  # fmt: skip
 
 
 def _groups(count: int, together: int, bytes_per_lane: int) -> Iterator[tuple[int, int]]:
