@@ -244,8 +244,7 @@ class RemoteLocation(ResultsLocation):
             with self._finishing, self._retried_later("the results could not be uploaded to %s: %s"):
                 if self._holds_lock:
                     self._end_uploads()
-                    self.protect()
-                    self._ledger.upload(self.folder, self._upload, self.lock.check)
+                    self._upload_ledger()
                     if (self.folder / LOG).exists():
                         self._upload(self.folder / LOG, LOG)
                     self._end_renewals()
@@ -311,10 +310,13 @@ class RemoteLocation(ResultsLocation):
             if self._recorded != self._uploaded:
                 with self._retried_later("results could not be uploaded to %s, will retry: %s"):
                     recorded = self._recorded
-                    self.protect()
                     if (self.folder / LEDGER).exists():
-                        self._ledger.upload(self.folder, self._upload, self.lock.check)
+                        self._upload_ledger()
                     self._uploaded = recorded
+
+    def _upload_ledger(self) -> None:
+        self.protect()
+        self._ledger.upload(self.folder, self._upload, self.lock.check)
 
     @contextlib.contextmanager
     def _retried_later(self, message: str) -> Iterator[None]:
