@@ -26,6 +26,7 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
 MAX_CLASSES = 1 << 15  # for C: a tile with more classes would not fit any cache
+GPU_COLUMNS = 256  # classes x lanes of one product on a GPU: enough to keep it busy, with little padding in small packs
 CLIP_MARGIN = 1 / (
     1 + 2**-8
 )  # factor of the clip for rounded products: rounding cannot make a contribution longer than the clip
@@ -90,7 +91,7 @@ class SoftmaxHead:
                 shard, theta, clip, self.rows, self.classes, diagnose, automatic
             )
         c, shape = self.classes, SHAPES[theta.device.type]
-        lanes, products = shape.lanes, Products(shard.precision)
+        lanes, products = self._lanes_together(theta), Products(shard.precision)
         together, step = shape.chunk(self.width, shard.clients)
         whole = shard.padded
         weights = to_blocks(per_client * LOG2E, self.rows, c, lanes)
@@ -169,6 +170,11 @@ class SoftmaxHead:
                 z.scatter_(1, label, -math.inf)
                 correct[block, :, start : start + n] = (of_label.squeeze(1) > z.amax(1)).T
         return loss.flatten()[:count] * (math.log(2) / shard.rows), correct.view(-1, shard.rows)[:count]
+
+    def _lanes_together(self, theta: torch.Tensor) -> int:
+        """Lanes of one matrix product: a power of two."""
+        most = SHAPES[theta.device.type].lanes
+        return max(4, min(most, 1 << (GPU_COLUMNS // self.classes).bit_length() >> 1)) if theta.is_cuda else most
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
         """The C and Triton kernels are for float32 only."""

@@ -338,10 +338,10 @@ def clip_residuals(
     if not z[0].is_contiguous():
         raise ValueError("the logits of a client must be contiguous")
     diagnostics = torch.empty(2, clients, rows, lanes, device=z.device) if diagnose else z.new_empty(2, 0)
-    L = 32
+    C, L = min(32, triton.next_power_of_2(classes)), min(32, triton.next_power_of_2(lanes))
     _between[(rows, clients, triton.cdiv(lanes, L))](
         z, y.contiguous(), row_norm.contiguous(), clip, *diagnostics, z.stride(0), rows, classes, lanes,
-        row_norm.shape[2], min(32, triton.next_power_of_2(classes)), L, diagnose, num_warps=4,
+        row_norm.shape[2], C, L, diagnose, num_warps=max(1, min(4, C * L // 128)),
     )  # fmt: skip
     return RowDiagnostics(*diagnostics) if diagnose else None
 
