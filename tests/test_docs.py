@@ -1,6 +1,7 @@
 """The documentation: links, commands and examples are run or compared with the code."""
 
 import ast
+import csv
 import json
 import re
 import runpy
@@ -227,6 +228,24 @@ def test_the_notebook_runs(tmp_path, monkeypatch, no_ray):
     assert names["results"].finished
     assert names["model"].weights.shape == (9, 3)
     assert names["model"].state == "done"
+
+
+def test_the_readmes_table_of_backbones_comes_from_the_kept_results():
+    results, text = REPOSITORY / "results" / "reproduction", (REPOSITORY / "README.md").read_text()
+    kept = {
+        "DP-FedSOFIM as published, ResNet-20": ("beyond-cifar10", "DP-FedSOFIM"),
+        "DP-FedGD, centred, size-weighted, ResNet-20": ("beyond-cifar10", "DP-FedGD, centred, size-weighted"),
+        "DP-FedGD, centred, size-weighted, EfficientNet-Lite0": (
+            "cifar10-efficientnet-lite0",
+            "DP-FedGD, centred, size-weighted",
+        ),
+    }
+    for title, (study, method) in kept.items():
+        with (results / study / "tables" / "accuracy.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["method"] == method]
+        last = {float(row["epsilon"]): float(row["mean"]) for row in rows}
+        cells = " | ".join(f"{last[epsilon]:.2f}" for epsilon in (0.5, 1, 10))
+        assert f"| {title} | {cells} |" in text
 
 
 def test_the_readme_is_short_and_links_the_terms_it_uses():

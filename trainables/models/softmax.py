@@ -26,7 +26,7 @@ from trainables.models.shard import Diagnostics, Shard
 from trainables.privacy.noise import SERVER, Address
 
 MAX_CLASSES = 1 << 15  # for C: a tile with more classes would not fit any cache
-GPU_COLUMNS = 256  # classes x lanes of one product on a GPU: enough to keep it busy, with little padding in small packs
+GPU_COLUMNS, GPU_LANES = 512, 16  # of one product on a GPU, at most and at least: small packs need little padding
 CLIP_MARGIN = 1 / (
     1 + 2**-8
 )  # factor of the clip for rounded products: rounding cannot make a contribution longer than the clip
@@ -174,7 +174,8 @@ class SoftmaxHead:
     def _lanes_together(self, theta: torch.Tensor) -> int:
         """Lanes of one matrix product: a power of two."""
         most = SHAPES[theta.device.type].lanes
-        return max(4, min(most, 1 << (GPU_COLUMNS // self.classes).bit_length() >> 1)) if theta.is_cuda else most
+        fitting = 1 << (GPU_COLUMNS // self.classes).bit_length() >> 1
+        return max(GPU_LANES, min(most, fitting)) if theta.is_cuda else most
 
     def _kernel(self, theta: torch.Tensor) -> kernels.Kernel:
         """The C and Triton kernels are for float32 only."""
