@@ -27,7 +27,7 @@ run: .venv/.runs
 
 # Three workers even on two cores: many tests wait for subprocesses.
 test: check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=4
 
 fuzz: install
 	FEDSWEEP_FUZZ=10000 $(BIN)/python -m pytest tests/test_fuzz.py -o timeout=0
