@@ -12,6 +12,7 @@ from typing import Any
 from fedsweep.results import Results
 from orchestrator.execution import planning, study_run
 from orchestrator.execution.progress import View
+from orchestrator.results.locations import default_folder
 from orchestrator.study import reading
 from orchestrator.study.settings.resources import ResourceSettings
 from orchestrator.study.study import Study
@@ -45,7 +46,7 @@ def run_study(
     `view`: receives progress; default: none (`LineView` of orchestrator.execution.progress prints lines).
     """
     loaded, text = read_study(study)
-    folder = str(results or Path("results") / loaded.name)
+    folder = str(results or default_folder(loaded.name))
     chosen = ResourceSettings.model_validate({**loaded.resources.model_dump(), **(resources or {})})
     study_run.run(loaded, text, folder, view or Quiet(), backend=backend, address=address, resources=chosen)
     return Results(folder)

@@ -6,6 +6,7 @@ import orchestrator.current_folder  # noqa: F401  # isort: skip  # before all th
 
 import os
 import sys
+import traceback
 from importlib import metadata
 from typing import Annotated
 
@@ -113,10 +114,8 @@ def main() -> None:
         from trainables import plugins
 
         explanation = plugins.explain(error)
-        if not explanation:
-            raise
-        sys.stderr.write(f"fedsweep: {explanation}\n")
-        sys.exit(2)
+        _write_error(f"fedsweep: {explanation}\n" if explanation else traceback.format_exc())
+        sys.exit(2 if explanation else 1)
     else:
         sys.exit(code or 0)
 
@@ -156,12 +155,16 @@ def _command(error: Exception) -> str:
 
 
 def _fail(sentence: str, code: int = 2) -> None:
+    sentence, newline, trace = sentence.partition("\n")  # of an exception in a plug-in
+    _write_error(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n{trace}{newline}")
+    sys.exit(code)
+
+
+def _write_error(text: str) -> None:
     from orchestrator.console import printable
     from trainables.urls import shown
 
-    sentence, newline, trace = printable(shown(sentence)).partition("\n")  # of an exception in a plug-in
-    sys.stderr.write(f"fedsweep: {sentence}{'' if sentence.endswith('?') else '.'}\n{trace}{newline}")
-    sys.exit(code)
+    sys.stderr.write(printable(shown(text)))
 
 
 if __name__ == "__main__":

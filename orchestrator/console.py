@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 def echo(text: object, **options: Any) -> None:
     """Print to standard output."""
-    typer.echo(printable(str(text)), **options)
+    typer.echo(printable(shown(str(text))), **options)
 
 
 class _Messages(Console):

@@ -492,3 +492,20 @@ def test_a_comparison_is_not_written_through_a_link(results, victim, fedsweep):
     code, _, err = fedsweep("compare", results)
     assert code == 2
     assert "is a symbolic link" in err
+
+
+@pytest.mark.parametrize("name", ["results", "results/tiny"])
+def test_the_default_results_folder_is_no_link(name, tmp_path, fedsweep, monkeypatch):
+    """The current folder may come from anyone, and so may the name of the study."""
+    victim, place = tmp_path / "victim", tmp_path / "downloaded" / name
+    (victim / "tiny").mkdir(parents=True)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(victim)
+    monkeypatch.chdir(tmp_path / "downloaded")
+    Path("study.yaml").write_text(
+        "name: tiny\ndata: ['synthetic-frozen:60,20,4,2']\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    )
+    code, _, err = fedsweep("run", "study.yaml", "--backend", "local")
+    assert code == 2
+    assert f"{name} is a symbolic link" in err
+    assert [path for path in victim.rglob("*") if path.is_file()] == []

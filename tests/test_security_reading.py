@@ -58,6 +58,46 @@ def test_a_pipe_does_not_block_a_command(command, tmp_path, fedsweep, monkeypatc
     assert "is not a plain file" in err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run file://{}/pipe.yaml",
+        "run study.yaml --backend local --results new",
+        "train --from file://{}/pipe.yaml",
+        "data import file://{}/pipe.csv --label y --to new.npz",
+        "data import table.csv --schema file://{}/pipe.yaml --to new.npz",
+    ],
+)
+def test_a_pipe_behind_a_url_does_not_block_a_command(command, tmp_path, fedsweep, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for ending in ("yaml", "npz", "csv"):
+        os.mkfifo(f"pipe.{ending}")
+    (tmp_path / "table.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "study.yaml").write_text(
+        f"name: a\ndata: ['file://{tmp_path}/pipe.npz']\nmethods: [dp-fedgd]\nepsilons: [1]\n"
+    )
+    code, _, err = fedsweep(*command.format(tmp_path).split())
+    assert code == 2
+    assert "is not a plain file" in err
+
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "name", ["remote.lock", f"remote.lock.{TOKEN}", "cancel.requested", "ledger.sqlite", "fedsweep.log"]
+)
+def test_a_pipe_in_results_behind_a_url_does_not_block(name, results, fedsweep):
+    if name != "remote.lock":
+        (results / "remote.lock").write_text(json.dumps({"holder": "a", "token": TOKEN, "alive": 0}))
+    (results / name).unlink(missing_ok=True)
+    os.mkfifo(results / name)
+    for command in (("status",), ("resume", "--backend", "local"), ("cancel",)):
+        code, _, err = fedsweep(command[0], f"file://{results}", *command[1:])
+        assert code == 2
+        assert "is not a plain file" in err
+
+
 def test_a_request_to_stop_is_a_plain_file(tmp_path):
     location = results_location(tmp_path)
     os.mkfifo(tmp_path / "cancel.requested")

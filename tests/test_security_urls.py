@@ -10,13 +10,15 @@ from unittest.mock import MagicMock
 
 import pytest
 import reported
+import yaml
 from handmade_ledgers import Writer, study, writing
 
 from orchestrator.results.locations import read_text, results_location
 from orchestrator.study import reading
 from trainables.data import features
 from trainables.errors import UserError
-from trainables.urls import as_user_error, open_filesystem, shown
+from trainables.limited_yaml import shown_yaml
+from trainables.urls import as_user_error, open_filesystem, shown, shown_url
 
 SECRET = "AKIA7SECRET"
 WITH_SECRETS = (
@@ -29,6 +31,13 @@ WITH_SECRETS = (
     f"https://user:it's{SECRET}@host.example/x.npz?sig=a'{SECRET}",
     f"https://user:a?{SECRET}@host.example/x",
     f"http://u1:one@host.example/a.npz,http://u2:{SECRET}@host.example/b.npz",
+    f"s3://user:pa 1/2'{SECRET}@bucket/x.npz",
+    f"s3://user:12/{SECRET}@bucket/x.npz",
+    f's3://user:a"<`{SECRET}@bucket/x.npz',
+    f"s3://user:a@{SECRET}/b@bucket/x.npz",
+    f"s3://user:a://{SECRET}@bucket/x.npz",
+    f"s3://user:a, b://{SECRET}@bucket/x.npz",
+    f"https://host.example/my data.npz?sig='{SECRET}",
 )
 
 
@@ -40,10 +49,37 @@ def test_a_url_is_shown_without_credentials(url):
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/user@host/x", "hdfs://node:8020/a@b", "https://host.example:8443/x.npz", "file:///nfs/run#1"]
+    "url",
+    ["s3://bucket/user@host/x", "hf://datasets/a/b@main/x", "https://host.example:8443/x.npz", "file:///nfs/run#1"],
 )
 def test_a_url_without_credentials_is_shown_whole(url):
-    assert shown(f"{url} and more") == f"{url} and more"
+    assert shown(f"{url} and more? (yes?)") == f"{url} and more? (yes?)"
+    assert shown_url(url) == url
+
+
+@pytest.mark.parametrize("url", WITH_SECRETS)
+@pytest.mark.parametrize("style", ["'", '"', ">", None])
+def test_a_study_file_is_shown_without_credentials(url, style):
+    """Quotes, escapes and lines that are folded: the secret must be in no part of the text."""
+    content = {"data": [{"source": url, "label": "a"}], "description": f"see {url}"}
+    text = f"{yaml.safe_dump(content, default_style=style, width=10)}# {url}\n"
+    assert SECRET not in shown_yaml(text)
+    kept = yaml.safe_load(shown_yaml(text))
+    assert kept["data"] == [{"source": shown_url(url), "label": "a"}]
+    assert SECRET not in shown_yaml(f"source: {url}\n: [")  # no YAML
+
+
+def test_a_value_that_is_named_twice_is_shown_once():
+    text = 'a: &x "s3:\\/\\/user:secret@bucket/x"\nb: [*x, 5]\n'
+    assert shown_yaml(text) == 'a: &x "s3://bucket/x"\nb: [*x, 5]\n'
+
+
+@pytest.mark.parametrize(
+    "text", [" a://" * 20_000, " a://b:c" * 20_000 + "@", "://" * 20_000 + "@", "a://?" + "'" * 5000]
+)
+def test_a_text_of_many_urls_is_shown_at_once(text):
+    shown(text)
+    shown_url(text)
 
 
 @pytest.mark.parametrize("url", [f"file://nobody:{SECRET}@/no/such/place?sig={SECRET}", *WITH_SECRETS[:2]])
@@ -96,7 +132,7 @@ resources: {gpus_per_host: 0}
 """
 
 
-@pytest.mark.parametrize("source", WITH_SECRETS[:2])
+@pytest.mark.parametrize("source", [*WITH_SECRETS[:2], *WITH_SECRETS[9:11]])
 def test_nothing_that_is_made_to_be_shown_has_the_credentials_of_data(source, tmp_path, fedsweep):
     """The ledger needs the whole URL, to read the data again; tables, best.yaml, study.yaml and the report do not."""
     of = study(data=[{"source": source}])

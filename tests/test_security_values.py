@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import time
 import zipfile
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow
@@ -14,10 +15,13 @@ import pyarrow.parquet
 import pytest
 import yaml
 from handmade_ledgers import change
+from rich.console import Console
 
 import fedsweep as fedsweep_package
+from orchestrator.execution.progress import progress_table
 from orchestrator.report.benchmark import lookup
 from orchestrator.report.tables.render import frame_to_csv
+from orchestrator.results import status
 from orchestrator.results.best_file import read_best
 from orchestrator.results.ledger import Ledger
 from trainables.data import feature_file, features
@@ -69,6 +73,29 @@ def test_labels_send_nothing_to_the_terminal(place, results, fedsweep):
         code, out, err = fedsweep(command, results)
         assert code == 0, err
         assert not {"\x1b", "\x07", "\u202e"} & set(out + err)
+
+
+def test_the_view_of_a_running_sweep_sends_nothing_to_the_terminal():
+    search = MagicMock(stages={}, trials_to_come=dict)
+    search.name, search.variant.strategy.publishes_only_winner = f"name {ESCAPE}", True
+    sweep = MagicMock(searches=[search])
+    sweep.prepared.study.stages = []
+    console = Console(file=io.StringIO())
+    console.print(progress_table(sweep))
+    assert "name" in console.file.getvalue()
+    assert not {"\x1b", "\x07", "\u202e"} & set(console.file.getvalue())
+
+
+def test_an_unexpected_error_sends_nothing_to_the_terminal(fedsweep, monkeypatch):
+    def broken(*_):
+        raise RuntimeError(f"no {ESCAPE} at s3://user:secret@bucket/x")
+
+    monkeypatch.setattr(status, "read", broken)
+    code, out, err = fedsweep("status", "x")
+    assert code == 1
+    assert "RuntimeError: no" in err
+    assert "secret" not in err
+    assert not {"\x1b", "\x07", "\u202e"} & set(out + err)
 
 
 # ---- values

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import re
 from typing import Any
 
 import yaml
 
 from trainables.errors import UserError
+from trainables.urls import shown, shown_url
 
 MOST_VALUES = 200_000
 """Most values of a study file with its aliases expanded: a few lines of aliases can expand to billions."""
+
+LONGEST_SHOWN = 1 << 18  # characters; a study file has thousands
+PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")  # the anchor and the tag of a value
+
+
+def shown_yaml(text: str) -> str:
+    """A YAML text for people, without the credentials of URLs. A value may be quoted, or go on in the next line."""
+    nodes: dict[int, yaml.ScalarNode] = {}
+    with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):  # the text may come from anyone
+        _find_scalars(yaml.compose(text, yaml.SafeLoader) if len(text) <= LONGEST_SHOWN else None, nodes, set())
+    for start, node in sorted(nodes.items(), reverse=True):
+        if (safe := shown_url(node.value)) != node.value:
+            end = start + len(text[start : node.end_mark.index].rstrip())
+            text = text[:start] + PROPERTIES.match(text, start)[0] + json.dumps(safe) + text[end:]  # type: ignore[index]
+    return shown(text)
+
+
+def _find_scalars(node: Any, found: dict[int, yaml.ScalarNode], seen: set[int]) -> None:
+    """By their places in the text."""
+    if isinstance(node, yaml.ScalarNode):
+        found[node.start_mark.index] = node
+    elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+        seen.add(id(node))
+        for item in node.value:
+            for part in item if isinstance(item, tuple) else (item,):
+                _find_scalars(part, found, seen)
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trainables.errors import UserError
-from trainables.urls import shown
+from trainables.urls import shown_url
 
 GROUP = "fedsweep.plugins"
 VARIABLE = "FEDSWEEP_IMPORT"
@@ -108,7 +108,7 @@ def import_options(names: Iterable[str] | None = None) -> str:
 def command(*words: str) -> str:
     """A command of fedsweep with these plug-ins, quoted for a shell. Credentials are removed word by word: in the
     whole line, the end of a URL could take a quote with it."""
-    return f"fedsweep {shlex.join(map(shown, words))}{import_options()}"
+    return f"fedsweep {shlex.join(map(shown_url, words))}{import_options()}"
 
 
 def module_name(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.errors import UserError
-from trainables.files import refuse_link, refuse_other_names
+from trainables.files import LONGEST_TEXT, read_plain_text, refuse_link, refuse_other_names
 
 OPENED = (
     *("file", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"),
@@ -19,31 +19,52 @@ OPENED = (
 """Schemes of plain storage. fsspec has others that interpret what they read: `reference` renders templates and reads
 the files that they name, archives expand without limit, and caches write to other folders. `smb`, `ssh` and `sftp` log
 in with the user's password or keys at any host that a study names, and accept any host key."""
-_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{,50}://"  # without a limit, a long word takes minutes
-_URL = re.compile(rf"({_SCHEME})((?:(?!{_SCHEME})[^\s\"<>`])*)")  # the next URL may follow a comma
+_SEPARATOR = r"\s,;|\"'`()<>\[\]{}="
+_NEXT_URL = re.compile(rf"(?<![^{_SEPARATOR}])[A-Za-z][A-Za-z0-9+.-]{{,50}}://")  # without a limit: minutes
+_PORT = re.compile(r"[^\s:]*:[0-9]*")
+_CLOSING = r",;.)\]}\"'`>"
+_QUERY = re.compile(r"\?.*?(?=[,;\s]*$)", re.DOTALL)
+_QUERY_IN_TEXT = re.compile(rf"\?[{_CLOSING}]*[^\s{_CLOSING}]\S*?(?=[{_CLOSING}]*(?:\s|$))")
 
 
 def shown(text: str) -> str:
-    """A text for people: its URLs without user names, passwords and queries, which may hold credentials."""
-    return _URL.sub(_shown, text)
+    """A text for people: its URLs without user names, passwords and queries, which may hold credentials.
+
+    A password may hold any character: where there may be one, everything up to the last @ of the line is removed."""
+    return "\n".join(_shown(line, _QUERY_IN_TEXT) for line in text.split("\n")) if "://" in text else text
 
 
-def _shown(match: re.Match[str]) -> str:
-    """A password may hold a ': only a URL that begins with one ends before the last."""
-    url, quote, after = match[2].rpartition("'")
-    if not quote or match.string[: match.start()][-1:] != "'":
-        url, quote, after = match[2], "", ""
-    return match[1] + _without_credentials(url) + quote + after
+def shown_url(url: str) -> str:
+    """As `shown`, for a value that is one URL, or a list of them: a query ends with the value."""
+    return _shown(url, _QUERY)
 
 
-def _without_credentials(rest: str) -> str:
-    host, slash, path = rest.partition("/")
-    if "@" in host:  # a password may hold a question mark
-        return host.rpartition("@")[2] + slash + path.partition("?")[0]
-    after_colon = host.partition(":")[2]
-    if "@" in path and after_colon and not after_colon.isdecimal():  # a password with a slash, not a port
-        return path.partition("@")[2].partition("?")[0]
-    return rest.partition("?")[0]
+def _shown(text: str, query: re.Pattern[str]) -> str:
+    first, last_at = text.find("://"), text.rfind("@")
+    if first < 0:
+        return text
+    begin = first + len("://")
+    parts = [text[:begin]]
+    for following in _NEXT_URL.finditer(text, begin):
+        end = following.start()
+        if end < last_at and _may_continue(text, begin, end):
+            continue
+        parts += [query.sub("", _without_user(text[begin:end])), following[0]]
+        begin = following.end()
+    return "".join([*parts, query.sub("", _without_user(text[begin:]))])
+
+
+def _may_continue(text: str, begin: int, end: int) -> bool:
+    """Whether what looks like another URL at `end` may be part of a password."""
+    slash = text.find("/", begin, end)
+    host = text[begin : end if slash < 0 else slash]
+    return ":" in host and not _PORT.fullmatch(host) and text.find("@", begin, end) < 0
+
+
+def _without_user(url: str) -> str:
+    """A number after a colon may be a port or the beginning of a password."""
+    host = url.partition("/")[0]
+    return url.rpartition("@")[2] if "@" in host or ":" in host else url
 
 
 def check_scheme(url: str) -> None:
@@ -53,7 +74,7 @@ def check_scheme(url: str) -> None:
 
 
 def _printable(url: str) -> str:
-    return shown(url) if url.isprintable() else repr(shown(url))
+    return shown_url(url) if url.isprintable() else repr(shown_url(url))
 
 
 def is_local(files: Any) -> bool:
@@ -69,15 +90,16 @@ def rename(files: Any, old: str, new: str) -> None:
 
 
 def refuse_links(files: Any, root: str, *names: str) -> None:
-    """If this is a folder on this machine, refuse links in it, and in its folders of these names: fsspec would write
-    through them."""
-    if is_local(files):
-        for path in (Path(root) / name for name in names):
-            refuse_link(path)
-            for found in [path] if path.is_file() else path.rglob("*"):
-                refuse_link(found)
-                if not found.is_dir():
-                    refuse_other_names(found)
+    """If this is a folder on this machine, refuse links, pipes and devices of these names, with or without an ending,
+    and in its folders of these names: fsspec would write through links, and wait for a pipe."""
+    if is_local(files) and os.path.isdir(root):
+        for path in Path(root).iterdir():
+            if path.name in names or path.name.startswith(tuple(f"{name}." for name in names)):
+                refuse_link(path)
+                for found in (path, *path.rglob("*")):
+                    refuse_link(found)
+                    if not found.is_dir():
+                        refuse_other_names(found)
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -92,13 +114,22 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     except ImportError:
         packages = {"s3": "'fedsweep[s3]'", "gs": "gcsfs", "abfs": "adlfs"}
         package = packages.get(protocol, f"what fsspec needs for {protocol}://")
-        raise UserError(f"{shown(url)} needs a package that is not installed: pip install {package}") from None
+        raise UserError(f"{shown_url(url)} needs a package that is not installed: pip install {package}") from None
     except Exception as error:  # each file system raises its own exception types
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{_printable(url)} cannot be opened: {shown(reason)}") from None
     if not root.strip("/"):
-        raise UserError(f"{shown(url)} names no folder")
+        raise UserError(f"{shown_url(url)} names no folder")
     return files, root.rstrip("/")
+
+
+def fetch_text(url: str) -> str:
+    files, path = open_filesystem(url)
+    if is_local(files):
+        return read_plain_text(Path(path))
+    if (files.size(path) or 0) > LONGEST_TEXT:
+        raise UserError(f"{shown_url(url)} is larger than {LONGEST_TEXT:,} bytes")
+    return files.cat_file(path, end=LONGEST_TEXT).decode()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,9 +20,10 @@ def run(
 ) -> None:
     """Run a study: search, confirm winners, write tables. Finished trials are not repeated."""
     from orchestrator.commands import sweep
+    from orchestrator.results.locations import default_folder
     from orchestrator.study import reading
 
     loaded, text = reading.load(study)
-    folder = results or str(Path("results") / loaded.name)
+    folder = results or str(default_folder(loaded.name))
     with reading.errors_name_lines(text, study):
         sweep.run_and_print(loaded, text, folder, options)

@@ -18,7 +18,7 @@ from orchestrator.results.winners import Results
 from orchestrator.study.extension import check_extension
 from orchestrator.study.study import Study
 from trainables.errors import UserError
-from trainables.urls import shown
+from trainables.limited_yaml import shown_yaml
 
 PAGE_CACHE_MB = 300  # keys arrive in random order: the indexes of a million trials should fit
 
@@ -34,7 +34,7 @@ def merge(parts: Sequence[Path | str], results: Path | str) -> list[str]:
             ledger.recount()
         study = ledger.study()
         assert study is not None
-        write_text(location.folder / "study.yaml", printable(shown(study[1])))
+        write_text(location.folder / "study.yaml", printable(shown_yaml(study[1])))
         written, found = write_tables(ledger, location.folder)
         _record_winners(ledger, found)
         return [location.address_of(path) for path in written]

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.console import emit_json, stderr
+from orchestrator.console import emit_json, printable, stderr
 from orchestrator.execution.cell_search import CellSearch
 from orchestrator.execution.packing import Capacity
 from orchestrator.execution.scheduler import Scheduler
@@ -200,7 +200,7 @@ def progress_table(sweep: Sweep) -> Table:
     table.add_column(f"best validation {sweep.prepared.study.objective_spec.short}", justify="right")
     for search in sweep.searches:
         counts = [str(stage_count(search, stage, sweep)) for stage in stages]
-        table.add_row(Text(search.name), *counts, best_so_far(search, sweep))
+        table.add_row(Text(printable(search.name)), *counts, best_so_far(search, sweep))
     return table
 
 

@@ -36,6 +36,7 @@ from orchestrator.study.study import Study
 from trainables import files, plugins
 from trainables.code_identity import package_identity
 from trainables.errors import UserError
+from trainables.limited_yaml import shown_yaml
 from trainables.privacy.publication import ANALYST_ONLY
 from trainables.urls import shown
 
@@ -97,7 +98,7 @@ def run(
                 _record_study(ledger, prepared, source)
                 sweep = Sweep(replace(prepared, cells=prepared.cells[shard[0] - 1 :: shard[1]]), ledger)
                 ledger.add_plugins(plugins.requested(), plugins.code_hashes())
-            write_text(folder / "study.yaml", printable(shown(source)))
+            write_text(folder / "study.yaml", printable(shown_yaml(source)))
             if changed:
                 names = ", ".join(changed)
                 view.say(f"note: plug-in {names} has changed since this folder was run; what it computes runs again")

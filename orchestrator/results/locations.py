@@ -22,8 +22,8 @@ from orchestrator.results.remote_lock import EXPIRES_S, LOCK, LockLostError, Rem
 from trainables import plugins
 from trainables.errors import UserError
 from trainables.federation.checkpoints import PackStorage
-from trainables.files import LONGEST_TEXT, PRIVATE, make_private, open_in_place, read_plain, read_plain_text
-from trainables.urls import as_user_error, is_local, open_filesystem, refuse_links, rename, shown
+from trainables.files import PRIVATE, make_private, open_in_place, read_plain, read_plain_text
+from trainables.urls import as_user_error, fetch_text, is_local, open_filesystem, refuse_links, rename, shown_url
 
 HEARTBEAT_S = 20.0
 LOG, CANCEL = "fedsweep.log", "cancel.requested"
@@ -123,15 +123,21 @@ def results_location(where: str | Path) -> ResultsLocation:
     return RemoteLocation(where)
 
 
+def default_folder(study: str) -> Path:
+    """The study and the current folder may come from anyone, and links there may name any folder of the user."""
+    folder = Path("results") / study
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise UserError(f"{place} is a symbolic link; to write to {folder.resolve()}, name it with --results")
+    return folder
+
+
 def read_text(where: str | Path) -> str:
     """The text of a local file or of a file at a URL."""
     if isinstance(where, Path) or "://" not in where:
         return read_plain_text(Path(where))
-    files, path = open_filesystem(where)
-    with as_user_error(f"{where} cannot be read"):
-        if (files.size(path) or 0) > LONGEST_TEXT:
-            raise UserError(f"{where} is larger than {LONGEST_TEXT:,} bytes")
-        return files.cat_file(path, end=LONGEST_TEXT).decode()
+    with as_user_error(f"{shown_url(where)} cannot be read"):
+        return fetch_text(where)
 
 
 class RemoteLocation(ResultsLocation):
@@ -155,7 +161,7 @@ class RemoteLocation(ResultsLocation):
     def __init__(self, url: str) -> None:
         self._files, self._root = open_filesystem(url)
         refuse_links(self._files, self._root, LEDGER, LOGS, LOG, LOCK, CANCEL, PACKS, *FOLDERS, *REPLACED)
-        self.url = shown(url).rstrip("/")
+        self.url = shown_url(url).rstrip("/")
         """For messages."""
         self.lock = RemoteLock(self._files, self._root, self.url)
         self._ledger = RemoteLedger(self._files, self._root)

@@ -23,7 +23,7 @@ from trainables.errors import UserError
 from trainables.files import read_plain_text
 from trainables.limited_yaml import line_of, read_yaml
 from trainables.methods import METHODS
-from trainables.urls import as_user_error, open_filesystem
+from trainables.urls import as_user_error, fetch_text, shown_url
 
 
 def packaged() -> list[str]:
@@ -52,9 +52,8 @@ def load(name: str) -> tuple[Study, str]:
 
 
 def _fetch(url: str) -> str:
-    with as_user_error(f"study file {url} cannot be read"):
-        files, path = open_filesystem(url)
-        return files.cat_file(path).decode("utf-8")
+    with as_user_error(f"study file {shown_url(url)} cannot be read"):
+        return fetch_text(url)
 
 
 def with_located_data(study: Study) -> Study:

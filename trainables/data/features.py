@@ -36,7 +36,7 @@ from trainables.data.sources.fetching import data_folder
 from trainables.data.stored import StoredRows
 from trainables.errors import UserError, in_range
 from trainables.plugin_errors import plugin_errors
-from trainables.urls import as_user_error, shown
+from trainables.urls import as_user_error, shown_url
 
 Rows = NDArray[np.int64]
 
@@ -150,7 +150,7 @@ def load(name: str, seed: int = 42) -> FeatureSet:
 
 
 def _from_file(source: str) -> FeatureSet:
-    return _validated(Path(shown(source)).stem, f"sha256:{sha256(source)}", read_npz(source))
+    return _validated(Path(shown_url(source)).stem, f"sha256:{sha256(source)}", read_npz(source))
 
 
 def _not_found(name: str) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trainables.errors import UserError
 from trainables.files import open_plain
-from trainables.urls import as_user_error, open_filesystem, shown
+from trainables.urls import as_user_error, is_local, open_filesystem, shown_url
 
 STREAM_FROM_BYTES = int(os.environ.get("FEDSWEEP_STREAM_FROM_MB", "1024")) << 20
 """Tables of at least this size are not loaded into memory."""
@@ -35,7 +35,7 @@ def open_file(source: str) -> IO[bytes]:
     if "://" not in source:
         return _not_sparse(open_plain(Path(source), follow=True), source)
     files, path = open_filesystem(source)
-    return files.open(path, "rb")
+    return _not_sparse(open_plain(Path(path), follow=True), source) if is_local(files) else files.open(path, "rb")
 
 
 def _not_sparse(file: IO[bytes], source: str) -> IO[bytes]:
@@ -76,7 +76,7 @@ class StoredRows:
         parts = [np.empty((len(rows), self.shape[1]), np.float32) for rows in clients]
         with as_user_error(f"data {self.source} cannot be read"), open_file(self.source) as file:
             if file.seek(0, os.SEEK_END) != self.size:
-                raise UserError(f"data {shown(self.source)} has changed since the study began")
+                raise UserError(f"data {shown_url(self.source)} has changed since the study began")
             for first in range(0, len(self), self._block_rows):
                 inside = [np.flatnonzero((rows >= first) & (rows < first + self._block_rows)) for rows in clients]
                 requested = np.concatenate([rows[at] for rows, at in zip(clients, inside, strict=True)])

@@ -12,7 +12,7 @@ from orchestrator.results import status
 from orchestrator.results.ledger import Ledger
 from orchestrator.results.locations import results_location
 from trainables.errors import UserError
-from trainables.urls import shown
+from trainables.urls import shown_url
 
 NAME = "report.html"
 MOST_COMPARED = 8  # colours and markers of the palette
@@ -35,7 +35,7 @@ def write_report(results: Sequence[str], output: Path | None = None) -> str:
 def read(results: Sequence[str], memory: data.Memory | None = None) -> list[dict[str, Any]]:
     """The page's data for every results folder, under distinct names. `memory` avoids recomputing unchanged cells when
     a folder is read repeatedly."""
-    places = [shown(result) for result in results]
+    places = [shown_url(result) for result in results]
     names = [place.rstrip("/").rpartition("/")[2] or place for place in places]
     if len(set(names)) < len(names):
         names = places

@@ -31,8 +31,8 @@ from orchestrator.search.objective import objective_of
 from orchestrator.study.study import Study
 from trainables import metrics
 from trainables.data.partition import divergence_from_uniform
+from trainables.limited_yaml import shown_yaml
 from trainables.spec import ENGINE_VERSION
-from trainables.urls import shown
 
 MOST_BYTES = 4_500_000  # of the data of a page
 MOST_CONFIGURATIONS = 30_000  # of a page: about 2 MB
@@ -164,7 +164,7 @@ def _study_data(ledger: Ledger, name: str, running: str | None, results: Results
         if study.private  # they would reveal the number of runs
         else [{"began": session.began, "ended": _ended(session)} for session in ledger.sessions()],
         "provenance": {
-            "source": shown(source[1]) if source else "",
+            "source": shown_yaml(source[1]) if source else "",
             "fingerprints": data_fingerprints(ledger, study),
             "plugins": ledger.plugins(),
             "engine": ENGINE_VERSION,

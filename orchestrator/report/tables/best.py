@@ -20,7 +20,7 @@ from trainables.data import partition
 from trainables.data.partition import PartitionSpec
 from trainables.errors import UserError
 from trainables.privacy.publication import ANALYST_ONLY
-from trainables.urls import shown
+from trainables.urls import shown_url
 
 HEADER = """\
 # The chosen configuration of every cell. To reproduce a confirm run exactly:
@@ -68,7 +68,7 @@ def _entry(cell: SearchedCell, runs: Mapping[int, Row], choice: Choice | None) -
         **({} if trial.precision == "float32" else {"precision": trial.precision}),
         "rounds": trial.rounds,
         "evaluate_every": trial.evaluate_every,
-        "data": shown(cell.data.source),
+        "data": shown_url(cell.data.source),
         "setting": cell.setting,
         **({"records": cell.data.records} if cell.data.records else {}),
         **({"fingerprint": problem.data.fingerprint} if problem.data.fingerprint else {}),

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from orchestrator.section import Section
 from trainables.data.importing.reading import is_table
-from trainables.urls import shown
+from trainables.urls import shown_url
 
 
 class DataSettings(Section):
@@ -36,12 +36,12 @@ class DataSettings(Section):
     @property
     def id(self) -> str:
         """Part of a cell's identity: the name of the file without its folder, which may move, or the source."""
-        source = shown(self.source)
+        source = shown_url(self.source)
         return Path(source).stem if self.is_file else source
 
     @property
     def is_file(self) -> bool:
-        source = shown(self.source)
+        source = shown_url(self.source)
         return source.endswith(".npz") or is_table(source)
 
     @property
