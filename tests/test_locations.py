@@ -516,8 +516,8 @@ def test_a_lock_that_is_being_written_is_read_again(tmp_path, monkeypatch):
 def test_a_text_at_a_url_has_a_limited_size(monkeypatch):
     files = fsspec.filesystem("memory")
     files.pipe_file("/long/best.yaml", b"x" * 11)
-    monkeypatch.setattr(locations, "LONGEST_TEXT", 11)
+    monkeypatch.setattr(urls, "LONGEST_TEXT", 11)
     assert locations.read_text("memory://long/best.yaml") == "x" * 11
-    monkeypatch.setattr(locations, "LONGEST_TEXT", 10)
+    monkeypatch.setattr(urls, "LONGEST_TEXT", 10)
     with pytest.raises(UserError, match=r"memory://long/best\.yaml is larger than 10 bytes"):
         locations.read_text("memory://long/best.yaml")

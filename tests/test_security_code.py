@@ -3,12 +3,15 @@ Ray workers, and files that libraries read from the current folder."""
 
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
 
 import pytest
 import reported
+
+from trainables.errors import UserError
 
 INSTALLED = ("torch", "scipy", "pandas", "numpy", "trainables", "csv")
 OPTIONAL = ("wandb", "triton")
@@ -152,6 +155,33 @@ def test_a_prepared_folder_for_ray_is_not_used(tmp_path, monkeypatch):
     assert other != mine
     assert not other.is_symlink()
     assert stat.S_IMODE(other.stat().st_mode) == 0o700
+
+
+def test_auto_is_no_cluster_of_another_user(tmp_path, monkeypatch):
+    """Ray believes a file in a folder that all users can write to, and would send the token to the address in it."""
+    from orchestrator.execution.cluster import connect
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(UserError, match="neither you nor root has started Ray on this machine for it"):
+            connect._join("auto")
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_process_of_another_user_names_no_cluster():
+    from orchestrator.execution.cluster.ray_internals import own_clusters
+
+    users = {None: "192.0.2.10:6379", **({65534: "192.0.2.11:6379"} if os.geteuid() == 0 else {})}
+    for user, address in users.items():
+        command = ["/bin/sh", "-c", "read line", f"--gcs-address={address}", "--gcs-address=none"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, user=user) as process:
+            assert (address in own_clusters()) == (user is None)
+            process.communicate()
 
 
 def test_a_long_temporary_folder_leaves_room_for_socket_names(tmp_path, monkeypatch):

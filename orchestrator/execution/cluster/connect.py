@@ -120,12 +120,13 @@ def _join(address: str) -> None:
         )
     from orchestrator.execution.cluster.ray_internals import JobConfigWithoutFolders
 
-    _send_token()
     try:
-        _check_reachable(address)
+        resolved = _resolve(address)
+        _check_reachable(resolved)
+        _send_token()
         config = JobConfigWithoutFolders()
         ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=config, **_with_plugins()
+            address=resolved, log_to_driver=False, logging_level=logging.ERROR, job_config=config, **_with_plugins()
         )
     except (ConnectionError, OSError, ValueError, AuthenticationError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
@@ -141,18 +142,30 @@ def _with_plugins() -> dict[str, Any]:
     return {"runtime_env": {"env_vars": variables}} if variables else {}
 
 
-def _check_reachable(address: str) -> None:
-    """Raise if nothing listens at the address; Ray would retry for many minutes."""
-    from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address
+def _resolve(address: str) -> str:
+    """HOST:PORT. For `auto`, Ray believes a file that every user of this machine can write, and the options of every
+    user's processes; the cluster that they name would get the token."""
+    from orchestrator.execution.cluster.ray_internals import canonicalize_bootstrap_address, own_clusters
 
     resolved = canonicalize_bootstrap_address(address)
     if resolved is None:
         raise ConnectionError("no cluster is running here")
-    host, _, port = resolved.rpartition(":")
+    named = address != "auto" or os.environ.get("RAY_ADDRESS", "") not in ("", "auto")
+    if not named and resolved not in own_clusters():
+        raise UserError(
+            f"address = 'auto' names the Ray cluster at {resolved}, but neither you nor root has started Ray on this "
+            f"machine for it; if you trust that cluster, say --address {resolved}"
+        )
+    return resolved
+
+
+def _check_reachable(address: str) -> None:
+    """Raise if nothing listens at the address; Ray would retry for many minutes."""
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
-        raise ConnectionError(f"{resolved} cannot be reached: {error.strerror or error}") from None
+        raise ConnectionError(f"{address} cannot be reached: {error.strerror or error}") from None
 
 
 def _loopback_only() -> contextlib.AbstractContextManager[None]:

@@ -3,6 +3,7 @@ the versions that were tested."""
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ __all__ = [
     "jobs",
     "kill_local_ray",
     "minimal_local_ray",
+    "own_clusters",
     "patched",
     "psutil",
     "ray_constants",
@@ -40,6 +42,8 @@ __all__ = [
     "tokens",
     "without_error_messages",
 ]
+
+GCS_OPTION = "--gcs-address="
 
 
 class JobConfigWithoutFolders(JobConfig):
@@ -60,6 +64,18 @@ def detect_local_resources(object_store_memory: int, memory: int) -> dict[str, f
     is free at the moment."""
     spec = ResourceAndLabelSpec(object_store_memory=object_store_memory, memory=memory)
     return spec.resolve(is_head=True, node_ip_address="127.0.0.1").to_resource_dict()
+
+
+def own_clusters() -> set[str | None]:
+    """The addresses of the clusters that processes of this user or of root belong to, on this machine."""
+    found: set[str | None] = set()
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        if process.info["uids"] and set(process.info["uids"]) <= {0, os.geteuid()}:
+            for word in process.info["cmdline"] or ():
+                if word.startswith(GCS_OPTION):
+                    with contextlib.suppress(ValueError):  # no address
+                        found.add(canonicalize_bootstrap_address(word.removeprefix(GCS_OPTION)))
+    return found
 
 
 def head_answers(timeout_s: float) -> bool:
