@@ -9,6 +9,7 @@ from fedsweep.plugins import ClientProgram, Event, Method, State, learning_rate
 from trainables.methods.base import NoisyGradient, UserGradient, clip_norm
 from trainables.methods.local_steps import LocalSteps
 from trainables.methods.sampled_steps import SGDSteps
+from trainables.privacy.noise import Address
 
 LEAKED: dict[str, torch.Tensor] = {}
 """A way out of the client that is no release."""
@@ -203,6 +204,93 @@ def scaled_by_one_label(client, theta):
     return noised(client, gradients(client, theta), theta, client.noise("gradient") * (1 - 1e-3 * flag))
 
 
+def drawn_again(client, number):
+    """The noise of a client in this round, without `client.noise`."""
+    (seed,) = client._lanes.seeds
+    drawn = Address(int(seed), number, client.t, 0, "gradient").normal(client.zeros().shape[-1])
+    return torch.from_numpy(drawn) * client.noise_std("gradient")
+
+
+def own_noise_subtracted(client, theta):
+    noise = client.noise("gradient") - drawn_again(client, client._clients[0])
+    return noised(client, gradients(client, theta), theta, noise)
+
+
+def noise_that_cancels_in_the_sum(client, theta):
+    noise = client.noise("gradient") - drawn_again(client, (client._clients[0] + 1) % 3)
+    return noised(client, gradients(client, theta), theta, noise)
+
+
+def seed_told(client, theta):
+    (LEAKED["seed"],) = client._lanes.seeds
+    LEAKED["std"] = client.noise_std("gradient")
+    return noised(client, gradients(client, theta), theta, client.noise("gradient"))
+
+
+class SubtractsNoise(Honest):
+    def step(self, t, theta, G, state, hypers):
+        drawn = Address(int(LEAKED["seed"]), 0, t, 0, "gradient").normal(theta.shape[1])
+        return theta - hypers["learning_rate"] * (G - LEAKED["std"] * torch.from_numpy(drawn))
+
+
+class InfiniteBroadcast(Honest):
+    """The audit must not take it for a run that has diverged."""
+
+    client = released(noise_on_the_first_coordinates)
+
+    def initial_state(self, theta, hypers) -> State:
+        return {"largest": torch.full_like(theta, torch.inf)}
+
+    def broadcast(self, state, hypers):
+        return dict(state)
+
+
+class InfiniteWeights(Honest):
+    """Infinite in all rounds but the last."""
+
+    client = released(noise_until_round(1))
+
+    def step(self, t, theta, G, state, hypers):
+        finite = super().step(t, theta.nan_to_num(posinf=0), G.nan_to_num(), state, hypers)
+        return finite if t == hypers["rounds"] else torch.full_like(theta, torch.inf)
+
+
+def into_the_state_of_round(number):
+    class Keeps(Honest):
+        """A checkpoint of this round has the sum."""
+
+        def initial_state(self, theta, hypers) -> State:
+            return {"sum": torch.zeros_like(theta)}
+
+        def step(self, t, theta, G, state, hypers):
+            state["sum"] = LEAKED["sum"][0].to(theta) * (t == number)
+            return super().step(t, theta, G, state, hypers)
+
+    return Keeps
+
+
+def one_client_unclipped(client, theta):
+    """The one of middle size."""
+    total = gradients(client, theta)
+    unclipped = client.gradient_mean(theta) * client.size
+    return noised(client, unclipped if client._clients[0] == 1 else total, theta, client.noise("gradient"))
+
+
+class SampleUnused(Honest):
+    """All rows are summed, without `clipped_gradient_sum`, which would notice."""
+
+    def program(self, hypers, level="record"):
+        def release(client, theta):
+            client.sample(0.3)
+            total, _ = client.model.clipped_gradient_sum(rows_of(client), theta, client.clip.squeeze(1))
+            return noised(client, total, theta, client.noise("gradient"))
+
+        return released(release, samples=True)()
+
+    def releases(self, run):
+        return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=0.3, aggregated=False),)
+
+
 class UserLevel(Honest):
     levels = ("record", "user")
     user: type[ClientProgram] = UserGradient
@@ -222,6 +310,22 @@ def user_without_clip(client, theta):
 def user_row_count(client, theta):
     mean = client.gradient_mean(theta)
     return (clip_norm(mean, client.clip) + client.noise("gradient")) * (rows_of(client).real_rows.view(-1, 1, 1) / 20)
+
+
+def coin_ignored(client, theta):
+    update = clip_norm(client.gradient_mean(theta), client.clip)
+    client.noised_update(update)
+    return (update + client.noise("gradient")) / client._secret
+
+
+class CoinIgnored(UserLevel):
+    """All users take part in all rounds, which is not what is accounted."""
+
+    user = released(coin_ignored, allows_secret_participation=True)
+
+    def releases(self, run):
+        q = run.privacy.secret_participation
+        return (Event("gradient", run.rounds, run.privacy.sensitivity, sampling=q, hidden_by_sum=True),)
 
 
 class OneEvent(Honest):
@@ -334,4 +438,13 @@ CHEATS = {
     "samples on paper": SampledOnPaper,
     "one sample for two steps": OneSample,
     "a covariance without noise": BareCovariance,
+    "noise that the client draws again and subtracts": cheat(own_noise_subtracted),
+    "noise of another client, so that the sum has none": cheat(noise_that_cancels_in_the_sum),
+    "noise that the server draws again and subtracts": cheat(seed_told, SubtractsNoise),
+    "noise on some coordinates beside an infinite broadcast": InfiniteBroadcast,
+    "no noise while the weights are infinite": InfiniteWeights,
+    "a sum in the server's state of round 5 only": cheat(beside_the_release, into_the_state_of_round(5)),
+    "one client is not clipped": cheat(one_client_unclipped),
+    "a sample that is drawn and not used": SampleUnused,
+    "secret participation ignored": CoinIgnored,
 }

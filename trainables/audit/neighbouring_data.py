@@ -56,12 +56,12 @@ def problem_for(method: Method, data: str = DATA, clients: int = CLIENTS) -> Pro
 def pairs(problem: Problem, level: Level, adjacency: Adjacency) -> Iterator[Neighbours]:
     """The first pair is the most visible one, the last one a client without features."""
     make = _Pairs(problem, np.random.default_rng(7))
-    smallest = int(np.argmin(problem.partition.sizes))
-    largest = int(np.argmax(problem.partition.sizes))
+    smallest, *others, largest = np.argsort(problem.partition.sizes, kind="stable").tolist()
+    clients = smallest, largest, *others
     if level == "record":
-        yield from make.records(smallest, largest, adjacency)
+        yield from make.records(clients, adjacency)
     else:
-        yield from make.users(smallest, largest, adjacency)
+        yield from make.users(clients, adjacency)
 
 
 class _Pairs:
@@ -71,10 +71,12 @@ class _Pairs:
         self.long = (LONG * direction / np.linalg.norm(direction)).astype(np.float32)
         self.rng = rng
 
-    def records(self, first: int, second: int, adjacency: Adjacency) -> Iterator[Neighbours]:
+    def records(self, clients: tuple[int, ...], adjacency: Adjacency) -> Iterator[Neighbours]:
+        """Records of every class, and of every client."""
+        first, second, *_ = clients
         zero = np.zeros_like(self.long)
         for label in range(self.classes):
-            client = first if label == 0 else second
+            client = clients[label % len(clients)]
             base = self._with_last(self.data, client, self.long, label)
             if adjacency == "replace-one":
                 other = self._with_last(self.data, client, -self.long, label)
@@ -98,19 +100,23 @@ class _Pairs:
         changed = self._with_last(quiet, first, zero, 1)
         yield Neighbours("a record of a client without features", first, quiet, changed)
 
-    def users(self, first: int, second: int, adjacency: Adjacency) -> Iterator[Neighbours]:
+    def users(self, clients: tuple[int, ...], adjacency: Adjacency) -> Iterator[Neighbours]:
+        first, second, third, *_ = clients
         rows = self.data.rows[first]
         long = self._with_rows(self.data, first, np.tile(self.long, (len(rows), 1)), np.zeros(len(rows), np.int64))
         if adjacency == "zero-out":
             yield Neighbours("a user with long records", first, long, None)
             yield Neighbours("an ordinary user", second, self.data, None)
+            yield Neighbours("another user", third, self.data, None)
             return
         opposite = self._with_rows(self.data, first, np.tile(-self.long, (len(rows), 1)), np.zeros(len(rows), np.int64))
         yield Neighbours("a user with long records", first, long, opposite)
-        turned = self._with_rows(self.data, first, self.data.x[rows], (self.data.y[rows] + 1) % self.classes)
-        yield Neighbours("a user with other labels", first, self.data, turned)
-        fewer = replace(self.data, rows=self._rows(self.data, first, rows[: len(rows) // 2]))
-        yield Neighbours("a user with fewer rows", first, self.data, fewer)
+        rows = self.data.rows[second]
+        turned = self._with_rows(self.data, second, self.data.x[rows], (self.data.y[rows] + 1) % self.classes)
+        yield Neighbours("a user with other labels", second, self.data, turned)
+        rows = self.data.rows[third]
+        fewer = replace(self.data, rows=self._rows(self.data, third, rows[: len(rows) // 2]))
+        yield Neighbours("a user with fewer rows", third, self.data, fewer)
         yield Neighbours("a user without features", first, self._quiet(first), self.data)
 
     def _with_rows(self, data: ProblemData, client: int, x: NDArray[np.float32], y: NDArray[np.int64]) -> ProblemData:

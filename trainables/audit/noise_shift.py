@@ -34,7 +34,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainables.audit.watched_host import Address, Played, Shifts, WatchedHost
+from trainables.audit.watched_host import (
+    Address,
+    Played,
+    Shifts,
+    WatchedHost,
+    noise_of_clients_only,
+    observed_draw,
+)
 from trainables.federation.batch_round import Diagnostics
 from trainables.federation.client_host import Broadcast, HostReply
 from trainables.federation.exact_sum import GRID, to_grid
@@ -43,6 +50,8 @@ from trainables.federation.pack import ClientWork, plan_of
 from trainables.federation.problem import ProblemData
 from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
+from trainables.privacy import noise
+from trainables.privacy.participation import takes_part
 from trainables.privacy.plan import PrivacyPlan
 
 Vector = NDArray[np.float64]
@@ -50,6 +59,7 @@ ROUNDING = 128 * float(np.finfo(np.float32).eps)
 """Relative differences below this are rounding."""
 AMPLIFICATION_TRIALS, AMPLIFICATION_TIMES = 8, 2.0
 SLACK = 1.002  # of a shift's length, for rounding
+NO_SHIFT = 1e-4  # in standard deviations: shorter ones are rounding
 
 
 class ShiftError(Exception):
@@ -86,6 +96,8 @@ class Shift:
 
     cost: Mapping[str, float]
     plan: PrivacyPlan
+    diverged: int | None
+    """The first round that was not examined, because the weights were not finite."""
 
     @property
     def mu(self) -> float:
@@ -97,13 +109,24 @@ def find_shift(trial: TrialSpec, data: ProblemData, neighbour: ProblemData | Non
     client is a user who releases noise alone. Raises ShiftError if there is none."""
     plan = plan_of(trial, data.sizes)
     reference = Reference([WatchedHost(index) for index in range(len(data.sizes))])
-    expected = _run(trial, data, _Recorder(reference))
-    check_draws(reference, plan, trial)
-    coupled = _Coupled(reference, plan, client, absent=neighbour is None)
-    ended = _run(trial, neighbour or data, coupled)
+    changed = frozenset[int]() if neighbour is None else _changed_rows(data, neighbour, client)
+    coupled = _Coupled(reference, plan, client, changed, absent=neighbour is None)
+    with noise_of_clients_only([event.purpose for event in plan.events]):
+        expected = _run(trial, data, _Recorder(reference))
+        check_draws(reference, plan, trial)
+        ended = _run(trial, neighbour or data, coupled)
     if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(expected, ended, strict=True)):
-        raise ShiftError("the weights depend on the data in another way than through the releases")
-    return Shift(coupled.cost, plan)
+        raise ShiftError("the weights or the server's state depend on the data, and not only through the releases")
+    return Shift(coupled.cost, plan, coupled.diverged)
+
+
+def _changed_rows(data: ProblemData, other: ProblemData, client: int) -> frozenset[int]:
+    """The client's rows, counted from 0, that differ or are missing."""
+    rows, others = data.rows[client], other.rows[client]
+    both = min(len(rows), len(others))
+    same_x = (data.x[rows[:both]] == other.x[others[:both]]).all(axis=1)
+    same = same_x & (data.y[rows[:both]] == other.y[others[:both]])
+    return frozenset([*np.flatnonzero(~same).tolist(), *range(both, max(len(rows), len(others)))])
 
 
 def check_draws(reference: Reference, plan: PrivacyPlan, trial: TrialSpec) -> None:
@@ -134,12 +157,16 @@ def check_draws(reference: Reference, plan: PrivacyPlan, trial: TrialSpec) -> No
 
 
 def _run(trial: TrialSpec, data: ProblemData, hosts: _Observed) -> list[Vector]:
-    """Run all rounds, as far as the weights are finite. Returns the server's weights and state."""
+    """Run all rounds, as far as the weights are finite. Returns the server's states of all rounds and its weights."""
     server = Server(hosts)
     server.open([trial], data)
-    server.advance(trial.rounds - 1)  # the server drops its lane after the last round
-    states = [value.numpy().copy() for state in server._states for value in state.values()]
-    server.advance(trial.rounds)
+    states = []
+    for t in range(trial.rounds):  # the server drops its lane after the last round
+        server.progress(t)
+        states += [value.numpy().copy() for state in server._states for value in state.values()]
+    (result,) = server.advance(trial.rounds)
+    if result.state == "failed":
+        raise ShiftError(result.reason.partition("\n")[0])
     final = server.final_weights()
     return states if final is None else [*states, final]
 
@@ -165,7 +192,8 @@ class _Observed(Hosts):
 
 
 def _is_finite(call: Call) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in call.sent.values())
+    """Whether the weights are. What else is sent may contain anything, such as an infinite bound."""
+    return "theta" not in call.sent or bool(torch.isfinite(call.sent["theta"]).all())
 
 
 def _reply(played: Played) -> torch.Tensor:
@@ -193,12 +221,17 @@ class _Recorder(_Observed):
 class _Coupled(_Observed):
     """The run on D', with the noise that makes it look like the run on D."""
 
-    def __init__(self, reference: Reference, plan: PrivacyPlan, client: int, absent: bool) -> None:
+    def __init__(
+        self, reference: Reference, plan: PrivacyPlan, client: int, changed: frozenset[int], absent: bool
+    ) -> None:
+        """`changed`: the rows of the client that differ."""
         super().__init__([WatchedHost(index) for index in range(len(reference.hosts))])
         self._reference, self._plan, self._client, self._absent = reference, plan, client, absent
+        self._changed = changed
         self._number = 0
         self._rng = np.random.default_rng(5)
         self.cost: dict[str, float] = {}
+        self.diverged: int | None = None
 
     def called(self, call: Call) -> list[torch.Tensor]:
         theirs, number = self._reference, self._number
@@ -210,7 +243,8 @@ class _Coupled(_Observed):
             raise ShiftError(f"round {call.t}: what the server sends depends on more than the releases")
         replies = [_reply(one) for one in theirs.played[number]]
         if not _is_finite(call):
-            return replies  # the run has diverged: nothing more to see
+            self.diverged = self.diverged or call.t
+            return replies
         pairs = [
             _Pair(before, call, their, our, played, theirs.drawn_before(number, index), states)
             for index, (their, our, played, states) in enumerate(
@@ -221,11 +255,27 @@ class _Coupled(_Observed):
         credited = {event.purpose for event in self._plan.events if event.aggregated}
         summed = self._plan.settings.release == "secure-aggregation" and {a[2] for a in fresh} <= credited
         shifts = self._together(pairs) if summed else [self._alone(i, pair) for i, pair in enumerate(pairs)]
+        if any(np.abs(value).max() > NO_SHIFT for shift in shifts for value in shift.values()):
+            self._check_not_left_out(call, pairs)
         for pair, shift in zip(pairs, shifts, strict=True):
             for address, value in shift.items():
                 self.cost[address[2]] = self.cost.get(address[2], 0.0) + float(value @ value)
             pair.settle({} if self._absent else shift)
         return replies
+
+    def _check_not_left_out(self, call: Call, pairs: list[_Pair]) -> None:
+        """A record that is not in a secret sample, or a user who secretly does not take part, changes no release."""
+        sampled = {event.purpose: event for event in self._plan.events if event.sampling < 1}
+        drawn = {address[2] for pair in pairs for address in pair.played.tape.fresh}
+        if call.t == 0 or not drawn or not drawn <= sampled.keys():
+            return
+        if all(sampled[purpose].hidden_by_sum for purpose in drawn):
+            seed, q = int(call.work.seeds[0]), call.work.secret_participation
+            (client,) = call.work.assignment[self._client]
+            if not takes_part(seed, client, call.t, q):
+                raise ShiftError(f"round {call.t}: a user who does not take part changes the release")
+        elif self._changed.isdisjoint(pairs[self._client].played.tape.sampled_rows):
+            raise ShiftError(f"round {call.t}: a record that is not in the sample changes the release")
 
     def _alone(self, index: int, pair: _Pair) -> Shifts:
         """Every release is visible."""
@@ -383,16 +433,16 @@ class _Pair:
             theirs = self.replay(extra) if scale else self.played
             reference = None if sums is None else theirs.tape.sums
             ours = self.play(shift, extra, reference)
-            if not _equal(theirs.release, ours.release, self.largest_weight) and not np.all(
-                np.abs(theirs.release - ours.release) <= self._amplified_rounding(rng, theirs.release, extra)
+            if not _equal(theirs.release, ours.release, self.largest_weight) and not self._is_amplified_rounding(
+                rng, theirs.release, ours.release, extra
             ):
                 return False
         return True
 
-    def _amplified_rounding(self, rng: np.random.Generator, release: Vector, extra: Shifts) -> Vector:
-        """How far rounding can move each coordinate of the release on D. A later step may amplify the rounding of an
-        earlier one, for example by the inverse of a noisy Hessian. So the noise is moved by as much as rounding, in
-        several directions: what that changes costs no more than a shift of this length."""
+    def _is_amplified_rounding(self, rng: np.random.Generator, release: Vector, ours: Vector, extra: Shifts) -> bool:
+        """Whether rounding can move every coordinate of the release on D as far as to that on D'. A later step may
+        amplify the rounding of an earlier one, for example by the inverse of a noisy Hessian. So the noise is moved by
+        as much as rounding, in several directions: what that changes costs no more than a shift of this length."""
         sizes, found = self.played.tape.drawn, np.zeros_like(release)
         for _ in range(AMPLIFICATION_TRIALS):
             moved = {
@@ -400,7 +450,9 @@ class _Pair:
                 for address in self.played.tape.fresh
             }
             found = np.maximum(found, np.abs(self.replay(moved).release - release))
-        return AMPLIFICATION_TIMES * found
+            if np.all(np.abs(release - ours) <= AMPLIFICATION_TIMES * found):
+                return True
+        return False
 
     @property
     def largest_weight(self) -> float:
@@ -413,11 +465,11 @@ class _Pair:
         return self.played.release - noise
 
     def _normals(self, address: Address) -> Vector:
-        from trainables.privacy import noise
-
         seed, (t, step, purpose) = int(self.call.work.seeds[0]), address
         (client,) = self.call.work.assignment[self.their.index]
-        return noise.Address(seed, client, t, step, purpose).normal(self.played.tape.drawn[address][1]).astype(float)
+        with observed_draw():
+            drawn = noise.Address(seed, client, t, step, purpose).normal(self.played.tape.drawn[address][1])
+        return drawn.astype(np.float64)
 
     def absent(self, rng: np.random.Generator) -> Shifts:
         """A user who contributes nothing releases the noise alone."""

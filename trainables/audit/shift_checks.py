@@ -21,7 +21,7 @@ from trainables.spec import HyperValue
 
 ROUNDS = 13
 MANY_ROUNDS = 61
-LARGE_STEPS = 30.0  # times the given learning rates
+LARGE, LARGE_STEPS = "large steps", 30.0  # times the given learning rates
 CLAIM = PrivacySettings(epsilon=2.0, clip=1.0)
 LOCAL, SUMMED = RELEASES
 REPLACED, ZEROED = ADJACENCIES
@@ -57,7 +57,7 @@ def cases(method: Method, base: Mapping[str, HyperValue], level: Level) -> Itera
     for (_, release), claim in claims.items():
         yield Case("given steps", base, claim, numbers=(0, -3, -1) if release == LOCAL else (0,))
     for (_, release), claim in claims.items():
-        yield Case("large steps", large, claim, numbers=(0, 1) if release == LOCAL else (0,))
+        yield Case(LARGE, large, claim, numbers=(0, 1) if release == LOCAL else (0,))
     yield Case("many rounds", visible, claims[REPLACED, LOCAL], MANY_ROUNDS, (0,), zero=True)
     for adjacency, release in ((REPLACED, LOCAL), (ZEROED, SUMMED)):
         claim = claims[adjacency, release]
@@ -74,29 +74,29 @@ def cases(method: Method, base: Mapping[str, HyperValue], level: Level) -> Itera
 
 def failure(method: Method, base: Mapping[str, HyperValue], level: Level) -> str:
     """The first case in which the releases reveal more than the account says; empty if there is none."""
-    problem = problem_for(method)
-    for case in cases(method, base, level):
-        trial = TrialSpec(
-            problem=problem.spec,
-            method=method.name,
-            hyperparameters=dict(case.hyperparameters),
-            privacy=case.privacy,
-            rounds=case.rounds,
-            evaluate_every=case.rounds,
-            seed=3,
-            **(case.options or {}),
-        )
-        try:
-            check(trial, problem)
-        except UserError as error:
-            if case.name in ("small steps", "given steps"):
-                return str(error)
-            continue  # the method does not have this option
-        found = _run(problem, trial, case)
-        if found:
-            privacy = case.privacy
-            return f"{found} ({case.name}, {privacy.adjacency}, {privacy.release})"
-    return ""
+    return next(filter(None, (failure_of(method, case) for case in cases(method, base, level))), "")
+
+
+def failure_of(method: Method, case: Case) -> str:
+    """What the releases reveal in this case beyond the account; empty if nothing, or if the method does not have the
+    option."""
+    problem, privacy = problem_for(method), case.privacy
+    trial = TrialSpec(
+        problem=problem.spec,
+        method=method.name,
+        hyperparameters=dict(case.hyperparameters),
+        privacy=privacy,
+        rounds=case.rounds,
+        evaluate_every=case.rounds,
+        seed=3,
+        **(case.options or {}),
+    )
+    try:
+        check(trial, problem)
+    except UserError as error:
+        return str(error) if case.name in ("small steps", "given steps") else ""
+    found = _run(problem, trial, case)
+    return f"{found} ({case.name}, {privacy.adjacency}, {privacy.release})" if found else ""
 
 
 def _run(problem: Problem, trial: TrialSpec, case: Case) -> str:
@@ -110,6 +110,8 @@ def _run(problem: Problem, trial: TrialSpec, case: Case) -> str:
             shift = find_shift(trial, data, other, pair.client)
         except ShiftError as error:
             return f"{pair.name}: {error}"
+        if shift.diverged and case.name != LARGE:
+            return f"{pair.name}: the weights of round {shift.diverged} are not finite; set stable values with --set"
         if pair.limited and (excess := _excess(shift, trial)):
             return f"{pair.name}: {excess}"
     return ""

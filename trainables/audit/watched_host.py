@@ -4,8 +4,10 @@ A round can be played again from the same state, with some of the noise shifted.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +20,41 @@ from trainables.federation.client_host import Broadcast, ClientHost
 from trainables.federation.exact_sum import from_grid
 from trainables.federation.pack import ClientWork
 from trainables.methods.base import Sample
+from trainables.privacy import noise
 
 Address = tuple[int, int, str]
 """Where a client's noise comes from: round, step, purpose."""
 Shifts = Mapping[Address, NDArray[np.float64]]
 """What is added to noise, in standard deviations."""
+_is_observed: ContextVar[bool] = ContextVar("is_observed", default=False)
+
+
+@contextlib.contextmanager
+def observed_draw() -> Iterator[None]:
+    """Within the block, `noise_of_clients_only` allows every draw."""
+    before = _is_observed.set(True)
+    try:
+        yield
+    finally:
+        _is_observed.reset(before)
+
+
+@contextlib.contextmanager
+def noise_of_clients_only(purposes: Collection[str]) -> Iterator[None]:
+    """Within the block, noise of these purposes can be drawn with `client.noise` only. Noise that a program draws in
+    another way is not observed, and it can be subtracted from the observed noise."""
+    draw = noise.Address.generator
+
+    def generator(address: noise.Address) -> np.random.Generator:
+        if address.purpose in purposes and not _is_observed.get():
+            raise RuntimeError(f"noise of purpose {address.purpose!r} is drawn in another way than by `client.noise`")
+        return draw(address)
+
+    noise.Address.generator = generator  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        noise.Address.generator = draw  # type: ignore[method-assign]
 
 
 @dataclass
@@ -43,6 +75,8 @@ class Tape:
     """For every gradient: the step whose sample it used, and the sampling rate. The step is None if all rows were used,
     or a sample that `sample` did not create."""
     created_samples: list[tuple[Sample, int]] = field(default_factory=list)
+    sampled_rows: set[int] = field(default_factory=set)
+    """Rows that are in at least one sample."""
     _pending: list[int] = field(default_factory=list)
 
     @property
@@ -134,16 +168,22 @@ class _WatchedRound(BatchRound):
     def sample(self, rate: float, step: int = 0) -> Sample:
         created = super().sample(rate, step)
         self._tape.created_samples.append((created, step))
+        (seed,) = self._lanes.seeds
+        (rows,) = self.sampled_rows(int(seed), rate, step)
+        self._tape.sampled_rows.update(rows.tolist())
         return created
 
     def noise(
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
     ) -> torch.Tensor:
-        value = super().noise(purpose, step, t, factor, size)
+        with observed_draw():
+            value = super().noise(purpose, step, t, factor, size)
         return self._tape.draw((self.t if t is None else t, step, purpose), value, self._scale(purpose) * factor)
 
     def distinct_noise(self, purpose: str, size: int) -> torch.Tensor:
-        return self._tape.draw((self.t, 0, purpose), super().distinct_noise(purpose, size), self._scale(purpose))
+        with observed_draw():
+            value = super().distinct_noise(purpose, size)
+        return self._tape.draw((self.t, 0, purpose), value, self._scale(purpose))
 
     def _scale(self, purpose: str) -> float:
         return float(self._lanes.std[purpose].flatten()[0])

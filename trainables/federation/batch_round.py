@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainables.federation.exact_sum import to_grid_
 from trainables.federation.lane_vectors import LaneVectors
@@ -154,16 +155,20 @@ class BatchRound:
             return Sample(self._all_rows, rate)
         if not self._program.samples:
             raise RuntimeError(f"{self._program.name} samples rows: its `samples` must be true")
+        parts: list[tuple[slice | torch.Tensor, Shard]] = [
+            (lanes, self._shard.sample(self.sampled_rows(int(seed), rate, step)))
+            for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True)
+        ]
+        return Sample(parts, rate)
+
+    def sampled_rows(self, seed: int, rate: float, step: int) -> list[NDArray[np.int64]]:
+        """The rows of every client that are in a sample."""
         sizes = [int(size) for size in self.size.flatten()]
         purpose = keyed("sample", self._lanes.noise_key)
-        parts: list[tuple[slice | torch.Tensor, Shard]] = []
-        for seed, lanes in zip(self._lanes.seeds, self._lanes.lanes_of_seed, strict=True):
-            rows = [
-                np.flatnonzero(Address(int(seed), client, self.t, step, purpose).generator().random(size) < rate)
-                for client, size in zip(self._clients, sizes, strict=True)
-            ]
-            parts.append((lanes, self._shard.sample(rows)))
-        return Sample(parts, rate)
+        return [
+            np.flatnonzero(Address(seed, client, self.t, step, purpose).generator().random(size) < rate)
+            for client, size in zip(self._clients, sizes, strict=True)
+        ]
 
     def noise(
         self, purpose: str, step: int = 0, t: int | None = None, factor: float = 1, size: int | None = None
