@@ -156,3 +156,14 @@ def test_a_record_is_not_taken_for_amplified_rounding(only_amplified_rounding, m
     monkeypatch.setattr(noise_shift._Pair, "play", other)
     with pytest.raises(noise_shift.ShiftError, match="no shift of the noise hides a record"):
         shift_of("dp-fednewton", "record", "replace-one", "local", local_steps=2)
+
+
+def test_other_processes_find_the_same_in_the_same_order(monkeypatch):
+    method, hypers = METHODS["dp-ftrl"], {"as_released": True}
+    checks = contract._checks(method, method.check(hypers), repetitions=100)
+    few = {name: parts[:2] for name, parts in checks.items() if "eps is" in name or "noise hides" in name}
+    monkeypatch.setattr(contract, "_checks", lambda *_: few)
+    here, elsewhere = (list(contract.run_checks(method, hypers, processes=count)) for count in (1, 2))
+    assert here == elsewhere
+    assert [found.check for found in here] == list(few)
+    assert here[0].failure.startswith("eps 1 is claimed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from orchestrator.commands.options import Hyperparameters, Json, key_values
 from orchestrator.console import echo, emit_json
 from trainables.errors import UserError
+
+MOST_PROCESSES = 8  # each takes 0.5 GB of memory
 
 
 def check_method(
@@ -52,7 +55,12 @@ def check_method(
     results = []
     hypers = key_values(hyperparameters)
     for result in contract.run_checks(
-        examined, hypers, reference, repetitions, lambda check: _print(f"{check}: ", json)
+        examined,
+        hypers,
+        reference,
+        repetitions,
+        on_start=lambda check: _print(f"{check}: ", json),
+        processes=min(os.cpu_count() or 1, MOST_PROCESSES),
     ):
         results.append(result)
         _print(f"FAILED: {result.failure}\n" if result.failure else "passed\n", json)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +30,7 @@ from trainables.federation.problem import Problem, ProblemData
 from trainables.federation.server import Server
 from trainables.federation.trial_spec import TrialSpec
 from trainables.methods.base import AUTO, Hyperparameter, Method
-from trainables.privacy.plan import ADJACENCIES, RELEASES, Level, PrivacySettings
+from trainables.privacy.plan import ADJACENCIES, RELEASES, Adjacency, Level, PrivacySettings, Release
 from trainables.spec import HyperValue
 
 Twin = Callable[..., np.ndarray]
@@ -47,53 +49,96 @@ class CheckResult:
     """What is wrong, in one sentence; empty if the check passed."""
 
 
+Part = Callable[[Method], str]
+"""A part of a check, which can be computed in another process: the failure it finds, or an empty string."""
+
+
 def run_checks(
     method: Method,
     hyperparameters: Mapping[str, HyperValue],
     twin: Twin | None = None,
     repetitions: int = 1_000,
     on_start: Callable[[str], None] = lambda check: None,
+    processes: int = 1,
 ) -> Iterator[CheckResult]:
-    """Run all checks in turn. The method must be registered (`methods.add_all`). `hyperparameters`: a stable
-    configuration, which the checks vary. `on_start`: called with the name of a check before it runs."""
-    base = method.check(hyperparameters)
-    problem = problem_for(method, DATA, clients=5)
-    trials = _mixed_trials(method, problem, base)
-    checks: dict[str, Callable[[], str]] = {
-        "has a complete description and refuses bad values": lambda: _check_description(method),
-        "actual eps is at most the claimed eps": lambda: _check_account(trials, problem),
-        "runs to the last round with finite weights": lambda: _check_finite(trials, problem),
-        "a lane alone and in a pack give identical bits": lambda: _check_alone(trials, problem),
-        "the order of lanes does not matter": lambda: _check_same(trials, problem, reverse=True),
-        "the number of hosts does not matter": lambda: _check_same(trials, problem, hosts=3),
-        "a restart from a checkpoint changes nothing": lambda: _check_same(trials, problem, restart_at=5),
+    """Run all checks. The method must be registered (`methods.add_all`), in other processes by its plug-in.
+    `hyperparameters`: a stable configuration, which the checks vary. `on_start`: called with the name of a check before
+    its result is awaited. Results and their order do not depend on the number of processes."""
+    checks = _checks(method, method.check(hyperparameters), repetitions)
+    with _runner(method, checks, processes) as failures:
+        for name in checks:
+            on_start(name)
+            yield CheckResult(name, next(filter(None, failures(name)), ""))
+    if twin is not None:
+        on_start(name := "steps like its reference")
+        yield CheckResult(name, _failure(partial(_check_twin, base=method.check(hyperparameters), twin=twin), method))
+
+
+def _checks(method: Method, base: Mapping[str, HyperValue], repetitions: int) -> dict[str, list[Part]]:
+    """The parts of every check. A check fails with the failure of its first part that fails."""
+    checks: dict[str, list[Part]] = {
+        "has a complete description and refuses bad values": [_check_description],
+        "actual eps is at most the claimed eps": [partial(_check_account, base=base)],
+        "runs to the last round with finite weights": [partial(_check_finite, base=base)],
+        "a lane alone and in a pack give identical bits": [partial(_check_alone, base=base)],
+        "the order of lanes does not matter": [partial(_check_same, base=base, reverse=True)],
+        "the number of hosts does not matter": [partial(_check_same, base=base, hosts=3)],
+        "a restart from a checkpoint changes nothing": [partial(_check_same, base=base, restart_at=5)],
     }
     for level in method.levels:
-        checks[f"noise hides every {level} as accounted"] = partial(shift_checks.failure, method, base, level)
+        checks[f"noise hides every {level} as accounted"] = [
+            partial(shift_checks.failure_of, case=case) for case in shift_checks.cases(method, base, level)
+        ]
     for level in method.levels:
-        checks[f"releases reveal no more than is claimed, {level} level"] = partial(
-            _check_leak, method, base, level, repetitions
-        )
-        checks[f"half the noise would be detected, {level} level"] = partial(
-            _check_power, method, base, level, repetitions
-        )
-    if twin is not None:
-        checks["steps like its reference"] = lambda: _check_twin(method, problem, base, twin)
-    for name, run in checks.items():
-        on_start(name)
-        try:
-            yield CheckResult(name, run())
-        except (UserError, NotImplementedError) as error:
-            yield CheckResult(name, str(error))
-        except Exception as error:  # any exception of the method is a failure
-            yield CheckResult(name, f"{type(error).__name__}: {error}")
+        checks[f"releases reveal no more than is claimed, {level} level"] = [
+            partial(_check_leak, base=base, level=level, adjacency=adjacency, release=release, repetitions=repetitions)
+            for adjacency, release in itertools.product(ADJACENCIES, RELEASES)
+        ]
+        checks[f"half the noise would be detected, {level} level"] = [
+            partial(_check_power, level=level, repetitions=repetitions)
+        ]
+    return checks
+
+
+@contextlib.contextmanager
+def _runner(
+    method: Method, checks: Mapping[str, Sequence[Part]], processes: int
+) -> Iterator[Callable[[str], Iterator[str]]]:
+    """A function that gives the failures of a check, part by part. With one process, parts are computed here, when
+    they are asked for; otherwise all at once in other processes."""
+    if processes == 1:
+        yield lambda name: (_failure(part, method) for part in checks[name])
+        return
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+    try:
+        started = {
+            name: [pool.submit(_failure_of, part, method.name) for part in parts] for name, parts in checks.items()
+        }
+        yield lambda name: (part.result() for part in started[name])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _failure_of(part: Part, method: str) -> str:
+    """In another process, which loads the plug-in of the method."""
+    return _failure(part, methods.get(method))
+
+
+def _failure(part: Part, method: Method) -> str:
+    try:
+        return part(method)
+    except (UserError, NotImplementedError) as error:
+        return str(error)
+    except Exception as error:  # any exception of the method is a failure
+        return f"{type(error).__name__}: {error}"
 
 
 # ---- the problem and the trials
 
 
-def _mixed_trials(method: Method, problem: Problem, base: Mapping[str, HyperValue]) -> list[TrialSpec]:
+def _mixed_trials(method: Method, base: Mapping[str, HyperValue]) -> tuple[list[TrialSpec], Problem]:
     """Lanes that differ in seed, clip, eps and every hyperparameter that may differ within a pack."""
+    problem = problem_for(method, DATA, clients=5)
     rng = np.random.default_rng(1)
     trials = []
     for _ in range(LANES):
@@ -110,7 +155,7 @@ def _mixed_trials(method: Method, problem: Problem, base: Mapping[str, HyperValu
             level=method.levels[0],
         )
         trials.append(_trial(method, problem, hypers, privacy, int(rng.choice([7, 42, 123]))))
-    return list({trial.key: trial for trial in trials}.values())
+    return list({trial.key: trial for trial in trials}.values()), problem
 
 
 def _is_allowed(h: Hyperparameter, value: HyperValue) -> bool:
@@ -190,7 +235,8 @@ def _check_description(method: Method) -> str:
     return ""
 
 
-def _check_account(trials: Sequence[TrialSpec], problem: Problem) -> str:
+def _check_account(method: Method, base: Mapping[str, HyperValue]) -> str:
+    trials, problem = _mixed_trials(method, base)
     for trial in trials:
         plan = check(trial, problem)
         claimed, actual = trial.privacy.epsilon, plan.actual_epsilon[trial.privacy.release]
@@ -201,7 +247,8 @@ def _check_account(trials: Sequence[TrialSpec], problem: Problem) -> str:
     return ""
 
 
-def _check_finite(trials: Sequence[TrialSpec], problem: Problem) -> str:
+def _check_finite(method: Method, base: Mapping[str, HyperValue]) -> str:
+    trials, problem = _mixed_trials(method, base)
     results = _run(trials, problem)
     for trial in trials:
         if results[trial.key][0] != "done":
@@ -209,7 +256,8 @@ def _check_finite(trials: Sequence[TrialSpec], problem: Problem) -> str:
     return ""
 
 
-def _check_alone(trials: Sequence[TrialSpec], problem: Problem) -> str:
+def _check_alone(method: Method, base: Mapping[str, HyperValue]) -> str:
+    trials, problem = _mixed_trials(method, base)
     together = _run(trials, problem)
     for trial in trials[::4]:
         if _run([trial], problem)[trial.key] != together[trial.key]:
@@ -217,26 +265,31 @@ def _check_alone(trials: Sequence[TrialSpec], problem: Problem) -> str:
     return ""
 
 
-def _check_same(trials: Sequence[TrialSpec], problem: Problem, *, reverse: bool = False, **options: int) -> str:
+def _check_same(method: Method, base: Mapping[str, HyperValue], reverse: bool = False, **options: int) -> str:
+    trials, problem = _mixed_trials(method, base)
     other = trials[::-1] if reverse else trials
     return "" if _run(trials, problem) == _run(other, problem, **options) else "the results differ"
 
 
-def _check_leak(method: Method, base: Mapping[str, HyperValue], level: Level, repetitions: int) -> str:
-    """Paired audits at one eps; `fedsweep audit` runs others."""
-    for adjacency, release in itertools.product(ADJACENCIES, RELEASES):
-        claim = CLAIM.model_copy(update={"level": level, "adjacency": adjacency, "release": release})
-        result = paired.audit(
-            method.name, claim, base, model=_small_model(method), rounds=AUDITED_ROUNDS, repetitions=repetitions
-        )
-        if result.caught:
-            return (
-                f"eps {CLAIM.epsilon:g} is claimed, but eps is at least {result.epsilon:.3g} ({adjacency}, {release})"
-            )
-    return ""
+def _check_leak(
+    method: Method,
+    base: Mapping[str, HyperValue],
+    level: Level,
+    adjacency: Adjacency,
+    release: Release,
+    repetitions: int,
+) -> str:
+    """A paired audit at one eps; `fedsweep audit` runs others."""
+    claim = CLAIM.model_copy(update={"level": level, "adjacency": adjacency, "release": release})
+    result = paired.audit(
+        method.name, claim, base, model=_small_model(method), rounds=AUDITED_ROUNDS, repetitions=repetitions
+    )
+    if not result.caught:
+        return ""
+    return f"eps {CLAIM.epsilon:g} is claimed, but eps is at least {result.epsilon:.3g} ({adjacency}, {release})"
 
 
-def _check_power(method: Method, base: Mapping[str, HyperValue], level: Level, repetitions: int) -> str:
+def _check_power(method: Method, level: Level, repetitions: int) -> str:
     claim, model = CLAIM.model_copy(update={"level": level}), _small_model(method)
     result = paired.audit(method.name, claim, {}, model=model, repetitions=4 * repetitions, noise_factor=0.5)
     if result.caught or result.sampled:
@@ -255,8 +308,9 @@ def _small_model(method: Method) -> str:
     raise UserError(f"{method.name} accepts none of the packaged models")
 
 
-def _check_twin(method: Method, problem: Problem, base: Mapping[str, HyperValue], twin: Twin) -> str:
+def _check_twin(method: Method, base: Mapping[str, HyperValue], twin: Twin) -> str:
     """Three lanes through ten rounds of random releases in float32, compared with the twin in float64."""
+    problem = problem_for(method, DATA, clients=5)
     rng, lanes, d = np.random.default_rng(3), 3, problem.model.dimension
     privacy = PrivacySettings(epsilon=2.0, level=method.levels[0])
     resolved = method.resolve(dict(base), privacy)
