@@ -455,6 +455,11 @@ def started(folder: Path) -> int:
     return sum(int(count) for count in re.findall(r"pack of (\d+) trials starts", log(folder)))
 
 
+def copied(folder: Path) -> int:
+    """Trials of packs that seemed slow, of which an idle slot was offered a copy."""
+    return sum(int(count) for count in re.findall(r"pack of (\d+) trials is slow on node .*: a copy", log(folder)))
+
+
 @dataclass(frozen=True)
 class Left:
     """Everything in a results folder that must not depend on faults."""

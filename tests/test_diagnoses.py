@@ -1,10 +1,13 @@
 """The report and the end of a run name cause and remedy where scores are low or uncertain."""
 
+from types import SimpleNamespace
+
+import pytest
 from handmade_ledgers import SETTING, setting_id, study, writing
 
-from orchestrator.report.html.diagnosis_text import diagnoses
+from orchestrator.report.html.diagnosis_text import _at_chance, diagnoses
 from orchestrator.results.ledger import Ledger
-from orchestrator.results.winners import Results
+from orchestrator.results.winners import Results, Score
 
 GOOD = {"signal_norm": 1.0, "noise_norm": 1.0, "clipped_share": 40.0}
 EVEN = [[40, 40], [40, 40]]
@@ -27,8 +30,26 @@ def test_nothing_to_say(tmp_path):
 
 def test_at_chance(tmp_path):
     (sentence,) = found(tmp_path, score=52.0)
-    assert sentence.startswith("At ε = 8 no method is better than always answering the largest class (50.0% of")
-    assert "A larger ε" in sentence
+    assert sentence.startswith(
+        "At ε = 8 no method is clearly better than always answering the largest class (50.0% of the train rows): the "
+        "best has a test accuracy of 52.0%. A larger ε"
+    )
+
+
+@pytest.mark.parametrize(("mean", "at_chance"), [(52.0, True), (53.0, False)])
+def test_at_chance_by_another_metric(mean, at_chance):
+    """The standard error over five seeds is 2.8 / sqrt(5) = 1.25."""
+    cell = SimpleNamespace(last=20, curve={20: Score(mean, 2.8, 5)}, cell_id=SimpleNamespace(setting="here"))
+    results = SimpleNamespace(
+        study=SimpleNamespace(objective="balanced_accuracy", epsilons=[8], defaults="adaptive"),
+        settings=[SETTING],
+        of=lambda *_: [cell],
+        class_counts={"here": EVEN},
+    )
+    sentences = list(_at_chance(results))
+    assert bool(sentences) == at_chance
+    wanted = "no method is clearly better than guessing (50.0%): the best has a test balanced accuracy of 52.0%."
+    assert all(wanted in sentence for sentence in sentences)
 
 
 def test_noise_exceeds_signal(tmp_path):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedsweep as face
 from trainables.data import features
 from trainables.data.importing import conversion, reading
+from trainables.data.importing.draft import _column
 from trainables.data.importing.schema import Schema, read_schema
 from trainables.errors import UserError
 
@@ -396,3 +397,12 @@ def test_a_table_for_a_model_without_a_schema(fedsweep, visits, no_ray, tmp_path
     code, _, err = fedsweep("predict", "plain.npz", "other.csv", "--output", "classes.csv")
     assert code == 2
     assert "is a table, and the model was not trained on one" in err
+
+
+def test_the_draft_names_missing_values_of_a_matrix():
+    values = np.array([[1.0, np.nan], [2.0, 3.0]])
+    assert _column("labs", values) == [
+        "labs: {range: [1, 3], width: 2}  # which range is possible?",
+        "# 1 values of labs are missing, and are refused unless a constant replaces them:",
+        "# labs: {range: [1, 3], width: 2, missing: NUMBER}",
+    ]

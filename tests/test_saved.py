@@ -84,3 +84,11 @@ def test_the_command(fedsweep, tmp_path):
     again = fedsweep("predict", tmp_path / "m.npz", tmp_path / "d.npz", "--output", tmp_path / "p.csv")
     assert_one_sentence(again, "p.csv")
     assert_one_sentence(fedsweep("train", "--epsilon", 1, "--save", tmp_path / "m.npz"), "--save")
+
+
+def test_a_table_is_not_a_model(tmp_path, fedsweep):
+    table = tmp_path / "visits.csv"
+    table.write_text("age,outcome\n49,ill\n")
+    code, _, err = fedsweep("predict", table, table, "--output", tmp_path / "classes.csv")
+    assert code == 2
+    assert "visits.csv is not a model that fedsweep saved: it is not an archive of arrays" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
 from dataclasses import dataclass
@@ -75,7 +76,12 @@ class SavedModel:
     def load(cls, path: Path) -> SavedModel:
         """Read and check a file that `save` wrote."""
         try:
-            with open_plain(path, follow=True) as file, np.load(file, allow_pickle=False) as content:
+            with contextlib.ExitStack() as opened:
+                file = opened.enter_context(open_plain(path, follow=True))
+                if not zipfile.is_zipfile(file):
+                    raise ValueError("it is not an archive of arrays")
+                file.seek(0)
+                content = opened.enter_context(np.load(file, allow_pickle=False))
                 if any(info.compress_type != zipfile.ZIP_STORED for info in content.zip.infolist()):
                     raise ValueError("it is compressed")  # a small file could expand to any size
                 weights, about = content["weights"], json.loads(str(content["about"]))

@@ -21,3 +21,6 @@ class AUROC(Metric):
         ranks = (first + last).double() / 2 + 1
         wins = (ranks * positive).sum(0) - count * (count + 1) / 2
         return 100 * mean_of_classes(wins / (count * (rows - count)), count, rows)
+
+    def of_guessing(self, classes: int) -> float:
+        return 50.0

@@ -63,6 +63,10 @@ class Metric(ABC):
     def compute(self, predictions: Predictions) -> torch.Tensor:
         """A single number; nan where the metric is not defined."""
 
+    def of_guessing(self, classes: int) -> float | None:
+        """The value of a model that has learned nothing, if it is the same for all data."""
+        return None
+
 
 class BuiltIn(Metric):
     """A metric that the server computes from the models' own evaluation."""

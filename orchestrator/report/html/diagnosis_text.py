@@ -12,10 +12,13 @@ from orchestrator.report.tables.common import budget, short_name
 from orchestrator.report.tables.tuning import edges
 from orchestrator.results.winners import CellResult, Results
 from orchestrator.study.cell_id import SettingId
+from trainables import metrics
 
 MOST_NAMED = 3
 NEVER, ALWAYS = 1.0, 99.0
 """Percent of clipped rows."""
+NOISY = 1.05
+"""Noise relative to the signal that is worth a sentence."""
 INFLATED = 2.0
 """Noise with equal weights, relative to weights by size, that is worth a sentence."""
 LARGE_ERROR = 2.0
@@ -34,24 +37,30 @@ def diagnoses(results: Results) -> list[str]:
 
 
 def _at_chance(results: Results) -> Iterator[str]:
-    if results.study.objective != "accuracy":
-        return
+    """By two standard errors: of an accuracy on the test rows, of other metrics over the seeds."""
+    metric = metrics.get(results.study.objective)
     for setting in results.settings:
         for epsilon in results.study.epsilons:
             cells = [cell for cell in results.of(setting, epsilon) if cell.last in cell.curve]
             if not cells or not (shares := class_shares(cells[0], results.class_counts)):
                 continue
-            largest = 100 * max(shares)
-            rows = cells[0].facts.test_rows if cells[0].facts else 1
-            best = max(cell.curve[cell.last].mean for cell in cells)
-            if best <= largest + 200 * math.sqrt(largest / 100 * (1 - largest / 100) / max(1, rows)):
+            best = max((cell.curve[cell.last] for cell in cells), key=lambda score: score.mean)
+            guessing = metric.of_guessing(len(shares))
+            if metric.name == "accuracy":
+                largest, rows = max(shares), cells[0].facts.test_rows if cells[0].facts else 1
+                guessing, error = 100 * largest, 100 * math.sqrt(largest * (1 - largest) / max(1, rows))
+                than = f"always answering the largest class ({guessing:.1f}% of the train rows)"
+            elif guessing is not None and best.seeds > 1:
+                error, than = best.std / math.sqrt(best.seeds), f"guessing ({guessing:.1f}%)"
+            else:
+                continue
+            if best.mean <= guessing + 2 * error:
                 where = f"{setting}: " if len(results.settings) > 1 else ""
                 adaptive = "" if results.study.defaults == "adaptive" else "`defaults: adaptive`, "
                 yield (
-                    f"{where}At {budget(epsilon)} no method is better than always answering the largest class "
-                    f"({largest:.1f}% of the train rows): nothing was learned. A larger ε, more rows, {adaptive}"
-                    "features that separate the classes, or `release: secure-aggregation` (if only the sum is visible) "
-                    "helps."
+                    f"{where}At {budget(epsilon)} no method is clearly better than {than}: the best has a test "
+                    f"{metric.title} of {best.mean:.1f}%. A larger ε, more rows, {adaptive}features that separate the "
+                    "classes, or `release: secure-aggregation` (if only the sum is visible) helps."
                 )
 
 
@@ -69,7 +78,7 @@ def _noise(results: Results) -> Iterator[str]:
     found = []
     for cell in results.cells:
         signal, noise = _measured(cell, "signal_norm"), _measured(cell, "noise_norm")
-        if signal > 0 and (ratio := noise / (signal * math.sqrt(cell.last))) > 1:
+        if signal > 0 and (ratio := noise / (signal * math.sqrt(cell.last))) > NOISY:
             found.append((cell, f"{ratio:.1f} times"))
     if found:
         yield (

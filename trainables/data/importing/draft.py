@@ -43,7 +43,9 @@ def draft(source: str, table: Table, schema: Schema) -> str:
 def _column(name: str, values: NDArray) -> list[str]:
     if values.ndim == 2:
         low, high = _limits(values)
-        return [f"{_yaml(name)}: {{range: [{low:g}, {high:g}], width: {values.shape[1]}}}  # which range is possible?"]
+        shown = f"range: [{low:g}, {high:g}], width: {values.shape[1]}"
+        lines = [f"{_yaml(name)}: {{{shown}}}  # which range is possible?"]
+        return [*lines, *_missing(name, int(np.isnan(values).sum()), f"{shown}, missing: NUMBER")]
     if values.dtype.kind == "U":
         lowered = np.char.lower(values)
         missing = np.isin(lowered, list(MISSING))
