@@ -159,8 +159,11 @@ def test_a_prepared_folder_for_ray_is_not_used(tmp_path, monkeypatch):
 
 def test_auto_is_no_cluster_of_another_user(tmp_path, monkeypatch):
     """Ray believes a file in a folder that all users can write to, and would send the token to the address in it."""
+    from ray._private import services
+
     from orchestrator.execution.cluster import connect
 
+    monkeypatch.setattr(services, "find_gcs_addresses", frozenset)  # of Rays that run on this machine now
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("0.0.0.0", 0)) as listener:
