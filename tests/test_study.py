@@ -79,7 +79,7 @@ def test_quickstart_matches_the_documentation():
     assert study.search.select == ["contest"]
     assert study.seeds == SeedSettings(), "quickstart reduces rows and grids, not seeds"
     for page in ("README.md", "docs/first-study.md"):
-        rows = re.findall(r"^\| (DP-\S.*?) *\|(.*)\|(.*)\|$", (REPOSITORY / page).read_text(), re.M)
+        rows = re.findall(r"^\| (DP-\S.*?) *\|(.*±.*)\|(.*±.*)\|$", (REPOSITORY / page).read_text(), re.M)
         assert [name for name, _, _ in rows] == methods, page
         for name, *cells in rows:
             small_budget, large_budget = (float(cell.strip(" *").split(" ± ")[0]) for cell in cells)
