@@ -10,6 +10,7 @@ from trainables import methods
 from trainables.audit import contract, noise_shift, shift_checks
 from trainables.audit.neighbouring_data import pairs, problem_for
 from trainables.audit.paired import from_zero, most_visible
+from trainables.federation.problem import ProblemData
 from trainables.federation.trial_spec import Preprocess, TrialSpec
 from trainables.methods import METHODS
 from trainables.privacy.plan import ADJACENCIES, RELEASES, PrivacySettings
@@ -101,6 +102,30 @@ def test_samples_of_centred_features_are_followed():
 def test_a_user_is_hidden():
     shift = shift_of("dp-fedavg", "user", "zero-out", "secure-aggregation")
     assert shift.mu == pytest.approx(shift.plan.mu("secure-aggregation"), rel=1e-3)
+
+
+def test_the_user_who_is_left_out_is_the_one_that_is_measured(registered):
+    """Hosts are not numbered like their clients."""
+
+    class SilentUser(cheats.UserLevel):
+        user = cheats.released(
+            lambda client, theta: client.zeros() + (client._clients[0] != 0) + client.noise("gradient")
+        )
+
+    method = registered(SilentUser())
+    problem = problem_for(method)
+    trial = TrialSpec(
+        problem=problem.spec,
+        method=method.name,
+        hyperparameters=method.check({}),
+        privacy=PrivacySettings(epsilon=2.0, level="user", adjacency="zero-out"),
+        rounds=2,
+        evaluate_every=2,
+    )
+    costs = [noise_shift.find_shift(trial, ProblemData.of(problem), None, client).mu for client in range(3)]
+    assert costs[0] == pytest.approx(0, abs=1e-4)
+    assert costs[1] == pytest.approx(costs[2])
+    assert costs[1] > 0.1
 
 
 STRUCTURE = {

@@ -263,6 +263,10 @@ class _Coupled(_Observed):
             pair.settle({} if self._absent else shift)
         return replies
 
+    def _host(self, call: Call) -> int:
+        """The host of the client whose rows change."""
+        return call.work.assignment.index((self._client,))
+
     def _check_not_left_out(self, call: Call, pairs: list[_Pair]) -> None:
         """A record that is not in a secret sample, or a user who secretly does not take part, changes no release."""
         sampled = {event.purpose: event for event in self._plan.events if event.sampling < 1}
@@ -271,16 +275,15 @@ class _Coupled(_Observed):
             return
         if all(sampled[purpose].hidden_by_sum for purpose in drawn):
             seed, q = int(call.work.seeds[0]), call.work.secret_participation
-            (client,) = call.work.assignment[self._client]
-            if not takes_part(seed, client, call.t, q):
+            if not takes_part(seed, self._client, call.t, q):
                 raise ShiftError(f"round {call.t}: a user who does not take part changes the release")
-        elif self._changed.isdisjoint(pairs[self._client].played.tape.sampled_rows):
+        elif self._changed.isdisjoint(pairs[self._host(call)].played.tape.sampled_rows):
             raise ShiftError(f"round {call.t}: a record that is not in the sample changes the release")
 
     def _alone(self, index: int, pair: _Pair) -> Shifts:
         """Every release is visible."""
         if self._absent:
-            return pair.absent(self._rng) if index == self._client else {}
+            return pair.absent(self._rng) if index == self._host(pair.call) else {}
         return pair.shift(self._rng)
 
     def _together(self, pairs: list[_Pair]) -> list[Shifts]:
@@ -297,7 +300,8 @@ class _Coupled(_Observed):
         gains = [gain for gain in found if gain is not None]
         total = sum(gain.factor**2 for gain in gains)
         if self._absent:
-            gap = next(p.signal(g.address) for p, g in zip(members, gains, strict=True) if p is pairs[self._client])
+            changed = pairs[self._host(members[0].call)]
+            gap = next(p.signal(g.address) for p, g in zip(members, gains, strict=True) if p is changed)
         else:
             gap = np.sum([p.played.release - g.quiet for p, g in zip(members, gains, strict=True)], axis=0)
         spread = [{gain.address: gain.factor * gap / total} for gain in gains]
