@@ -214,7 +214,8 @@ def test_the_lock_of_a_dead_driver_expires(url, monkeypatch):
         pass
 
 
-def test_a_replaced_driver_stops_and_uploads_nothing_more(url, monkeypatch, fast_heartbeat):
+@pytest.mark.parametrize("noticed_first", [False, True])
+def test_a_replaced_driver_stops_and_uploads_nothing_more(url, noticed_first, monkeypatch, fast_heartbeat):
     """As after its machine was suspended. Rows that it had not uploaded are kept and named."""
     first, second = results_location(url), results_location(url)
 
@@ -225,7 +226,8 @@ def test_a_replaced_driver_stops_and_uploads_nothing_more(url, monkeypatch, fast
             with monkeypatch.context() as later:
                 later.setattr(remote_lock, "EXPIRES_S", 0.0)
                 second.lock.acquire()
-            first.notify_recorded(1)
+            if not noticed_first:
+                first.notify_recorded(1)
             wait_for(lambda: first._lock_lost, "the driver noticed")
             first.notify_recorded(2)
 

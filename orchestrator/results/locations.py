@@ -297,11 +297,11 @@ class RemoteLocation(ResultsLocation):
         return _read_stop_request(content)
 
     def notify_recorded(self, count: int) -> None:
-        if self._lock_lost:
-            raise UserError(self._lock_lost)
         if count != self._recorded:
             self._recorded = count
             self._wake.set()
+        if self._lock_lost:
+            raise UserError(self._lock_lost)
 
     def _renew(self) -> None:
         while not self._closed.wait(HEARTBEAT_S) and not self._lock_lost:
